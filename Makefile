@@ -1,0 +1,83 @@
+# Everything a developer or CI does, one target each.  `make help` lists them with what they cost.
+# On a machine with Python >= 3.10 and nothing else, each target first makes .venv and fills it.
+
+VENV   := .venv
+PY     := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+# Left behind by a setup that was interrupted; holds the number of the process that is at work.
+BUSY   := $(VENV)/.busy
+PYTEST := $(PY) -m pytest
+
+# The first of these that runs and is new enough makes .venv; `make setup PYTHON=...` asks for one.
+PYTHON  ?=
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup validate test check fix laws real bench docs clean
+
+help: ## this list  (at once)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## make .venv and install everything, once  (a minute or two, mostly torch; then at once)
+
+validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules are a result  (about a minute)
+	@$(VENV)/bin/localtensor validate --all --claims; code=$$?; \
+	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
+	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; README has the table." >&2; exit $$code; fi
+
+test: $(READY) ## the whole suite, on two workers; what CI runs  (under 15 minutes)
+	@$(PYTEST) -n 2
+
+check: $(READY) ## format, lint, types, staircase, fast tests; before every commit  (under 60 s)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PYTEST) -q -n 2 --ignore=tests/house/test_readme.py tests/house tests/localtensor localtensor
+
+fix: $(READY) ## format, and repair what the linter can repair by itself  (a second)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+laws: $(READY) ## the properties, with new and many more draws than CI  (minutes)
+	$(PYTEST) -n 2 --slow --hypothesis-profile=thorough tests/laws tests/localtensor
+
+real: $(READY) ## everything that is held against real gloo processes  (minutes)
+	$(PYTEST) --slow tests/real
+
+bench: $(READY) ## side by side with torch's own validator, and the planted wrong rules  (minutes)
+	$(PY) -m tests.bench
+
+docs: $(READY) ## every docstring example, every command and example of the README  (under 2 minutes)
+	$(PYTEST) localtensor strategies tests/house/test_readme.py
+
+clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One shell does it all, and the stamp comes last: an interrupted setup leaves $(BUSY), and the next one
+# starts over, because pip cannot tell a half-written package from a whole one.  If pip itself gives up
+# (no network, say), what was there is left whole.
+$(READY): pyproject.toml constraints.txt
+	@set -eu; \
+	say() { echo "make setup: $$*"; }; \
+	if [ -f $(BUSY) ] && kill -0 "$$(cat $(BUSY))" 2>/dev/null; then \
+	  say "process $$(cat $(BUSY)) is already at it: wait for it. If that is not a setup, delete $(BUSY)." >&2; exit 1; fi; \
+	if [ -f $(BUSY) ] || ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	  look='import sys; print(getattr(sys, "_base_executable", sys.executable)); sys.exit(sys.version_info < (3, 10))'; \
+	  found=; for python in $(PYTHONS); do \
+	    if found=$$("$$python" -c "$$look" 2>/dev/null); then break; else found=; fi; done; \
+	  if [ -z "$$found" ]; then \
+	    say "found no Python >= 3.10 (tried: $(PYTHONS)). Install one, or name it: make setup PYTHON=/path/to/python" >&2; exit 1; fi; \
+	  say "making $(VENV) with $$("$$found" --version)"; \
+	  rm -f $(PY); rm -rf $(VENV); mkdir $(VENV); echo $$$$ > $(BUSY); \
+	  "$$found" -m venv $(VENV) || { \
+	    say "this Python cannot make virtual environments; on Debian and Ubuntu, install python3-venv." >&2; exit 1; }; \
+	fi; \
+	echo $$$$ > $(BUSY); \
+	say "installing torch, the test tools and localtensor itself, in the versions of constraints.txt"; \
+	fetch() { $(PY) -m pip install --quiet --disable-pip-version-check --no-input -c constraints.txt "$$@" || { code=$$?; \
+	  [ $$code -gt 128 ] || rm -f $(BUSY); say "pip could not install $$*; its reason stands above." >&2; exit $$code; }; }; \
+	fetch setuptools; \
+	fetch --no-build-isolation --editable '.[dev]'; \
+	rm -f $(BUSY); touch $(READY); \
+	say "done; the command is $(VENV)/bin/localtensor"

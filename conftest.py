@@ -1,0 +1,27 @@
+"""Two Hypothesis profiles, `--slow`, and torch on one thread.  Fixtures live beside the tests that use them."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# "default": small, and the same draws in every run, so that CI is red for a reason only.
+# "thorough": other draws each time; by HYPOTHESIS_PROFILE=thorough or --hypothesis-profile=thorough.
+settings.register_profile("default", max_examples=50, derandomize=True, deadline=None, database=None)
+settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="slow: give --slow to run it"))

@@ -1,0 +1,378 @@
+"""Every refusal of the simulator: one class each, built from the facts of the case.
+
+A message has five parts: whose call, which argument, the values in short form, what does not
+fit, what to do.  `refusal` puts them in that order, so that no class can forget one.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import ClassVar
+
+
+class LocalTensorError(Exception):
+    """Base of all errors that this project raises on purpose.
+
+    Not a `TypeError` or `ValueError`: operator dispatch and pytest's own machinery catch those.
+    """
+
+
+def refusal(call: str, argument: str, values: str, problem: str, remedy: str) -> str:
+    """One sentence of five parts.
+
+    >>> refusal("split", "dim", "dim=2 of (4, 4)", "there is no dim 2", "Use 0 or 1.")
+    'split: dim: dim=2 of (4, 4): there is no dim 2. Use 0 or 1.'
+    """
+    return f"{call}: {argument}: {values}: {problem}. {remedy}"
+
+
+class BadPlacement(LocalTensorError):
+    """A placement that cannot be read, or that the tensor cannot have."""
+
+    def __init__(self, call: str, text: str, problem: str) -> None:
+        remedy = "Write R, S(0), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
+        super().__init__(refusal(call, "placement", repr(text), problem, remedy))
+
+
+class BadMesh(LocalTensorError):
+    """Mesh sizes or names that make no mesh."""
+
+    def __init__(self, call: str, values: str, problem: str) -> None:
+        remedy = "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
+        super().__init__(refusal(call, "mesh", values, problem, remedy))
+
+
+class NoSuchDim(LocalTensorError):
+    """A tensor dim that the shape does not have."""
+
+    def __init__(self, call: str, dim: int, shape: Sequence[int]) -> None:
+        have = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
+        problem = f"a tensor of {len(shape)} dims has {have}"
+        super().__init__(refusal(call, "dim", f"dim={dim} of shape {tuple(shape)}", problem, "Name one of those dims."))
+
+
+class WrongPieces(LocalTensorError):
+    """The ranks' pieces do not make up one tensor of the spec's shape."""
+
+    def __init__(self, call: str, got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> None:
+        values = f"pieces of shapes {[tuple(s) for s in got]}"
+        problem = f"the spec asks for {[tuple(s) for s in want]}"
+        super().__init__(refusal(call, "pieces", values, problem, "Give rank i the piece that split gives it."))
+
+
+class NotReducible(LocalTensorError):
+    """A partial value of this dtype has no meaning under this reduction."""
+
+    def __init__(self, call: str, kind: str, dtype: object) -> None:
+        problem = f"{kind} of {dtype} is not defined"
+        super().__init__(
+            refusal(call, "placement", f"P({kind}) of {dtype}", problem, "Choose another dtype or reduction.")
+        )
+
+
+# -- processes
+
+
+class NoRanks(LocalTensorError):
+    """A pool of processes with nobody in it."""
+
+    def __init__(self, call: str, ranks: object) -> None:
+        problem = "a group has at least one rank, and a whole number of them"
+        super().__init__(refusal(call, "ranks", f"ranks={ranks!r}", problem, "Ask for 1 rank or more."))
+
+
+class NoSuchBackend(LocalTensorError):
+    """A communication backend that worker processes cannot use here."""
+
+    def __init__(self, call: str, backend: object, problem: str, known: Sequence[str]) -> None:
+        remedy = f"Choose one of {', '.join(known)}."
+        super().__init__(refusal(call, "backend", f"backend={backend!r}", problem, remedy))
+
+
+class NoTime(LocalTensorError):
+    """A limit that ends a call before it begins, or never."""
+
+    def __init__(self, call: str, argument: str, seconds: object) -> None:
+        problem = "a limit is more than 0 seconds, and at most a day"
+        super().__init__(refusal(call, argument, f"{argument}={seconds!r}", problem, "Give it 30, say."))
+
+
+class WrongArguments(LocalTensorError):
+    """Not one tuple of arguments for each rank."""
+
+    def __init__(self, call: str, values: str, problem: str) -> None:
+        remedy = "Give one tuple of arguments for each rank, in rank order."
+        super().__init__(refusal(call, "args_per_rank", values, problem, remedy))
+
+
+class NotImportable(LocalTensorError):
+    """A function that another process cannot find by its name."""
+
+    def __init__(self, call: str, fn: str, detail: str) -> None:
+        problem = f"worker processes find a function by module and name, and this failed ({detail})"
+        remedy = "Define it at the top level of a module that can be imported."
+        super().__init__(refusal(call, "fn", fn, problem, remedy))
+
+
+class NotSendable(LocalTensorError):
+    """A value that cannot travel between the caller and a rank."""
+
+    def __init__(self, call: str, argument: str, rank: int, kind: str, detail: str) -> None:
+        problem = f"it cannot be pickled or read back ({detail})"
+        remedy = "Send plain data and tensors, and make live objects inside the function."
+        super().__init__(refusal(call, argument, f"a {kind} of rank {rank}", problem, remedy))
+
+
+class PoolClosed(LocalTensorError):
+    """A call on a pool whose processes were given up."""
+
+    def __init__(self, call: str, ranks: int) -> None:
+        problem = "this pool was closed"
+        super().__init__(refusal(call, "pool", f"Pool({ranks})", problem, "Make a new Pool, or call before close()."))
+
+
+class PoolDidNotStart(LocalTensorError):
+    """Worker processes that ended, failed or hung before their first job."""
+
+    def __init__(self, call: str, ranks: int, detail: str) -> None:
+        problem = f"the worker processes did not come up ({detail})"
+        remedy = "In a script, start it under `if __name__ == '__main__':`; else see what the workers printed."
+        super().__init__(refusal(call, "pool", f"Pool({ranks})", problem, remedy))
+
+
+# -- collectives
+
+
+def _first_two(facts: Mapping[str, object], noun: str) -> str:
+    """The first fact and the first that differs from it: with a thousand ranks, that is all one wants to read."""
+    name, first = next(iter(facts.items()))
+    other = next(key for key, fact in facts.items() if fact != first)
+    return f"{name} has {noun} {first}, {other} has {noun} {facts[other]}"
+
+
+def _argument(facts: Mapping[str, object]) -> str:
+    return next(iter(facts)).partition("[")[0]
+
+
+class NotOnePerRank(LocalTensorError):
+    """What should hold an entry for each rank is a single tensor, is empty, or has another length."""
+
+    def __init__(self, call: str, argument: str, got: str) -> None:
+        problem = "a collective needs what each rank of the group brings"
+        remedy = "Pass a list with an entry for each rank, in group order."
+        super().__init__(refusal(call, argument, got, problem, remedy))
+
+
+class WrongListLength(LocalTensorError):
+    """A rank brings too many or too few tensors."""
+
+    def __init__(self, call: str, rank: int, got: int, want: int) -> None:
+        problem = f"the call needs {want} of this rank"
+        remedy = f"Let rank {rank} bring a list of {want}."
+        super().__init__(refusal(call, f"lists[{rank}]", f"{got} tensors", problem, remedy))
+
+
+class NothingToReduce(LocalTensorError):
+    """A coalesced reduction to which no rank brings a tensor."""
+
+    def __init__(self, call: str) -> None:
+        problem = "gloo refuses a coalesced call of no tensors"
+        super().__init__(refusal(call, "lists", "empty lists", problem, "Leave the call out."))
+
+
+class ListsDiffer(LocalTensorError):
+    """A coalesced call to which the ranks bring different numbers of tensors."""
+
+    def __init__(self, call: str, lengths: Mapping[str, int]) -> None:
+        remedy = f"Bring the first {min(lengths.values())} on every rank, and the rest in calls of their own."
+        problem = "each tensor needs its partner on every rank"
+        super().__init__(refusal(call, "lists", _first_two(lengths, "length"), problem, remedy))
+
+
+class ListFromNonRoot(LocalTensorError):
+    """A rank other than the root brings pieces to a scatter."""
+
+    def __init__(self, call: str, rank: int, root: int, count: int) -> None:
+        values = f"rank {rank} brings {count} tensors, root={root}"
+        problem = "only the root has something to scatter"
+        super().__init__(refusal(call, f"lists[{rank}]", values, problem, f"Let rank {rank} bring an empty list."))
+
+
+class ShapesDiffer(LocalTensorError):
+    """Different shapes in a call that needs one; on the wire, rows would be cut short or read as others."""
+
+    def __init__(self, call: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        values, remedy = _first_two(shapes, "shape"), self._remedy(list(shapes.values()))
+        super().__init__(refusal(call, _argument(shapes), values, "the call needs one shape throughout", remedy))
+
+    @staticmethod
+    def _remedy(shapes: list[tuple[int, ...]]) -> str:
+        sizes = [prod(shape) for shape in shapes]
+        if len(set(sizes)) == 1:
+            return f"Reshape each of them to {shapes[0]}."
+        if len({len(shape) for shape in shapes}) == 1:
+            return f"Pad each of them to {tuple(max(dims) for dims in zip(*shapes, strict=True))}."
+        return f"Flatten each of them and pad it to {(max(sizes),)}."
+
+
+class DtypesDiffer(LocalTensorError):
+    """Different dtypes in one call; on the wire, one rank's bits would be read as another's numbers."""
+
+    def __init__(self, call: str, dtypes: Mapping[str, object], common: object) -> None:
+        values, remedy = _first_two(dtypes, "dtype"), f"Convert each of them to {common}."
+        super().__init__(refusal(call, _argument(dtypes), values, "the call needs one dtype throughout", remedy))
+
+
+class DevicesDiffer(LocalTensorError):
+    """Tensors from different devices."""
+
+    def __init__(self, call: str, devices: Mapping[str, object]) -> None:
+        values, remedy = _first_two(devices, "device"), f"Move each of them to {next(iter(devices.values()))}."
+        super().__init__(refusal(call, _argument(devices), values, "all ranks are simulated on one device", remedy))
+
+
+class NotDense(LocalTensorError):
+    """A sparse tensor."""
+
+    def __init__(self, call: str, argument: str, layout: object) -> None:
+        problem = "only strided tensors have a definition here"
+        super().__init__(refusal(call, argument, str(layout), problem, "Pass x.to_dense()."))
+
+
+class NotContiguous(LocalTensorError):
+    """A tensor with gaps or another order in memory, in a call where gloo refuses it or moves the wrong bytes."""
+
+    def __init__(self, call: str, argument: str, shape: Sequence[int], stride: Sequence[int]) -> None:
+        values = f"shape {tuple(shape)} with strides {tuple(stride)}"
+        problem = "the call moves memory as it lies"
+        super().__init__(refusal(call, argument, values, problem, "Pass x.contiguous()."))
+
+
+class DtypeNotCarried(LocalTensorError):
+    """A dtype that gloo's collectives do not take."""
+
+    def __init__(self, call: str, argument: str, dtype: object, carrier: object) -> None:
+        remedy = f"Pass x.to({carrier}) and convert the answer back."
+        super().__init__(refusal(call, argument, str(dtype), "gloo carries no such dtype in a collective", remedy))
+
+
+class ComplexNotGathered(LocalTensorError):
+    """Complex numbers in gather, the one collective for which torch does not view them as pairs of reals."""
+
+    def __init__(self, call: str, dtype: object) -> None:
+        problem = "gloo's gather carries no complex numbers"
+        super().__init__(refusal(call, "held", str(dtype), problem, "Pass torch.view_as_real(x), or use all_gather."))
+
+
+class UnknownReduction(LocalTensorError):
+    """A reduction that is in no table."""
+
+    def __init__(self, call: str, op: object, known: Sequence[str]) -> None:
+        remedy = f"Write {', '.join(map(repr, known))}, or pass PremulSum(factor)."
+        super().__init__(refusal(call, "op", repr(op), "there is no such reduction", remedy))
+
+
+class DtypeNotReducible(LocalTensorError):
+    """A reduction that has no meaning, or no backend, for this kind of number."""
+
+    _REMEDIES: ClassVar[dict[tuple[str, str], str]] = {
+        ("avg", "bool"): "Pass x.to(torch.float64).",
+        ("avg", "integer"): "Pass x.to(torch.float64), or use 'sum' and divide.",
+        ("premul_sum", "bool"): "Multiply by the factor on each rank, then use 'sum'.",
+        ("premul_sum", "integer"): "Multiply by the factor on each rank, then use 'sum'.",
+        ("product", "complex"): "Use all_gather and multiply on each rank.",
+        ("min", "complex"): "Pass x.abs(), or torch.view_as_real(x) for each part by itself.",
+        ("max", "complex"): "Pass x.abs(), or torch.view_as_real(x) for each part by itself.",
+    }
+
+    def __init__(self, call: str, op: str, dtype: object, kind: str) -> None:
+        remedy = self._REMEDIES.get((op, kind)) or "Pass integers, as x.real.to(torch.int64) makes them."
+        super().__init__(refusal(call, "op", f"{op!r} of {dtype}", f"there is no {op} of {kind} tensors", remedy))
+
+
+class RankOutside(LocalTensorError):
+    """A root, sender or receiver that is not in the group."""
+
+    def __init__(self, call: str, argument: str, rank: int, ranks: int) -> None:
+        problem = f"the group has {ranks} ranks"
+        remedy = f"Name a rank from 0 to {ranks - 1}, counted within the group."
+        super().__init__(refusal(call, argument, f"{argument}={rank}", problem, remedy))
+
+
+class UnevenDim(LocalTensorError):
+    """A dim that does not divide into one equal piece for each rank."""
+
+    def __init__(self, call: str, dim: int, shape: Sequence[int], ranks: int, instead: str = "") -> None:
+        over = shape[dim] % ranks
+        values = f"dim {dim} of shape {tuple(shape)}, {ranks} ranks"
+        remedy = f"Pad dim {dim} to {shape[dim] - over + ranks}{instead and ', or ' + instead}."
+        super().__init__(refusal(call, "held", values, f"{shape[dim]} rows leave {over} over", remedy))
+
+
+class ScalarTensor(LocalTensorError):
+    """A tensor of no dims, in a call that joins or cuts along one."""
+
+    def __init__(self, call: str, remedy: str) -> None:
+        super().__init__(refusal(call, "held", "shape ()", "a tensor of no dims has none to join or cut along", remedy))
+
+
+class SplitCount(LocalTensorError):
+    """A rank names too many or too few split sizes."""
+
+    def __init__(self, call: str, argument: str, splits: Sequence[int], ranks: int) -> None:
+        problem = f"{len(splits)} sizes for {ranks} ranks"
+        remedy = f"Name {ranks} sizes, 0 where nothing is sent, or None for equal pieces."
+        super().__init__(refusal(call, argument, str(list(splits)), problem, remedy))
+
+
+class NegativeSplit(LocalTensorError):
+    """A split size below zero."""
+
+    def __init__(self, call: str, argument: str, splits: Sequence[int]) -> None:
+        remedy = "Write 0 where nothing is sent."
+        super().__init__(refusal(call, argument, str(list(splits)), "a piece has no fewer than 0 rows", remedy))
+
+
+class SplitSum(LocalTensorError):
+    """Split sizes that do not add up to the rows that the rank has."""
+
+    def __init__(self, call: str, argument: str, splits: Sequence[int], rows: int) -> None:
+        values = f"{list(splits)} of {rows} rows"
+        problem = f"the sizes add up to {sum(splits)}"
+        remedy = f"Let them add up to {rows}, or pass {sum(splits)} rows."
+        super().__init__(refusal(call, argument, values, problem, remedy))
+
+
+class SplitsDisagree(LocalTensorError):
+    """A rank expects other sizes than its peers send."""
+
+    def __init__(self, call: str, rank: int, expected: object, sent: Sequence[int]) -> None:
+        values = f"{expected} expected, {list(sent)} sent"
+        problem = f"rank {rank} waits for rows that nobody sends, or gets rows that it has no room for"
+        super().__init__(refusal(call, f"output_splits[{rank}]", values, problem, f"Write {list(sent)}."))
+
+
+class NotAPermutation(LocalTensorError):
+    """Destinations that do not reach each rank once."""
+
+    def __init__(self, call: str, destinations: Sequence[int], ranks: int) -> None:
+        problem = "each rank must be named once"
+        remedy = f"Order the ranks 0 to {ranks - 1} in another way, or use send_recv."
+        super().__init__(refusal(call, "destinations", f"{list(destinations)} for {ranks} ranks", problem, remedy))
+
+
+class SelfSend(LocalTensorError):
+    """A rank that sends to itself."""
+
+    def __init__(self, call: str, rank: int) -> None:
+        problem = f"rank {rank} would wait for itself"
+        remedy = f"Leave the pair ({rank}, {rank}) out: rank {rank} keeps its tensor."
+        super().__init__(refusal(call, "pairs", f"({rank}, {rank})", problem, remedy))
+
+
+class TwoSenders(LocalTensorError):
+    """Two ranks send to the same rank in one call."""
+
+    def __init__(self, call: str, senders: Sequence[int], receiver: int) -> None:
+        pairs = [(sender, receiver) for sender in senders]
+        problem = f"rank {receiver} holds one tensor afterwards"
+        super().__init__(refusal(call, "pairs", str(pairs), problem, "Make a call for each sender."))

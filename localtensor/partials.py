@@ -1,0 +1,129 @@
+"""Partial values: tensors that only together make the truth, and what they make together.
+
+`fold(parts(x, kind, n, rng), kind) == x`: exactly for integers, bools, min and max; up to
+rounding for sums, averages and products of floats.
+
+The parts are adversaries.  An honest split such as x/n on each rank lets wrong rules pass, so
+sums cancel, change sign, and are non-zero where the total is zero; in every second split half of
+them are zero where the total is not.  Minima and maxima have another owner for each element and
+element-wise random distances, with ties in every second split.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from localtensor.errors import NotReducible
+
+
+def reducible(kind: str, dtype: torch.dtype) -> bool:
+    """Whether a partial value of this dtype means anything under this reduction."""
+    if dtype == torch.bool:
+        return kind in ("min", "max")
+    if dtype == torch.complex32:
+        return False  # torch itself cannot add these on a CPU
+    return not (dtype.is_complex and kind in ("min", "max"))
+
+
+def fold(held: Tensor, kind: str) -> Tensor:
+    """The value that ranks hold together: `held` is [ranks, *shape], the result has `shape`.
+
+    min and max let NaN through, as torch.minimum and torch.maximum do.  An average of integers
+    comes back in float64, so that a sum that does not divide is not taken for one that does.
+    Raises `NotReducible` where the reduction has no meaning for the dtype.
+    """
+    if not reducible(kind, held.dtype):
+        raise NotReducible("partials.fold", kind, held.dtype)
+    if kind in ("min", "max"):
+        return held.amin(0) if kind == "min" else held.amax(0)
+    if kind == "product":
+        return held.prod(0, dtype=held.dtype)
+    total = held.sum(0, dtype=held.dtype)
+    return total if kind == "sum" else total / held.shape[0] if _divides(held.dtype) else total.double() / held.shape[0]
+
+
+def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
+    """`ranks` partial values of x, stacked as [ranks, *x.shape], of x's dtype.
+
+    `sparse` asks for the second form: zeros of the parts that are not zeros of the total (sum,
+    avg), ties (min, max), ones (product).  Raises `NotReducible` as `fold` does.
+    """
+    if not reducible(kind, x.dtype):
+        raise NotReducible("partials.parts", kind, x.dtype)
+    make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
+    return _deal(make(x, kind, ranks, rng, sparse), rng)
+
+
+def _divides(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _noise(x: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Random values of the size of x itself, of both signs where the dtype has signs, never zero."""
+    shape = (count, *x.shape)
+    if not _divides(x.dtype):
+        size = torch.randint(1, 10, shape, generator=rng, device=rng.device).to(x.device)
+        sign = torch.randint(0, 2, shape, generator=rng, device=rng.device).to(x.device) * 2 - 1
+        return (size * sign).to(x.dtype) if x.dtype.is_signed else size.to(x.dtype)
+    finite = x.detach().abs().nan_to_num(0.0, 0.0, 0.0)
+    scale = finite.amax() * 0.7 + 0.6 if x.numel() else 1.0
+    real = torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64).to(x.device)
+    real = (real + 0.1) * torch.where(real * 1e4 % 2 < 1, -1.0, 1.0)
+    return (real * scale).to(x.dtype)
+
+
+def _coin(shape: tuple[int, ...], rng: torch.Generator, device: torch.device, chance: float) -> Tensor:
+    return (torch.rand(shape, generator=rng, device=rng.device) < chance).to(device)
+
+
+def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+    noise = _noise(x, ranks - 1, rng)
+    if sparse:
+        noise = noise * _coin(tuple(noise.shape), rng, x.device, 0.5)
+    # Where the total is infinite or NaN one rank alone holds that; inf - inf would make it NaN.
+    last = x - noise.sum(0, dtype=x.dtype)
+    return torch.cat([noise, last[None]])
+
+
+def _averages(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+    return _addends(x * ranks, "sum", ranks, rng, sparse)
+
+
+def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+    shape = (ranks - 1, *x.shape)
+    sign = torch.where(_coin(shape, rng, x.device, 0.5), 1, -1 if x.dtype.is_signed else 1)
+    if not _divides(x.dtype) or sparse:
+        others = sign.to(x.dtype)
+        return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
+    others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0, 0.5)
+    return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
+
+
+def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+    if x.dtype == torch.bool:
+        apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
+        others = x & apart if kind == "max" else x | apart
+        return torch.cat([others, x[None]])
+    distance = _noise(x, ranks - 1, rng)
+    distance = distance.abs() if x.dtype.is_signed else distance
+    if sparse:
+        distance = distance * ~_coin(tuple(distance.shape), rng, x.device, 0.4)
+    others = _moved(x, distance, down=kind == "max")
+    return torch.cat([others, x[None]])
+
+
+def _moved(x: Tensor, distance: Tensor, *, down: bool) -> Tensor:
+    """x shifted by a distance, never past the ends of an integer dtype."""
+    if _divides(x.dtype):
+        return x - distance if down else x + distance
+    ends = torch.iinfo(x.dtype)
+    if down:
+        return torch.where(x < ends.min + distance, x, x - distance)
+    return torch.where(x > ends.max - distance, x, x + distance)
+
+
+def _deal(stack: Tensor, rng: torch.Generator) -> Tensor:
+    """The same parts with another order of the ranks at each element, so that no rank is special."""
+    order = torch.rand(stack.shape, generator=rng, device=rng.device).argsort(0)
+    return stack.gather(0, order.to(stack.device))

@@ -1,0 +1,111 @@
+"""Placements are torch's own classes; here they get a short print that is also accepted as input.
+
+`R`, `S(0)`, `SS(0,2)` (strided shard: dim, split factor), `P(sum)`; a spec prints as
+`f32[8,4] @ dp:S(0), tp:R`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from localtensor.errors import BadPlacement, NoSuchDim
+from localtensor.mesh import Mesh
+
+KINDS = ("sum", "avg", "min", "max", "product")
+"""The reductions that a Partial may be pending on."""
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+_WRITTEN = re.compile(r"(R)|S\((\d+)\)|SS\((\d+), ?(\d+)\)|P\((\w+)\)")
+
+
+def parse(text: str) -> Placement:
+    """The placement that a short print stands for.
+
+    Raises `BadPlacement` for anything else; a negative dim is refused, not repaired.
+
+    >>> [parse(p) for p in ("R", "S(1)", "P(max)")]
+    [Replicate(), Shard(dim=1), Partial(max)]
+    """
+    found = _WRITTEN.fullmatch(text.strip())
+    if not found:
+        raise BadPlacement("placement.parse", text, "this is no placement")
+    whole, dim, strided, factor, kind = found.groups()
+    if whole:
+        return Replicate()
+    if dim is not None:
+        return Shard(int(dim))
+    if strided is not None:
+        return _StridedShard(int(strided), split_factor=int(factor))
+    if kind not in KINDS:
+        raise BadPlacement("placement.parse", text, f"no reduction is called {kind}")
+    return Partial(kind)
+
+
+def is_plain(placement: Placement | None) -> bool:
+    """Whether it is R, S(dim) or one of the five Partials, and no subclass that means more."""
+    if type(placement) is Partial:
+        return placement.reduce_op in KINDS
+    return type(placement) in (Replicate, Shard)
+
+
+def short(placement: Placement | None) -> str:
+    """The short print.  A Partial subclass keeps its own name: a norm partial is not a sum.
+
+    >>> short(Shard(0)), short(Partial("avg")), short(None)
+    ('S(0)', 'P(avg)', '-')
+    """
+    if placement is None:
+        return "-"
+    if isinstance(placement, _StridedShard):
+        return f"SS({placement.dim},{placement.split_factor})"
+    if isinstance(placement, Shard):
+        return f"S({placement.dim})"
+    if isinstance(placement, Partial):
+        own = type(placement).__name__.strip("_").removesuffix("Partial").lower()
+        return f"P({own or placement.reduce_op})"
+    return "R" if isinstance(placement, Replicate) else str(placement)
+
+
+def shorts(placements: Sequence[Placement | None]) -> str:
+    return ", ".join(map(short, placements))
+
+
+def shape_text(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """`f32[8,4]`."""
+    return f"{_SHORT.get(dtype, str(dtype).removeprefix('torch.'))}[{','.join(map(str, shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How one tensor lies on a mesh: a placement for each axis, and the whole tensor's metadata.
+
+    >>> Spec(Mesh.of(dp=2), (Shard(0),), (8, 4), torch.float32)
+    f32[8,4] @ dp:S(0)
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if len(self.placements) != len(self.mesh.sizes):
+            count = f"{len(self.placements)} placements for {len(self.mesh.sizes)} mesh axes"
+            raise BadPlacement("Spec", shorts(self.placements), count)
+        for placement in self.placements:
+            if isinstance(placement, Shard | _StridedShard) and not 0 <= placement.dim < len(self.shape):
+                raise NoSuchDim("Spec", placement.dim, self.shape)
+
+    def __repr__(self) -> str:
+        named = zip(self.mesh.names, self.placements, strict=True)
+        return f"{shape_text(self.shape, self.dtype)} @ {', '.join(f'{n}:{short(p)}' for n, p in named)}"

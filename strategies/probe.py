@@ -1,0 +1,246 @@
+"""One sample, one mesh size: split the inputs, run each different rank value once, judge what comes out.
+
+All the output placements of one tuple of input placements are judged from the same local results,
+so a search costs runs per input tuple and not per rule.  Inputs that are partial are split in
+several independent ways; a claim is sound only if it holds for all of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.partials import fold, parts, reducible
+from localtensor.placement import KINDS, short
+from localtensor.shards import local_shape, split_axis
+from strategies.rules import Call, Claim, Rule, Sample
+from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, tell
+from strategies.verdicts import Evidence, Instance, Verdict
+
+DRAWS = 2
+"""Independent decompositions of partial inputs; every second one is sparse (see localtensor.partials)."""
+Local = list[tuple[Any, ...]] | str
+"""The flat results of each rank, or the sentence that says which rank raised what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that is needed to run one rule for real: each rank's inputs, and the truth."""
+
+    rule: Rule
+    ranks: int
+    sample: Sample
+    truth: Truth
+    held: tuple[tuple[Tensor, ...], ...]
+    """`held[leaf][rank]`."""
+
+
+class Probe:
+    """A sample on `ranks` ranks; `variant` names the input values, "" for the sample's own."""
+
+    def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
+        self.sample, self.truth, self.ranks = sample, truth, ranks
+        self.seed, self.variant = seed, variant
+        self.writes = mutates(sample.op)
+        self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
+        self._ran: dict[tuple[object, ...], Local] = {}
+
+    def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
+        """What each rank has of one input.  The same seed gives the same split, in any order of calls."""
+        key = (leaf, placement, draw if isinstance(placement, Partial) else 0)
+        if key not in self._held:
+            self._held[key] = self._split(leaf, placement or Replicate(), draw)
+        return self._held[key]
+
+    def _split(self, leaf: int, placement: Placement, draw: int) -> Sequence[Tensor]:
+        x = self.truth.inputs[leaf]
+        if not isinstance(placement, Partial):
+            return split_axis(x, placement, self.ranks)
+        name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
+        rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        return parts(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1).unbind()
+
+    def local(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None) -> Local:
+        """Each rank's flat results.  Ranks that hold the same run once."""
+        key = (tuple(inputs), draw, calls)
+        if key not in self._ran:
+            self._ran[key] = self._run(inputs, draw, calls)
+        return self._ran[key]
+
+    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> Local:
+        columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
+        once = calls is None and all(p is None or isinstance(p, Replicate) for p in inputs)
+        out: list[tuple[Any, ...]] = []
+        for rank in range(1 if once else self.ranks):
+            call = calls[rank] if calls else self.sample.call
+            try:
+                raw = run(call, [column[rank] for column in columns], mutates=self.writes)
+            except REFUSALS as error:
+                return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+            out.append(tuple(_flat(raw)))
+        return out * self.ranks if once else out
+
+    def draws(self, inputs: Sequence[Placement | None]) -> range:
+        return range(DRAWS if any(isinstance(p, Partial) for p in inputs) else 1)
+
+    def judge(self, claim: Claim) -> Evidence | None:
+        """The evidence against a claim, or None if it stands."""
+        for draw in self.draws(claim.rule.inputs):
+            local = self.local(claim.rule.inputs, draw, claim.local)
+            found = self.against(local, claim.rule.outputs)
+            if found:
+                return Evidence(found[0], self.variant, draw, found[1], found[2])
+        return None
+
+    def against(self, local: Local, outputs: Sequence[Placement | None]) -> tuple[str, str, str] | None:
+        """What is wrong with the local results under these placements: reason, got, want."""
+        if isinstance(local, str):
+            return local, "", ""
+        for i, placement in enumerate(outputs):
+            if placement is not None and isinstance(self.truth.outputs[i], Tensor):
+                wrong = self._wrong([out[i] for out in local], i, placement)
+                if wrong:
+                    where = f"output {i} as {short(placement)}: " if len(outputs) > 1 else f"as {short(placement)}: "
+                    return where + wrong[0], wrong[1], wrong[2]
+        return None
+
+    def _wrong(self, held: Sequence[Any], i: int, placement: Placement) -> tuple[str, str, str] | None:
+        want = self.truth.outputs[i]
+        for rank, piece in enumerate(held):
+            shape = local_shape(want.shape, placement, self.ranks, rank) if _has_dim(placement, want) else None
+            if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
+                got = tuple(piece.shape) if isinstance(piece, Tensor) else piece
+                return f"rank {rank} has shape {got}, the placement asks for {shape}", str(got), str(shape)
+            if piece.dtype != want.dtype:
+                return f"rank {rank} has {piece.dtype}, not {want.dtype}", str(piece.dtype), str(want.dtype)
+        slack = self.truth.slack[i]
+        if self.truth.metadata_only or slack is None or (self.variant and not _lenient(want)):
+            return None
+        if isinstance(placement, Partial):
+            slack = slack + rounding(held)
+        for name, got in _assembled(held, placement):
+            if not agrees(got, want, slack):
+                return _difference(name, got, want, slack)
+        return None
+
+    def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
+        """Every placement that output i has, from the same local results in all draws; R hides the rest."""
+        want = self.truth.outputs[i]
+        left: list[Placement] = [Replicate(), *(Shard(d) for d in range(want.ndim))]
+        left += [Partial(k) for k in KINDS if k != "product" and reducible(k, want.dtype)]
+        for draw in draws:
+            local = self.local(inputs, draw)
+            if isinstance(local, str):
+                return []
+            held = [out[i] for out in local]
+            left = [p for p in self._shaped(held, want, left) if self._wrong(held, i, p) is None]
+            if not left:
+                return []
+        return left[:1] if isinstance(left[0], Replicate) else left
+
+    def _shaped(self, held: Sequence[Any], want: Tensor, left: Sequence[Placement]) -> list[Placement]:
+        """Those that the local shapes allow: cheap, and it leaves one kind or the other."""
+        if all(isinstance(h, Tensor) and h.shape == want.shape for h in held):
+            return [p for p in left if not isinstance(p, Shard)]
+        return [p for p in left if isinstance(p, Shard)]
+
+    def case(self, rule: Rule, draw: int) -> Case:
+        held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
+        return Case(rule, self.ranks, self.sample, self.truth, held)
+
+
+def rounding(held: Sequence[Tensor]) -> float:
+    """What folding these parts may lose: they can be far larger than their total."""
+    if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
+        return 0.0
+    largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
+    return GENEROUS * torch.finfo(held[0].dtype).eps * largest
+
+
+def _flat(raw: Any) -> list[Any]:
+    if isinstance(raw, Tensor):
+        return [raw]
+    return [leaf for item in raw for leaf in _flat(item)] if isinstance(raw, (list, tuple)) else [raw]
+
+
+def _has_dim(placement: Placement, want: Tensor) -> bool:
+    return not isinstance(placement, Shard) or 0 <= placement.dim < want.ndim
+
+
+def _lenient(want: Tensor) -> bool:
+    """Whether NaN and infinity among the inputs leave this output defined: a cast of NaN to an integer is not."""
+    return want.dtype.is_floating_point or want.dtype == torch.bool
+
+
+def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[str, Tensor]]:
+    if isinstance(placement, Shard):
+        return [("the shards", torch.cat(list(held), placement.dim))]
+    if isinstance(placement, Partial):
+        return [("the parts", fold(torch.stack(list(held)), placement.reduce_op))]
+    return [(f"rank {rank}", piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
+
+
+def _difference(name: str, got: Tensor, want: Tensor, slack: Tensor) -> tuple[str, str, str]:
+    wrong = ~close(got, want, slack)
+    place = tuple(wrong.nonzero()[0].tolist())
+    share = f"{int(wrong.sum())} of {wrong.numel()} elements"
+    have, should = got[place].item(), want[place].item()
+    return f"{name} make {have:.6g} at {list(place)}, the op gives {should:.6g} ({share} differ)", _text(got), _text(want)
+
+
+def _text(x: Tensor, most: int = 16) -> str:
+    flat = [f"{v:.6g}" for v in x.flatten()[:most].tolist()]
+    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+
+
+def specials(sample: Sample, seed: int) -> tuple[Tensor, ...] | None:
+    """The inputs with a NaN and both infinities sprinkled in; None if there is nothing to sprinkle on."""
+    rng = torch.Generator().manual_seed(zlib.crc32(f"specials {seed}".encode()))
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf])
+
+    def sprinkle(x: Tensor) -> Tensor:
+        if not x.dtype.is_floating_point or x.numel() < 4 or x.ndim == 0:
+            return x
+        spots = torch.randperm(x.numel(), generator=rng)[:3].to(x.device)
+        return x.flatten().index_copy(0, spots, values.to(x)).view(x.shape)
+
+    made = tuple(map(sprinkle, sample.tensors))
+    return made if any(a is not b for a, b in zip(made, sample.tensors, strict=True)) else None
+
+
+def try_claims(sample: Sample, truth: Truth, ranks: int, claims: Sequence[Claim], *, seed: int, extremes: bool) -> list[Instance]:
+    """The verdict on every claim about one sample.  Claims that only the source's own dispatch can judge
+    come back as SUSPECT with the reason; `extremes` adds the inputs with NaN and infinities."""
+    probes = [Probe(sample, truth, ranks, seed=seed)]
+    wild = specials(sample, seed) if extremes and not truth.metadata_only else None
+    if wild is not None:
+        try:
+            probes.append(Probe(sample, tell(sample, wild), ranks, seed=seed, variant="specials"))
+        except REFUSALS:
+            pass  # the op refuses NaN or infinities: then there is nothing to compare
+    return [_instance(probes, claim) for claim in claims]
+
+
+def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
+    first = probes[0]
+    made = dict(rule=claim.rule, ranks=first.ranks, sample=first.sample, source=claim.source)
+    if claim.whole:
+        return Instance(**made, verdict=Verdict.SUSPECT, evidence=Evidence(claim.whole))  # type: ignore[arg-type]
+    unclear = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True)
+               if isinstance(p, Partial) and not reducible(p.reduce_op, t.dtype)]  # fmt: skip
+    if unclear:
+        return Instance(**made, verdict=Verdict.UNTESTABLE, evidence=Evidence(f"{short(unclear[0])} means nothing for this dtype"))  # type: ignore[arg-type]
+    partial = any(isinstance(p, Partial) for p in claim.rule.inputs)
+    for probe in probes[:1] if partial else probes:
+        evidence = probe.judge(claim)
+        if evidence:
+            return Instance(**made, verdict=Verdict.UNSOUND, evidence=evidence)  # type: ignore[arg-type]
+    note = Evidence(first.truth.metadata_only)
+    return Instance(**made, verdict=Verdict.SOUND, evidence=note)  # type: ignore[arg-type]

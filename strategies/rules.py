@@ -1,0 +1,133 @@
+"""Claims as values: a rule, the call it speaks of, and what each rank would run under it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
+
+from localtensor.placement import is_plain, shape_text, shorts
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Stands for tensor number `index` in the arguments of a call."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An op and its arguments with a `Leaf` where each tensor goes."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        """Run it on these tensors."""
+        fill = _filler(tensors)
+        return overload(self.op)(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs})
+
+
+def _filler(tensors: Sequence[Tensor]) -> Any:
+    def fill(value: Any) -> Any:
+        if type(value) is Leaf:
+            return tensors[value.index]
+        return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
+
+    return fill
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One concrete call of an overload: the whole tensors, before any rank has a piece."""
+
+    call: Call
+    tensors: tuple[Tensor, ...]
+    origin: str
+
+    @property
+    def op(self) -> str:
+        return self.call.op
+
+    @property
+    def size(self) -> int:
+        return sum(t.numel() for t in self.tensors)
+
+    def arguments(self) -> list[str]:
+        """Short form of each argument: `f32[8,4]`, `dim=1`, in the order of the call."""
+
+        def show(value: Any) -> str:
+            if isinstance(value, Leaf):
+                x = self.tensors[value.index]
+                return shape_text(x.shape, x.dtype)
+            if isinstance(value, (list, tuple)):
+                return f"[{', '.join(map(show, value))}]"
+            return repr(value)
+
+        return [show(a) for a in self.call.args] + [f"{name}={show(v)}" for name, v in self.call.kwargs]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`op: inputs -> outputs` along one mesh axis; one placement per tensor argument and result.
+
+    None stands where the op has no tensor there (a result that is masked off).
+    """
+
+    op: str
+    inputs: tuple[Placement | None, ...]
+    outputs: tuple[Placement | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op}: {shorts(self.inputs)} -> {shorts(self.outputs)}"
+
+    @property
+    def plain(self) -> bool:
+        """Whether every placement is R, S or one of the five P, whose meaning is arithmetic."""
+        return all(p is None or is_plain(p) for p in (*self.inputs, *self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A rule as its source applies it to one sample: `local[rank]` is what that rank runs.
+
+    `local` is None where every rank runs the sample's own call on its pieces.  `whole` says why the
+    claim can only be judged by running the source's own dispatch end to end, or is empty.
+    """
+
+    rule: Rule
+    source: str
+    local: tuple[Call, ...] | None = None
+    whole: str = ""
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    """The overload of that name: `aten.add.Tensor`."""
+    namespace, packet, which = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), which)  # type: ignore[no-any-return]
+
+
+def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Tensor]]:
+    """A call with its tensors taken out, numbered in the order in which DTensor flattens them."""
+    tensors: list[Tensor] = []
+
+    def take(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return Leaf(len(tensors) - 1)
+        return value
+
+    taken = pytree.tree_map(take, (tuple(args), tuple(kwargs.items())))
+    return Call(str(op), taken[0], taken[1]), tensors
+
+
+def results(out: Any) -> list[Any]:
+    """The results of an op as a flat list; what is no tensor stays in its place."""
+    return pytree.tree_leaves(out)

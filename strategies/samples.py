@@ -1,0 +1,238 @@
+"""Concrete op calls: torch's OpInfo database, forward, in place, and the backward that autograd ran.
+
+| torch part (under torch.testing._internal)                  | read on     | run on |
+|-------------------------------------------------------------|-------------|--------|
+| common_methods_invocations.op_db, OpInfo.sample_inputs      | 2.11 - 2.15 | 2.13   |
+| OpInfo.name, .aten_name, .aliases, .supported_dtypes        | 2.11 - 2.15 | 2.13   |
+| OpInfo.inplace_variant, .supports_autograd                  | 2.11 - 2.15 | 2.13   |
+| the sizes S, M, L, XS of opinfo.core and its copies         | 2.11 - 2.15 | 2.13   |
+
+OpInfo's own sizes are 20, 10, 5 and 3, of which two ranks can halve two; so every op is also
+sampled with 12, 8, 4 and 2.  The import takes seconds and is therefore left to the first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strategies.rules import Call, Leaf, Sample, call_of, overload
+
+SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
+"""L, M, S and XS of the two passes."""
+ONE_SIZE = {"_segment_reduce_lengths", "_segment_reduce_offsets"}
+"""OpInfos whose samples hold lengths written for S = 5: with another S torch writes out of bounds (2.13)."""
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
+          "complex64": torch.complex64}  # fmt: skip
+MOST_CALLS = 60
+"""Samples of one OpInfo, dtype and pass."""
+MOST_KEPT = 10
+"""Calls of one overload kept from those."""
+MOST_NUMEL = 20_000
+
+
+def database() -> list[Any]:
+    """torch's OpInfos, in their own order."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def names(info: Any) -> set[str]:
+    """Every name by which a user may ask for it."""
+    return {info.name, info.aten_name or info.name, *(alias.name for alias in info.aliases or ())}
+
+
+@contextlib.contextmanager
+def sizes(which: str) -> Iterator[None]:
+    """OpInfo's S, M, L and XS as that pass wants them, put back afterwards."""
+    chosen = dict(zip(("L", "M", "S", "XS"), SIZES[which], strict=True))
+    homes = [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal.")]
+    homes = [m for m in homes if all(isinstance(vars(m).get(size), int) for size in "LMS")]
+    before = [(m, size, vars(m)[size]) for m in homes for size in chosen if size in vars(m)]
+    try:
+        for m, size, _ in before:
+            setattr(m, size, chosen[size])
+        yield
+    finally:
+        for m, size, value in before:
+            setattr(m, size, value)
+
+
+def seed_all(seed: int, *names: object) -> None:
+    """Every generator that OpInfo draws from, from a seed and the name of the unit of work."""
+    mixed = zlib.crc32(repr((seed, *names)).encode())
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed)
+
+
+def capture(
+    info: Any, dtype: torch.dtype, which: str, *, device: str, seed: int, wanted: Callable[[Any], bool]
+) -> tuple[list[Sample], Counter[str]]:
+    """The calls that reach a wanted overload while this OpInfo's samples run; and what failed, by reason.
+
+    A sample that raises in torch itself costs that sample only, and is counted under its error.
+    """
+    recorder = _Recorder(wanted, f"{info.formatted_name}[{str(dtype).removeprefix('torch.')},{which}]")
+    failed: Counter[str] = Counter()
+    grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    seed_all(seed, info.formatted_name, str(dtype), which)
+    if which != "odd" and info.formatted_name in ONE_SIZE:
+        return [], failed
+    with sizes(which):
+        drawn = info.sample_inputs(device, dtype, requires_grad=grad)
+        for number in range(MOST_CALLS):
+            try:
+                sample = next(drawn, None)
+                if sample is None:
+                    break
+                _run(info, sample, recorder, number)
+            except _REFUSALS as error:
+                failed[f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"] += 1
+    return recorder.kept, failed
+
+
+_REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip
+"""What torch raises for a sample that this build, device or dtype cannot run."""
+
+
+def _run(info: Any, sample: Any, recorder: _Recorder, number: int) -> None:
+    with recorder.stage(f"#{number} forward"):
+        out = info(sample.input, *sample.args, **sample.kwargs)
+    outs = [t for t in _tensors(out) if t.requires_grad]
+    if outs:
+        cotangents = [torch.randn_like(t) for t in outs]
+        with recorder.stage(f"#{number} backward"):
+            torch.autograd.backward(outs, cotangents)
+    inplace = info.inplace_variant
+    if inplace is None or not isinstance(sample.input, Tensor) or sample.broadcasts_input:
+        return
+    with torch.no_grad():
+        target = sample.input.detach().clone()
+        with recorder.stage(f"#{number} in place"):
+            inplace(target, *sample.args, **sample.kwargs)
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor)]
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the first calls of each wanted overload that differ in shapes, dtypes or scalars."""
+
+    def __init__(self, wanted: Callable[[Any], bool], origin: str) -> None:
+        super().__init__()
+        self.wanted, self.origin, self.now = wanted, origin, ""
+        self.kept: list[Sample] = []
+        self._seen: set[str] = set()
+        self._count: Counter[Any] = Counter()
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.now = name
+        with self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._count[func] < MOST_KEPT and self.wanted(func):
+            self._keep(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _keep(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        call, tensors = call_of(func, args, kwargs)
+        if not all(map(_usable, tensors)) or any(map(_is_generator, kwargs.values())):
+            return
+        sample = Sample(call, tuple(tensors), f"{self.origin} {self.now}")
+        key = f"{func} {sample.arguments()}"
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._count[func] += 1
+        copies = tuple(t.detach().clone().resolve_conj().resolve_neg() for t in tensors)
+        self.kept.append(Sample(call, copies, sample.origin))
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, torch.Generator)
+
+
+def _usable(t: Tensor) -> bool:
+    plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided
+    return plain and not t.is_quantized and t.numel() <= MOST_NUMEL
+
+
+_DIM_NAMES = {"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"}
+
+
+def respelled(sample: Sample) -> list[Sample]:
+    """The same call with its dims spelled the other way: 1 as -1 of two dims, -1 as 1.
+
+    A rule that compares `dim` with a shard dim is often wrong in just one of the spellings.  The
+    caller must check that the op gives the same: for unsqueeze and stack -1 counts one dim more,
+    which is why there are two candidates.  Ops whose name begins with an underscore trust their caller:
+    `_fft_r2c` with a negative dim crashes the process (2.13), so they keep the dims that they came with.
+    """
+    if not sample.tensors or sample.op.split(".")[1].startswith("_"):
+        return []
+    schema = overload(sample.op)._schema.arguments
+    spots = {a.name for a in schema if a.name in _DIM_NAMES and "int" in str(a.type)}
+    made = []
+    for ndim in (sample.tensors[0].ndim, sample.tensors[0].ndim + 1):
+        args = tuple(_other(v, ndim) if a.name in spots else v for a, v in zip(schema, sample.call.args, strict=False))
+        kwargs = tuple((name, _other(v, ndim) if name in spots else v) for name, v in sample.call.kwargs)
+        if (args, kwargs) != (sample.call.args, sample.call.kwargs):
+            made.append(replace(sample, call=Call(sample.op, args, kwargs), origin=f"{sample.origin}, dims respelled"))
+    return made
+
+
+def _other(value: Any, ndim: int) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_other(v, ndim) for v in value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    return value - ndim if value >= 0 else value + ndim
+
+
+def kind(sample: Sample) -> str:
+    """What makes a sample different from another in the eyes of a rule: ranks, ones, dtypes, scalars."""
+
+    def show(value: Any) -> str:
+        if isinstance(value, Leaf):
+            x = sample.tensors[value.index]
+            return f"{x.dtype}{['1' if size == 1 else 'n' for size in x.shape]}"
+        if isinstance(value, float):
+            return "float"
+        return f"{type(value).__name__}({', '.join(map(show, value))})" if isinstance(value, (list, tuple)) else repr(value)  # fmt: skip
+
+    return f"{[show(a) for a in sample.call.args]}{[(n, show(v)) for n, v in sample.call.kwargs]}"
+
+
+def choose(found: Sequence[Sample], most: int) -> list[Sample]:
+    """At most so many samples of one overload: one of each kind, then a second of each, small ones first."""
+    kinds: dict[str, list[Sample]] = {}
+    for sample in found:
+        kinds.setdefault(kind(sample), []).append(sample)
+    rounds = itertools.zip_longest(*(_varied(group) for group in kinds.values()))
+    return list(itertools.islice((s for row in rounds for s in row if s is not None), most))
+
+
+def _varied(group: list[Sample]) -> list[Sample]:
+    """One kind's samples, each new combination of shapes before a repeated one, the small before the large."""
+    shapes: dict[str, list[Sample]] = {}
+    for sample in sorted(group, key=lambda s: s.size):
+        shapes.setdefault(str([tuple(t.shape) for t in sample.tensors]), []).append(sample)
+    rounds = itertools.zip_longest(*shapes.values())
+    return [s for row in rounds for s in row if s is not None]

@@ -1,0 +1,136 @@
+"""Who claims what: the rules that DTensor would apply to a sample on a mesh of some ranks.
+
+What DTensor claims is what it does.  A line of a single-dim strategy is taken as it stands; where
+DTensor may rewrite the arguments of the local call, and for op strategies, decompositions and
+prop rules, its own propagator is asked for the very inputs of the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.partials import reducible
+from localtensor.placement import KINDS, is_plain
+from strategies import torch_dtensor as dtensor
+from strategies.rules import Call, Claim, Rule, Sample, overload, results
+
+MOST_TUPLES = 4096
+"""Input-placement tuples that a search tries for one sample at the most."""
+MOST_TRACES = 200
+"""Traces that one question about a decomposition may cost: DTensor traces every tuple of placements."""
+
+
+class TooMany(Exception):
+    """DTensor would trace more tuples for this decomposition than a sweep has time for."""
+
+
+def options(x: Tensor, ranks: int, kinds: Sequence[str] = ("sum", "avg", "min", "max")) -> list[Placement]:
+    """The placements that a tensor can have along one axis so that each rank has something to do."""
+    shards: list[Placement] = [Shard(d) for d, size in enumerate(x.shape) if size >= ranks]
+    return [Replicate(), *shards, *(Partial(k) for k in kinds if reducible(k, x.dtype))]
+
+
+def tuples(sample: Sample, ranks: int) -> Iterable[tuple[Placement, ...]]:
+    """Every tuple of input placements, those with the most replicas first."""
+    choices = [options(t, ranks) for t in sample.tensors]
+    every = itertools.islice(itertools.product(*choices), MOST_TUPLES)
+    return sorted(every, key=lambda row: sum(not isinstance(p, Replicate) for p in row))
+
+
+def claims(sample: Sample, ranks: int, truth: Any) -> list[Claim]:
+    """What DTensor claims about this call; `truth` is the op's own result on the whole tensors.
+
+    Raises whatever a strategy function raises: that is DTensor's answer, not a verdict.
+    """
+    op = overload(sample.op)
+    source = dtensor.source_of(op)
+    if not source or not sample.tensors:
+        return []
+    ask = dtensor.Question(sample, ranks, truth)
+    count = len(results(truth))
+    direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites(op))
+    rows = ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
+    whole = dtensor.own_dispatch(op)
+    made = (_claim(ask, source, row, count, whole, direct) for row in rows)
+    unique = {str(claim.rule): claim for claim in made if claim is not None}
+    return list(unique.values())
+
+
+def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
+    """Inputs to ask about: all alike, and each alone with the others replicated."""
+    choices = [options(t, ranks, KINDS) for t in sample.tensors]
+    together = [p for p in choices[0] if all(p in row for row in choices)]
+    found = [(p,) * len(choices) for p in together]
+    for i, row in enumerate(choices):
+        found += [tuple(p if j == i else Replicate() for j in range(len(choices))) for p in row]
+    return list(dict.fromkeys(found))
+
+
+def _asked(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+    seeds = _seeds(sample, ranks)
+    if source == "rule":
+        return [(seed, ()) for seed in seeds]
+    if source == "decomposition":
+        seeds = _spread(seeds)
+        traces = math.prod(1 + t.ndim for t in sample.tensors)
+        if traces > MOST_TRACES:
+            raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
+    rows = ask.strategy_rows(seeds)
+    return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
+
+
+def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...]]:
+    """A decomposition is asked about every dim at once: one seed for shards, one for each Partial."""
+    first: dict[str, tuple[Placement, ...]] = {}
+    for seed in seeds:
+        kind = next((p for p in seed if not isinstance(p, Replicate)), Replicate())
+        first.setdefault("S" if isinstance(kind, Shard) else str(kind), seed)
+    return list(first.values())
+
+
+def _claim(
+    ask: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool
+) -> Claim | None:
+    inputs, outputs = row
+    special = "" if all(p is None or is_plain(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
+    if special and not direct:
+        return None if not _answers(ask, inputs) else _made(ask, source, inputs, outputs, count, None, special)
+    if direct or special:
+        return _made(ask, source, inputs, outputs, count, None, whole or special)
+    answers = _answers(ask, inputs)
+    if not answers:
+        return None
+    outputs = answers[0][0]
+    own = tuple(call for _, call in answers if call is not None)
+    special = "" if all(p is None or is_plain(p) for p in outputs) else "a placement of DTensor's own"
+    return _made(ask, source, inputs, outputs, count, own or None, whole or special)
+
+
+def _answers(
+    ask: dtensor.Question, inputs: Sequence[Placement | None]
+) -> list[tuple[dtensor.Outputs, Call | None]]:
+    """Every rank's own answer; empty if DTensor would redistribute, or refuses in so many words."""
+    try:
+        first = ask.propagate(inputs)
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError, IndexError, KeyError):
+        return []
+    if first is None or first[1] is None:
+        return [first] if first else []
+    rest = [ask.propagate(inputs, rank) for rank in range(1, ask.ranks)]
+    return [first, *(answer for answer in rest if answer is not None)]
+
+
+def _made(
+    ask: dtensor.Question, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
+    local: tuple[Call, ...] | None, whole: str,
+) -> Claim | None:  # fmt: skip
+    if len(outputs) == 1 and count != 1:
+        outputs = outputs * count
+    return Claim(Rule(ask.sample.op, tuple(inputs), outputs), source, local, whole)

@@ -1,0 +1,233 @@
+"""The one room of `strategies` that touches DTensor's private parts.
+
+| torch part (under torch.distributed.tensor unless named)      | read on        | run on |
+|----------------------------------------------------------------|----------------|--------|
+| DTensor._op_dispatcher.sharding_propagator                      | 2.11 - 2.15    | 2.13   |
+| .op_single_dim_strategy_funcs, .op_strategy_funcs, .op_to_rules | 2.11 - 2.15    | 2.13   |
+| .op_to_schema_info[_for_single_dim_strategy]                    | 2.11 - 2.15    | 2.13   |
+| .op_to_shape_and_stride_idx                                     | 2.11 - 2.15    | 2.13   |
+| .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant       | by feature     | 2.13   |
+| ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
+| ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
+| .decomp_strategy.propagate_strategy, DecompShardingStrategy     | by feature     | 2.13   |
+| _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
+| _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
+| _dtensor_spec.DTensorSpec, TensorMeta                           | 2.11 - 2.15    | 2.13   |
+| _ops.single_dim_strategy._ShardingPlaceholder                   | 2.11 - 2.15    | 2.13   |
+| device_mesh.DeviceMesh(_init_backend=False, _rank=r)            | 2.11 - 2.15    | 2.13   |
+
+`tests/strategies/test_torch_dtensor.py` names each part and says which one went when torch changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, TupleStrategy
+from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
+
+from strategies.rules import Call, Leaf, Sample, overload
+
+Outputs = tuple[Placement | None, ...]
+Row = tuple[tuple[Placement | None, ...], Outputs]
+"""The input placements and the output placements of one line of a strategy."""
+
+
+def propagator() -> Any:
+    return DTensor._op_dispatcher.sharding_propagator
+
+
+def source_of(op: torch._ops.OpOverload) -> str:
+    """Which registry answers for the op, in the order in which DTensor asks them; empty if none."""
+    prop = propagator()
+    if op in prop.op_single_dim_strategy_funcs:
+        return "single-dim strategy"
+    if op in prop.op_strategy_funcs:
+        return "op strategy"
+    if _decomposes(op):
+        return "decomposition"
+    return "rule" if op in prop.op_to_rules else ""
+
+
+def registered() -> set[torch._ops.OpOverload]:
+    """Every overload that one of the three registries names."""
+    prop = propagator()
+    return {*prop.op_single_dim_strategy_funcs, *prop.op_strategy_funcs, *prop.op_to_rules}
+
+
+def ignored(op: torch._ops.OpOverload) -> bool:
+    """Whether an op strategy was registered that torch never asks, since a single-dim one comes first."""
+    prop = propagator()
+    return op in prop.op_strategy_funcs and op in prop.op_single_dim_strategy_funcs
+
+
+def strategies_now() -> dict[tuple[str, torch._ops.OpOverload], Any]:
+    """Each registered function by registry and overload; two of these tell what a module registered."""
+    prop = propagator()
+    tables = {
+        "single-dim strategy": prop.op_single_dim_strategy_funcs,
+        "op strategy": prop.op_strategy_funcs,
+        "rule": prop.op_to_rules,
+    }
+    return {(name, op): func for name, table in tables.items() for op, func in table.items()}
+
+
+def _decomposes(op: torch._ops.OpOverload) -> bool:
+    strategy = getattr(propagator(), "decomp_strategy", None)
+    if strategy is None or op in propagator().op_to_rules:
+        return False
+    return bool(strategy.has_decomp(op))
+
+
+def own_dispatch(op: torch._ops.OpOverload) -> str:
+    """Why the op's local call is not the op itself, or empty."""
+    return "DTensor has a handler of its own for this op" if op in DTensor._op_dispatcher._custom_op_handlers else ""
+
+
+def rewrites(op: torch._ops.OpOverload) -> bool:
+    """Whether DTensor may change the arguments of the local call."""
+    prop = propagator()
+    tables = ("op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
+    return any(op in getattr(prop, table, {}) for table in tables)
+
+
+def random(op: torch._ops.OpOverload) -> bool:
+    return op in DTensor._op_dispatcher._random_ops
+
+
+@functools.cache
+def mesh_for(ranks: int, rank: int) -> DeviceMesh:
+    """A one-axis mesh as that rank sees it, without a process group."""
+    return DeviceMesh("cpu", torch.arange(ranks), _init_backend=False, _rank=rank)
+
+
+class Question:
+    """One sample on one mesh size, put to DTensor's propagator.
+
+    The answers are those of `propagate_op_sharding_non_cached` on a copy of the propagator that
+    knows the output's metadata from the truth instead of tracing it with fake tensors, which is
+    what nearly all of the time would go into.
+    """
+
+    def __init__(self, sample: Sample, ranks: int, outputs: Any) -> None:
+        self.sample, self.ranks, self.op = sample, ranks, overload(sample.op)
+        self.metas = [_meta(t) for t in sample.tensors]
+        self.prop = copy.copy(propagator())
+        meta = pytree.tree_map(lambda t: _meta(t) if isinstance(t, torch.Tensor) else None, outputs)
+        self.prop._propagate_tensor_meta_non_cached = lambda schema: meta
+        self.out_meta = meta
+
+    def schema(self, placements: Sequence[Placement | None], rank: int = 0) -> OpSchema:
+        mesh = mesh_for(self.ranks, rank)
+        specs = [DTensorSpec(mesh, (p,), tensor_meta=m) for p, m in zip(placements, self.metas, strict=True)]
+        args = _filled(self.sample.call.args, specs)
+        kwargs = {name: _filled(value, specs) for name, value in self.sample.call.kwargs}
+        info = self.prop.op_to_schema_info.get(self.op)
+        info = info or self.prop.op_to_schema_info_for_single_dim_strategy.get(self.op)
+        return OpSchema(self.op, args, kwargs, schema_info=info)
+
+    def single_dim_rows(self) -> list[Row]:
+        """The lines of a single-dim strategy, Shard where it has its placeholder, all-R included."""
+        info = self.prop.op_single_dim_strategy_funcs[self.op]
+        wrapped = self.prop._wrap_with_op_strategy(self.schema([Replicate()] * len(self.metas)))
+        lines = info.func(self.op, wrapped.args_meta, wrapped.kwargs_meta)
+        uneven = bool(getattr(info, "allow_uneven_sharding", False))
+        count = len(self.metas)
+        rows = [_row(line, count) for line in lines]
+        if not any(all(p is None or p == Replicate() for p in (*i, *o)) for i, o in rows):
+            rows.insert(0, self._replicate_row(len(lines[0]) - count if lines else 1))
+        return [row for row in rows if self._fits(row[0], uneven) and self._keeps_place(row)]
+
+    def strategy_rows(self, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
+        """The lines that an op strategy or a decomposition offers when the inputs come as in `seeds`."""
+        rows: dict[str, Row] = {}
+        for seed in seeds:
+            strategy = self._strategy(self.schema(seed))
+            for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():
+                if line.input_specs is None or line.output_specs is None:
+                    continue
+                specs = line.output_specs if isinstance(line.output_specs, tuple) else (line.output_specs,)
+                row = (tuple(s.placements[0] for s in line.input_specs), tuple(_only(s) for s in specs))
+                rows.setdefault(str(row), row)
+        return list(rows.values())
+
+    def _strategy(self, schema: OpSchema) -> OpStrategy | TupleStrategy | None:
+        function = self.prop.op_strategy_funcs.get(self.op)
+        if function is not None:
+            return function(self.prop._wrap_with_op_strategy(schema))  # type: ignore[no-any-return]
+        return self.prop.decomp_strategy.propagate_strategy(schema)  # type: ignore[no-any-return]
+
+    def propagate(self, placements: Sequence[Placement | None], rank: int = 0) -> tuple[Outputs, Call | None] | None:
+        """What DTensor does for inputs that come like this: the output placements and, if it changes
+        the arguments, this rank's own call.  None if it would redistribute the inputs first."""
+        schema = self.schema(placements, rank)
+        answer = self.prop.propagate_op_sharding_non_cached(schema)
+        wanted = answer.redistribute_schema
+        if wanted is not None:
+            pairs = zip(schema.args_spec, wanted.args_spec, strict=True)
+            if any(have.placements != want.placements for have, want in pairs):
+                return None
+        specs = answer.output_spec if isinstance(answer.output_spec, (tuple, list)) else (answer.output_spec,)
+        changed = wanted is not None and answer.use_val_from_redistribute_schema
+        return tuple(_only(s) for s in specs), self._changed(wanted) if changed else None
+
+    def _changed(self, schema: OpSchema) -> Call:
+        counter = iter(range(len(self.metas)))
+        args = pytree.tree_map_only(DTensorSpec, lambda _: Leaf(next(counter)), schema.args_schema)
+        own = _filled(self.sample.call.kwargs, [Leaf(i) for i in range(len(self.metas))])
+        return Call(str(schema.op), _plain(tuple(args)), own)
+
+    def _replicate_row(self, outputs: int) -> Row:
+        metas = pytree.tree_leaves(self.out_meta, is_leaf=lambda m: isinstance(m, TensorMeta))
+        masked = [i < len(metas) and metas[i] is None for i in range(outputs)]
+        return (Replicate(),) * len(self.metas), tuple(None if m else Replicate() for m in masked)
+
+    def _fits(self, inputs: Sequence[Placement | None], uneven: bool) -> bool:
+        """DTensor drops a line that would leave a rank without a row, unless the op says it may."""
+
+        def fits(p: Placement | None, meta: TensorMeta) -> bool:
+            if not isinstance(p, Shard):
+                return True
+            return 0 <= p.dim < len(meta.shape) and (uneven or meta.shape[p.dim] >= self.ranks)
+
+        return all(fits(p, m) for p, m in zip(inputs, self.metas, strict=True))
+
+    def _keeps_place(self, row: Row) -> bool:
+        """An in-place op cannot redistribute the tensor that it writes to."""
+        name = self.sample.op.split(".")[1]
+        return not (name.endswith("_") and not name.endswith("__")) or not row[1] or row[0][0] == row[1][0]
+
+
+def _row(line: Sequence[Any], inputs: int) -> Row:
+    full = tuple(Shard(p.dim) if isinstance(p, _ShardingPlaceholder) else p for p in line)
+    return full[len(full) - inputs :], full[: len(full) - inputs]
+
+
+def _only(spec: Any) -> Placement | None:
+    return spec.placements[0] if isinstance(spec, DTensorSpec) else None
+
+
+def _meta(t: torch.Tensor) -> TensorMeta:
+    return TensorMeta(t.shape, t.stride(), t.dtype)
+
+
+def _filled(value: Any, specs: Sequence[Any]) -> Any:
+    if type(value) is Leaf:
+        return specs[value.index]
+    return type(value)(_filled(v, specs) for v in value) if type(value) in (list, tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    """torch.Size and the like as plain tuples, which is what a `Call` walks."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value] if type(value) is list else tuple(_plain(v) for v in value)
+    return value

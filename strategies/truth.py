@@ -1,0 +1,175 @@
+"""The op on whole tensors: its results, and how far from them a right rule may be.
+
+The tolerance is measured, not guessed: the op's own response to one-ulp noise in its inputs, and,
+for single precision, its distance from the same op in double.  Integers and booleans are exact.
+Elements that jump under noise (a tie broken the other way) say nothing and are not compared.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies.rules import Call, Sample, overload, results
+
+GENEROUS = 1000.0
+"""How many times the measured noise a result may differ.  Wrong rules are off by far more."""
+JUMP = 1e-3
+"""A response to one-ulp noise above this share of the scale is a jump, not rounding."""
+_SINGLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Results of one call on whole tensors; `slack[i]` is a scalar, or inf at unstable elements."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Any, ...]
+    slack: tuple[Tensor | None, ...]
+    raw: Any
+    metadata_only: str = ""
+    unstable: float = 0.0
+
+
+REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError)
+"""What an op raises for arguments that it cannot take; anything else is a crash."""
+
+
+def run(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> Any:
+    """The op's raw result; it may write to its arguments only if those are copies."""
+    return call([t.clone() for t in tensors] if mutates else tensors)
+
+
+def mutates(name: str) -> bool:
+    return bool(overload(name)._schema.is_mutable)
+
+
+def metadata_only(name: str) -> str:
+    """Why values of this op cannot be compared, or empty."""
+    packet = name.split(".")[1]
+    if torch.Tag.nondeterministic_seeded in overload(name).tags:
+        return "random: judged by metadata only"
+    if packet.startswith(("empty", "new_empty", "_empty")) or packet in ("resize_", "resize", "resize_as_"):
+        return "uninitialised: judged by metadata only"
+    return ""
+
+
+def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> Truth:
+    """The truth about a call.  Raises one of `REFUSALS` where the op itself refuses."""
+    inputs = tuple(sample.tensors if tensors is None else tensors)
+    writes = mutates(sample.op)
+    raw = run(sample.call, inputs, mutates=writes)
+    outputs = tuple(results(raw))
+    only = metadata_only(sample.op)
+    if only:
+        return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
+    if not any(t.dtype.is_floating_point or t.dtype.is_complex for t in inputs):
+        return Truth(inputs, outputs, tuple(_exact(o) for o in outputs), raw)
+    others = [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
+    best = _double(sample.call, inputs, writes)
+    slack = tuple(_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
+    slack = tuple(_widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True)))
+    return Truth(inputs, outputs, slack, raw, "", max((_share(s) for s in slack), default=0.0))
+
+
+def _exact(output: Any) -> Tensor | None:
+    return torch.zeros(()) if isinstance(output, Tensor) else None
+
+
+def _share(slack: Tensor | None) -> float:
+    return float(slack.isinf().double().mean()) if slack is not None and slack.ndim else 0.0
+
+
+def _again(call: Call, tensors: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
+    """The results once more, or nothing where the op refuses the moved inputs (it left its domain)."""
+    try:
+        return tuple(results(run(call, tensors, mutates=writes)))
+    except REFUSALS:
+        return ()
+
+
+def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
+    """Two copies of the inputs, each element moved by at most one unit in the last place."""
+    rng = torch.Generator().manual_seed(zlib.crc32(f"nudge {seed}".encode()))
+
+    def nudge(x: Tensor) -> Tensor:
+        if not (x.dtype.is_floating_point or x.dtype.is_complex):
+            return x
+        eps = torch.finfo(x.dtype).eps
+        signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
+        return x * (1 + eps * signs.to(x.dtype))
+
+    return [[nudge(x) for x in inputs] for _ in range(2)]
+
+
+def _double(call: Call, inputs: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
+    if not any(x.dtype in _SINGLE for x in inputs):
+        return ()
+    return _again(call, [x.to(_SINGLE.get(x.dtype, x.dtype)) for x in inputs], writes)
+
+
+def _slack(output: Any, others: Sequence[Any]) -> Tensor | None:
+    if not isinstance(output, Tensor):
+        return None
+    others = [o for o in others if isinstance(o, Tensor) and o.shape == output.shape]
+    if not (output.dtype.is_floating_point or output.dtype.is_complex):
+        jumped = [o != output for o in others]
+        if any(bool(j.any()) for j in jumped):
+            return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
+        return torch.zeros((), device=output.device)
+    moved = _moved(output, others)
+    scale = _scale(output)
+    stable = moved <= JUMP * scale
+    floor = GENEROUS * torch.finfo(output.dtype).eps * scale
+    if bool(stable.all()):
+        return GENEROUS * (moved.amax() if moved.numel() else moved.sum()) + floor
+    calm = torch.where(stable, moved, 0.0).amax()
+    return torch.where(stable, GENEROUS * calm + floor, torch.inf)
+
+
+def _moved(output: Tensor, others: Sequence[Tensor]) -> Tensor:
+    apart = [(o - output).abs().double().nan_to_num(0.0, torch.inf, torch.inf) for o in others]
+    return torch.stack(apart).amax(0) if apart else torch.zeros(output.shape, dtype=torch.float64, device=output.device)
+
+
+def _scale(output: Tensor) -> Tensor:
+    size = output.abs().double().nan_to_num(0.0, 0.0, 0.0)
+    return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
+
+
+def _widened(slack: Tensor | None, output: Any, best: Any) -> Tensor | None:
+    """Room for single precision's own distance from double."""
+    if slack is None or not isinstance(best, Tensor) or best.shape != output.shape or not best.numel():
+        return slack
+    if not (output.dtype.is_floating_point or output.dtype.is_complex):
+        return torch.where(best == output, slack, torch.inf)
+    apart = (output.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
+    return slack + 4 * torch.where(apart <= JUMP * _scale(output), apart, 0.0).amax()
+
+
+def same_results(a: Truth, b: Truth) -> bool:
+    """Whether two calls give the very same tensors: shapes, dtypes and bits (NaN equals NaN)."""
+    if len(a.outputs) != len(b.outputs):
+        return False
+    pairs = [(x, y) for x, y in zip(a.outputs, b.outputs, strict=True) if isinstance(x, Tensor)]
+    return all(isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype for x, y in pairs) and all(
+        bool(close(x, y, torch.zeros(())).all()) for x, y in pairs
+    )
+
+
+def close(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
+    """Element-wise: equal, both NaN, or within the slack."""
+    same = (got == want) | slack.isinf()
+    if want.dtype.is_floating_point or want.dtype.is_complex:
+        same = same | ((got - want).abs() <= slack) | (got.isnan() & want.isnan())
+    return same
+
+
+def agrees(got: Tensor, want: Tensor, slack: Tensor) -> bool:
+    """Whether two tensors of one shape are the same within the slack."""
+    return torch.equal(got, want) or bool(close(got, want, slack).all())

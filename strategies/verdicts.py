@@ -1,0 +1,80 @@
+"""Five words for a claim, and what each is worth as an exit code."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from strategies.rules import Rule, Sample
+
+
+class Verdict(enum.Enum):
+    """SUSPECT is an Unsound that nobody has confirmed end to end: never printed as Unsound."""
+
+    SOUND = "sound"
+    UNSOUND = "unsound"
+    MISSING = "missing"
+    SUSPECT = "suspect"
+    UNTESTABLE = "untestable"
+    CRASHED = "crashed"
+
+
+CLEAN, WRONG, USAGE, NOTHING = 0, 1, 2, 3
+"""Exit codes: nothing wrong; an Unsound rule or an ignored registration; usage; nothing tested or the tool failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What showed that a claim is wrong: the values that ranks hold, and what they make.
+
+    `variant` and `draw` repeat the very same input values and decomposition from the seed.
+    """
+
+    reason: str
+    variant: str = ""
+    draw: int = 0
+    got: str = ""
+    want: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The verdict on one claim, on one sample, on one mesh size."""
+
+    rule: Rule
+    ranks: int
+    sample: Sample
+    verdict: Verdict
+    source: str = ""
+    evidence: Evidence = field(default_factory=lambda: Evidence(""))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is reported of one rule, over all samples and meshes."""
+
+    rule: Rule
+    ranks: int
+    verdict: Verdict
+    reason: str
+    sample: tuple[str, ...]
+    origin: str
+    confirmed_on: str | None = None
+    got: str = ""
+    want: str = ""
+    picture: str = ""
+    repro: str | None = None
+    script: str = ""
+
+
+def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> int:
+    """The table: nothing tested is never a pass, and a crash of ours is never one either.
+
+    >>> exit_code([Verdict.SOUND], tested=1), exit_code([], tested=0)
+    (0, 3)
+    """
+    seen = set(verdicts)
+    if Verdict.UNSOUND in seen or ignored:
+        return WRONG
+    return CLEAN if tested else NOTHING

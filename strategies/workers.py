@@ -1,0 +1,161 @@
+"""Units of work in processes of their own: a native crash or a hang costs one unit, never the run.
+
+Workers are forked, so that what the parent has imported (torch, OpInfo) is there at once; where
+there is no fork they are spawned.  Results come back in the order of the units, whatever the order
+in which workers finish, so that the same seed gives the same output.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+Note = Callable[[int], None]
+"""Called by a unit to say how far it is; the last number is known even if the process dies."""
+Work = Callable[[Any, Note], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The unit raised: an error of ours, with its traceback."""
+
+    error: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The process died, or did not answer in time; `noted` is the last number that it noted, or -1."""
+
+    why: str
+    noted: int
+
+
+Answer = Done | Failed | Lost
+
+
+class _Worker:
+    def __init__(self, work: Work, context: Any) -> None:
+        self.noted = context.RawValue("q", -1)
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(work, theirs, self.noted), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.unit = -1
+        self.since = 0.0
+
+    def give(self, unit: int, task: Any) -> None:
+        self.unit, self.since, self.noted.value = unit, time.monotonic(), -1
+        self.pipe.send_bytes(pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+
+    def take(self) -> Answer:
+        try:
+            return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+        except EOFError:
+            self.process.join(5)
+            return Lost(_death(self.process.exitcode), self.noted.value)
+
+    def kill(self) -> None:
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join(5)
+        self.pipe.close()
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"the process died with {signal.Signals(-code).name}"
+    return f"the process left with code {code}"
+
+
+def _serve(work: Work, pipe: Connection, noted: Any) -> None:
+    """A worker's life: one unit after another, until the parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _quiet()
+
+    def note(number: int) -> None:
+        noted.value = number
+
+    while True:
+        try:
+            task = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer: Answer = Done(work(task, note))
+        except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
+            answer = Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        pipe.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+
+
+def _quiet() -> None:
+    """malloc's and torch's last words go nowhere: the parent says in one sentence what happened."""
+    sys.stdout.flush()
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+
+
+def run(
+    work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
+) -> Iterator[Answer]:
+    """The answer to every task, in order.  `limit` is seconds for one task; `tick` hears of each one done.
+
+    Stopping early (Ctrl-C, or not taking all answers) leaves no process behind.
+    """
+    context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
+    crew = [_Worker(work, context) for _ in range(min(workers, len(tasks)))]
+    waiting = iter(range(len(tasks)))
+    answers: dict[int, Answer] = {}
+    told = 0
+    try:
+        for worker in crew:
+            _next(worker, waiting, tasks)
+        while told < len(tasks):
+            for at, answer in _heard(crew, limit):
+                answers[crew[at].unit] = answer
+                if isinstance(answer, Lost):
+                    crew[at].kill()
+                    crew[at] = _Worker(work, context)
+                _next(crew[at], waiting, tasks)
+                if tick:
+                    tick(1)
+            while told in answers:
+                yield answers.pop(told)
+                told += 1
+    finally:
+        for worker in crew:
+            worker.kill()
+
+
+def _next(worker: _Worker, waiting: Iterator[int], tasks: Sequence[Any]) -> None:
+    unit = next(waiting, -1)
+    worker.unit = -1
+    if unit >= 0:
+        worker.give(unit, tasks[unit])
+
+
+def _heard(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
+    """What has come back by now, or within a quarter of a second; tasks past their limit are lost."""
+    busy = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
+    heard = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]  # type: ignore[index]
+    known = {at for at, _ in heard}
+    now = time.monotonic()
+    for at, worker in enumerate(crew):
+        if at not in known and worker.unit >= 0 and now - worker.since > limit:
+            heard.append((at, Lost(f"no answer within {limit:.0f} s", worker.noted.value)))
+    return heard

@@ -1,0 +1,97 @@
+"""What the README tells a newcomer to type is typed here, and does what it says."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+OURS = ("$ localtensor", "$ make", "$ python")
+
+# Each command of the README stands in one of these two tables.
+EXIT_CODES = {
+    "make help": 0,
+    "localtensor validate --help": 0,
+    "localtensor validate cumprod": 1,
+    "localtensor validate --rules my_rules": 1,
+}
+TOO_SLOW = {
+    "make validate": "installs torch, then judges every rule",
+    "make bench": "runs torch's own validator beside ours",
+    "make check": "formats, lints and tests the whole tree",
+    "make test": "runs this test, and would run itself",
+}
+
+
+def fences(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[str]:
+    """The commands of ours in the console blocks, continued lines joined."""
+    lines = "\n".join(fences(text, "console")).replace("\\\n", " ").splitlines()
+    return [" ".join(line[2:].split()) for line in lines if line.startswith(OURS)]
+
+
+def unaccounted(text: str) -> list[str]:
+    known = {*EXIT_CODES, *TOO_SLOW}
+    found = [f"{command} is in the README and in neither table" for command in commands(text) if command not in known]
+    return found + [f"{command} is in a table and not in the README" for command in known - {*commands(text)}]
+
+
+def write_examples(text: str, folder: Path) -> None:
+    """Each python block that begins with its file's name becomes that file."""
+    for block in fences(text, "python"):
+        if name := re.match(r"# (\w+\.py)\n", block):
+            (folder / name[1]).write_text(block)
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    where = folder if command.startswith("localtensor") else ROOT
+    return subprocess.run(
+        command, shell=True, cwd=where, env={**os.environ, "PATH": bin_first}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_every_command_is_run_or_says_why_not():
+    assert commands(README.read_text())
+    assert unaccounted(README.read_text()) == []
+
+
+@pytest.mark.parametrize("command", EXIT_CODES)
+def test_the_command_ends_with_the_code_that_we_promise(command, tmp_path):
+    write_examples(README.read_text(), tmp_path)
+    done = run(command, tmp_path)
+    assert done.returncode == EXIT_CODES[command], done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.stdout.strip()
+    assert "Traceback" not in done.stderr
+
+
+def test_the_python_sessions_are_true():
+    tried = doctest.testfile(str(README), module_relative=False, verbose=False)
+    assert tried.attempted > 0
+    assert tried.failed == 0
+
+
+def test_every_console_block_holds_a_command():
+    assert all(block.startswith("$ ") for block in fences(README.read_text(), "console"))
+
+
+def test_a_planted_command_in_no_table_is_caught():
+    planted = "```console\n$ localtensor conjure \\\n    --all\noutput\n$ ls\n```\n```python\n$ make love\n```\n"
+    assert commands(planted) == ["localtensor conjure --all"]
+    assert "localtensor conjure --all is in the README and in neither table" in unaccounted(planted)
+    assert "make help is in a table and not in the README" in unaccounted(planted)
+
+
+def test_a_planted_command_that_fails_is_caught(tmp_path):
+    write_examples("```python\n# shown.py\nraise SystemExit(7)\n```\n```python\nno_name = 1\n```\n", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["shown.py"]
+    assert run(f"cd {tmp_path} && python shown.py", tmp_path).returncode == 7

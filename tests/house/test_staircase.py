@@ -1,0 +1,136 @@
+"""Every file imports only from floors below its own.  The floors are the design: README, "Architecture"."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOORS = """
+localtensor.errors
+localtensor.mesh localtensor.events
+localtensor.placement localtensor.partials localtensor.reductions
+localtensor.shards localtensor.agreement
+localtensor.collectives
+localtensor._worker
+localtensor.processes
+localtensor
+strategies.rules
+strategies.verdicts strategies.torch_dtensor
+strategies.samples strategies.sources
+strategies.probe strategies.confirm strategies.repro
+strategies.validate
+strategies.report
+strategies.cli
+strategies
+""".strip().splitlines()
+FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms.split()}
+HOUSES = ("localtensor", "strategies")  # from the ground up
+FILES = [file for house in HOUSES for file in sorted((ROOT / house).rglob("*.py"))]
+
+
+def room_of(file: Path, root: Path) -> str:
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def names_imported(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
+    """Each imported name in full, wherever in the file, with its line; relative ones too."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package[: len(package) - level + 1] if level else []
+                home = ".".join([*above, *([module] if module else [])])
+                yield from ((node.lineno, f"{home}.{alias.name}") for alias in names)
+            case ast.Call(func=func, args=[ast.Constant(value=str() as name), *_]):
+                if ast.unparse(func).split(".")[-1] in ("import_module", "_import_module", "__import__"):
+                    yield node.lineno, name
+
+
+def room_imported(name: str) -> str | None:
+    """The room that a dotted name leads into, or None if it is not of this house."""
+    while name and name not in FLOOR:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def missteps(file: Path, root: Path) -> list[str]:
+    here = room_of(file, root)
+    if here not in FLOOR:
+        return [f"{here} stands on no floor: give it one in FLOORS, above all that it imports"]
+    package = here.split(".") if file.name == "__init__.py" else here.split(".")[:-1]
+    found = []
+    for line, name in names_imported(ast.parse(file.read_text()), package):
+        there = room_imported(name)
+        if there is not None and FLOOR[there] >= FLOOR[here]:
+            way = "is on the same floor" if FLOOR[there] == FLOOR[here] else "is above it"
+            found.append(f"{here} imports {name} on line {line}, but {there} {way}: imports go down only")
+    return found
+
+
+def drawn(picture: str) -> list[set[str]]:
+    """The floors of a picture, lowest first: ` 3  house.room  .room   words`."""
+    floors = re.findall(r"^ ?\d+  (localtensor|strategies)((?:\.\w+)?(?:  \.\w+)*)", picture, re.MULTILINE)
+    return [{house + room for room in rooms.split() or [""]} for house, rooms in reversed(floors)]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: room_of(file, ROOT))
+def test_imports_only_go_down(file):
+    assert missteps(file, ROOT) == []
+
+
+def test_no_floor_holds_a_room_that_is_not_there():
+    assert set(FLOOR) == {room_of(file, ROOT) for file in FILES}
+
+
+def test_the_simulator_never_leans_on_its_judge():
+    highest = max(height for room, height in FLOOR.items() if room.startswith("localtensor"))
+    lowest = min(height for room, height in FLOOR.items() if room.startswith("strategies"))
+    assert highest < lowest
+
+
+@pytest.mark.parametrize("line", [
+    "import localtensor.shards",
+    "from localtensor import shards",
+    "from localtensor import split",
+    "from localtensor.shards import split",
+    "from . import shards",
+    "from .shards import split",
+    "def later():\n    from localtensor.shards import split",
+    "if TYPE_CHECKING:\n    from localtensor.shards import split",
+    "importlib.import_module('localtensor.shards')",
+    "from localtensor.placement import parse",  # sideways
+    "import localtensor.partials",  # itself
+    "import strategies",
+    "from strategies.rules import Rule",
+])  # fmt: skip
+def test_a_planted_upward_import_is_caught(line, tmp_path):
+    file = tmp_path / "localtensor" / "partials.py"
+    file.parent.mkdir()
+    file.write_text(f"import torch\nfrom localtensor.mesh import Mesh\nfrom localtensor import errors\n{line}\n")
+    [sentence] = missteps(file, tmp_path)
+    assert sentence.startswith("localtensor.partials imports ")
+    assert sentence.endswith(": imports go down only")
+
+
+def test_a_planted_room_without_a_floor_is_caught(tmp_path):
+    file = tmp_path / "localtensor" / "attic.py"
+    file.parent.mkdir()
+    file.write_text("")
+    want = "localtensor.attic stands on no floor: give it one in FLOORS, above all that it imports"
+    assert missteps(file, tmp_path) == [want]
+
+
+def test_the_picture_in_the_readme_is_this_staircase():
+    assert drawn((ROOT / "README.md").read_text()) == [set(rooms.split()) for rooms in FLOORS]
+
+
+def test_a_planted_picture_is_read_from_the_ground_up():
+    picture = " 1  strategies.rules  .verdicts   claims. and so on\n ----\n 0  localtensor.errors  ._context\n"
+    assert drawn(picture) == [
+        {"localtensor.errors", "localtensor._context"},
+        {"strategies.rules", "strategies.verdicts"},
+    ]

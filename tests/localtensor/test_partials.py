@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from localtensor.errors import NotReducible
+from localtensor.partials import fold, parts, reducible
+from localtensor.placement import KINDS
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+def value(dtype, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    raw = torch.randint(0, 2 if dtype == torch.bool else 9, (6, 5), generator=rng)
+    return raw.to(dtype) if dtype in (torch.bool, torch.uint8) else (raw - 4).to(dtype)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_parts_fold_to_the_total(dtype, kind, sparse):
+    x = value(dtype)
+    if not reducible(kind, dtype):
+        with pytest.raises(NotReducible, match="is not defined"):
+            parts(x, kind, 3, torch.Generator())
+        return
+    if kind == "avg" and dtype == torch.uint8:
+        pytest.skip("3 * 9 fits, but a sum of wrapped parts is not an average")
+    held = parts(x, kind, 3, torch.Generator().manual_seed(1), sparse=sparse)
+    assert held.dtype == dtype and held.shape == (3, 6, 5)
+    torch.testing.assert_close(fold(held, kind).to(dtype), x, atol=2e-5, rtol=2e-5)
+
+
+def test_addends_cancel_change_sign_and_are_not_zero_where_the_total_is():
+    held = parts(torch.zeros(50), "sum", 2, torch.Generator().manual_seed(0))
+    assert (held != 0).all()
+    assert (held > 0).any(0).all() and (held < 0).any(0).all()
+    assert (held[0] > 0).any() and (held[0] < 0).any()
+
+
+def test_sparse_addends_are_zero_where_the_total_is_not():
+    held = parts(torch.ones(50), "sum", 3, torch.Generator().manual_seed(0), sparse=True)
+    assert (held == 0).any()
+
+
+def test_each_element_of_a_maximum_has_an_owner_of_its_own():
+    x = torch.arange(40.0)
+    held = parts(x, "max", 2, torch.Generator().manual_seed(0))
+    assert (held == x).any(1).all()
+    gaps = (x - held).amax(0)
+    assert len(set(gaps.tolist())) > 30
+
+
+def test_sparse_maxima_tie():
+    x = torch.arange(40.0)
+    held = parts(x, "max", 2, torch.Generator().manual_seed(0), sparse=True)
+    assert ((held == x).sum(0) == 2).any()
+
+
+def test_an_infinite_total_sits_on_one_rank_alone():
+    held = parts(torch.tensor([float("inf"), 1.0]), "sum", 3, torch.Generator().manual_seed(0))
+    assert torch.isinf(held[:, 0]).sum() == 1
+    assert fold(held, "sum")[0] == float("inf")
+
+
+def test_integers_do_not_wrap_past_their_ends():
+    x = torch.tensor([0, 255, 7], dtype=torch.uint8)
+    for kind in ("min", "max"):
+        held = parts(x, kind, 3, torch.Generator().manual_seed(0))
+        assert torch.equal(fold(held, kind), x)
+
+
+def test_an_integer_average_that_does_not_divide_is_not_rounded():
+    assert fold(torch.tensor([[1], [2]]), "avg").item() == 1.5

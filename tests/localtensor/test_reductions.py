@@ -1,0 +1,139 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from localtensor.collectives import all_gather, all_reduce
+from localtensor.errors import DtypeNotReducible, UnknownReduction
+from localtensor.reductions import CARRIED, FOLDS, TAKES, PremulSum, carrier, check_reducible, fold, kind_of
+
+NAN = math.nan
+DTYPE_OF = {"bool": torch.bool, "integer": torch.int32, "float": torch.float32, "complex": torch.complex64}
+
+
+def same(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "want"), [("sum", 12), ("product", 30), ("min", 1), ("max", 6), ("band", 0), ("bor", 7), ("bxor", 2)]
+)
+def test_each_fold_of_five_one_and_six(op, want):
+    same(fold([torch.tensor(n) for n in (5, 1, 6)], op), torch.tensor(want))
+
+
+def test_the_average_is_the_sum_divided_so_it_overflows_where_the_sum_does():
+    same(fold([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])], "avg"), torch.tensor([2.0, 3.5]))
+    large = torch.tensor([60000.0], dtype=torch.float16)
+    same(fold([large, large], "avg"), torch.tensor([math.inf], dtype=torch.float16))
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_min_and_max_let_nan_through_whichever_rank_holds_it(op, dtype):
+    first, second = torch.tensor([NAN, 1, NAN], dtype=dtype), torch.tensor([1, NAN, NAN], dtype=dtype)
+    assert fold([first, second], op).isnan().all()
+
+
+def test_integers_wrap_around():
+    same(fold([torch.tensor([100], dtype=torch.int8)] * 2, "sum"), torch.tensor([-56], dtype=torch.int8))
+    same(fold([torch.tensor([100], dtype=torch.uint8)] * 2, "product"), torch.tensor([16], dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("op", "want"),
+    [
+        ("sum", [False, True, True]), ("product", [False, False, True]), ("min", [False, False, True]),
+        ("max", [False, True, True]), ("bxor", [False, True, False]),
+    ],
+)  # fmt: skip
+def test_bools_stay_bools(op, want):
+    held = [torch.tensor([False, False, True]), torch.tensor([False, True, True])]
+    same(fold(held, op), torch.tensor(want))
+
+
+def test_premul_sum_rounds_the_factor_to_the_dtype_first():
+    x = torch.tensor([3.0], dtype=torch.bfloat16)
+    factor = torch.tensor(0.1, dtype=torch.bfloat16)
+    same(fold([x, x], PremulSum(0.1)), x * factor + x * factor)
+
+
+def test_folds_go_from_rank_to_rank_so_that_rounding_is_the_same_each_time():
+    big, small = torch.tensor([1e8]), torch.tensor([-1.0])
+    same(fold([big, -big, small], "sum"), small)
+    same(fold([small, big, -big], "sum"), torch.tensor([0.0]))
+
+
+def test_the_kinds_of_number_are_four():
+    assert [kind_of(d) for d in (torch.bool, torch.uint8, torch.float16, torch.complex64)] == list(DTYPE_OF)
+
+
+def test_each_dtype_that_does_not_travel_has_a_carrier_that_does():
+    floats = [torch.float8_e4m3fn, torch.float8_e5m2]
+    for dtype in [torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.complex32, *floats]:
+        assert dtype not in CARRIED
+        assert carrier(dtype) in CARRIED
+        assert kind_of(carrier(dtype)) == kind_of(dtype)
+
+
+def test_the_carrier_brings_every_value_back():
+    shorts = torch.arange(-(2**15), 2**15).to(torch.int16)
+    same(shorts.to(carrier(torch.int16)).to(torch.int16), shorts)
+    eights = torch.arange(-128, 128).to(torch.int8).view(torch.float8_e5m2)
+    same(eights.to(carrier(torch.float8_e5m2)).to(torch.float8_e5m2).float(), eights.float())
+    longs = torch.tensor([0, -1, 2**62]).view(torch.uint64)
+    assert torch.equal(longs.to(torch.int64).to(torch.uint64), longs)
+
+
+# What each refused pair of reduction and kind suggests, done.
+REMEDIED = {
+    ("avg", "bool"): lambda x: all_reduce([x.to(torch.float64)] * 2, "avg"),
+    ("avg", "integer"): lambda x: (all_reduce([x.to(torch.float64)] * 2, "avg"), all_reduce([x] * 2)[0] / 2),
+    ("product", "complex"): lambda x: all_gather([x, x])[0][0] * all_gather([x, x])[0][1],
+    ("min", "complex"): lambda x: (all_reduce([x.abs()] * 2, "min"), all_reduce([torch.view_as_real(x)] * 2, "min")),
+    ("max", "complex"): lambda x: (all_reduce([x.abs()] * 2, "max"), all_reduce([torch.view_as_real(x)] * 2, "max")),
+    ("premul_sum", "bool"): lambda x: all_reduce([x * 0.5] * 2, "sum"),
+    ("premul_sum", "integer"): lambda x: all_reduce([x * 0.5] * 2, "sum"),
+    **{(op, kind): lambda x, op=op: all_reduce([x.real.to(torch.int64)] * 2, op)
+       for op in ("band", "bor", "bxor") for kind in ("float", "complex")},
+}  # fmt: skip
+REFUSED = [(op, kind) for op, kinds in TAKES.items() for kind in DTYPE_OF if kind not in kinds]
+MESSAGES = {
+    ("avg", "bool"): "Pass x.to(torch.float64).",
+    ("avg", "integer"): "Pass x.to(torch.float64), or use 'sum' and divide.",
+    ("product", "complex"): "Use all_gather and multiply on each rank.",
+    ("min", "complex"): "Pass x.abs(), or torch.view_as_real(x) for each part by itself.",
+    ("max", "complex"): "Pass x.abs(), or torch.view_as_real(x) for each part by itself.",
+    ("premul_sum", "bool"): "Multiply by the factor on each rank, then use 'sum'.",
+    ("premul_sum", "integer"): "Multiply by the factor on each rank, then use 'sum'.",
+}
+
+
+@pytest.mark.parametrize(("op", "kind"), REFUSED)
+def test_what_has_no_meaning_is_refused_with_a_way_out_that_works(op, kind):
+    x = torch.tensor([1, 0]).to(DTYPE_OF[kind])
+    with pytest.raises(DtypeNotReducible) as caught:
+        all_reduce([x, x], PremulSum(0.5) if op == "premul_sum" else op)
+    problem = f"all_reduce: op: '{op}' of {x.dtype}: there is no {op} of {kind} tensors. "
+    remedy = MESSAGES.get((op, kind), "Pass integers, as x.real.to(torch.int64) makes them.")
+    assert str(caught.value) == problem + remedy
+    assert REMEDIED[op, kind](x)[0] is not None
+
+
+@pytest.mark.parametrize(("op", "kind"), [(op, kind) for op, kinds in TAKES.items() for kind in kinds])
+def test_what_has_a_meaning_goes_through_and_keeps_its_dtype(op, kind):
+    reduction = PremulSum(2.0) if op == "premul_sum" else op
+    check_reducible("all_reduce", reduction, DTYPE_OF[kind])
+    x = torch.tensor([1, 0]).to(DTYPE_OF[kind])
+    assert [y.dtype for y in all_reduce([x, x], reduction)] == [DTYPE_OF[kind]] * 2
+
+
+@pytest.mark.parametrize("op", ["mean", "SUM", "", None, ["sum"]])
+def test_an_unknown_reduction_is_refused(op):
+    with pytest.raises(UnknownReduction):
+        check_reducible("all_reduce", op, torch.float32)
+
+
+def test_the_tables_speak_of_the_same_reductions():
+    assert set(TAKES) == {*FOLDS, "premul_sum"}

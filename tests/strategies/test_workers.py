@@ -1,0 +1,67 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from strategies.workers import Done, Failed, Lost, run
+
+
+def work(task, note):
+    note(7)
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "raise":
+        raise ValueError("no good")
+    if task == "hang":
+        threading.Event().wait()
+    return task * 2
+
+
+def alive(pids):
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def pid_of(task, note):
+    return os.getpid()
+
+
+def test_answers_come_in_the_order_of_the_tasks():
+    assert [a.value for a in run(work, list(range(20)), workers=3, limit=30)] == [2 * i for i in range(20)]
+
+
+def test_a_dead_worker_costs_its_unit_only_and_says_how_far_it_was():
+    first, dead, last = run(work, [1, "die", 3], workers=1, limit=30)
+    assert (first, last) == (Done(2), Done(6))
+    assert dead == Lost("the process died with SIGKILL", 7)
+
+
+def test_a_unit_that_raises_keeps_its_traceback():
+    (answer,) = run(work, ["raise"], workers=1, limit=30)
+    assert isinstance(answer, Failed)
+    assert answer.error == "ValueError: no good"
+    assert "in work" in answer.trace
+
+
+def test_a_hang_ends_at_the_limit():
+    hung, after = run(work, ["hang", 4], workers=1, limit=0.5)
+    assert hung == Lost("no answer within 0 s", 7)
+    assert after == Done(8)
+
+
+def test_no_process_is_left_behind_when_the_caller_stops_early():
+    answers = run(pid_of, [0] * 50, workers=2, limit=30)
+    pids = {next(answers).value, next(answers).value}
+    answers.close()
+    assert not alive(pids)
+
+
+def test_ticks_count_every_task():
+    ticks = []
+    assert len(list(run(work, [1, "die", "raise"], workers=2, limit=30, tick=ticks.append))) == 3
+    assert sum(ticks) == 3
+
+
+@pytest.mark.parametrize("tasks", [[], [5]])
+def test_few_tasks_need_few_workers(tasks):
+    assert len(list(run(work, tasks, workers=4, limit=30))) == len(tasks)
