@@ -18,9 +18,12 @@ from localtensor.errors import NotReducible
 
 
 def reducible(kind: str, dtype: torch.dtype) -> bool:
-    """Whether a partial value of this dtype means anything under this reduction."""
+    """Whether a partial value of this dtype means anything under this reduction.
+
+    Booleans add and multiply as "or" and "and", as gloo and nccl reduce them.
+    """
     if dtype == torch.bool:
-        return kind in ("min", "max")
+        return kind != "avg"
     if dtype == torch.complex32:
         return False  # torch itself cannot add these on a CPU
     return not (dtype.is_complex and kind in ("min", "max"))
@@ -35,6 +38,8 @@ def fold(held: Tensor, kind: str) -> Tensor:
     """
     if not reducible(kind, held.dtype):
         raise NotReducible("partials.fold", kind, held.dtype)
+    if held.dtype == torch.bool:
+        return held.all(0) if kind in _ALL else held.any(0)
     if kind in ("min", "max"):
         return held.amin(0) if kind == "min" else held.amax(0)
     if kind == "product":
@@ -52,7 +57,13 @@ def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: boo
     if not reducible(kind, x.dtype):
         raise NotReducible("partials.parts", kind, x.dtype)
     make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
+    if x.dtype == torch.bool:
+        return _deal(_truths(x, kind, ranks, rng), rng)
     return _deal(make(x, kind, ranks, rng, sparse), rng)
+
+
+_ALL = ("min", "product")
+"""The reductions of booleans that are "and"; the others are "or"."""
 
 
 def _divides(dtype: torch.dtype) -> bool:
@@ -100,11 +111,12 @@ def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
     return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
 
 
+def _truths(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
+    apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
+    return torch.cat([x | apart if kind in _ALL else x & apart, x[None]])
+
+
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
-    if x.dtype == torch.bool:
-        apart = _coin((ranks - 1, *x.shape), rng, x.device, 0.5)
-        others = x & apart if kind == "max" else x | apart
-        return torch.cat([others, x[None]])
     distance = _noise(x, ranks - 1, rng)
     distance = distance.abs() if x.dtype.is_signed else distance
     if sparse:

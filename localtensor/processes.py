@@ -255,7 +255,8 @@ class _Crew:
             self._fence = False
             fenced = self.gather(time.monotonic() + FENCE_LIMIT, grace=0)
             return all(reply is not None and reply.kind == "fenced" for reply in fenced)
-        return not wait([member.process.sentinel for member in self.members], 0)
+        ends = [end for member in self.members for end in (member.jobs, member.process.sentinel)]
+        return not wait(ends, 0)  # a pipe ends a moment before the fork server reports the death
 
     def kill(self) -> None:
         """No process and no file is left.  A copy of this object in a forked child must not touch them."""

@@ -21,7 +21,7 @@ from localtensor.partials import fold, parts, reducible
 from localtensor.placement import KINDS, short
 from localtensor.shards import local_shape, split_axis
 from strategies.rules import Call, Claim, Rule, Sample
-from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, tell
+from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, strided, tell
 from strategies.verdicts import Evidence, Instance, Verdict
 
 DRAWS = 2
@@ -69,23 +69,29 @@ class Probe:
 
     def local(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None) -> Local:
         """Each rank's flat results.  Ranks that hold the same run once."""
-        key = (tuple(inputs), draw, calls)
+        if calls is not None:
+            return self._run(inputs, draw, calls)
+        key = (tuple(inputs), draw)
         if key not in self._ran:
-            self._ran[key] = self._run(inputs, draw, calls)
+            self._ran[key] = self._run(inputs, draw, None)
         return self._ran[key]
 
     def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> Local:
         columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
         once = calls is None and all(p is None or isinstance(p, Replicate) for p in inputs)
+        out = self._on(columns, calls, 1 if once else self.ranks)
+        return out * self.ranks if once and not isinstance(out, str) else out
+
+    def _on(self, columns: Sequence[Sequence[Tensor]], calls: tuple[Call, ...] | None, ranks: int) -> Local:
         out: list[tuple[Any, ...]] = []
-        for rank in range(1 if once else self.ranks):
+        for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
                 raw = run(call, [column[rank] for column in columns], mutates=self.writes)
             except REFUSALS as error:
                 return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
             out.append(tuple(_flat(raw)))
-        return out * self.ranks if once else out
+        return out
 
     def draws(self, inputs: Sequence[Placement | None]) -> range:
         return range(DRAWS if any(isinstance(p, Partial) for p in inputs) else 1)
@@ -95,9 +101,21 @@ class Probe:
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
             found = self.against(local, claim.rule.outputs)
-            if found:
+            if found and not self._kernels_disagree(claim, draw, local):
                 return Evidence(found[0], self.variant, draw, found[1], found[2])
         return None
+
+    def _kernels_disagree(self, claim: Claim, draw: int, local: Local) -> bool:
+        """Whether the same pieces with gaps between their elements give other results: then torch's
+        vectorised and scalar kernels differ on these values, and the rule is not to blame."""
+        if isinstance(local, str):
+            return False
+        columns = [[strided(x) for x in self.held(i, p, draw)] for i, p in enumerate(claim.rule.inputs)]
+        again = self._on(columns, claim.local, self.ranks)
+        if isinstance(again, str):
+            return False
+        pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
+        return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
 
     def against(self, local: Local, outputs: Sequence[Placement | None]) -> tuple[str, str, str] | None:
         """What is wrong with the local results under these placements: reason, got, want."""
@@ -113,6 +131,8 @@ class Probe:
 
     def _wrong(self, held: Sequence[Any], i: int, placement: Placement) -> tuple[str, str, str] | None:
         want = self.truth.outputs[i]
+        if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
+            return f"{placement.reduce_op} of {want.dtype} is not defined", "", ""
         for rank, piece in enumerate(held):
             shape = local_shape(want.shape, placement, self.ranks, rank) if _has_dim(placement, want) else None
             if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
@@ -164,6 +184,11 @@ def rounding(held: Sequence[Tensor]) -> float:
     return GENEROUS * torch.finfo(held[0].dtype).eps * largest
 
 
+def _near(a: Tensor, b: Tensor) -> bool:
+    scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
+    return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
+
+
 def _flat(raw: Any) -> list[Any]:
     if isinstance(raw, Tensor):
         return [raw]
@@ -201,7 +226,13 @@ def _text(x: Tensor, most: int = 16) -> str:
 
 
 def specials(sample: Sample, seed: int) -> tuple[Tensor, ...] | None:
-    """The inputs with a NaN and both infinities sprinkled in; None if there is nothing to sprinkle on."""
+    """The inputs with a NaN and both infinities sprinkled in; None if there is nothing to sprinkle on.
+
+    torch's kernels for orthogonal polynomials give left-over numbers for NaN (2.13: `x = nan` gives
+    125103.9 in one lane and 0 in another), so those are not asked.
+    """
+    if "polynomial" in sample.op:
+        return None
     rng = torch.Generator().manual_seed(zlib.crc32(f"specials {seed}".encode()))
     values = torch.tensor([torch.nan, torch.inf, -torch.inf])
 

@@ -14,6 +14,7 @@ sampled with 12, 8, 4 and 2.  The import takes seconds and is therefore left to 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import sys
@@ -38,8 +39,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int
           "complex64": torch.complex64}  # fmt: skip
 MOST_CALLS = 60
 """Samples of one OpInfo, dtype and pass."""
-MOST_KEPT = 10
-"""Calls of one overload kept from those."""
+MOST_KEPT, MOST_OTHERS = 12, 3
+"""Calls kept from those of an overload that bears the OpInfo's name, and of one that is met on the way."""
 MOST_NUMEL = 20_000
 
 
@@ -55,13 +56,17 @@ def names(info: Any) -> set[str]:
     return {info.name, info.aten_name or info.name, *(alias.name for alias in info.aliases or ())}
 
 
+@functools.cache
+def _size_homes() -> tuple[Any, ...]:
+    found = [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal.")]
+    return tuple(m for m in found if all(isinstance(vars(m).get(size), int) for size in "LMS"))
+
+
 @contextlib.contextmanager
 def sizes(which: str) -> Iterator[None]:
     """OpInfo's S, M, L and XS as that pass wants them, put back afterwards."""
     chosen = dict(zip(("L", "M", "S", "XS"), SIZES[which], strict=True))
-    homes = [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal.")]
-    homes = [m for m in homes if all(isinstance(vars(m).get(size), int) for size in "LMS")]
-    before = [(m, size, vars(m)[size]) for m in homes for size in chosen if size in vars(m)]
+    before = [(m, size, vars(m)[size]) for m in _size_homes() for size in chosen if size in vars(m)]
     try:
         for m, size, _ in before:
             setattr(m, size, chosen[size])
@@ -86,14 +91,18 @@ def capture(
 
     A sample that raises in torch itself costs that sample only, and is counted under its error.
     """
-    recorder = _Recorder(wanted, f"{info.formatted_name}[{str(dtype).removeprefix('torch.')},{which}]")
+    own = {part.strip("_") for name in names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
+    own |= {f"{name}_backward" for name in own}
+    recorder = _Recorder(wanted, own, f"{info.formatted_name}[{str(dtype).removeprefix('torch.')},{which}]")
     failed: Counter[str] = Counter()
     grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     seed_all(seed, info.formatted_name, str(dtype), which)
     if which != "odd" and info.formatted_name in ONE_SIZE:
         return [], failed
     with sizes(which):
-        drawn = info.sample_inputs(device, dtype, requires_grad=grad)
+        drawn = iter(info.sample_inputs(device, dtype, requires_grad=grad))
+        if hasattr(drawn, "set_seed"):
+            drawn.set_seed = False  # it would seed all devices before each sample, which costs more than most samples
         for number in range(MOST_CALLS):
             try:
                 sample = next(drawn, None)
@@ -133,9 +142,9 @@ def _tensors(out: Any) -> list[Tensor]:
 class _Recorder(TorchDispatchMode):
     """Keeps the first calls of each wanted overload that differ in shapes, dtypes or scalars."""
 
-    def __init__(self, wanted: Callable[[Any], bool], origin: str) -> None:
+    def __init__(self, wanted: Callable[[Any], bool], own: set[str], origin: str) -> None:
         super().__init__()
-        self.wanted, self.origin, self.now = wanted, origin, ""
+        self.wanted, self.own, self.origin, self.now = wanted, own, origin, ""
         self.kept: list[Sample] = []
         self._seen: set[str] = set()
         self._count: Counter[Any] = Counter()
@@ -147,22 +156,26 @@ class _Recorder(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._count[func] < MOST_KEPT and self.wanted(func):
-            self._keep(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        most = MOST_KEPT if func.overloadpacket.__name__.strip("_") in self.own else MOST_OTHERS
+        copy = self._copy(func, args, kwargs or {}) if self._count[func] < most and self.wanted(func) else None
+        out = func(*args, **(kwargs or {}))
+        if copy is not None:  # only now: a call that the op refuses is no sample
+            self._count[func] += 1
+            self.kept.append(copy)
+        return out
 
-    def _keep(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
+        """The call with its tensors as they are before it, or None if one like it is kept already."""
         call, tensors = call_of(func, args, kwargs)
         if not all(map(_usable, tensors)) or any(map(_is_generator, kwargs.values())):
-            return
+            return None
         sample = Sample(call, tuple(tensors), f"{self.origin} {self.now}")
         key = f"{func} {sample.arguments()}"
         if key in self._seen:
-            return
+            return None
         self._seen.add(key)
-        self._count[func] += 1
         copies = tuple(t.detach().clone().resolve_conj().resolve_neg() for t in tensors)
-        self.kept.append(Sample(call, copies, sample.origin))
+        return Sample(call, copies, sample.origin)
 
 
 def _is_generator(value: object) -> bool:

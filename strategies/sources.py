@@ -23,7 +23,7 @@ from strategies.rules import Call, Claim, Rule, Sample, overload, results
 
 MOST_TUPLES = 4096
 """Input-placement tuples that a search tries for one sample at the most."""
-MOST_TRACES = 200
+MOST_TRACES = 130
 """Traces that one question about a decomposition may cost: DTensor traces every tuple of placements."""
 
 
@@ -44,16 +44,17 @@ def tuples(sample: Sample, ranks: int) -> Iterable[tuple[Placement, ...]]:
     return sorted(every, key=lambda row: sum(not isinstance(p, Replicate) for p in row))
 
 
-def claims(sample: Sample, ranks: int, truth: Any) -> list[Claim]:
+def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | None = None) -> list[Claim]:
     """What DTensor claims about this call; `truth` is the op's own result on the whole tensors.
 
-    Raises whatever a strategy function raises: that is DTensor's answer, not a verdict.
+    `alone` is the same sample's question on one rank; whoever asks about several mesh sizes passes one
+    for all of them.  Raises whatever a strategy function raises: that is DTensor's answer, no verdict.
     """
     op = overload(sample.op)
     source = dtensor.source_of(op)
     if not source or not sample.tensors:
         return []
-    ask = dtensor.Question(sample, ranks, truth)
+    ask = dtensor.Question(sample, ranks, truth, alone)
     count = len(results(truth))
     direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites(op))
     rows = ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
@@ -77,13 +78,20 @@ def _asked(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> li
     seeds = _seeds(sample, ranks)
     if source == "rule":
         return [(seed, ()) for seed in seeds]
-    if source == "decomposition":
-        seeds = _spread(seeds)
-        traces = math.prod(1 + t.ndim for t in sample.tensors)
-        if traces > MOST_TRACES:
-            raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
-    rows = ask.strategy_rows(seeds)
+    rows = ask.strategy_rows(seeds) if source == "op strategy" else _traced(ask, sample)
     return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
+
+
+def _traced(ask: dtensor.Question, sample: Sample) -> list[dtensor.Row]:
+    """The lines of a decomposition.  DTensor traces it on a mesh of one rank whatever the mesh, so
+    one trace serves all mesh sizes; which lines fit is asked of each."""
+    traces = math.prod(1 + t.ndim for t in sample.tensors)
+    if traces > MOST_TRACES:
+        raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
+    alone = ask.alone()
+    if alone.traced is None:
+        alone.traced = alone.strategy_rows(_spread(_seeds(sample, 1)))
+    return [row for row in alone.traced if ask.fits(row)]
 
 
 def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...]]:

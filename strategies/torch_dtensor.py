@@ -118,13 +118,24 @@ class Question:
     what nearly all of the time would go into.
     """
 
-    def __init__(self, sample: Sample, ranks: int, outputs: Any) -> None:
-        self.sample, self.ranks, self.op = sample, ranks, overload(sample.op)
+    def __init__(self, sample: Sample, ranks: int, outputs: Any, alone: Question | None = None) -> None:
+        self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
+        self.traced: list[Row] | None = None
+        self._alone = alone
         self.metas = [_meta(t) for t in sample.tensors]
         self.prop = copy.copy(propagator())
         meta = pytree.tree_map(lambda t: _meta(t) if isinstance(t, torch.Tensor) else None, outputs)
         self.prop._propagate_tensor_meta_non_cached = lambda schema: meta
         self.out_meta = meta
+
+    def alone(self) -> Question:
+        """The same question on a mesh of one rank."""
+        if self._alone is None:
+            self._alone = Question(self.sample, 1, self.outputs)
+        return self._alone
+
+    def fits(self, row: Row) -> bool:
+        return self._fits(row[0], False) and self._keeps_place(row)
 
     def schema(self, placements: Sequence[Placement | None], rank: int = 0) -> OpSchema:
         mesh = mesh_for(self.ranks, rank)
@@ -150,14 +161,21 @@ class Question:
     def strategy_rows(self, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
         """The lines that an op strategy or a decomposition offers when the inputs come as in `seeds`."""
         rows: dict[str, Row] = {}
+        refusals: list[Exception] = []
         for seed in seeds:
-            strategy = self._strategy(self.schema(seed))
+            try:
+                strategy = self._strategy(self.schema(seed))
+            except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError, KeyError, TypeError) as no:
+                refusals.append(no)  # an op may refuse some inputs in so many words (unbind along a shard)
+                continue
             for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():
                 if line.input_specs is None or line.output_specs is None:
                     continue
                 specs = line.output_specs if isinstance(line.output_specs, tuple) else (line.output_specs,)
                 row = (tuple(s.placements[0] for s in line.input_specs), tuple(_only(s) for s in specs))
                 rows.setdefault(str(row), row)
+        if refusals and len(refusals) == len(seeds):
+            raise refusals[0]
         return list(rows.values())
 
     def _strategy(self, schema: OpSchema) -> OpStrategy | TupleStrategy | None:

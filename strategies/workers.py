@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-import pickle
+
 import signal
 import sys
 import time
@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from localtensor import wire
 
 Note = Callable[[int], None]
 """Called by a unit to say how far it is; the last number is known even if the process dies."""
@@ -60,11 +62,11 @@ class _Worker:
 
     def give(self, unit: int, task: Any) -> None:
         self.unit, self.since, self.noted.value = unit, time.monotonic(), -1
-        self.pipe.send_bytes(pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+        self.pipe.send_bytes(wire.dumps(task))
 
     def take(self) -> Answer:
         try:
-            return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+            return wire.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
         except EOFError:
             self.process.join(5)
             return Lost(_death(self.process.exitcode), self.noted.value)
@@ -92,14 +94,14 @@ def _serve(work: Work, pipe: Connection, noted: Any) -> None:
 
     while True:
         try:
-            task = pickle.loads(pipe.recv_bytes())
+            task = wire.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            answer: Answer = Done(work(task, note))
+            sent = wire.dumps(Done(work(task, note)))
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
-            answer = Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
-        pipe.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+            sent = wire.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        pipe.send_bytes(sent)
 
 
 def _quiet() -> None:

@@ -87,6 +87,14 @@ def one_is_killed_one_waits(rank, number):
     dist.barrier()
 
 
+def one_exits_and_leaves_a_child(rank):
+    """The child holds all that the process had open, so that no pipe of its ends."""
+    if rank == 0:
+        if os.fork() == 0:
+            threading.Event().wait(2)
+        os._exit(3)
+
+
 def leave_by_sys_exit():
     sys.exit(4)
 
@@ -333,6 +341,11 @@ def test_without_a_fork_server_ranks_are_spawned(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with Pool(2) as pool:
         assert values(pool.call(sum_and_swap, [(0,), (1,)]))[0] == ([3.0, 3.0], [4.0, 4.0])
+        assert values(pool.call(os.getppid, [(), ()])) == [os.getpid()] * 2
+
+
+def test_where_there_is_a_fork_server_it_is_the_ranks_parent(pool):
+    assert os.getpid() not in values(pool.call(os.getppid, [(), ()]))
 
 
 # Exceptions.
@@ -437,6 +450,13 @@ def test_a_process_that_exits_has_died(pool, pids):
     assert_fresh_and_right(pool, pids)
 
 
+def test_a_process_that_leaves_a_child_has_died_all_the_same(pool, pids):
+    start = time.monotonic()
+    assert pool.call(one_exits_and_leaves_a_child, [(0,), (1,)]) == [Died(0, 3), Returned(1, None)]
+    assert time.monotonic() - start < 1.5
+    assert_fresh_and_right(pool, pids)
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
 def test_a_process_that_is_killed_has_died(pool, pids, number):
     died, _ = pool.call(one_is_killed_one_waits, [(0, number), (1, number)])
@@ -445,8 +465,9 @@ def test_a_process_that_is_killed_has_died(pool, pids, number):
 
 
 def test_a_process_killed_between_calls_is_replaced(pool, pids):
+    [victim] = [process for process in multiprocessing.active_children() if process.pid == pids[1]]
     os.kill(pids[1], signal.SIGKILL)
-    assert_ended(pids[1:])
+    victim.join(5)  # until its death is known here: later is between calls, earlier might be within one
     assert_fresh_and_right(pool, pids)
 
 
@@ -739,6 +760,7 @@ def meet_nobody(rank):
     if rank == 0:
         print("waiting", flush=True)
         dist.barrier()
+    threading.Event().wait()
 
 def nothing():
     pass

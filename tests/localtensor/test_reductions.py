@@ -12,7 +12,7 @@ NAN = math.nan
 DTYPE_OF = {"bool": torch.bool, "integer": torch.int32, "float": torch.float32, "complex": torch.complex64}
 
 
-def same(got: Tensor, want: Tensor) -> None:
+def assert_same(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
@@ -20,13 +20,13 @@ def same(got: Tensor, want: Tensor) -> None:
     ("op", "want"), [("sum", 12), ("product", 30), ("min", 1), ("max", 6), ("band", 0), ("bor", 7), ("bxor", 2)]
 )
 def test_each_fold_of_five_one_and_six(op, want):
-    same(fold([torch.tensor(n) for n in (5, 1, 6)], op), torch.tensor(want))
+    assert_same(fold([torch.tensor(n) for n in (5, 1, 6)], op), torch.tensor(want))
 
 
 def test_the_average_is_the_sum_divided_so_it_overflows_where_the_sum_does():
-    same(fold([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])], "avg"), torch.tensor([2.0, 3.5]))
+    assert_same(fold([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])], "avg"), torch.tensor([2.0, 3.5]))
     large = torch.tensor([60000.0], dtype=torch.float16)
-    same(fold([large, large], "avg"), torch.tensor([math.inf], dtype=torch.float16))
+    assert_same(fold([large, large], "avg"), torch.tensor([math.inf], dtype=torch.float16))
 
 
 @pytest.mark.parametrize("op", ["min", "max"])
@@ -37,8 +37,8 @@ def test_min_and_max_let_nan_through_whichever_rank_holds_it(op, dtype):
 
 
 def test_integers_wrap_around():
-    same(fold([torch.tensor([100], dtype=torch.int8)] * 2, "sum"), torch.tensor([-56], dtype=torch.int8))
-    same(fold([torch.tensor([100], dtype=torch.uint8)] * 2, "product"), torch.tensor([16], dtype=torch.uint8))
+    assert_same(fold([torch.tensor([100], dtype=torch.int8)] * 2, "sum"), torch.tensor([-56], dtype=torch.int8))
+    assert_same(fold([torch.tensor([100], dtype=torch.uint8)] * 2, "product"), torch.tensor([16], dtype=torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_integers_wrap_around():
 )  # fmt: skip
 def test_bools_stay_bools(op, want):
     held = [torch.tensor([False, False, True]), torch.tensor([False, True, True])]
-    same(fold(held, op), torch.tensor(want))
+    assert_same(fold(held, op), torch.tensor(want))
 
 
 def test_premul_sum_rounds_the_factor_to_the_dtype_first():
-    x = torch.tensor([3.0], dtype=torch.bfloat16)
-    factor = torch.tensor(0.1, dtype=torch.bfloat16)
-    same(fold([x, x], PremulSum(0.1)), x * factor + x * factor)
+    nine, factor = torch.tensor([9.0], dtype=torch.bfloat16), torch.tensor(0.1, dtype=torch.bfloat16)
+    assert nine * factor != nine * 0.1
+    assert_same(fold([nine, nine], PremulSum(0.1)), nine * factor * 2)
 
 
 def test_folds_go_from_rank_to_rank_so_that_rounding_is_the_same_each_time():
     big, small = torch.tensor([1e8]), torch.tensor([-1.0])
-    same(fold([big, -big, small], "sum"), small)
-    same(fold([small, big, -big], "sum"), torch.tensor([0.0]))
+    assert_same(fold([big, -big, small], "sum"), small)
+    assert_same(fold([small, big, -big], "sum"), torch.tensor([0.0]))
 
 
 def test_the_kinds_of_number_are_four():
@@ -79,11 +79,13 @@ def test_each_dtype_that_does_not_travel_has_a_carrier_that_does():
 
 def test_the_carrier_brings_every_value_back():
     shorts = torch.arange(-(2**15), 2**15).to(torch.int16)
-    same(shorts.to(carrier(torch.int16)).to(torch.int16), shorts)
+    assert_same(shorts.to(carrier(torch.int16)).to(torch.int16), shorts)
     eights = torch.arange(-128, 128).to(torch.int8).view(torch.float8_e5m2)
-    same(eights.to(carrier(torch.float8_e5m2)).to(torch.float8_e5m2).float(), eights.float())
+    assert_same(eights.to(carrier(torch.float8_e5m2)).to(torch.float8_e5m2).float(), eights.float())
+    ints = torch.tensor([0, -1], dtype=torch.int32).view(torch.uint32)
+    assert ints.to(carrier(torch.uint32)).tolist() == ints.tolist() == [0, 2**32 - 1]
     longs = torch.tensor([0, -1, 2**62]).view(torch.uint64)
-    assert torch.equal(longs.to(torch.int64).to(torch.uint64), longs)
+    assert torch.equal(longs.to(carrier(torch.uint64)).to(torch.uint64), longs)
 
 
 # What each refused pair of reduction and kind suggests, done.

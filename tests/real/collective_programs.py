@@ -1,10 +1,12 @@
-"""What a real process runs for each collective: `mine` is what its rank brings, `into` what it receives in.
+"""One call of a collective, asked of us and of real processes.
 
-Workers find these by name.  Each is the plain call of torch.distributed, or of functional collectives where only
-those can say it.
+What a process runs has our function's name: `mine` is what its rank brings, `into` what it receives in.  It is the
+plain call of torch.distributed, or of functional collectives where only those can say it.
 """
 
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.tensor  # registers shard_dim_alltoall
 from torch import Tensor
 
+import localtensor.collectives as c
+from localtensor.events import Died, Outcome, Raised, Returned, Waiting
+from localtensor.processes import Pool
 from localtensor.reductions import CARRIED, FOLDS, PremulSum
 
 
@@ -197,3 +202,56 @@ CARRIAGES: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "shard_dim_alltoall": ([2, 2], [2, 2], {"gather_dim": 0, "shard_dim": 0}),
     "all_reduce_coalesced": ([[2, 2], [2, 2]], [[2, 2], [2, 2]], {}),
 }
+
+
+# -- the same call, asked of us and of gloo
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective on all ranks; `into` where the buffers matter, `program` where it is not the namesake."""
+
+    name: str
+    held: Sequence[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    into: Sequence[Any] | None = None
+    program: str = ""
+
+    def ours(self) -> Any:
+        return getattr(c, self.name)(self.held, **self.options)
+
+    def on_gloo(self, pool: Pool, into: Sequence[Any], seconds: float = 10.0) -> list[Outcome]:
+        jobs = [(self.program or self.name, mine, blank(buffer), self.options) for mine, buffer in zip(self.held, into)]
+        return pool.call(real, jobs, timeout=seconds)
+
+
+def flat(nested: object) -> Iterator[Tensor]:
+    yield from [nested] if isinstance(nested, Tensor) else chain.from_iterable(map(flat, nested))
+
+
+def blank(nested: Any) -> Any:
+    return torch.zeros_like(nested) if isinstance(nested, Tensor) else [blank(item) for item in nested]
+
+
+def plain(nested: Any) -> Any:
+    return nested.tolist() if isinstance(nested, Tensor) else [plain(item) for item in nested]
+
+
+def t(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def count(*shape: int, start: float = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.arange(torch.Size(shape).numel()) + start).reshape(shape).to(dtype)
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    assert [type(outcome) for outcome in outcomes] == [Returned] * len(outcomes), outcomes
+    return [outcome.value for outcome in outcomes]
+
+
+def what_gloo_does(outcomes: list[Outcome]) -> str:
+    """The worst of it: a process dies, a rank raises, a rank waits, or all return."""
+    kinds = {type(outcome) for outcome in outcomes}
+    words = {Died: "dies", Raised: "refuses", Waiting: "hangs", Returned: "answers"}
+    return next(word for kind, word in words.items() if kind in kinds)

@@ -1,0 +1,139 @@
+"""The evidence that one can run: a script of plain torch for torchrun, with no import of ours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from localtensor.placement import short
+from strategies.probe import Case
+from strategies.rules import Leaf
+
+_SCRIPT = '''"""{rule}
+
+DTensor in torch {version} gets this wrong on {ranks} ranks: {reason}
+
+Run:  torchrun --nproc-per-node {ranks} {name}
+It prints what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ.
+"""
+
+import sys
+from math import inf, nan  # noqa: F401 (some values below are not finite)
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+{imports}
+{inputs}
+want = torch.ops.{op}({plain})
+got = torch.ops.{op}({distributed})
+
+wants = want if isinstance(want, (tuple, list)) else [want]
+gots = got if isinstance(got, (tuple, list)) else [got]
+wrong = False
+for want, got, slack in zip(wants, gots, {slack}):
+    if not isinstance(got, DTensor):
+        continue
+    whole = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
+    same = whole.shape == want.shape and torch.allclose(whole, want, rtol=0.0, atol=slack, equal_nan=True)
+    wrong |= not same
+    print(f"rank {{rank}} placements {{got.placements}}\\nrank {{rank}} got  {{whole.tolist()}}\\nrank {{rank}} want {{want.tolist()}}\\n"
+          f"rank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+sys.exit(1 if wrong else 0)
+'''
+
+_ASSEMBLE = '''
+
+def assemble(x):
+    """full_tensor, but for an average, which gloo cannot make: there the ranks' values are averaged here."""
+    if str(getattr(x.placements[0], "reduce_op", "")) != "avg":
+        return x.full_tensor()
+    held = [torch.empty_like(x.to_local().contiguous()) for _ in range(dist.get_world_size())]
+    dist.all_gather(held, x.to_local().contiguous())
+    return torch.stack(held).double().mean(0).to(x.dtype) if not x.dtype.is_complex else torch.stack(held).mean(0)
+
+'''
+
+
+def script(case: Case, reason: str, name: str) -> str:
+    """The text of a script that shows what is wrong, with the very values of the case."""
+    names = [f"x{i}" for i in range(len(case.held))]
+    return _SCRIPT.format(
+        rule=str(case.rule), version=torch.__version__.split("+")[0], ranks=case.ranks, reason=reason, name=name,
+        imports=_ASSEMBLE, inputs="\n".join(_input(case, i) for i in range(len(names))),
+        op=case.sample.op, plain=_arguments(case, [f"{n}.clone()" for n in names]),
+        distributed=_arguments(case, [f"d{i}" for i in range(len(names))]), slack=_slacks(case),
+    )  # fmt: skip
+
+
+def _input(case: Case, i: int) -> str:
+    x, placement = case.truth.inputs[i], case.rule.inputs[i]
+    lines = [f"# argument {i}: {short(placement)}", f"x{i} = {literal(x)}"]
+    if isinstance(placement, Partial):
+        pieces = ",\n         ".join(literal(piece) for piece in case.held[i])
+        lines.append(f"held{i} = [{pieces}]")
+        lines.append(f"d{i} = DTensor.from_local(held{i}[rank], mesh, [Partial({placement.reduce_op!r})], run_check=False)")
+    else:
+        kind = f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
+        lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, [{kind}], src_data_rank=None)")
+    return "\n".join(lines)
+
+
+def literal(x: Tensor) -> str:
+    """Python text that makes the same tensor, to the last bit; strides of a dense layout included."""
+    made = f"torch.tensor({x.detach().cpu().tolist()!r}, dtype={x.dtype})"
+    if x.numel() == 0:
+        made = f"torch.empty({tuple(x.shape)}, dtype={x.dtype})"
+    if not x.is_contiguous():
+        made = f"torch.empty_strided({tuple(x.shape)}, {tuple(x.stride())}, dtype={x.dtype}).copy_({made})"
+    return made
+
+
+def _arguments(case: Case, names: list[str]) -> str:
+    call = case.sample.call
+    shown = [_value(a, names) for a in call.args] + [f"{k}={_value(v, names)}" for k, v in call.kwargs]
+    return ", ".join(shown)
+
+
+def _value(value: Any, names: list[str]) -> str:
+    if isinstance(value, Leaf):
+        return names[value.index]
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(_value(v, names) for v in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if inner else "()"
+    if isinstance(value, torch.device):
+        return f"torch.device({str(value)!r})"
+    return repr(value)
+
+
+def _slacks(case: Case) -> str:
+    shown = []
+    for want, slack in zip(case.truth.outputs, case.truth.slack, strict=True):
+        finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
+        scale = float(want.abs().double().nan_to_num(0, 0, 0).amax()) if isinstance(want, Tensor) and want.numel() else 0.0
+        real = isinstance(want, Tensor) and (want.dtype.is_floating_point or want.dtype.is_complex)
+        shown.append(f"{max([*finite, 1e-9 * scale if real else 0.0]):.3g}")
+    return f"[{', '.join(shown)}]"
+
+
+def file_name(case: Case) -> str:
+    """A name that is the same every time and says what the script is about."""
+    placements = "_".join(short(p) for p in (*case.rule.inputs, *case.rule.outputs))
+    plain = "".join(c if c.isalnum() else "" if c in "()" else "_" for c in placements)
+    return f"{case.rule.op.removeprefix('aten.').replace('.', '_')}__{plain}__{case.ranks}ranks.py".replace("__-", "__none")
+
+
+def usable(case: Case) -> bool:
+    """Whether the case can be written down: no placement of DTensor's own among the inputs."""
+    return all(isinstance(p, (Replicate, Shard, Partial)) for p in case.rule.inputs)
