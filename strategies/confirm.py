@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Shard
 
 from localtensor import wire
 from localtensor.errors import BadPlacement
@@ -43,8 +42,8 @@ class Confirmation:
 class Court:
     """Pools of real processes, one for each number of ranks, started when first needed and reused."""
 
-    def __init__(self, backend: str, device: str = "cpu") -> None:
-        self.backend, self.device = backend, device
+    def __init__(self, backend: str, device: str = "cpu", home: tuple[str, str] = ("", "")) -> None:
+        self.backend, self.device, self.home = backend, device, home
         self._pools: dict[int, Pool] = {}
 
     def __enter__(self) -> Court:
@@ -60,11 +59,11 @@ class Court:
         pool = self._pools.get(case.ranks)
         if pool is None:
             pool = self._pools[case.ranks] = Pool(case.ranks, backend=self.backend, timeout=SECONDS)
-        outcomes = pool.call(play, [(wire.dumps(part),) for part in parts_of(case, self.device)])
+        outcomes = pool.call(play, [(wire.dumps(part),) for part in parts_of(case, self.device, self.home)])
         return weigh(case, outcomes)
 
 
-def parts_of(case: Case, device: str) -> list[Part]:
+def parts_of(case: Case, device: str, home: tuple[str, str] = ("", "")) -> list[Part]:
     """What each rank is sent."""
     whole = case.truth.inputs
     shapes = tuple(tuple(t.shape) for t in whole)
@@ -73,7 +72,7 @@ def parts_of(case: Case, device: str) -> list[Part]:
 
     def part(rank: int) -> Part:
         pieces = tuple(column[rank].detach().cpu().clone() for column in case.held)
-        return Part(case.sample.call, placements, pieces, shapes, strides, device)
+        return Part(case.sample.call, placements, pieces, shapes, strides, device, home)
 
     return [part(rank) for rank in range(case.ranks)]
 
@@ -196,11 +195,3 @@ def picture(case: Case, heard: Sequence[Heard]) -> str:
     for i, want in enumerate(case.truth.outputs):
         lines.append(f"the op gives {text(want, 8)}" if i == 0 else f"  and        {text(want, 8)}")
     return "\n".join(lines)
-
-
-def is_partial(placement: object) -> bool:
-    return isinstance(placement, Partial) and is_plain(placement)
-
-
-def gpus() -> int:
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import random
 import sys
 import zlib
@@ -39,7 +40,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int
           "complex64": torch.complex64}  # fmt: skip
 MOST_CALLS = 60
 """Samples of one OpInfo, dtype and pass."""
-MOST_KEPT, MOST_OTHERS = 12, 3
+MOST_KEPT, MOST_OTHERS = 24, 3
 """Calls kept from those of an overload that bears the OpInfo's name, and of one that is met on the way."""
 MOST_NUMEL = 20_000
 
@@ -58,6 +59,7 @@ def names(info: Any) -> set[str]:
 
 @functools.cache
 def _size_homes() -> tuple[Any, ...]:
+    database()  # asked before OpInfo is imported, this would find no module, and remember that
     found = [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal.")]
     return tuple(m for m in found if all(isinstance(vars(m).get(size), int) for size in "LMS"))
 
@@ -219,33 +221,51 @@ def _other(value: Any, ndim: int) -> Any:
     return value - ndim if value >= 0 else value + ndim
 
 
-def kind(sample: Sample) -> str:
-    """What makes a sample different from another in the eyes of a rule: ranks, ones, dtypes, scalars."""
+def features(sample: Sample) -> list[tuple[int, str]]:
+    """What a rule could look at, argument by argument: dtype, number of dims, ones, evenness, scalars."""
 
     def show(value: Any) -> str:
         if isinstance(value, Leaf):
             x = sample.tensors[value.index]
-            return f"{x.dtype}{['1' if size == 1 else 'n' for size in x.shape]}"
+            sizes = "".join("1" if size == 1 else "e" if size % 2 == 0 else "o" for size in x.shape)
+            return f"{x.dtype}{sizes}{'' if x.is_contiguous() else ' strided'}"
         if isinstance(value, float):
-            return "float"
+            return "inf" if math.isinf(value) else "integral" if value.is_integer() else "float"
         return f"{type(value).__name__}({', '.join(map(show, value))})" if isinstance(value, (list, tuple)) else repr(value)  # fmt: skip
 
-    return f"{[show(a) for a in sample.call.args]}{[(n, show(v)) for n, v in sample.call.kwargs]}"
+    shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
+    shapes = {tuple(t.shape) for t in sample.tensors}
+    return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments")]
+
+
+MOST_CANDIDATES = 400
 
 
 def choose(found: Sequence[Sample], most: int) -> list[Sample]:
-    """At most so many samples of one overload: one of each kind, then a second of each, small ones first."""
-    kinds: dict[str, list[Sample]] = {}
-    for sample in found:
-        kinds.setdefault(kind(sample), []).append(sample)
-    rounds = itertools.zip_longest(*(_varied(group) for group in kinds.values()))
-    return list(itertools.islice((s for row in rounds for s in row if s is not None), most))
+    """At most so many samples of one overload, each chosen for what it adds to those before it.
+
+    New values of an argument count most, then new pairs of values; of equals the smaller is taken,
+    then the earlier.  The order is the order of choice.
+    """
+    unique: dict[str, tuple[Sample, set[Any]]] = {}
+    for sample in sorted(found, key=lambda s: s.size):
+        seen = features(sample)
+        unique.setdefault(repr(seen), (sample, _weighed(seen)))
+    left = list(unique.values())[:MOST_CANDIDATES]
+    covered: set[Any] = set()
+    chosen: list[Sample] = []
+    while left and len(chosen) < most:
+        gains = [sum(_WORTH[len(f)] for f in seen - covered) for _, seen in left]
+        best = max(range(len(left)), key=lambda i: (gains[i], -i))
+        sample, seen = left.pop(best)
+        covered |= seen
+        chosen.append(sample)
+    return chosen
 
 
-def _varied(group: list[Sample]) -> list[Sample]:
-    """One kind's samples, each new combination of shapes before a repeated one, the small before the large."""
-    shapes: dict[str, list[Sample]] = {}
-    for sample in sorted(group, key=lambda s: s.size):
-        shapes.setdefault(str([tuple(t.shape) for t in sample.tensors]), []).append(sample)
-    rounds = itertools.zip_longest(*shapes.values())
-    return [s for row in rounds for s in row if s is not None]
+_WORTH = {1: 12, 2: 1}
+
+
+def _weighed(seen: Sequence[tuple[int, str]]) -> set[Any]:
+    """Values alone, as 1-tuples, and pairs of them."""
+    return {(f,) for f in seen} | set(itertools.combinations(seen, 2))

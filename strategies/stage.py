@@ -6,6 +6,8 @@ This file is imported by the workers of `localtensor.processes`; it must not nee
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import wire
@@ -34,6 +36,8 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
     device: str
+    home: tuple[str, str] = ("", "")
+    """The user's rules module, to be imported before it plays, and the folder where it is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,17 @@ def _mesh(device: str) -> DeviceMesh:
 def play(sent: bytes) -> bytes:
     """Runs one part and sends back what was `Heard`.  All ranks leave together, whoever raised."""
     part: Part = wire.loads(sent)
+    _at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return wire.dumps(_played(part))
+
+
+@functools.cache
+def _at_home(module: str, folder: str) -> None:
+    if module:
+        sys.path.insert(0, folder)
+        importlib.import_module(module)
 
 
 def _played(part: Part) -> Heard:
@@ -123,7 +135,3 @@ def _together(work: Any) -> tuple[Any, tuple[str, ...], str]:
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, error)
     return value, tuple(every), trace
-
-
-def sharded(placement: Placement) -> bool:
-    return isinstance(placement, Shard)

@@ -24,7 +24,7 @@ from strategies.rules import Claim, Rule, Sample, overload
 from strategies.samples import respelled
 from strategies.sources import TooMany, claims, tuples
 from strategies.truth import REFUSALS, Truth, same_results, tell
-from strategies.verdicts import Evidence, Instance, Verdict
+from strategies.verdicts import Crash, Evidence, Instance, Verdict
 
 CHARGES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
@@ -46,6 +46,8 @@ class Docket:
     seed: int
     search: bool = False
     skip: frozenset[int] = frozenset()
+    home: tuple[str, str] = ("", "")
+    """The rules module to import first, and the folder that it is found from (for spawned workers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,6 @@ class Charge:
 
     instance: Instance
     case: Case
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """Our own failure, or torch's native one, on one sample.  Never a statement about a rule."""
-
-    op: str
-    sample: str
-    error: str
-    trace: str = ""
 
 
 @dataclass(slots=True)
@@ -249,5 +241,6 @@ def _missing(found: Sequence[tuple[Sample, dict[int, _Seen]]]) -> list[Instance]
 def _family(sample: Sample) -> str:
     """Arguments alike in all but sizes and values."""
     dims = [t.ndim for t in sample.tensors]
-    scalars: Any = [v for v in (*sample.call.args, *sample.call.kwargs) if isinstance(v, (bool, int, str, type(None)))]
+    values = (*sample.call.args, *(value for _, value in sample.call.kwargs))
+    scalars: Any = [v for v in values if isinstance(v, (bool, int, str, type(None)))]
     return f"{dims} {scalars} {[str(t.dtype) for t in sample.tensors]}"

@@ -68,7 +68,7 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
     only = metadata_only(sample.op)
     if only:
         return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
-    others = [_again(sample.call, [strided(x) for x in inputs], writes)]
+    others = [_again(sample.call, [strided(x) for x in inputs], False)]  # fresh, and a clone would close the gaps
     if any(_is_real(x) for x in inputs):
         others += [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
     best = _double(sample.call, inputs, writes)

@@ -68,6 +68,55 @@ class Finding:
     script: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Our own failure, or torch's native one, on one sample.  Never a statement about a rule."""
+
+    op: str
+    sample: str
+    error: str
+    trace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rules by verdict (each rule once, its worst verdict), and how much was tried for them."""
+
+    sound: int = 0
+    unsound: int = 0
+    missing: int = 0
+    suspect: int = 0
+    untestable: int = 0
+    crashed: int = 0
+    samples: int = 0
+    overloads: int = 0
+    instances: int = 0
+    combinations: int = 0
+    by_metadata: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a validation found out.  `ignored` are registrations that torch never asks."""
+
+    torch: str
+    seed: int
+    ranks: tuple[int, ...]
+    confirm: str
+    counts: Counts
+    findings: tuple[Finding, ...] = ()
+    crashed: tuple[Crash, ...] = ()
+    untestable: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, int], ...] = ()
+    ignored: tuple[str, ...] = ()
+    seconds: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        verdicts = [finding.verdict for finding in self.findings]
+        return exit_code(verdicts, tested=self.counts.instances, ignored=len(self.ignored))
+
+
 def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> int:
     """The table: nothing tested is never a pass, and a crash of ours is never one either.
 

@@ -14,10 +14,13 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import torch
 
 from localtensor import wire
 
@@ -87,6 +90,8 @@ def _death(code: int | None) -> str:
 def _serve(work: Work, pipe: Connection, noted: Any) -> None:
     """A worker's life: one unit after another, until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     _quiet()
 
     def note(number: int) -> None:
@@ -113,13 +118,21 @@ def _quiet() -> None:
 
 
 def run(
-    work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
+    work: Work,
+    tasks: Sequence[Any],
+    *,
+    workers: int,
+    limit: float,
+    tick: Callable[[int], None] | None = None,
+    cuda: bool = False,
 ) -> Iterator[Answer]:
     """The answer to every task, in order.  `limit` is seconds for one task; `tick` hears of each one done.
 
-    Stopping early (Ctrl-C, or not taking all answers) leaves no process behind.
+    Stopping early (Ctrl-C, or not taking all answers) leaves no process behind.  A CUDA context does
+    not survive a fork, so with `cuda` the workers are spawned.
     """
-    context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
+    forks = "fork" in mp.get_all_start_methods() and not cuda
+    context = mp.get_context("fork" if forks else "spawn")
     crew = [_Worker(work, context) for _ in range(min(workers, len(tasks)))]
     waiting = iter(range(len(tasks)))
     answers: dict[int, Answer] = {}

@@ -348,6 +348,22 @@ def test_where_there_is_a_fork_server_it_is_the_ranks_parent(pool):
     assert os.getpid() not in values(pool.call(os.getppid, [(), ()]))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # Python 3.12 warns of forks beside threads
+def test_a_forked_copy_of_the_caller_gets_processes_of_its_own(pool, pids):
+    copy = os.fork()
+    if copy == 0:
+        signal.alarm(10)
+        try:
+            right = values(pool.call(my_rank, [(), ()])) == [0, 1] and not set(pool.pids) & set(pids)
+            pool.close()
+            os._exit(5 if right else 6)
+        finally:
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 5
+    assert values(pool.call(my_rank, [(), ()])) == [0, 1]
+    assert pool.pids == pids
+
+
 # Exceptions.
 
 

@@ -1,0 +1,104 @@
+"""The command line: `localtensor validate ...`.  Exit codes are a table in `verdicts`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+CLEAN, WRONG, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
+
+app = typer.Typer(
+    name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+
+EXAMPLES = """Examples:
+
+\b
+  localtensor validate cumprod gather "nn.functional.*"    some ops of torch, by OpInfo name, overload or glob
+  localtensor validate --all --json report.json            every overload that OpInfo reaches
+  localtensor validate add --search --ranks 2              also what holds and nobody claims
+  localtensor validate cumprod --repro scripts             a torchrun script for every finding
+  localtensor validate --rules my_package.my_rules         just the rules that this module registers
+
+Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;
+3 nothing was tested, or the tool itself failed.
+"""
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Puts PyTorch's distributed sharding rules on trial: every rank simulated, every verdict confirmed."""
+    if version:
+        import localtensor
+
+        typer.echo(f"localtensor {localtensor.__version__}")
+        raise typer.Exit(CLEAN)
+
+
+@app.command(epilog=EXAMPLES)
+def validate(
+    ops: Annotated[list[str] | None, Argument(metavar="[OP ...]", help="OpInfo names, overloads or globs.", show_default=False)] = None,
+    everything: Annotated[bool, Option("--all", help="Every overload that OpInfo reaches.")] = False,
+    search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False,
+    ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = None,
+    dtype: Annotated[list[str] | None, Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = None,
+    device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu",
+    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are judged.")] = "dtensor",
+    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo, nccl or none.")] = "gloo",
+    json_file: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None,
+    repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
+    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
+    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:  # fmt: skip
+    """Put sharding rules on trial against the real op, and confirm every Unsound on real processes."""
+    from strategies import command
+
+    chosen = command.Chosen(
+        tuple(ops or ()), everything, search, tuple(ranks or (2, 3, 4)), tuple(dtype or ()), device, rules, confirm,
+        json_file, repro, seed, workers or os.cpu_count() or 1, quiet,
+    )  # fmt: skip
+    raise typer.Exit(command.run(chosen))
+
+
+_DTYPES = ("float64", "float32", "int64", "bool", "complex64")
+
+
+def spread(words: Sequence[str]) -> list[str]:
+    """`--ranks 2 3` and `--ranks 2,3` as `--ranks 2 --ranks 3`, and so for dtypes.
+
+    >>> spread(["add", "--ranks", "2", "3", "--dtype", "bool,int64"])
+    ['add', '--ranks', '2', '--ranks', '3', '--dtype', 'bool', '--dtype', 'int64']
+    """
+    made: list[str] = []
+    option = ""
+    for word in words:
+        if word in ("--ranks", "--dtype"):
+            option, first = word, True
+            continue
+        fits = {"--ranks": word.replace(",", "").isdigit(), "--dtype": set(word.split(",")) <= set(_DTYPES)}.get(option)
+        if option and (first or fits):
+            made += [part for value in word.split(",") for part in (option, value)]
+            first = False
+            continue
+        option = ""
+        made.append(word)
+    return made
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(args=spread(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("localtensor: stopped by Ctrl-C; nothing was written.", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,123 @@
+"""What `localtensor validate` does once its options are read: checks, the run, the output, the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from localtensor.errors import LocalTensorError
+from strategies import report as reports
+from strategies.modules import BadRules
+from strategies.settings import BadSetting, Settings, UnknownOp
+from strategies.validate import validate
+from strategies.verdicts import NOTHING, USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The command line's options as they were read."""
+
+    ops: tuple[str, ...]
+    everything: bool
+    search: bool
+    ranks: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    device: str
+    rules: str
+    confirm: str
+    json: Path | None
+    repro: Path | None
+    seed: int
+    workers: int
+    quiet: bool
+
+
+def run(chosen: Chosen) -> int:
+    """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        _writable(chosen)
+        settings = _settings(chosen)
+        with _bar(errors, chosen.quiet) as bar:
+            report = validate(settings, bar)
+        report = reports.written(report, str(chosen.repro) if chosen.repro else None)
+        if chosen.json:
+            reports.write_whole(chosen.json, reports.as_json(report))
+    except (BadSetting, UnknownOp, BadRules) as error:
+        errors.print(str(error), markup=False)
+        return USAGE
+    except LocalTensorError as error:
+        errors.print(f"localtensor itself failed: {error}", markup=False)
+        return NOTHING
+    except OSError as error:
+        errors.print(f"localtensor validate: cannot write {error.filename}: {error.strerror}.", markup=False)
+        return NOTHING
+    wide = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False)
+    reports.show(report, wide)
+    return report.exit_code
+
+
+def _settings(chosen: Chosen) -> Settings:
+    extra = {"dtypes": chosen.dtypes} if chosen.dtypes else {}
+    return Settings(
+        patterns=chosen.ops, everything=chosen.everything, search=chosen.search,
+        ranks=tuple(dict.fromkeys(chosen.ranks)), device=chosen.device, rules=chosen.rules, confirm=chosen.confirm,
+        seed=chosen.seed, repro=str(chosen.repro) if chosen.repro else None, workers=chosen.workers, **extra,
+    )  # fmt: skip
+
+
+def _writable(chosen: Chosen) -> None:
+    """Say before the work, not after it, that a file cannot be written."""
+    if chosen.json is not None:
+        if chosen.json.is_dir():
+            raise BadSetting("--json", chosen.json, "this is a folder", "Name a file.")
+        if not chosen.json.absolute().parent.is_dir():
+            raise BadSetting("--json", chosen.json, "its folder is not there", "Make the folder first, or name another.")
+        if not os.access(chosen.json.absolute().parent, os.W_OK):
+            raise BadSetting("--json", chosen.json, "its folder cannot be written", "Name a file in a folder of yours.")
+    if chosen.repro is not None and chosen.repro.exists() and not chosen.repro.is_dir():
+        raise BadSetting("--repro", chosen.repro, "this is a file", "Name a folder; it is made if it is not there.")
+
+
+class _Bar:
+    """Progress on a terminal; without one, nothing.  No thread of its own: workers are forked meanwhile."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Bar:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def phase(self, name: str, total: int) -> None:
+        if self._progress:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(name, total=total)
+            self._progress.refresh()
+
+    def tick(self, count: int = 1) -> None:
+        if self._progress and self._task is not None:
+            self._progress.update(self._task, advance=count, refresh=True)
+
+
+def _bar(console: Console, quiet: bool) -> _Bar:
+    if quiet or not console.is_terminal:
+        return _Bar(None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return _Bar(Progress(*columns, console=console, auto_refresh=False, transient=True))

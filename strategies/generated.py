@@ -1,0 +1,96 @@
+"""Calls of an op that no database knows, drawn from its schema.
+
+Every combination of a few shapes and a few values for each argument is tried; what the op refuses
+is dropped.  A rules module can do better with a function `samples(op)` that yields (args, kwargs).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from strategies.rules import Sample, call_of
+from strategies.truth import REFUSALS
+
+SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((8, 4), (8, 4)), ((4, 4), (4, 4)), ((6, 5), (6, 5)), ((12,), (12,)), ((4, 6, 8), (4, 6, 8)), ((5, 3), (5, 3)),
+    ((8, 4), (4, 8)), ((5, 4), (4, 6)), ((8, 4), (4,)), ((8, 4), (8,)), ((4, 8, 6), (4, 6, 8)), ((2, 4, 6, 8), (2, 4, 6, 8)),
+)  # fmt: skip
+"""The first tensor's shape, and that of all the others."""
+MOST = 48
+_INDEX = ("index", "indices", "target", "idx")
+
+
+def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -> list[Sample]:
+    """At most `MOST` calls that the op accepts, for each dtype; the same for the same seed."""
+    rng = torch.Generator().manual_seed(seed)
+    found: list[Sample] = []
+    for dtype in dtypes:
+        accepted = (s for s in _drawn(op, dtype, rng) if _accepts(s))
+        found += itertools.islice(accepted, MOST)
+    return found
+
+
+def given(op: torch._ops.OpOverload, drawn: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Sample]:
+    """A rules module's own samples, as samples of ours."""
+    made = [(call_of(op, args, kwargs), number) for number, (args, kwargs) in enumerate(drawn)]
+    return [Sample(call, tuple(t.detach() for t in tensors), f"samples() #{n}") for (call, tensors), n in made]
+
+
+def _drawn(op: torch._ops.OpOverload, dtype: torch.dtype, rng: torch.Generator) -> Iterator[Sample]:
+    schema = [a for a in op._schema.arguments if not (a.kwarg_only and a.has_default_value())]
+    for number, shapes in enumerate(SHAPES):
+        for values in itertools.islice(itertools.product(*(_choices(a) for a in schema)), 16):
+            args, kwargs, tensors = [], {}, 0
+            for argument, value in zip(schema, values, strict=True):
+                if value is _TENSOR or value is _TENSORS:
+                    many = 2 if value is _TENSORS else 1
+                    made = [_tensor(shapes[min(tensors + i, 1)], dtype, argument.name, rng) for i in range(many)]
+                    tensors += many
+                    value = made if value is _TENSORS else made[0]
+                if argument.kwarg_only:
+                    kwargs[argument.name] = value
+                else:
+                    args.append(value)
+            call, taken = call_of(op, args, kwargs)
+            yield Sample(call, tuple(taken), f"drawn from the schema, shapes #{number}")
+
+
+_TENSOR, _TENSORS = object(), object()
+
+
+def _choices(argument: Any) -> list[Any]:
+    kind = str(argument.type)
+    if "Tensor" in kind:
+        return [_TENSORS if "List" in kind else _TENSOR]
+    optional = [None] if kind.startswith("Optional") else []
+    if "List[int]" in kind:
+        return [[0], [1], [-1], *optional]
+    if "int" in kind or "SymInt" in kind:
+        return ([0, 1, -1] if "dim" in argument.name or argument.name == "axis" else [1, 2]) + optional
+    if "bool" in kind:
+        return [False, True]
+    if "float" in kind or "number" in kind or "Scalar" in kind:
+        return [0.5, 2.0, *optional]
+    return [argument.default_value] if argument.has_default_value() else [None]
+
+
+def _tensor(shape: tuple[int, ...], dtype: torch.dtype, name: str, rng: torch.Generator) -> torch.Tensor:
+    if any(word in name for word in _INDEX):
+        return torch.randint(0, max(1, min(shape, default=1)), shape, generator=rng)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=rng).bool()
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(-9, 10, shape, generator=rng).to(dtype)
+    return (torch.randn(shape, generator=rng, dtype=torch.float64) * 2).to(dtype)
+
+
+def _accepts(sample: Sample) -> bool:
+    try:
+        sample.call([t.clone() for t in sample.tensors])
+    except REFUSALS:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""A user's own rules: import the module that he named, and see what it registered with DTensor."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from localtensor.errors import LocalTensorError, refusal
+from strategies import torch_dtensor as dtensor
+
+Samples = Callable[[torch._ops.OpOverload], Iterable[tuple[tuple[Any, ...], dict[str, Any]]]]
+
+
+class BadRules(LocalTensorError):
+    """A rules module that cannot be imported or that registers nothing."""
+
+    def __init__(self, module: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal("localtensor validate", "--rules", module, problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What importing a module registered, in the order of the overloads' names."""
+
+    module: str
+    ops: tuple[str, ...]
+    ignored: tuple[str, ...]
+    """Overloads whose registration torch never asks (see torch_dtensor.ignored)."""
+    samples: Samples | None
+
+
+def load(module: str, folder: str) -> Registered:
+    """Import the module, with `folder` on the path as `python -m` would have it.
+
+    Raises `BadRules` if it is not there, raises on import, or registers nothing.
+    """
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    before = dtensor.strategies_now()
+    already = module in sys.modules
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
+            raise BadRules(module, "there is no such module", f"Run from the folder that holds it (now {folder}).") from None
+        raise BadRules(module, f"importing it raises {error}", "Install what it needs.") from error
+    except Exception as error:  # why: a user's module may raise anything; it is his bug, told with its place
+        raise BadRules(module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first.") from error
+    changed = _changed(before, already, loaded)
+    if not changed:
+        raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
+    ignored = {op for op in changed if dtensor.ignored(op) and not _single_dim(before, op)}
+    names = tuple(sorted(str(op) for op in changed if op not in ignored))
+    return Registered(module, names, tuple(sorted(map(str, ignored))), getattr(loaded, "samples", None))
+
+
+def _changed(before: dict[Any, Any], already: bool, loaded: Any) -> set[torch._ops.OpOverload]:
+    now = dtensor.strategies_now()
+    if already:  # imported before this call: its functions are known by where they were written
+        return {op for (_, op), func in now.items() if _home(func) == loaded.__name__}
+    return {op for key, func in now.items() if before.get(key) is not func for op in [key[1]]}
+
+
+def _home(func: Any) -> str:
+    inner = getattr(func, "func", func)
+    if getattr(func, "args", None):  # register_sharding keeps the user's function in a partial
+        inner = func.args[0]
+    return str(getattr(inner, "__module__", ""))
+
+
+def _single_dim(before: dict[Any, Any], op: torch._ops.OpOverload) -> bool:
+    """Whether the single-dim rule is what the module registered itself, so that torch does ask it."""
+    key = ("single-dim strategy", op)
+    return before.get(key) is not dtensor.strategies_now().get(key)
+
+
+def _place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno}"

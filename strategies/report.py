@@ -1,0 +1,167 @@
+"""How a validation reads: a table for a person, JSON for a program.  Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from localtensor.placement import short
+from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+
+_COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
+_MOST_CRASHES = 8
+
+
+def written(report: Report, folder: str | None) -> Report:
+    """The report with the repro scripts of its findings written into `folder`, if one is asked for."""
+    if folder is None:
+        return report
+    findings = []
+    for finding in report.findings:
+        if not finding.script:
+            findings.append(finding)
+            continue
+        name = file_name(finding)
+        path = Path(folder) / name
+        write_whole(path, finding.script.replace("{name}", name))
+        findings.append(replace(finding, repro=str(path)))
+    return replace(report, findings=tuple(findings))
+
+
+def file_name(finding: Finding) -> str:
+    """A name that is the same every time and says what the script is about.
+
+    `cumprod_default__S1__S1__2ranks.py`
+    """
+
+    def plain(placements: Sequence[Any]) -> str:
+        return "_".join("".join(c for c in short(p) if c.isalnum()) or "none" for p in placements)
+
+    op = finding.rule.op.removeprefix("aten.").replace(".", "_")
+    return f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks.py"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file has this text, or what it had before: never a part of it.  Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:  # why: a half-written file must not stay, whatever stopped us; the error goes on
+        os.unlink(name)
+        raise
+
+
+def as_json(report: Report) -> str:
+    """The report as JSON text; its schema is strategies/schema/report.json.  Stable but for `seconds`."""
+    body = {
+        "schema": 1,
+        "torch": report.torch,
+        "seed": report.seed,
+        "ranks": list(report.ranks),
+        "confirm": report.confirm,
+        "exit_code": report.exit_code,
+        "counts": asdict(report.counts),
+        "findings": [_finding(f) for f in report.findings],
+        "crashed": [asdict(c) for c in report.crashed],
+        "untestable": [{"rule": rule, "reason": why} for rule, why in report.untestable],
+        "skipped": [{"what": what, "samples": count} for what, count in report.skipped],
+        "ignored": list(report.ignored),
+        "seconds": dict(report.seconds),
+    }
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def _finding(f: Finding) -> dict[str, Any]:
+    return {
+        "op": f.rule.op,
+        "inputs": [short(p) for p in f.rule.inputs],
+        "outputs": [short(p) for p in f.rule.outputs],
+        "mesh": [f.ranks],
+        "verdict": f.verdict.value,
+        "confirmed_on": f.confirmed_on,
+        "reason": f.reason,
+        "sample": list(f.sample),
+        "origin": f.origin,
+        "got": f.got or None,
+        "want": f.want or None,
+        "picture": f.picture or None,
+        "repro": f.repro,
+    }
+
+
+def show(report: Report, console: Console, *, pictures: int = 3) -> None:
+    """Print the report: what is wrong, the first few with their picture of ranks, then the totals."""
+    wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
+    for name in report.ignored:
+        console.print(f"[bold red]ignored[/] {escape(name)}: torch asks this op's single-dim strategy first, so the "
+                      "registration is never used. Use register_single_dim_strategy.")  # fmt: skip
+    _rows(console, "Unsound: confirmed to give wrong results", wrong)
+    for finding in wrong[:pictures]:
+        console.print(f"\n[bold]{escape(str(finding.rule))}[/] on {finding.ranks} ranks, "
+                      f"{escape(_call(finding))}", highlight=False)  # fmt: skip
+        console.print(escape(finding.picture), highlight=False)
+        if finding.repro:
+            console.print(f"run it: torchrun --nproc-per-node {finding.ranks} {escape(finding.repro)}", highlight=False)
+    _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
+    _rows(console, "Missing: holds, and nobody claims it", [f for f in report.findings if f.verdict is Verdict.MISSING])
+    _crashes(console, report.crashed)
+    console.print(_totals(report))
+
+
+def _call(finding: Finding) -> str:
+    packet = finding.rule.op.split(".")[1]
+    return f"{packet}({', '.join(finding.sample)})"
+
+
+def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    table = Table(title=f"{title} ({len(findings)})", title_justify="left", show_lines=False, expand=False)
+    table.add_column("rule", overflow="fold")
+    table.add_column("ranks", justify="right")
+    table.add_column("call", overflow="fold")
+    table.add_column("what happens", overflow="fold")
+    for f in findings:
+        colour = _COLOUR[f.verdict]
+        table.add_row(f"[{colour}]{escape(str(f.rule))}[/]", str(f.ranks), escape(_call(f)), escape(f.reason))
+    console.print(table)
+
+
+def _crashes(console: Console, crashed: Sequence[Crash]) -> None:
+    for crash in crashed[:_MOST_CRASHES]:
+        console.print(f"[magenta]crashed[/] {escape(crash.op)}: {escape(crash.sample)}: {escape(crash.error)}", highlight=False)
+    if len(crashed) > _MOST_CRASHES:
+        console.print(f"... and {len(crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
+
+
+def _totals(report: Report) -> str:
+    c: Counts = report.counts
+    how = f"confirmed on {report.confirm}" if report.confirm != "none" else "not confirmed: --confirm none"
+    parts = [f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
+             f"{c.untestable} untestable", f"{c.crashed} crashed"]  # fmt: skip
+    words = f"{', '.join(parts)} ({how}); {c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
+    note = f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)" if c.by_metadata else ""
+    nothing = "" if c.instances else "\nNothing was tested: that is not a pass."
+    return f"torch {report.torch}, seed {report.seed}, ranks {', '.join(map(str, report.ranks))}: {words}{note}{nothing}"
+
+
+def markdown(findings: Iterable[Finding]) -> str:
+    """The table of Unsound findings for a README."""
+    lines = ["| rule | ranks | call | what happens |", "|---|---|---|---|"]
+    for f in findings:
+        cells = (f"`{f.rule}`", str(f.ranks), f"`{_call(f)}`", f.reason.replace("|", "\\|"))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,156 @@
+"""Which op calls to try: from names and globs to samples, captured in worker processes."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strategies import generated, samples, workers
+from strategies import torch_dtensor as dtensor
+from strategies.modules import Registered
+from strategies.rules import Sample, overload
+from strategies.settings import Settings, UnknownOp
+from strategies.verdicts import Crash
+
+SECONDS = 60.0
+"""Time limit of one OpInfo with one dtype."""
+SAMPLES, TRACED, NAMED = 20, 5, 64
+"""Samples tried of one overload: in a sweep, of a decomposition, and where the user named the op."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """OpInfos to run, by their number, and which of the calls met there are wanted."""
+
+    infos: tuple[int, ...]
+    overloads: frozenset[str] = frozenset()
+    whole: tuple[int, ...] = ()
+    """OpInfos that were named themselves: all their own calls are wanted."""
+    everything: bool = False
+
+    def wants(self, number: int, sample: Sample) -> bool:
+        if self.everything or sample.op in self.overloads:
+            return True
+        return number in self.whole and ("backward" not in sample.origin or "backward" in sample.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One OpInfo, dtype and pass: what a worker captures at a time."""
+
+    info: int
+    dtype: str
+    sizes: str
+    device: str
+    seed: int
+
+
+def capture(unit: Unit, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
+    """A worker's part: run one OpInfo's samples and bring home the calls that DTensor has rules for."""
+    info = samples.database()[unit.info]
+    dtype = samples.DTYPES[unit.dtype]
+    return samples.capture(info, dtype, unit.sizes, device=unit.device, seed=unit.seed, wanted=_ruled)
+
+
+@functools.cache
+def _ruled(op: Any) -> bool:
+    return bool(dtensor.source_of(op))
+
+
+def pick(settings: Settings, rules: Registered | None) -> Pick:
+    """The OpInfos and overloads that the settings ask for.  Raises `UnknownOp`."""
+    database = samples.database()
+    if rules is not None:
+        return _pick_overloads(frozenset(name for name in rules.ops if name.startswith("aten.")), database)
+    if settings.everything:
+        return Pick(tuple(range(len(database))), everything=True)
+    whole: list[int] = []
+    overloads: set[str] = set()
+    known = sorted({str(op) for op in dtensor.registered()})
+    for pattern in settings.patterns:
+        infos = [n for n, info in enumerate(database) if any(fnmatch.fnmatchcase(x, pattern) for x in samples.names(info))]
+        named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in _spellings(op))]
+        if not infos and not named:
+            raise UnknownOp(pattern, {*(x for info in database for x in samples.names(info)), *known})
+        whole += infos
+        overloads |= set(() if infos else named)
+    others = _pick_overloads(frozenset(overloads), database)
+    return Pick(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
+
+
+def _spellings(op: str) -> tuple[str, ...]:
+    """`aten.add.Tensor` answers to itself, `add.Tensor`, `aten.add` and `add`."""
+    namespace, packet, which = op.split(".")
+    return op, f"{packet}.{which}", f"{namespace}.{packet}", packet
+
+
+def _pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
+    """The OpInfos that bear the overloads' names; all of them for an overload that none bears."""
+    if not ops:
+        return Pick(())
+    bearers: set[int] = set()
+    for op in ops:
+        packet = op.split(".")[1]
+        found = {n for n, info in enumerate(database) if {packet, packet.strip("_")} & _plain_names(info)}
+        bearers |= found or set(range(len(database)))
+    return Pick(tuple(sorted(bearers)), ops)
+
+
+def _plain_names(info: Any) -> set[str]:
+    return {part for name in samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
+
+
+def gather(
+    picked: Pick, settings: Settings, rules: Registered | None, tick: Callable[[int], None], units: Callable[[int], None]
+) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
+    """Every overload's samples; what crashed on the way, and what torch itself refused."""
+    database = samples.database()
+    todo = [
+        Unit(n, dtype, which, settings.device, settings.seed)
+        for n in picked.infos
+        for dtype in settings.dtypes
+        if samples.DTYPES[dtype] in database[n].supported_dtypes(settings.device)
+        for which in samples.SIZES
+    ]
+    units(len(todo))
+    by_op: dict[str, list[Sample]] = defaultdict(list)
+    crashed: list[Crash] = []
+    refused: Counter[str] = Counter()
+    answers = workers.run(capture, todo, workers=settings.workers, limit=SECONDS, tick=tick, cuda=settings.device == "cuda")
+    for unit, answer in zip(todo, answers, strict=True):
+        name = f"{database[unit.info].formatted_name}[{unit.dtype},{unit.sizes}]"
+        if isinstance(answer, workers.Done):
+            for sample in answer.value[0]:
+                if picked.wants(unit.info, sample):
+                    by_op[sample.op].append(sample)
+            refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
+        elif isinstance(answer, workers.Failed):
+            crashed.append(Crash(name, "its samples", answer.error, answer.trace))
+        else:
+            crashed.append(Crash(name, "its samples", answer.why))
+    for op in rules.ops if rules else ():
+        if not by_op.get(op):
+            by_op[op] = _own(op, rules, settings)
+    return by_op, crashed, refused
+
+
+def _own(op: str, rules: Registered | None, settings: Settings) -> list[Sample]:
+    """Samples of an op that no OpInfo reaches: the module's own, or drawn from the schema."""
+    target = overload(op)
+    if rules is not None and rules.samples is not None:
+        return generated.given(target, rules.samples(target))
+    return generated.calls(target, [samples.DTYPES[d] for d in settings.dtypes], settings.seed)
+
+
+def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> Iterable[tuple[str, list[Sample]]]:
+    """The samples to try of each overload, overloads in the order of their names."""
+    for op in sorted(by_op):
+        many = SAMPLES if picked.everything else NAMED
+        if dtensor.source_of(overload(op)) == "decomposition":
+            many = TRACED if picked.everything else SAMPLES
+        if by_op[op]:
+            yield op, samples.choose(by_op[op], many)

@@ -1,0 +1,230 @@
+"""The whole validation: gather samples, hear every overload, confirm the suspects, report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from localtensor.placement import shape_text
+from strategies import modules, selection, workers
+from strategies.confirm import Confirmation, Court, picture
+from strategies.probe import Case
+from strategies.repro import script, usable
+from strategies.rules import Leaf, Sample
+from strategies.settings import Settings
+from strategies.trial import Charge, Docket, Hearing, hear
+from strategies.verdicts import Counts, Crash, Finding, Instance, Report, Verdict
+
+SECONDS = 120.0
+"""Time limit of one overload's trial."""
+RETRIES = 24
+"""Samples of one overload that may kill a worker before the rest of that overload is given up."""
+
+
+class Progress(Protocol):
+    """Who is told how far the work is."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def tick(self, count: int = 1) -> None: ...
+
+
+class Silent:
+    """Nobody is told."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of `total` units begins."""
+
+    def tick(self, count: int = 1) -> None:
+        """So many units are done."""
+
+
+def validate(settings: Settings, progress: Progress | None = None) -> Report:
+    """Put the rules that the settings name on trial.
+
+    Raises `UnknownOp`, `BadSetting` or `BadRules` before any work; a crash of one sample, native or
+    ours, is in the report and does not stop the rest.
+    """
+    progress = progress or Silent()
+    clock = _Clock()
+    with clock("imports"):
+        rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+        picked = selection.pick(settings, rules)
+    with clock("samples"):
+        told = progress
+        by_op, crashed, _ = selection.gather(
+            picked, settings, rules, progress.tick, lambda n: told.phase("capturing samples", n)
+        )
+    home = (settings.rules, settings.folder) if rules else ("", "")
+    dockets = [
+        Docket(op, tuple(found), settings.ranks, settings.seed, settings.search, home=home)
+        for op, found in selection.chosen(by_op, picked, settings)
+    ]
+    with clock("trials"):
+        hearings, lost = _hear_all(dockets, settings, progress)
+    with clock("confirmation"):
+        findings, sound, failed = _confirm_all(hearings, settings, home, progress)
+    return _report(settings, rules, hearings, findings, sound, [*crashed, *lost, *failed], clock.seconds)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: list[tuple[str, float]] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds.append((name, round(time.perf_counter() - start, 2)))
+
+
+def _hear_all(
+    dockets: Sequence[Docket], settings: Settings, progress: Progress
+) -> tuple[list[Hearing], list[Crash]]:
+    """Every overload's hearing, by name.  A sample that kills the process is left out the next time."""
+    progress.phase("trying rules", len(dockets))
+    hearings: dict[str, Hearing] = {}
+    crashed: list[Crash] = []
+    todo = list(dockets)
+    for attempt in range(RETRIES + 1):
+        answers = workers.run(
+            hear, todo, workers=settings.workers, limit=SECONDS, tick=progress.tick if not attempt else None,
+            cuda=settings.device == "cuda",
+        )  # fmt: skip
+        again: list[Docket] = []
+        for docket, answer in zip(todo, answers, strict=True):
+            if isinstance(answer, workers.Done):
+                hearings[docket.op] = answer.value
+                crashed += answer.value.crashed
+            elif isinstance(answer, workers.Failed):
+                crashed.append(Crash(docket.op, "the whole overload", answer.error, answer.trace))
+            else:
+                crashed.append(_death(docket, answer))
+                if answer.noted >= 0 and attempt < RETRIES:
+                    again.append(replace(docket, skip=docket.skip | {answer.noted}))
+        todo = again
+        if not todo:
+            break
+    return [hearings[op] for op in sorted(hearings)], crashed
+
+
+def _death(docket: Docket, answer: workers.Lost) -> Crash:
+    if answer.noted < 0:
+        return Crash(docket.op, "before its first sample", answer.why)
+    sample = docket.samples[answer.noted]
+    return Crash(docket.op, f"{', '.join(sample.arguments())} from {sample.origin}", f"{answer.why} on a rank's piece")
+
+
+def _confirm_all(
+    hearings: Sequence[Hearing], settings: Settings, home: tuple[str, str], progress: Progress
+) -> tuple[list[Finding], set[str], list[Crash]]:
+    """Findings for every suspect, and the rules that only a real run could clear."""
+    suspects = [(name, charges) for h in hearings for name, charges in sorted(h.suspects.items())]
+    whole = [(name, charges) for h in hearings for name, charges in sorted(h.whole.items()) if name not in h.suspects]
+    missing = [_of_instance(i, i.evidence.reason) for h in hearings for i in h.missing]
+    if settings.confirm == "none":
+        unconfirmed = "not confirmed: --confirm none was asked for"
+        plain = [_of_charge(charges[0], Verdict.SUSPECT, f"{charges[0].instance.evidence.reason} ({unconfirmed})")
+                 for _, charges in suspects]  # fmt: skip
+        return [*plain, *missing], set(), []
+    progress.phase("confirming on real processes", len(suspects) + len(whole))
+    findings: list[Finding] = []
+    sound: set[str] = set()
+    failed: list[Crash] = []
+    with Court(settings.confirm, settings.device, home) as court:
+        for name, charges in suspects + whole:
+            finding, crash = _confirmed(court, charges, settings.confirm)
+            failed += [crash] if crash else []
+            if finding is None or (not finding.confirmed_on and (name, charges) in whole):
+                sound.add(name)
+            else:
+                findings.append(finding)
+            progress.tick()
+    return [*findings, *missing], sound, failed
+
+
+def _confirmed(court: Court, charges: Sequence[Charge], backend: str) -> tuple[Finding | None, Crash | None]:
+    """The first case that goes wrong for real; else the suspicion, with what the real run did instead."""
+    last: Confirmation | None = None
+    for charge in charges:
+        last = court.confirm(charge.case)
+        if last.wrong:
+            return _unsound(charge, last, backend), None
+    if last is None:
+        return None, None
+    charge = charges[-1]
+    crash = Crash(charge.case.rule.op, _describe(charge.case.sample), last.note, last.failed) if last.failed else None
+    return _of_charge(charge, Verdict.SUSPECT, f"{charge.instance.evidence.reason} (not confirmed: {last.note})"), crash
+
+
+def _unsound(charge: Charge, seen: Confirmation, backend: str) -> Finding:
+    found = _of_charge(charge, Verdict.UNSOUND, seen.wrong)
+    evidence = charge.instance.evidence
+    text = script(charge.case, seen.wrong, "{name}") if usable(charge.case) else ""
+    return replace(
+        found, confirmed_on=backend, got=seen.got or evidence.got, want=seen.want or evidence.want,
+        picture=picture(charge.case, seen.heard), script=text,
+    )  # fmt: skip
+
+
+def _of_charge(charge: Charge, verdict: Verdict, reason: str) -> Finding:
+    evidence = charge.instance.evidence
+    return replace(_of_instance(charge.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want)
+
+
+def _of_instance(instance: Instance, reason: str) -> Finding:
+    sample = instance.sample
+    special = " (inputs with NaN and infinities)" if instance.evidence.variant else ""
+    return Finding(
+        instance.rule, instance.ranks, instance.verdict, reason, tuple(sample.arguments()), sample.origin + special
+    )
+
+
+def _describe(sample: Sample) -> str:
+    return f"{sample.op}({', '.join(sample.arguments())})"
+
+
+def case_line(case: Case) -> str:
+    """The shapes of a case's inputs, in one line."""
+    tensors = case.sample.tensors
+    return ", ".join(shape_text(tensors[a.index].shape, tensors[a.index].dtype) for a in case.sample.call.args if isinstance(a, Leaf))
+
+
+def _report(
+    settings: Settings, rules: modules.Registered | None, hearings: Sequence[Hearing], findings: Sequence[Finding],
+    sound: set[str], crashed: Sequence[Crash], seconds: Sequence[tuple[str, float]],
+) -> Report:  # fmt: skip
+    worst = {str(f.rule): f.verdict for f in findings}
+    clean = {name for h in hearings for name in h.sound if name not in worst}
+    clean |= {name for name in sound if name not in worst}
+    untestable = {name: why for h in hearings for name, why in h.untestable.items() if name not in worst and name not in clean}
+    if settings.confirm == "none":
+        for h in hearings:
+            untestable |= {n: f"{c[0].instance.evidence.reason}: only a real run can judge it" for n, c in h.whole.items() if n not in clean}
+    tally = Counter(worst.values())
+    counts = Counts(
+        sound=len(clean), unsound=tally[Verdict.UNSOUND], missing=tally[Verdict.MISSING], suspect=tally[Verdict.SUSPECT],
+        untestable=len(untestable), crashed=len(crashed), samples=sum(h.samples for h in hearings),
+        overloads=sum(1 for h in hearings if h.tried), instances=sum(h.tried for h in hearings),
+        combinations=sum(h.combinations for h in hearings),
+        by_metadata=len({n for h in hearings for n in h.by_metadata if n in clean}),
+    )  # fmt: skip
+    skipped: Counter[str] = Counter()
+    for h in hearings:
+        skipped.update({f"{h.op}: {why}": n for why, n in h.skipped.items()})
+    return Report(
+        torch.__version__.split("+")[0], settings.seed, settings.ranks, settings.confirm, counts,
+        tuple(_sorted(findings)), tuple(crashed), tuple(sorted(untestable.items())), tuple(sorted(skipped.items())),
+        rules.ignored if rules else (), tuple(seconds),
+    )  # fmt: skip
+
+
+def _sorted(findings: Iterable[Finding]) -> list[Finding]:
+    order = {Verdict.UNSOUND: 0, Verdict.SUSPECT: 1, Verdict.MISSING: 2}
+    return sorted(findings, key=lambda f: (order.get(f.verdict, 9), str(f.rule)))

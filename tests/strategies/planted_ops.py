@@ -1,0 +1,132 @@
+"""Small ops of our own, with what torch's ops do not offer: they count, raise, hang, die, and depend on strides.
+
+`call` makes a `Call` whose pickle imports this file, so that the ops are there in every process that gets one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+from strategies.rules import Call, Leaf, Sample, overload
+
+CALLS: Counter[str] = Counter()
+LIB = torch.library.Library("planted", "FRAGMENT")  # the ops live as long as this does
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedCall(Call):
+    pass
+
+
+def call(name: str, *args: Any) -> Call:
+    return PlantedCall(f"planted.{name}.default", args)
+
+
+def planted(name: str, *tensors: Tensor) -> Sample:
+    return Sample(call(name, *(Leaf(i) for i in range(len(tensors)))), tensors, "test")
+
+
+def plant(schema: str, function: Any, *kinds: str, meta: Any = torch.empty_like) -> None:
+    """Registers an op, and for DTensor the placements that it keeps: "S", and those of Partial."""
+    LIB.define(schema)
+    name = schema.split("(")[0]
+    LIB.impl(name, function, "CPU")
+    LIB.impl(name, meta, "Meta")
+    if kinds:
+        register_sharding(overload(f"planted.{name}.default"))(lambda x: keeps(x, kinds))
+
+
+def keeps(x: Any, kinds: tuple[str, ...]) -> list[Any]:
+    every: list[Any] = [Replicate()]
+    every += [Shard(d) for d in range(x.ndim)] if "S" in kinds else []
+    every += [Partial(kind) for kind in kinds if kind not in "SR"]
+    return [([p], [p]) for p in every]
+
+
+def alone_on_rank(rank: int) -> bool:
+    return dist.is_initialized() and dist.get_rank() == rank
+
+
+def counted(x: Tensor) -> Tensor:
+    CALLS["counted"] += 1
+    return x * 2
+
+
+def by_lanes(x: Tensor) -> Tensor:
+    """What a kernel does that is vectorised for dense data only, and not quite the same there."""
+    return torch.where(x > 0, x + (1.0 if x.is_contiguous() else 1.5), x)
+
+
+def by_lanes_in_place(x: Tensor) -> Tensor:
+    return x.copy_(by_lanes(x))
+
+
+def patched(x: Tensor) -> Tensor:
+    """NaN is replaced by the sum of all the rest."""
+    return torch.where(x.isnan(), x.nan_to_num(0.0, 0.0, 0.0).sum(), x)
+
+
+def approximate(x: Tensor) -> Tensor:
+    """A thousandth off in single precision, exact in double."""
+    return x * 1.0002 if x.dtype == torch.float32 else x.clone()
+
+
+def fussy(x: Tensor) -> Tensor:
+    if (x > 1).any():
+        raise ValueError("every element must be at most 1")
+    return x * 2
+
+
+def trips(x: Tensor) -> Tensor:
+    """Fails on three elements with what no op should raise."""
+    if x.numel() == 3:
+        raise ZeroDivisionError("three")
+    return x * 2
+
+
+def one_raises(x: Tensor) -> Tensor:
+    if alone_on_rank(1):
+        raise ValueError("not on this rank")
+    return x * 2
+
+
+def one_hangs(x: Tensor) -> Tensor:
+    if alone_on_rank(1):
+        threading.Event().wait()
+    return x * 2
+
+
+def one_dies(x: Tensor) -> Tensor:
+    if alone_on_rank(1):
+        os._exit(7)
+    return x * 2
+
+
+def one_grows(x: Tensor) -> Tensor:
+    """On one real rank it gives a row more than it should."""
+    return torch.cat([x, x[:1]]) * 2 if alone_on_rank(1) else x * 2
+
+
+plant("counted(Tensor x) -> Tensor", counted, "S", "sum", "avg", "max", "min", "product")
+plant("forgotten(Tensor x) -> Tensor", lambda x: x * 2, "R")
+plant("remembered(Tensor x) -> Tensor", lambda x: x * 2, "S", "sum", "avg", "max", "min")
+plant("by_lanes(Tensor x) -> Tensor", by_lanes, "S")
+plant("by_lanes_(Tensor(a!) x) -> Tensor(a!)", by_lanes_in_place, meta=lambda x: x)
+plant("patched(Tensor x) -> Tensor", patched, "S")
+plant("approximate(Tensor x) -> Tensor", approximate, "S")
+plant("fussy(Tensor x) -> Tensor", fussy, "S")
+plant("trips(Tensor x) -> Tensor", trips, "S")
+plant("one_raises(Tensor x) -> Tensor", one_raises, "S")
+plant("one_hangs(Tensor x) -> Tensor", one_hangs, "S")
+plant("one_dies(Tensor x) -> Tensor", one_dies, "S")
+plant("one_grows(Tensor x) -> Tensor", one_grows, "S")
