@@ -366,13 +366,13 @@ def _sad_story(reply: Reply | None) -> str:
 
 def _context() -> Any:
     """Fork server if there is one: a process that has imported torch, started nothing, and forks the ranks."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules)])
-    with _without_chatter():
-        forkserver.ensure_running()
-    return context
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules)])
+        with _without_chatter(), contextlib.suppress(ChildProcessError):  # in a forked copy: it is not ours
+            forkserver.ensure_running()
+            return context
+    return multiprocessing.get_context("spawn")
 
 
 def _environ(ranks: int) -> dict[str, str]:

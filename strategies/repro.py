@@ -12,6 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.placement import short
 from strategies.probe import Case
 from strategies.rules import Leaf
+from strategies.truth import scale_of
 
 _SCRIPT = '''"""{rule}
 
@@ -121,9 +122,8 @@ def _slacks(case: Case) -> str:
     shown = []
     for want, slack in zip(case.truth.outputs, case.truth.slack, strict=True):
         finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-        scale = float(want.abs().double().nan_to_num(0, 0, 0).amax()) if isinstance(want, Tensor) and want.numel() else 0.0
         real = isinstance(want, Tensor) and (want.dtype.is_floating_point or want.dtype.is_complex)
-        shown.append(f"{max([*finite, 1e-9 * scale if real else 0.0]):.3g}")
+        shown.append(f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}")
     return f"[{', '.join(shown)}]"
 
 

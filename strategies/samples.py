@@ -20,7 +20,7 @@ import math
 import random
 import sys
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,8 +38,8 @@ ONE_SIZE = {"_segment_reduce_lengths", "_segment_reduce_offsets"}
 """OpInfos whose samples hold lengths written for S = 5: with another S torch writes out of bounds (2.13)."""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
           "complex64": torch.complex64}  # fmt: skip
-MOST_CALLS = 60
-"""Samples of one OpInfo, dtype and pass."""
+MOST_DRAWN, MOST_CALLS = 240, 60
+"""Samples of one OpInfo, dtype and pass: looked at, and run."""
 MOST_KEPT, MOST_OTHERS = 24, 3
 """Calls kept from those of an overload that bears the OpInfo's name, and of one that is met on the way."""
 MOST_NUMEL = 20_000
@@ -105,15 +105,27 @@ def capture(
         drawn = iter(info.sample_inputs(device, dtype, requires_grad=grad))
         if hasattr(drawn, "set_seed"):
             drawn.set_seed = False  # it would seed all devices before each sample, which costs more than most samples
-        for number in range(MOST_CALLS):
+        for number, sample in _spread(drawn, failed):
             try:
-                sample = next(drawn, None)
-                if sample is None:
-                    break
                 _run(info, sample, recorder, number)
             except _REFUSALS as error:
-                failed[f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"] += 1
-    return recorder.kept, failed
+                failed[_said(error)] += 1
+    return recorder.best(), failed
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
+
+
+def _spread(drawn: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
+    """At most MOST_CALLS of the first MOST_DRAWN samples, from all over them: like stands next to like."""
+    found: list[tuple[int, Any]] = []
+    try:
+        found.extend(enumerate(itertools.islice(drawn, MOST_DRAWN)))  # keeps what came before an error
+    except _REFUSALS as error:
+        failed[_said(error)] += 1
+    step = max(1.0, len(found) / MOST_CALLS)
+    return [found[int(i * step)] for i in range(min(MOST_CALLS, len(found)))]
 
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip
@@ -147,9 +159,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, wanted: Callable[[Any], bool], own: set[str], origin: str) -> None:
         super().__init__()
         self.wanted, self.own, self.origin, self.now = wanted, own, origin, ""
-        self.kept: list[Sample] = []
+        self.kept: dict[str, list[Sample]] = defaultdict(list)
         self._seen: set[str] = set()
-        self._count: Counter[Any] = Counter()
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -158,13 +169,19 @@ class _Recorder(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        most = MOST_KEPT if func.overloadpacket.__name__.strip("_") in self.own else MOST_OTHERS
-        copy = self._copy(func, args, kwargs or {}) if self._count[func] < most and self.wanted(func) else None
+        room = self._is_own(func) or len(self.kept[str(func)]) < MOST_OTHERS
+        copy = self._copy(func, args, kwargs or {}) if room and self.wanted(func) else None
         out = func(*args, **(kwargs or {}))
         if copy is not None:  # only now: a call that the op refuses is no sample
-            self._count[func] += 1
-            self.kept.append(copy)
+            self.kept[str(func)].append(copy)
         return out
+
+    def _is_own(self, func: Any) -> bool:
+        return func.overloadpacket.__name__.strip("_") in self.own
+
+    def best(self) -> list[Sample]:
+        """Of each overload the samples that differ most."""
+        return [sample for found in self.kept.values() for sample in choose(found, MOST_KEPT)]
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
         """The call with its tensors as they are before it, or None if one like it is kept already."""
@@ -244,11 +261,11 @@ MOST_CANDIDATES = 400
 def choose(found: Sequence[Sample], most: int) -> list[Sample]:
     """At most so many samples of one overload, each chosen for what it adds to those before it.
 
-    New values of an argument count most, then new pairs of values; of equals the smaller is taken,
-    then the earlier.  The order is the order of choice.
+    New values of an argument count most, then new pairs of values; of equals one that can be split
+    is taken before one that cannot, then the smaller, then the earlier.  The order is that of choice.
     """
     unique: dict[str, tuple[Sample, set[Any]]] = {}
-    for sample in sorted(found, key=lambda s: s.size):
+    for sample in sorted(found, key=lambda s: (_largest(s) < 4, s.size)):
         seen = features(sample)
         unique.setdefault(repr(seen), (sample, _weighed(seen)))
     left = list(unique.values())[:MOST_CANDIDATES]
@@ -261,6 +278,10 @@ def choose(found: Sequence[Sample], most: int) -> list[Sample]:
         covered |= seen
         chosen.append(sample)
     return chosen
+
+
+def _largest(sample: Sample) -> int:
+    return max((t.numel() for t in sample.tensors), default=0)
 
 
 _WORTH = {1: 12, 2: 1}

@@ -18,7 +18,7 @@ from strategies.verdicts import Crash
 
 SECONDS = 60.0
 """Time limit of one OpInfo with one dtype."""
-SAMPLES, TRACED, NAMED = 20, 5, 64
+SAMPLES, TRACED, NAMED = 24, 8, 64
 """Samples tried of one overload: in a sweep, of a decomposition, and where the user named the op."""
 
 

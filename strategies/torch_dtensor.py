@@ -9,9 +9,11 @@
 | .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant       | by feature     | 2.13   |
 | ._propagate_tensor_meta_non_cached (set on a copy)              | 2.11 - 2.15    | 2.13   |
 | ._wrap_with_op_strategy, .propagate_op_sharding_non_cached      | 2.11 - 2.15    | 2.13   |
-| .decomp_strategy.propagate_strategy, DecompShardingStrategy     | by feature     | 2.13   |
+| .decomp_strategy.has_decomp, .propagate_strategy                | by feature     | 2.13   |
 | _op_dispatcher._custom_op_handlers, ._random_ops                | 2.11 - 2.15    | 2.13   |
 | _op_schema.OpSchema, OpStrategy, TupleStrategy                  | 2.11 - 2.15    | 2.13   |
+| _op_schema.OutputSharding: output_spec, redistribute_schema,    |                |        |
+| use_val_from_redistribute_schema                                | 2.11 - 2.15    | 2.13   |
 | _dtensor_spec.DTensorSpec, TensorMeta                           | 2.11 - 2.15    | 2.13   |
 | _ops.single_dim_strategy._ShardingPlaceholder                   | 2.11 - 2.15    | 2.13   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)            | 2.11 - 2.15    | 2.13   |
@@ -122,11 +124,31 @@ class Question:
         self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
         self.traced: list[Row] | None = None
         self._alone = alone
+        self._specs: dict[tuple[int, Placement | None, int], DTensorSpec] = {}
+        self._asking: tuple[object, ...] = ()
+        self._offered: dict[tuple[object, ...], Any] = {}
         self.metas = [_meta(t) for t in sample.tensors]
         self.prop = copy.copy(propagator())
         meta = pytree.tree_map(lambda t: _meta(t) if isinstance(t, torch.Tensor) else None, outputs)
         self.prop._propagate_tensor_meta_non_cached = lambda schema: meta
         self.out_meta = meta
+        if self.op in self.prop.op_strategy_funcs:  # propagation asks again what `strategy_rows` has asked
+            self.prop.op_strategy_funcs = {self.op: self._remembered(self.prop.op_strategy_funcs[self.op])}
+
+    def _remembered(self, function: Any) -> Any:
+        def ask(schema: OpSchema) -> Any:
+            if self._asking not in self._offered:
+                self._offered[self._asking] = function(schema)
+            return self._offered[self._asking]
+
+        return ask
+
+    def _spec(self, leaf: int, placement: Placement | None, rank: int) -> DTensorSpec:
+        key = (leaf, placement, rank)
+        if key not in self._specs:
+            mesh = mesh_for(self.ranks, rank)
+            self._specs[key] = DTensorSpec(mesh, (placement,), tensor_meta=self.metas[leaf])
+        return self._specs[key]
 
     def alone(self) -> Question:
         """The same question on a mesh of one rank."""
@@ -138,8 +160,8 @@ class Question:
         return self._fits(row[0], False) and self._keeps_place(row)
 
     def schema(self, placements: Sequence[Placement | None], rank: int = 0) -> OpSchema:
-        mesh = mesh_for(self.ranks, rank)
-        specs = [DTensorSpec(mesh, (p,), tensor_meta=m) for p, m in zip(placements, self.metas, strict=True)]
+        self._asking = (tuple(placements), rank)
+        specs = [self._spec(leaf, p, rank) for leaf, p in enumerate(placements)]
         args = _filled(self.sample.call.args, specs)
         kwargs = {name: _filled(value, specs) for name, value in self.sample.call.kwargs}
         info = self.prop.op_to_schema_info.get(self.op)

@@ -132,7 +132,7 @@ def _slack(output: Any, others: Sequence[Any]) -> Tensor | None:
             return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
         return torch.zeros((), device=output.device)
     moved = _moved(output, others)
-    scale = _scale(output)
+    scale = scale_of(output)
     stable = moved <= JUMP * scale
     floor = GENEROUS * torch.finfo(output.dtype).eps * scale
     if bool(stable.all()):
@@ -150,7 +150,8 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
     return (a == b) | (a.isnan() & b.isnan())
 
 
-def _scale(output: Tensor) -> Tensor:
+def scale_of(output: Tensor) -> Tensor:
+    """The size of the largest finite element, never quite zero; for floats and complex numbers."""
     size = output.abs().double().nan_to_num(0.0, 0.0, 0.0)
     return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
 
@@ -162,7 +163,7 @@ def _widened(slack: Tensor | None, output: Any, best: Any) -> Tensor | None:
     if not _is_real(output):
         return torch.where(best == output, slack, torch.inf)
     apart = (output.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return slack + 4 * torch.where(apart <= JUMP * _scale(output), apart, 0.0).amax()
+    return slack + 4 * torch.where(apart <= JUMP * scale_of(output), apart, 0.0).amax()
 
 
 def same_results(a: Truth, b: Truth) -> bool:

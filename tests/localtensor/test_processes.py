@@ -352,7 +352,7 @@ def test_where_there_is_a_fork_server_it_is_the_ranks_parent(pool):
 def test_a_forked_copy_of_the_caller_gets_processes_of_its_own(pool, pids):
     copy = os.fork()
     if copy == 0:
-        signal.alarm(10)
+        signal.alarm(60)
         try:
             right = values(pool.call(my_rank, [(), ()])) == [0, 1] and not set(pool.pids) & set(pids)
             pool.close()

@@ -1,6 +1,6 @@
 """Small ops of our own, with what torch's ops do not offer: they count, raise, hang, die, and depend on strides.
 
-`call` makes a `Call` whose pickle imports this file, so that the ops are there in every process that gets one.
+To DTensor this file is a user's module of rules: importing it registers the ops and what they keep.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,17 +22,8 @@ CALLS: Counter[str] = Counter()
 LIB = torch.library.Library("planted", "FRAGMENT")  # the ops live as long as this does
 
 
-@dataclass(frozen=True, slots=True)
-class PlantedCall(Call):
-    pass
-
-
-def call(name: str, *args: Any) -> Call:
-    return PlantedCall(f"planted.{name}.default", args)
-
-
 def planted(name: str, *tensors: Tensor) -> Sample:
-    return Sample(call(name, *(Leaf(i) for i in range(len(tensors)))), tensors, "test")
+    return Sample(Call(f"planted.{name}.default", tuple(map(Leaf, range(len(tensors))))), tensors, "test")
 
 
 def plant(schema: str, function: Any, *kinds: str, meta: Any = torch.empty_like) -> None:
@@ -81,6 +71,10 @@ def approximate(x: Tensor) -> Tensor:
     return x * 1.0002 if x.dtype == torch.float32 else x.clone()
 
 
+def approximate_floor(x: Tensor) -> Tensor:
+    return approximate(x).floor().long()
+
+
 def fussy(x: Tensor) -> Tensor:
     if (x > 1).any():
         raise ValueError("every element must be at most 1")
@@ -124,6 +118,7 @@ plant("by_lanes(Tensor x) -> Tensor", by_lanes, "S")
 plant("by_lanes_(Tensor(a!) x) -> Tensor(a!)", by_lanes_in_place, meta=lambda x: x)
 plant("patched(Tensor x) -> Tensor", patched, "S")
 plant("approximate(Tensor x) -> Tensor", approximate, "S")
+plant("approximate_floor(Tensor x) -> Tensor", approximate_floor)
 plant("fussy(Tensor x) -> Tensor", fussy, "S")
 plant("trips(Tensor x) -> Tensor", trips, "S")
 plant("one_raises(Tensor x) -> Tensor", one_raises, "S")

@@ -1,0 +1,120 @@
+"""The same question answered the slow way, in plain torch: cut, run, put together, compare.
+
+Shares no line with the probe, so that the two cannot be wrong in the same way by accident.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from tests.bench.claims import Base, Row
+
+RANKS = (2, 3, 4)
+
+
+def cut(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator) -> list[Tensor]:
+    """What each rank has of x."""
+    if isinstance(placement, Shard):
+        rows = -(-x.shape[placement.dim] // ranks)
+        stops = [min(rows * rank, x.shape[placement.dim]) for rank in range(ranks + 1)]
+        return [x[(slice(None),) * placement.dim + (slice(a, b),)] for a, b in zip(stops, stops[1:])]
+    return shares(x, placement.reduce_op, ranks, rng) if isinstance(placement, Partial) else [x] * ranks
+
+
+def shares(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> list[Tensor]:
+    """Values of `ranks` ranks that this reduction makes x of: one loop over the ranks, one noise each."""
+    whole = x * ranks if kind == "avg" else x
+    held: list[Tensor] = []
+    for _ in range(ranks - 1):
+        far = torch.randint(-7, 8, x.shape, generator=rng).to(x.dtype)
+        if kind in ("sum", "avg"):
+            held.append(far)
+            whole = whole - far
+        elif kind == "product":
+            sign = torch.randint(0, 2, x.shape, generator=rng).to(x.dtype) * 2 - 1
+            held.append(sign if x.dtype == torch.int64 else sign * 2.0)
+            whole = whole * sign if x.dtype == torch.int64 else whole / (sign * 2.0)
+        else:
+            held.append(x + far.abs() if kind == "min" else x - far.abs())
+    owner = torch.randint(0, ranks, x.shape, generator=rng)  # whose turn it is to hold the last share
+    held.append(whole)
+    return [torch.where(owner == rank, held[-1], held[rank] if rank < ranks - 1 else _theirs(held, owner)) for rank in range(ranks)]
+
+
+def _theirs(held: list[Tensor], owner: Tensor) -> Tensor:
+    """The last rank takes what the owner gave away."""
+    stack = torch.stack(held)
+    return stack.gather(0, owner[None])[0]
+
+
+def together(held: Sequence[Tensor], placement: Placement) -> list[Tensor]:
+    """What the ranks make of their results: one tensor, or each rank's own if they should be equal."""
+    if isinstance(placement, Shard):
+        return [torch.cat(list(held), placement.dim)]
+    if not isinstance(placement, Partial):
+        return list(held)
+    total = held[0].double() if placement.reduce_op == "avg" else held[0]
+    for piece in held[1:]:
+        if placement.reduce_op in ("sum", "avg"):
+            total = total | piece if total.dtype == torch.bool else total + piece
+        elif placement.reduce_op == "product":
+            total = total * piece
+        else:
+            total = torch.minimum(total, piece) if placement.reduce_op == "min" else torch.maximum(total, piece)
+    return [total / len(held) if placement.reduce_op == "avg" else total]
+
+
+def shapes(want: Tensor, placement: Placement, ranks: int) -> list[tuple[int, ...]]:
+    """The shape that each rank must have of a result."""
+    rng = torch.Generator()
+    return [tuple(p.shape) for p in cut(want, placement, ranks, rng)] if isinstance(placement, Shard) else [tuple(want.shape)] * ranks
+
+
+def wrong(base: Base, row: Row, ranks: Sequence[int] = RANKS) -> str:
+    """What is wrong with the row, or empty if it holds in every call of the op, on every number of ranks."""
+    for args, kwargs in base.calls():
+        for count in ranks:
+            found = _wrong(base, row, args, kwargs, count)
+            if found:
+                return found
+    return ""
+
+
+def refused(base: Base, row: Row) -> bool:
+    """Whether the pieces do not fit each other: torch itself refuses the first call on one of two ranks."""
+    args, kwargs = next(base.calls())
+    return " refuses" in _wrong(base, row, args, kwargs, 2)
+
+
+def _wrong(base: Base, row: Row, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: int) -> str:
+    tensors = args[0] if base.listed else args[: len(base.dims)]
+    scalars = args[1:] if base.listed else args[len(base.dims) :]
+    rng = torch.Generator().manual_seed(zlib.crc32(f"by hand {base.name} {row} {ranks}".encode()))
+    columns = [cut(x, p, ranks, rng) for x, p in zip(tensors, row.inputs, strict=True)]
+    want = _listed(base.func(*args, **kwargs))
+    held: list[list[Tensor]] = []
+    for rank in range(ranks):
+        mine = [column[rank] for column in columns]
+        try:
+            held.append(_listed(base.func(*([mine] if base.listed else mine), *scalars, **kwargs)))
+        except (RuntimeError, IndexError) as error:
+            return f"rank {rank} of {ranks} refuses: {str(error).splitlines()[0]}"
+    for i, placement in enumerate(row.outputs):
+        pieces = [out[i] for out in held]
+        if [tuple(p.shape) for p in pieces] != shapes(want[i], placement, ranks):
+            return f"shapes {[tuple(p.shape) for p in pieces]} on {ranks} ranks are not {placement} of {tuple(want[i].shape)}"
+        for got in together(pieces, placement):
+            if not torch.allclose(got.double(), want[i].double(), rtol=1e-7, atol=1e-7):
+                return f"{ranks} ranks make other values than the op"
+    return ""
+
+
+def _listed(out: Any) -> list[Tensor]:
+    return [out] if isinstance(out, Tensor) else list(out)

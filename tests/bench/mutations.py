@@ -1,0 +1,200 @@
+"""Wrong rules made from right ones, by changes that do not know the op.
+
+A change is left out if the row that it makes is right for a reason stated in `claims` or `ops` (never
+because a validator said so), or if nobody could follow it (all inputs replicated: DTensor's own row for
+those comes first).  What remains is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from tests.bench.claims import Base, Row
+
+R = Replicate()
+KINDS = ("sum", "avg", "max", "min")
+PER_BASE = 5
+"""Mutants of one op, each by another kind of change: many kinds tell more than many of a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A wrong row, the right one that it was made from, and what was done to it in words."""
+
+    base: Base
+    origin: Row
+    row: Row
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.change}: {self.origin} became {self.row}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A change that makes a right row of a right row, and why it does."""
+
+    base: Base
+    row: Row
+    reason: str
+
+
+Changed = tuple[str, Row]
+Change = Callable[[Base, Row], Iterator[Changed]]
+
+
+def _put(placements: tuple[Placement, ...], at: int, new: Placement) -> tuple[Placement, ...]:
+    return placements[:at] + (new,) + placements[at + 1 :]
+
+
+def _outputs(row: Row, kind: type[Placement]) -> list[tuple[int, Placement]]:
+    return [(i, p) for i, p in enumerate(row.outputs) if isinstance(p, kind)]
+
+
+def _inputs(row: Row, kind: type[Placement]) -> list[tuple[int, Placement]]:
+    return [(i, p) for i, p in enumerate(row.inputs) if isinstance(p, kind)]
+
+
+def drop_reduction(base: Base, row: Row) -> Iterator[Changed]:
+    for i, _ in _outputs(row, Partial):
+        yield "reduction dropped", replace(row, outputs=_put(row.outputs, i, R))
+
+
+def other_reduction(base: Base, row: Row) -> Iterator[Changed]:
+    for i, p in _outputs(row, Partial):
+        for kind in KINDS:
+            if kind != p.reduce_op:
+                yield f"{kind} for {p.reduce_op}", replace(row, outputs=_put(row.outputs, i, Partial(kind)))
+
+
+def shard_kept(base: Base, row: Row) -> Iterator[Changed]:
+    """The result of a reduction over the cut dim, taken for a shard of the result."""
+    dims = [p.dim for _, p in _inputs(row, Shard)]
+    for i, _ in _outputs(row, Partial):
+        if dims and base.results[i]:
+            kept = Shard(min(dims[0], len(base.results[i]) - 1))
+            yield "shard kept through a reduction", replace(row, outputs=_put(row.outputs, i, kept))
+
+
+def other_result_dim(base: Base, row: Row) -> Iterator[Changed]:
+    for i, p in _outputs(row, Shard):
+        size = len(base.results[i])
+        if size > 1:
+            yield "another dim of the result", replace(row, outputs=_put(row.outputs, i, Shard((p.dim + 1) % size)))
+
+
+def result_partial(base: Base, row: Row) -> Iterator[Changed]:
+    for i, _ in _outputs(row, Shard):
+        for kind in ("sum", "max"):
+            yield f"shard taken for P({kind})", replace(row, outputs=_put(row.outputs, i, Partial(kind)))
+
+
+def result_whole(base: Base, row: Row) -> Iterator[Changed]:
+    for i, _ in _outputs(row, Shard):
+        yield "shard taken for the whole", replace(row, outputs=_put(row.outputs, i, R))
+
+
+def other_input_dim(base: Base, row: Row) -> Iterator[Changed]:
+    for i, p in _inputs(row, Shard):
+        size = len(base.dims[i])
+        if size > 1:
+            yield "another dim of an argument", replace(row, inputs=_put(row.inputs, i, Shard((p.dim + 1) % size)))
+
+
+def turned(base: Base, row: Row) -> Iterator[Changed]:
+    """Cut along the next dim on both sides: the shapes stay right, and what the op mixes does not."""
+
+    def turn(placements: tuple[Placement, ...], dims: list[str]) -> tuple[Placement, ...]:
+        return tuple(Shard((p.dim + 1) % len(d)) if isinstance(p, Shard) else p for p, d in zip(placements, dims, strict=True))
+
+    if not _outputs(row, Partial):
+        yield "shard dims turned", Row(turn(row.inputs, base.dims), turn(row.outputs, base.results))
+
+
+def along_what_it_mixes(base: Base, row: Row) -> Iterator[Changed]:
+    """Shard the first argument and the result along a letter that both have and that the op mixes."""
+    for letter in dict.fromkeys(base.dims[0]):
+        if letter not in base.along and all(letter in dims for dims in base.results):
+            cut = base.cut(letter)
+            yield f"cut along {letter}, which the op mixes", replace(cut, inputs=(cut.inputs[0], *row.inputs[1:]))
+            yield f"cut along {letter} throughout, which the op mixes", cut
+
+
+def replica_cut(base: Base, row: Row) -> Iterator[Changed]:
+    for i, _ in _inputs(row, Replicate):
+        if base.dims[i]:
+            yield "replica taken for a shard", replace(row, inputs=_put(row.inputs, i, Shard(0)))
+
+
+def shard_whole(base: Base, row: Row) -> Iterator[Changed]:
+    for i, _ in _inputs(row, Shard):
+        yield "shard taken for a replica", replace(row, inputs=_put(row.inputs, i, R))
+
+
+def through(base: Base, row: Row) -> Iterator[Changed]:
+    """Partial sums, maxima and minima let through an op as if it were linear or increasing."""
+    if not any(isinstance(p, Shard) for p in row.inputs):
+        return
+    for kind in KINDS:
+        inputs = tuple(Partial(kind) if isinstance(p, Shard) and real else R for p, real in zip(row.inputs, base.reals, strict=True))
+        yield f"P({kind}) through an op that does not keep it", Row(inputs, (Partial(kind),) * len(row.outputs))
+
+
+def partial_forgotten(base: Base, row: Row) -> Iterator[Changed]:
+    found = _inputs(row, Partial)
+    for i, p in found if len(found) > 1 else ():
+        yield f"R beside P({p.reduce_op})", replace(row, inputs=_put(row.inputs, i, R))
+
+
+def both_partial(base: Base, row: Row) -> Iterator[Changed]:
+    for _, p in _inputs(row, Partial):
+        for i, _ in _inputs(row, Replicate):
+            if base.reals[i]:
+                yield f"P({p.reduce_op}) on both", replace(row, inputs=_put(row.inputs, i, Partial(p.reduce_op)))
+
+
+def other_input_partial(base: Base, row: Row) -> Iterator[Changed]:
+    for i, p in _inputs(row, Partial):
+        for kind in KINDS:
+            if kind != p.reduce_op:
+                yield f"P({kind}) taken for P({p.reduce_op})", replace(row, inputs=_put(row.inputs, i, Partial(kind)))
+
+
+def results_swapped(base: Base, row: Row) -> Iterator[Changed]:
+    if len(row.outputs) > 1:
+        yield "results swapped", replace(row, outputs=row.outputs[::-1])
+
+
+CHANGES: tuple[Change, ...] = (
+    drop_reduction, other_reduction, shard_kept, other_result_dim, result_partial, result_whole, other_input_dim, turned,
+    along_what_it_mixes, replica_cut, shard_whole, through, partial_forgotten, both_partial, other_input_partial, results_swapped,
+)  # fmt: skip
+
+
+def changed(base: Base) -> Iterator[tuple[str, Mutant | Spared]]:
+    """Everything that the changes make of an op's right rows, with the name of the change; each row once."""
+    right = base.reasons()
+    seen: set[str] = set()
+    for change in CHANGES:
+        for origin in base.rows():
+            for words, row in change(base, origin):
+                if str(row) in seen or all(isinstance(p, Replicate) for p in row.inputs):
+                    continue
+                seen.add(str(row))
+                reason = right.get(str(row))
+                yield change.__name__, Spared(base, row, reason) if reason else Mutant(base, origin, row, words)
+
+
+def chosen(base: Base, turn: int) -> list[Mutant]:
+    """A few mutants of one op, each by another kind of change; `turn` says which kind comes first."""
+    first: dict[str, Mutant] = {}
+    for name, made in changed(base):
+        if isinstance(made, Mutant):
+            first.setdefault(name, made)
+    names = [change.__name__ for change in CHANGES]
+    start = turn * PER_BASE % len(names)
+    return [first[name] for name in names[start:] + names[:start] if name in first][:PER_BASE]

@@ -1,0 +1,433 @@
+import math
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from localtensor.placement import KINDS, parse, short
+from localtensor.shards import assemble_axis
+from strategies.probe import DRAWS, Probe, rounding, specials, try_claims
+from strategies.rules import Call, Claim, Leaf, overload
+from strategies.truth import tell
+from strategies.verdicts import Verdict
+from tests.strategies.cases import assert_sound, assert_wrong, judged, numbers, probe, rule, sample
+from tests.strategies.planted_ops import CALLS, planted
+
+X = numbers(4, 6)
+ROWS = numbers(5, 3)
+FLAGS = torch.tensor([[True, False, True], [False, False, True], [True, True, False], [False, True, False]])
+
+
+# Right rules stand.
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(("one", "text"), [
+    (sample("relu.default", X), "R -> R"),
+    (sample("relu.default", X), "S(1) -> S(1)"),
+    (sample("relu.default", X), "P(max) -> P(max)"),
+    (sample("exp.default", X), "P(max) -> P(max)"),
+    (sample("exp.default", X), "P(min) -> P(min)"),
+    (sample("neg.default", X), "P(max) -> P(min)"),
+    (sample("neg.default", X), "P(sum) -> P(sum)"),
+    (sample("neg.default", X), "P(avg) -> P(avg)"),
+    (sample("neg.default", X), "R -> P(avg)"),
+    (sample("neg.default", X), "R -> P(max)"),
+    (sample("sum.dim_IntList", ROWS, [0]), "S(0) -> P(sum)"),
+    (sample("sum.dim_IntList", ROWS, [0]), "S(1) -> S(0)"),
+    (sample("amax.default", numbers(4, 8), [1]), "S(1) -> P(max)"),
+    (sample("mul.Tensor", X, X + 1), "P(sum), R -> P(sum)"),
+    (sample("mm.default", X, numbers(6, 2)), "S(1), S(0) -> P(sum)"),
+    (sample("mm.default", X, numbers(6, 2)), "S(0), R -> S(0)"),
+    (sample("abs.default", X), "P(product) -> P(product)"),
+    (sample("max.dim", X, 0), "S(1) -> S(0), S(0)"),
+    (sample("add_.Tensor", X, X), "S(0), S(0) -> S(0)"),
+    (sample("cumsum.default", X, 1), "S(0) -> S(0)"),
+    (sample("bitwise_not.default", numbers(4, 6, dtype=torch.int64)), "P(max) -> P(min)"),
+], ids=lambda given: given if isinstance(given, str) else given.op)  # fmt: skip
+def test_right_rules_stand(one, text, ranks):
+    assert_sound(one, text, ranks=ranks, extremes=True)
+
+
+# Wrong rules do not.
+
+
+@pytest.mark.parametrize(("one", "text", "because"), [
+    (sample("relu.default", X), "P(sum) -> P(sum)", "the parts make"),
+    (sample("neg.default", X), "P(max) -> P(max)", "the parts make"),
+    (sample("neg.default", X), "R -> P(sum)", "the parts make"),
+    (sample("mul.Tensor", X, X + 1), "P(sum), P(sum) -> P(sum)", "the parts make"),
+    (sample("add.Tensor", X, X), "P(sum), R -> P(sum)", "the parts make"),
+    (sample("sum.dim_IntList", X, [0]), "S(0) -> P(avg)", "the parts make"),
+    (sample("amax.default", X, [0]), "S(0) -> P(sum)", "the parts make"),
+    (sample("neg.default", X), "P(sum) -> R", "rank 0 make"),
+    (sample("_softmax.default", X, 0, False), "S(0) -> S(0)", "the shards make"),
+    (sample("cumprod.default", X, 1), "S(1) -> S(1)", "the shards make"),
+    (sample("mm.default", X, numbers(6, 2)), "S(1), S(0) -> R", "rank 0 make"),
+    (sample("relu.default", X), "S(0) -> R", "rank 0 has shape (2, 6), the placement asks for (4, 6)"),
+    (sample("relu.default", X), "S(0) -> S(1)", "rank 0 has shape (2, 6), the placement asks for (4, 3)"),
+    (sample("relu.default", X), "R -> S(0)", "rank 0 has shape (4, 6), the placement asks for (2, 6)"),
+    (sample("sum.default", X), "S(0) -> S(0)", "the placement asks for None"),
+    (sample("view.default", X, [24]), "S(0) -> S(0)", "rank 0 raises RuntimeError: shape '[24]' is invalid"),
+], ids=lambda given: given if isinstance(given, str) else given.op)  # fmt: skip
+def test_wrong_rules_do_not(one, text, because):
+    assert_wrong(one, text, because)
+
+
+def test_a_shard_kept_through_the_reduction_of_its_dim_is_wrong_on_the_rank_that_should_be_empty():
+    one = sample("sum.dim_IntList", X, [0], True)
+    assert_wrong(one, "S(0) -> S(0)", "rank 1 has shape (1, 6), the placement asks for (0, 6)")
+
+
+def shared_out(starts_and_ends):
+    """Rank by rank, the rows from start to end of a replicated tensor: one call for each."""
+    return tuple(Call("aten.slice.Tensor", (Leaf(0), 0, start, end)) for start, end in starts_and_ends)
+
+
+def test_the_right_values_in_the_wrong_local_shapes_are_wrong():
+    one = sample("slice.Tensor", X, 0, 0, 4)
+    assert_sound(one, "R -> S(0)", local=shared_out([(0, 2), (2, 4)]))
+    assert_wrong(one, "R -> S(0)", "rank 0 has shape (3, 6)", local=shared_out([(0, 3), (3, 4)]))
+
+
+def test_the_right_shapes_with_the_wrong_values_are_wrong():
+    one = sample("slice.Tensor", X, 0, 0, 4)
+    assert_wrong(one, "R -> S(0)", "the shards make", local=shared_out([(2, 4), (0, 2)]))
+
+
+def test_the_right_values_in_another_dtype_are_wrong():
+    one = sample("_to_copy.default", X, dtype=torch.float64)
+    other = Call("aten._to_copy.default", (Leaf(0),), (("dtype", torch.float32),))
+    assert_wrong(one, "S(0) -> S(0)", "rank 0 has torch.float32, not torch.float64", local=(other, other))
+
+
+def test_one_wrong_output_of_several_is_found_and_named():
+    one = sample("aminmax.default", X, dim=0)
+    assert_sound(one, "S(0) -> P(min), P(max)")
+    assert_wrong(one, "S(0) -> P(min), P(min)", "output 1 as P(min): the parts make")
+    assert_wrong(one, "S(0) -> P(max), P(max)", "output 0 as P(max): the parts make")
+
+
+def test_an_output_that_is_masked_off_is_not_judged():
+    assert_sound(sample("aminmax.default", X, dim=0), "S(0) -> P(min), -")
+
+
+def test_the_evidence_shows_what_is_got_and_what_is_wanted():
+    found = judged(sample("sum.default", torch.arange(4)), "S(0) -> P(max)")
+    assert found.evidence.reason == "as P(max): the parts make 5 at [], the op gives 6 (1 of 1 elements differ)"
+    assert (found.evidence.got, found.evidence.want) == ("[5] of shape ()", "[6] of shape ()")
+
+
+# Uneven and empty shards.
+
+
+def test_a_mean_over_uneven_shards_is_no_average_of_means():
+    assert_sound(sample("mean.dim", numbers(4, 3), [0]), "S(0) -> P(avg)")
+    assert_wrong(sample("mean.dim", ROWS, [0]), "S(0) -> P(avg)", "the parts make")
+
+
+def test_uneven_shards_have_the_shapes_that_chunks_have():
+    assert_sound(sample("relu.default", ROWS), "S(0) -> S(0)", ranks=4)
+    even = tuple(Call("aten.slice.Tensor", (Leaf(0), 0, 0, 2)) for _ in range(2))
+    assert_wrong(sample("relu.default", ROWS), "S(0) -> S(0)", "rank 0 has shape (2, 3)", local=even)
+
+
+def test_a_sum_with_an_empty_shard_is_right_and_a_maximum_of_nothing_raises():
+    four = numbers(4, 3)
+    assert_sound(sample("sum.dim_IntList", four, [0]), "S(0) -> P(sum)", ranks=3)
+    assert_sound(sample("relu.default", four), "S(0) -> S(0)", ranks=3)
+    assert_wrong(sample("amax.default", four, [0]), "S(0) -> P(max)", "rank 2 raises IndexError: amax()", ranks=3)
+
+
+def test_a_mean_of_nothing_is_not_a_number():
+    assert_wrong(sample("mean.dim", numbers(4, 3), [0]), "S(0) -> P(avg)", "the parts make nan", ranks=3)
+
+
+# NaN and infinities.
+
+
+def test_a_rule_that_fails_for_not_a_number_only_is_found_when_it_is_asked():
+    one = planted("patched", numbers(4, 3))
+    assert_sound(one, "S(0) -> S(0)")
+    assert_wrong(one, "S(0) -> S(0)", "the shards make", extremes=True)
+    assert judged(one, "S(0) -> S(0)", extremes=True).evidence.variant == "specials"
+
+
+def test_a_rule_that_fails_for_ordinary_values_too_is_shown_with_those():
+    assert judged(sample("cumsum.default", X, 0), "S(0) -> S(0)", extremes=True).evidence.variant == ""
+
+
+def test_special_inputs_hold_a_nan_and_both_infinities():
+    (x,) = specials(sample("relu.default", X), seed=3)
+    assert (x.isnan().sum(), (x == math.inf).sum(), (x == -math.inf).sum()) == (1, 1, 1)
+    assert torch.equal(specials(sample("relu.default", X), seed=3)[0].nan_to_num(7.0), x.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("one", [
+    sample("relu.default", numbers(4, dtype=torch.int64)),
+    sample("relu.default", numbers(3)),
+    sample("special_chebyshev_polynomial_t.default", X, X),
+], ids=str)  # fmt: skip
+def test_where_there_is_nothing_to_sprinkle_on_there_are_no_special_inputs(one):
+    assert specials(one, seed=0) is None
+
+
+def test_the_samples_own_tensors_stay_as_they_are():
+    before = X.clone()
+    specials(sample("relu.default", X), seed=3)
+    assert torch.equal(X, before)
+
+
+def test_not_a_number_does_not_count_against_a_cast_to_integers():
+    one = sample("_to_copy.default", X, dtype=torch.int64)
+    assert_sound(one, "S(0) -> S(0)", extremes=True)
+
+
+def test_an_op_that_refuses_infinities_is_judged_by_its_own_values():
+    assert_sound(planted("fussy", numbers(4, 3).clamp(max=1.0)), "S(0) -> S(0)", extremes=True)
+
+
+# A rank that raises.
+
+
+def test_the_rank_that_raises_is_named_with_what_it_raises():
+    found = judged(planted("fussy", torch.tensor([0.0, 0.5, 1.0, 1.0])), "P(sum) -> P(sum)")
+    assert found.evidence.reason == "rank 0 raises ValueError: every element must be at most 1"
+    assert (found.evidence.got, found.evidence.want) == ("", "")
+
+
+def test_what_no_op_should_raise_is_a_crash_and_not_a_verdict():
+    one = planted("trips", numbers(6))
+    with pytest.raises(ZeroDivisionError):
+        judged(one, "S(0) -> S(0)")
+
+
+# How often the op is run.
+
+
+@pytest.mark.parametrize(("text", "runs"), [
+    ("R -> R", 1), ("S(0) -> S(0)", 4), ("P(avg) -> P(avg)", 4 * DRAWS),
+])  # fmt: skip
+def test_ranks_that_hold_the_same_run_the_op_once(text, runs):
+    one = planted("counted", X)
+    case = probe(one, ranks=4)
+    CALLS.clear()
+    assert case.judge(Claim(rule(one, text), "test")) is None
+    assert CALLS["counted"] == runs
+
+
+def test_all_output_placements_are_judged_from_the_same_runs():
+    one = planted("counted", X)
+    case = probe(one, ranks=2)
+    CALLS.clear()
+    found = case.placements([Partial("sum")], 0, case.draws([Partial("sum")]))
+    assert [short(p) for p in found] == ["P(sum)"]
+    assert CALLS["counted"] == 2 * DRAWS
+
+
+def test_only_partial_inputs_are_drawn_several_times():
+    case = probe(sample("add.Tensor", X, X))
+    assert len(case.draws([Shard(0), Replicate()])) == 1
+    assert len(case.draws([Replicate(), Partial("max")])) == DRAWS >= 2
+
+
+def test_each_draw_is_another_decomposition():
+    case = probe(sample("neg.default", X))
+    first, second = case.held(0, Partial("sum"), 0), case.held(0, Partial("sum"), 1)
+    assert not torch.equal(first[0], second[0])
+    assert torch.allclose(first[0] + first[1], X) and torch.allclose(second[0] + second[1], X)
+
+
+def test_a_rule_that_only_the_sparse_draw_refutes_is_refuted():
+    found = judged(sample("ne.Scalar", X, 0.0), "P(sum) -> R")
+    assert found.verdict is Verdict.UNSOUND
+    assert found.evidence.draw == 1
+
+
+# The same seed gives the same evidence.
+
+
+def test_the_same_seed_gives_the_same_evidence_and_another_seed_another():
+    one = sample("relu.default", X)
+    same = [judged(one, "P(sum) -> P(sum)", seed=seed).evidence for seed in (5, 5, 6)]
+    assert same[0] == same[1] != same[2]
+
+
+def test_evidence_does_not_depend_on_what_was_asked_before():
+    one = sample("mul.Tensor", X, X)
+    claims = [Claim(rule(one, text), "test") for text in ("P(sum), P(sum) -> P(sum)", "P(max), R -> P(max)")]
+    forth = try_claims(one, tell(one), 2, claims, seed=1, extremes=False)
+    back = try_claims(one, tell(one), 2, claims[::-1], seed=1, extremes=False)
+    assert [i.evidence for i in forth] == [i.evidence for i in back[::-1]]
+
+
+def test_the_random_state_of_torch_has_no_say():
+    one = sample("relu.default", X)
+    torch.manual_seed(1)
+    first = judged(one, "P(sum) -> P(sum)").evidence
+    torch.manual_seed(2)
+    assert judged(one, "P(sum) -> P(sum)").evidence == first
+
+
+def test_two_arguments_of_one_value_are_decomposed_independently():
+    case = probe(sample("mul.Tensor", X, X))
+    assert not torch.equal(case.held(0, Partial("sum"), 0)[0], case.held(1, Partial("sum"), 0)[0])
+
+
+# Partials of booleans, integers and complex numbers.
+
+
+def test_partial_booleans_are_or_and_and():
+    one = sample("logical_not.default", FLAGS)
+    assert_sound(one, "P(max) -> P(min)")
+    assert_sound(one, "P(sum) -> P(product)")
+    assert_wrong(one, "P(max) -> P(max)", "the parts make")
+    assert_sound(sample("any.dim", FLAGS, 0), "S(0) -> P(sum)")
+    assert_sound(sample("any.dim", FLAGS, 0), "S(0) -> P(max)")
+    assert_sound(sample("all.dim", FLAGS, 0), "S(0) -> P(min)")
+    assert_wrong(sample("all.dim", FLAGS, 0), "S(0) -> P(sum)", "the parts make")
+
+
+def test_an_average_of_booleans_cannot_be_tested():
+    found = judged(sample("logical_not.default", FLAGS), "P(avg) -> P(avg)")
+    assert (found.verdict, found.evidence.reason) == (Verdict.UNTESTABLE, "P(avg) means nothing for this dtype")
+
+
+def test_a_result_that_cannot_be_reduced_like_that_is_wrong():
+    assert_wrong(sample("gt.Scalar", X, 0.0), "S(0) -> P(avg)", "avg of torch.bool is not defined")
+
+
+def test_a_maximum_of_complex_numbers_cannot_be_tested():
+    found = judged(sample("neg.default", numbers(4, dtype=torch.complex64)), "P(max) -> P(min)")
+    assert found.verdict is Verdict.UNTESTABLE
+
+
+def test_integer_sums_are_exact():
+    one = sample("mul.Scalar", numbers(4, 3, dtype=torch.int64), 3)
+    assert_sound(one, "P(sum) -> P(sum)")
+    halved = sample("floor_divide.default", numbers(4, 3, dtype=torch.int64), torch.tensor(2))
+    assert_wrong(halved, "P(sum), R -> P(sum)", "the parts make")
+
+
+def test_parts_much_larger_than_their_sum_are_given_room_for_rounding():
+    held = [torch.tensor([1e12], dtype=torch.float64), torch.tensor([-1e12 + 1], dtype=torch.float64)]
+    assert 1e-4 < rounding(held) < 1.0
+    assert rounding([torch.tensor([10**12])]) == 0.0
+    assert rounding([torch.empty(0), torch.tensor([math.nan])]) == 0.0
+
+
+# Where only metadata can be compared.
+
+
+@pytest.mark.parametrize("op", ["rand_like.default", "empty_like.default"])
+def test_random_and_uninitialised_results_are_judged_by_metadata_and_say_so(op):
+    one = sample(op, X)
+    found = judged(one, "S(0) -> S(0)")
+    assert found.verdict is Verdict.SOUND
+    assert found.evidence.reason.endswith("judged by metadata only")
+    assert_wrong(one, "S(0) -> R", "rank 0 has shape (2, 6)")
+
+
+# Where torch's own kernels disagree.
+
+
+@pytest.mark.parametrize("name", ["by_lanes", "by_lanes_"])
+def test_a_difference_between_torchs_kernels_is_not_the_rules_fault(name):
+    narrow = numbers(3, 4).abs()  # the shards of dim 1 have gaps, the whole has none
+    assert_sound(planted(name, narrow), "S(1) -> S(1)")
+
+
+def test_a_difference_that_both_kernels_show_is():
+    one = sample("cumsum.default", numbers(3, 4), 1)
+    assert_wrong(one, "S(1) -> S(1)", "the shards make")
+
+
+# Ops that write.
+
+
+def test_ops_that_write_find_their_inputs_as_they_were():
+    one = sample("add_.Tensor", X, X)
+    case = probe(one)
+    before = {p: [t.clone() for t in case.held(0, parse(p), 0)] for p in ("R", "S(0)", "P(sum)")}
+    for text in ("R, R -> R", "S(0), S(0) -> S(0)", "P(sum), P(sum) -> P(sum)") * 2:
+        assert case.judge(Claim(rule(one, text), "test")) is None
+    for p, held in before.items():
+        assert all(torch.equal(a, b) for a, b in zip(case.held(0, parse(p), 0), held, strict=True))
+
+
+# Every placement that holds.
+
+
+@pytest.mark.parametrize(("one", "inputs", "want"), [
+    (sample("relu.default", X), "S(0)", ["S(0)"]),
+    (sample("relu.default", X), "P(max)", ["P(max)"]),
+    (sample("relu.default", X), "P(sum)", []),
+    (sample("relu.default", X), "R", ["R"]),
+    (sample("sum.dim_IntList", X, [0]), "S(0)", ["P(sum)"]),
+    (sample("sum.dim_IntList", X, [0]), "S(1)", ["S(0)"]),
+    (sample("view.default", X, [24]), "S(0)", []),
+    (sample("any.dim", FLAGS, 0), "S(0)", ["P(sum)", "P(max)"]),
+    (sample("new_zeros.default", X, [3]), "S(0)", ["R"]),
+], ids=lambda given: given if isinstance(given, str) else getattr(given, "op", None))  # fmt: skip
+def test_a_search_finds_every_placement_that_holds(one, inputs, want):
+    case, given = probe(one), [parse(inputs)]
+    assert [short(p) for p in case.placements(given, 0, case.draws(given))] == want
+
+
+@pytest.mark.parametrize("inputs", ["S(0)", "S(1)", "P(sum)", "P(avg)", "P(min)", "P(max)"])
+@pytest.mark.parametrize("one", [
+    sample("relu.default", X), sample("neg.default", X), sample("sum.dim_IntList", X, [1]),
+    sample("amax.default", X, [0]), sample("cumsum.default", X, 0), sample("any.dim", X, 0),
+], ids=lambda one: one.op)  # fmt: skip
+def test_a_search_and_a_trial_agree(one, inputs):
+    case, given, ndim = probe(one), [parse(inputs)], tell(one).outputs[0].ndim
+    found = [short(p) for p in case.placements(given, 0, case.draws(given))]
+    every = ["R", *(f"S({d})" for d in range(ndim)), *(f"P({k})" for k in KINDS if k != "product")]
+    holds = [p for p in every if case.judge(Claim(rule(one, f"{inputs} -> {p}"), "test")) is None]
+    assert found == (["R"] if "R" in holds else holds)
+
+
+# What is sent on to real processes.
+
+
+def test_a_case_holds_what_each_rank_was_given():
+    one = sample("mm.default", X, numbers(6, 2))
+    case = probe(one).case(rule(one, "S(1), P(avg) -> P(sum)"), draw=1)
+    assert (case.ranks, case.sample, len(case.held)) == (2, one, 2)
+    for held, placement, whole in zip(case.held, case.rule.inputs, one.tensors, strict=True):
+        torch.testing.assert_close(assemble_axis(held, placement), whole)
+    again = probe(one).case(rule(one, "S(1), P(avg) -> P(sum)"), draw=1)
+    assert torch.equal(case.held[1][0], again.held[1][0])
+
+
+def test_a_claim_that_only_the_sources_own_dispatch_can_judge_is_suspect():
+    found = judged(sample("relu.default", X), "S(0) -> S(0)", whole="it has a handler")
+    assert (found.verdict, found.evidence.reason) == (Verdict.SUSPECT, "it has a handler")
+
+
+def test_an_instance_says_what_was_tried():
+    one = sample("relu.default", X)
+    claim = Claim(rule(one, "S(0) -> S(0)"), "op strategy")
+    (found,) = try_claims(one, tell(one), 3, [claim], seed=0, extremes=False)
+    assert (found.rule, found.ranks, found.sample, found.source) == (claim.rule, 3, one, "op strategy")
+
+
+def test_lists_of_results_are_judged_one_by_one():
+    one = sample("split.Tensor", X, 2)
+    assert_sound(one, "S(1) -> S(1), S(1)")
+    assert_wrong(one, "S(0) -> S(0), S(0)", "rank 0")
+
+
+def test_tensors_in_a_list_have_placements_of_their_own():
+    call = Call("aten.cat.default", ([Leaf(0), Leaf(1)], 0))
+    assert overload(call.op) is torch.ops.aten.cat.default
+    one = sample("cat.default", [X, X], 0)
+    assert one.call == call
+    assert_sound(one, "S(1), S(1) -> S(1)")
+    assert_wrong(one, "S(0), S(0) -> S(0)", "the shards make")
+
+
+def test_a_probe_may_be_given_other_values_than_the_samples():
+    one = sample("relu.default", X)
+    other = tell(one, [torch.full_like(X, math.nan)])
+    assert Probe(one, other, 2, seed=0, variant="nan").held(0, Shard(0), 0)[0].isnan().all()

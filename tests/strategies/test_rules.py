@@ -1,0 +1,98 @@
+import pickle
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
+
+from strategies.rules import Call, Claim, Leaf, Rule, Sample, call_of, overload, results
+from tests.strategies.cases import numbers, sample
+
+aten = torch.ops.aten
+
+
+def test_a_call_is_run_with_the_tensors_where_their_leaves_stand():
+    x, y = numbers(2, 3), numbers(2, 3, seed=1)
+    call = Call("aten.sub.Tensor", (Leaf(1), Leaf(0)), (("alpha", 2),))
+    assert torch.equal(call([x, y]), y - 2 * x)
+
+
+def test_leaves_inside_lists_are_filled_and_lists_stay_lists():
+    x, y = numbers(2), numbers(3)
+    assert torch.equal(Call("aten.cat.default", ([Leaf(0), Leaf(1)], 0))([x, y]), torch.cat([x, y]))
+
+
+def test_tensors_are_taken_out_in_the_order_in_which_dtensor_counts_them():
+    x, index, values = numbers(4), torch.tensor([0, 2]), numbers(2)
+    call, tensors = call_of(aten.index_put.default, (x, [index], values), {"accumulate": True})
+    assert call == Call("aten.index_put.default", (Leaf(0), [Leaf(1)], Leaf(2)), (("accumulate", True),))
+    assert [t.data_ptr() for t in tensors] == [x.data_ptr(), index.data_ptr(), values.data_ptr()]
+
+
+def test_tensors_among_the_keywords_come_after_the_others():
+    x, low = numbers(4), torch.zeros(4)
+    call, tensors = call_of(aten.clamp.Tensor, (x,), {"max": low})
+    assert call == Call("aten.clamp.Tensor", (Leaf(0),), (("max", Leaf(1)),))
+    assert tensors[1] is low
+    assert torch.equal(call(tensors), torch.clamp(x, max=low))
+
+
+def test_none_in_a_list_of_tensors_keeps_its_place():
+    x, index = numbers(3, 3), torch.tensor([1])
+    call, tensors = call_of(aten.index.Tensor, (x, [None, index]), {})
+    assert call.args == (Leaf(0), [None, Leaf(1)])
+    assert torch.equal(call(tensors), x[:, [1]])
+
+
+def test_a_sample_prints_its_arguments_in_the_order_of_the_call():
+    one = sample("index_put.default", torch.zeros(8, 4), [torch.tensor([1])], torch.ones(1, 4), accumulate=True)
+    assert one.arguments() == ["f32[8,4]", "[i64[1]]", "f32[1,4]", "accumulate=True"]
+
+
+def test_the_size_of_a_sample_counts_all_its_elements():
+    assert sample("add.Tensor", numbers(2, 3), numbers(3)).size == 9
+
+
+def test_a_sample_knows_its_op():
+    assert sample("relu.default", numbers(2)).op == "aten.relu.default"
+
+
+def test_a_rule_prints_on_one_line():
+    rule = Rule("aten.mm.default", (Shard(1), Shard(0)), (Partial("sum"), None))
+    assert str(rule) == "aten.mm.default: S(1), S(0) -> P(sum), -"
+
+
+def test_rules_of_the_same_words_are_the_same_rule():
+    assert len({Rule("a", (Shard(0),), (Replicate(),)), Rule("a", (Shard(0),), (Replicate(),))}) == 1
+
+
+def test_a_rule_is_plain_if_all_its_placements_are_arithmetic():
+    assert Rule("a", (Shard(0), None), (Partial("avg"),)).plain
+    assert not Rule("a", (_MaskPartial(offset_shape=torch.Size([2]), offset_dim=0),), (Replicate(),)).plain
+
+
+def test_a_claim_speaks_of_the_samples_own_call_unless_it_says_otherwise():
+    claim = Claim(Rule("a", (), ()), "op strategy")
+    assert (claim.local, claim.whole) == (None, "")
+
+
+def test_an_overload_is_found_by_its_name():
+    assert overload("aten.add.Tensor") is aten.add.Tensor
+
+
+def test_an_unknown_overload_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_op"):
+        overload("aten.no_such_op.default")
+
+
+def test_results_are_flat_and_what_is_no_tensor_keeps_its_place():
+    x, y = numbers(2), numbers(3)
+    first, second, none, number = results((x, [y, None], 5))
+    assert (first is x, second is y, none, number) == (True, True, None, 5)
+
+
+def test_a_sample_travels_as_a_pickle():
+    one = sample("cumsum.default", numbers(2, 3), 1, dtype=torch.float32)
+    back: Sample = pickle.loads(pickle.dumps(one))
+    assert back.call == one.call
+    assert torch.equal(back.call(back.tensors), one.call(one.tensors))

@@ -1,0 +1,226 @@
+import math
+
+import pytest
+import torch
+
+from strategies.truth import REFUSALS, agrees, close, metadata_only, mutates, same_results, strided, tell
+from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import planted
+
+
+def slack_of(one):
+    (slack,) = tell(one).slack
+    return slack
+
+
+# One-ulp noise gives the tolerance.
+
+
+def test_the_tolerance_admits_rounding_and_refuses_an_error():
+    one = sample("sum.default", numbers(50))
+    (total,) = tell(one).outputs
+    assert agrees(total * (1 + 4e-16), total, slack_of(one))
+    assert not agrees(total * (1 + 1e-6), total, slack_of(one))
+
+
+def test_an_op_that_magnifies_noise_has_a_wider_tolerance():
+    steep = sample("exp.default", torch.tensor([600.0], dtype=torch.float64))
+    flat = sample("exp.default", torch.tensor([0.001], dtype=torch.float64))
+    relative = [float(slack_of(one) / tell(one).outputs[0]) for one in (steep, flat)]
+    assert relative[0] > 5 * relative[1]
+
+
+def test_the_same_seed_gives_the_same_tolerance_and_another_seed_another():
+    one = sample("sum.default", numbers(50))
+    same = [float(tell(one, seed=seed).slack[0]) for seed in (1, 1, 2)]
+    assert same[0] == same[1] != same[2]
+
+
+def test_complex_results_have_a_tolerance_too():
+    one = sample("mul.Tensor", numbers(4, dtype=torch.complex64), numbers(4, dtype=torch.complex64, seed=1))
+    want = tell(one).outputs[0]
+    assert 0 < float(slack_of(one)) < 0.1
+    assert not agrees(want + 0.5j, want, slack_of(one))
+
+
+def test_single_precision_gets_room_for_its_distance_from_double():
+    x = torch.tensor([1.0, 3.0])
+    distance = 3.0 * 0.0002
+    assert float(slack_of(planted("approximate", x))) >= 4 * 0.9 * distance
+    assert float(slack_of(planted("approximate", x.double()))) < distance
+
+
+# Unstable elements are not compared.
+
+
+def test_an_element_that_jumps_under_noise_is_not_compared_and_the_others_are():
+    one = sample("floor.default", torch.tensor([2.0, 2.5], dtype=torch.float64))
+    slack = slack_of(one)
+    assert slack.tolist()[0] == math.inf
+    assert slack[1] < 1e-6
+    assert close(torch.tensor([1.0, 2.0]), tell(one).outputs[0], slack).tolist() == [True, True]
+    assert close(torch.tensor([1.0, 3.0]), tell(one).outputs[0], slack).tolist() == [True, False]
+
+
+def test_the_share_of_unstable_elements_is_told():
+    assert tell(sample("floor.default", torch.tensor([2.0, 2.5, 3.0, 3.5]))).unstable == 0.5
+    assert tell(sample("exp.default", numbers(4))).unstable == 0.0
+
+
+def test_an_index_that_jumps_under_noise_is_not_compared():
+    tie = sample("argmax.default", torch.tensor([[1.0, 1.0, 0.0], [0.0, 5.0, 1.0]], dtype=torch.float64), 1)
+    slacks = [tell(tie, seed=seed).slack[0] for seed in range(4)]
+    assert any(slack.ndim and slack[0].isinf() for slack in slacks)
+    assert not any(slack.ndim and slack[1].isinf() for slack in slacks)
+
+
+def test_an_integer_that_double_precision_gives_otherwise_is_not_compared():
+    one = planted("approximate_floor", torch.tensor([4.9995, 2.5]))
+    assert tell(one).outputs[0].tolist() == [5, 2]
+    assert slack_of(one).tolist() == [math.inf, 0.0]
+
+
+# Integers and booleans are exact.
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool], ids=str)
+def test_integers_and_booleans_are_exact(dtype):
+    one = sample("bitwise_not.default", numbers(6, dtype=dtype))
+    assert float(slack_of(one)) == 0.0
+    want = tell(one).outputs[0]
+    wrong = want.clone()
+    wrong[3] = ~wrong[3]
+    assert agrees(want.clone(), want, slack_of(one)) and not agrees(wrong, want, slack_of(one))
+
+
+def test_integers_in_and_floats_out_are_compared_with_room_for_rounding():
+    one = sample("div.Tensor", numbers(6, dtype=torch.int64), torch.tensor(7))
+    want = tell(one).outputs[0]
+    assert want.dtype == torch.float32
+    assert 0 < float(slack_of(one)) < 1e-2
+    assert not agrees(want + 0.1, want, slack_of(one))
+
+
+# Vectorised against scalar kernels.
+
+
+def test_strided_data_are_the_same_values_with_gaps():
+    x = numbers(3, 4)
+    assert torch.equal(strided(x), x)
+    assert not strided(x).is_contiguous()
+    assert strided(x).data_ptr() != x.data_ptr()
+    assert strided(torch.tensor(3.0)).shape == ()
+
+
+@pytest.mark.parametrize("name", ["by_lanes", "by_lanes_"])
+def test_elements_that_vectorised_and_scalar_kernels_give_differently_are_not_compared(name):
+    slack = slack_of(planted(name, torch.tensor([-1.0, 2.0, -3.0])))
+    assert slack.isinf().tolist() == [False, True, False]
+
+
+# Ops that write.
+
+
+@pytest.mark.parametrize("one", [
+    sample("add_.Tensor", numbers(3), numbers(3, seed=1)),
+    sample("add_.Tensor", numbers(3, dtype=torch.int64), numbers(3, dtype=torch.int64, seed=1)),
+    sample("index_put_.default", numbers(3), [torch.tensor([1])], numbers(1, seed=1)),
+    sample("exp.out", numbers(3), out=torch.zeros(3, dtype=torch.float64)),
+], ids=lambda one: one.op)  # fmt: skip
+def test_ops_that_write_leave_the_sample_as_it_is(one):
+    before = [t.clone() for t in one.tensors]
+    first, second = tell(one), tell(one)
+    assert mutates(one.op)
+    assert all(torch.equal(t, b) for t, b in zip(one.tensors, before, strict=True))
+    assert torch.equal(first.outputs[0], second.outputs[0])
+    assert all(torch.equal(t, b) for t, b in zip(first.inputs, before, strict=True))
+
+
+# Random and uninitialised results.
+
+
+@pytest.mark.parametrize(("op", "why"), [
+    ("aten.rand_like.default", "random: judged by metadata only"),
+    ("aten.bernoulli_.float", "random: judged by metadata only"),
+    ("aten.native_dropout.default", "random: judged by metadata only"),
+    ("aten.empty_like.default", "uninitialised: judged by metadata only"),
+    ("aten.new_empty_strided.default", "uninitialised: judged by metadata only"),
+    ("aten.resize_.default", "uninitialised: judged by metadata only"),
+    ("aten.relu.default", ""),
+    ("aten.new_zeros.default", ""),
+])  # fmt: skip
+def test_random_and_uninitialised_ops_say_that_only_metadata_count(op, why):
+    assert metadata_only(op) == why
+
+
+@pytest.mark.parametrize("op", ["rand_like.default", "empty_like.default"])
+def test_the_truth_of_such_an_op_has_no_tolerance(op):
+    truth = tell(sample(op, numbers(3)))
+    assert truth.metadata_only == metadata_only(f"aten.{op}")
+    assert truth.slack == (None,)
+
+
+# Refusals.
+
+
+def test_an_op_that_refuses_its_sample_raises_one_of_the_refusals():
+    with pytest.raises(REFUSALS, match="mat1 and mat2"):
+        tell(sample("mm.default", numbers(2, 3), numbers(2, 3)))
+
+
+def test_noise_that_leaves_the_ops_domain_costs_only_the_tolerance():
+    truth = tell(planted("fussy", torch.tensor([1.0, 0.5], dtype=torch.float64)))
+    assert truth.outputs[0].tolist() == [2.0, 1.0]
+    assert float(truth.slack[0]) < 1e-9
+
+
+# Shapes and values at the edges.
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), ()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_empty_and_zero_dimensional_results_have_a_tolerance(shape, dtype):
+    one = sample("clone.default", numbers(*shape, dtype=dtype))
+    assert agrees(one.tensors[0], tell(one).outputs[0], slack_of(one))
+
+
+def test_not_a_number_and_infinity_are_what_they_are():
+    x = torch.tensor([math.nan, math.inf, -math.inf, 1.0], dtype=torch.float64)
+    one = sample("mul.Scalar", x, 2.0)
+    want, slack = tell(one).outputs[0], slack_of(one)
+    assert agrees(x * 2, want, slack)
+    for spot in range(3):
+        wrong = (x * 2).index_fill(0, torch.tensor([spot]), 7.0)
+        assert not agrees(wrong, want, slack)
+
+
+def test_results_that_are_no_tensors_have_no_tolerance():
+    assert tell(sample("is_nonzero.default", torch.tensor(3.0))).slack == (None,)
+
+
+def test_each_result_has_a_tolerance_of_its_own():
+    truth = tell(sample("max.dim", numbers(4, 3), 0))
+    assert [float(slack) > 0 for slack in truth.slack] == [True, False]
+
+
+def test_other_values_may_stand_in_for_the_samples_own():
+    one = sample("neg.default", numbers(3))
+    assert tell(one, [torch.ones(3)]).outputs[0].tolist() == [-1.0, -1.0, -1.0]
+
+
+# The very same results.
+
+
+def test_the_same_call_in_another_spelling_gives_the_same_results():
+    x = numbers(3, 4).index_fill(1, torch.tensor([2]), math.nan)
+    assert same_results(tell(sample("sum.dim_IntList", x, [1])), tell(sample("sum.dim_IntList", x, [-1])))
+
+
+@pytest.mark.parametrize("other", [
+    sample("sum.dim_IntList", numbers(3, 3), [0]),
+    sample("sum.dim_IntList", numbers(3, 3), [1], True),
+    sample("sum.dim_IntList", numbers(3, 3), [1], dtype=torch.float32),
+    sample("max.dim", numbers(3, 3), 1),
+], ids=lambda one: str(one.arguments()))  # fmt: skip
+def test_other_values_shapes_dtypes_or_counts_are_not_the_same_results(other):
+    assert not same_results(tell(sample("sum.dim_IntList", numbers(3, 3), [1])), tell(other))
