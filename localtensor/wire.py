@@ -49,9 +49,7 @@ def _described(x: Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...], tuple[in
     return data, x.dtype, tuple(x.shape), tuple(strides), str(x.device)
 
 
-def _restored(
-    data: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str
-) -> Tensor:
+def _restored(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> Tensor:
     flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
     whole = flat.reshape(shape)
     if whole.stride() != strides:

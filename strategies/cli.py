@@ -100,5 +100,5 @@ def main() -> None:
     try:
         app(args=spread(sys.argv[1:]))
     except KeyboardInterrupt:
-        print("localtensor: stopped by Ctrl-C; nothing was written.", file=sys.stderr)
+        typer.echo("localtensor: stopped by Ctrl-C; nothing was written.", err=True)
         sys.exit(INTERRUPTED)

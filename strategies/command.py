@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from localtensor.errors import LocalTensorError
 from strategies import report as reports
 from strategies.modules import BadRules
-from strategies.settings import BadSetting, Settings, UnknownOp
+from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 from strategies.validate import validate
 from strategies.verdicts import NOTHING, USAGE
 
@@ -67,11 +67,11 @@ def run(chosen: Chosen) -> int:
 
 
 def _settings(chosen: Chosen) -> Settings:
-    extra = {"dtypes": chosen.dtypes} if chosen.dtypes else {}
     return Settings(
         patterns=chosen.ops, everything=chosen.everything, search=chosen.search,
         ranks=tuple(dict.fromkeys(chosen.ranks)), device=chosen.device, rules=chosen.rules, confirm=chosen.confirm,
-        seed=chosen.seed, repro=str(chosen.repro) if chosen.repro else None, workers=chosen.workers, **extra,
+        seed=chosen.seed, repro=str(chosen.repro) if chosen.repro else None, workers=chosen.workers,
+        dtypes=chosen.dtypes or DEFAULT_DTYPES,
     )  # fmt: skip
 
 
@@ -81,7 +81,9 @@ def _writable(chosen: Chosen) -> None:
         if chosen.json.is_dir():
             raise BadSetting("--json", chosen.json, "this is a folder", "Name a file.")
         if not chosen.json.absolute().parent.is_dir():
-            raise BadSetting("--json", chosen.json, "its folder is not there", "Make the folder first, or name another.")
+            raise BadSetting(
+                "--json", chosen.json, "its folder is not there", "Make the folder first, or name another."
+            )
         if not os.access(chosen.json.absolute().parent, os.W_OK):
             raise BadSetting("--json", chosen.json, "its folder cannot be written", "Name a file in a folder of yours.")
     if chosen.repro is not None and chosen.repro.exists() and not chosen.repro.is_dir():

@@ -95,7 +95,9 @@ def weigh(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
 def _lost(lost: Sequence[Outcome]) -> Confirmation:
     for outcome in lost:
         if isinstance(outcome, Raised):
-            return Confirmation("", f"the stage itself failed: {outcome.kind}: {outcome.message}", failed=outcome.traceback)
+            return Confirmation(
+                "", f"the stage itself failed: {outcome.kind}: {outcome.message}", failed=outcome.traceback
+            )
     for outcome in lost:
         if isinstance(outcome, Died):
             return Confirmation(f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})")
@@ -109,7 +111,9 @@ def _raised(failed: Heard, heard: tuple[Heard, ...]) -> Confirmation:
     said = failed.errors[who[0]]
     if len(who) < len(failed.errors):
         names = ", ".join(map(str, who))
-        return Confirmation(f"rank {names} raises {said}; its peers go on and wait for it at the next collective", heard=heard)
+        return Confirmation(
+            f"rank {names} raises {said}; its peers go on and wait for it at the next collective", heard=heard
+        )
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
     return Confirmation("", f"DTensor {where} on every rank: {said}", heard=heard)
 
@@ -149,8 +153,18 @@ def _compared(case: Case, heard: tuple[Heard, ...]) -> Confirmation:
             problem = _unlike(got, want.cpu(), slack.cpu(), [h.pieces[i] for h in heard], one.placements[i])
             if problem:
                 which = f"output {i}" if len(case.truth.outputs) > 1 else "the result"
-                return Confirmation(f"rank {rank} assembles {which} from {one.placements[i]}: {problem}", "", text(got), text(want), heard)
-    note = "DTensor's own run is right" if took == claimed else f"DTensor does not follow it: it gives {took}, which is right"
+                return Confirmation(
+                    f"rank {rank} assembles {which} from {one.placements[i]}: {problem}",
+                    "",
+                    text(got),
+                    text(want),
+                    heard,
+                )
+    note = (
+        "DTensor's own run is right"
+        if took == claimed
+        else f"DTensor does not follow it: it gives {took}, which is right"
+    )
     return Confirmation("", note, heard=heard)
 
 
@@ -191,7 +205,9 @@ def picture(case: Case, heard: Sequence[Heard]) -> str:
     for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
         lines.append(f"result {i}, {name}")
         lines += [f"  rank {rank}  {text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
-        lines.append(f"  together  {text(heard[0].whole[i], 8)}" if heard[0].whole else "  together  could not be assembled")
+        lines.append(
+            f"  together  {text(heard[0].whole[i], 8)}" if heard[0].whole else "  together  could not be assembled"
+        )
     for i, want in enumerate(case.truth.outputs):
         lines.append(f"the op gives {text(want, 8)}" if i == 0 else f"  and        {text(want, 8)}")
     return "\n".join(lines)

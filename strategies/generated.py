@@ -7,7 +7,7 @@ is dropped.  A rules module can do better with a function `samples(op)` that yie
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,19 +44,29 @@ def _drawn(op: torch._ops.OpOverload, dtype: torch.dtype, rng: torch.Generator) 
     schema = [a for a in op._schema.arguments if not (a.kwarg_only and a.has_default_value())]
     for number, shapes in enumerate(SHAPES):
         for values in itertools.islice(itertools.product(*(_choices(a) for a in schema)), 16):
-            args, kwargs, tensors = [], {}, 0
-            for argument, value in zip(schema, values, strict=True):
-                if value is _TENSOR or value is _TENSORS:
-                    many = 2 if value is _TENSORS else 1
-                    made = [_tensor(shapes[min(tensors + i, 1)], dtype, argument.name, rng) for i in range(many)]
-                    tensors += many
-                    value = made if value is _TENSORS else made[0]
-                if argument.kwarg_only:
-                    kwargs[argument.name] = value
-                else:
-                    args.append(value)
+            filled = _with_tensors(schema, values, shapes, dtype, rng)
+            args = [v for a, v in zip(schema, filled, strict=True) if not a.kwarg_only]
+            kwargs = {a.name: v for a, v in zip(schema, filled, strict=True) if a.kwarg_only}
             call, taken = call_of(op, args, kwargs)
             yield Sample(call, tuple(taken), f"drawn from the schema, shapes #{number}")
+
+
+def _with_tensors(
+    schema: Sequence[Any],
+    values: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    rng: torch.Generator,
+) -> list[Any]:
+    """The values, with tensors of these shapes where a tensor goes: the first shape for the first one."""
+    left = itertools.chain(shapes[:1], itertools.repeat(shapes[-1]))
+    filled: list[Any] = []
+    for argument, value in zip(schema, values, strict=True):
+        if value is _TENSORS:
+            filled.append([_tensor(next(left), dtype, argument.name, rng) for _ in range(2)])
+        else:
+            filled.append(_tensor(next(left), dtype, argument.name, rng) if value is _TENSOR else value)
+    return filled
 
 
 _TENSOR, _TENSORS = object(), object()

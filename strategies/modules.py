@@ -48,10 +48,14 @@ def load(module: str, folder: str) -> Registered:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
-            raise BadRules(module, "there is no such module", f"Run from the folder that holds it (now {folder}).") from None
+            raise BadRules(
+                module, "there is no such module", f"Run from the folder that holds it (now {folder})."
+            ) from None
         raise BadRules(module, f"importing it raises {error}", "Install what it needs.") from error
     except Exception as error:  # why: a user's module may raise anything; it is his bug, told with its place
-        raise BadRules(module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first.") from error
+        raise BadRules(
+            module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
+        ) from error
     changed = _changed(before, already, loaded)
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")

@@ -223,7 +223,11 @@ def _difference(name: str, got: Tensor, want: Tensor, slack: Tensor) -> tuple[st
     place = tuple(wrong.nonzero()[0].tolist())
     share = f"{int(wrong.sum())} of {wrong.numel()} elements"
     have, should = got[place].item(), want[place].item()
-    return f"{name} make {have:.6g} at {list(place)}, the op gives {should:.6g} ({share} differ)", _text(got), _text(want)
+    return (
+        f"{name} make {have:.6g} at {list(place)}, the op gives {should:.6g} ({share} differ)",
+        _text(got),
+        _text(want),
+    )
 
 
 def _text(x: Tensor, most: int = 16) -> str:
@@ -252,32 +256,44 @@ def specials(sample: Sample, seed: int) -> tuple[Tensor, ...] | None:
     return made if any(a is not b for a, b in zip(made, sample.tensors, strict=True)) else None
 
 
-def try_claims(sample: Sample, truth: Truth, ranks: int, claims: Sequence[Claim], *, seed: int, extremes: bool) -> list[Instance]:
-    """The verdict on every claim about one sample.  Claims that only the source's own dispatch can judge
-    come back as SUSPECT with the reason; `extremes` adds the inputs with NaN and infinities."""
+def wild_truth(sample: Sample, truth: Truth, seed: int) -> Truth | None:
+    """The truth about the sample with NaN and infinities sprinkled in, or None where that says nothing."""
+    wild = None if truth.metadata_only else specials(sample, seed)
+    if wild is None:
+        return None
+    try:
+        return tell(sample, wild)
+    except REFUSALS:  # the op refuses NaN or infinities: then there is nothing to compare
+        return None
+
+
+def try_claims(
+    sample: Sample, truth: Truth, ranks: int, claims: Sequence[Claim], *, seed: int, wild: Truth | None = None
+) -> list[Instance]:
+    """The verdict on every claim about one sample; `wild` adds the inputs with NaN and infinities.
+
+    Claims that only the source's own dispatch can judge come back as SUSPECT with the reason.
+    """
     probes = [Probe(sample, truth, ranks, seed=seed)]
-    wild = specials(sample, seed) if extremes and not truth.metadata_only else None
     if wild is not None:
-        try:
-            probes.append(Probe(sample, tell(sample, wild), ranks, seed=seed, variant="specials"))
-        except REFUSALS:
-            pass  # the op refuses NaN or infinities: then there is nothing to compare
+        probes.append(Probe(sample, wild, ranks, seed=seed, variant="specials"))
     return [_instance(probes, claim) for claim in claims]
 
 
 def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     first = probes[0]
-    made = dict(rule=claim.rule, ranks=first.ranks, sample=first.sample, source=claim.source)
+
+    def made(verdict: Verdict, evidence: Evidence) -> Instance:
+        return Instance(claim.rule, first.ranks, first.sample, verdict, claim.source, evidence)
+
     if claim.whole:
-        return Instance(**made, verdict=Verdict.SUSPECT, evidence=Evidence(claim.whole))  # type: ignore[arg-type]
-    unclear = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True)
-               if isinstance(p, Partial) and not reducible(p.reduce_op, t.dtype)]  # fmt: skip
+        return made(Verdict.SUSPECT, Evidence(claim.whole))
+    partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
+    unclear = [short(p) for p, t in partial if not reducible(p.reduce_op, t.dtype)]
     if unclear:
-        return Instance(**made, verdict=Verdict.UNTESTABLE, evidence=Evidence(f"{short(unclear[0])} means nothing for this dtype"))  # type: ignore[arg-type]
-    partial = any(isinstance(p, Partial) for p in claim.rule.inputs)
+        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
     for probe in probes[:1] if partial else probes:
         evidence = probe.judge(claim)
         if evidence:
-            return Instance(**made, verdict=Verdict.UNSOUND, evidence=evidence)  # type: ignore[arg-type]
-    note = Evidence(first.truth.metadata_only)
-    return Instance(**made, verdict=Verdict.SOUND, evidence=note)  # type: ignore[arg-type]
+            return made(Verdict.UNSOUND, evidence)
+    return made(Verdict.SOUND, Evidence(first.truth.metadata_only))

@@ -142,7 +142,9 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
 
 def _crashes(console: Console, crashed: Sequence[Crash]) -> None:
     for crash in crashed[:_MOST_CRASHES]:
-        console.print(f"[magenta]crashed[/] {escape(crash.op)}: {escape(crash.sample)}: {escape(crash.error)}", highlight=False)
+        console.print(
+            f"[magenta]crashed[/] {escape(crash.op)}: {escape(crash.sample)}: {escape(crash.error)}", highlight=False
+        )
     if len(crashed) > _MOST_CRASHES:
         console.print(f"... and {len(crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
 
@@ -152,10 +154,14 @@ def _totals(report: Report) -> str:
     how = f"confirmed on {report.confirm}" if report.confirm != "none" else "not confirmed: --confirm none"
     parts = [f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
              f"{c.untestable} untestable", f"{c.crashed} crashed"]  # fmt: skip
-    words = f"{', '.join(parts)} ({how}); {c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
+    words = (
+        f"{', '.join(parts)} ({how}); {c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
+    )
     note = f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)" if c.by_metadata else ""
     nothing = "" if c.instances else "\nNothing was tested: that is not a pass."
-    return f"torch {report.torch}, seed {report.seed}, ranks {', '.join(map(str, report.ranks))}: {words}{note}{nothing}"
+    return (
+        f"torch {report.torch}, seed {report.seed}, ranks {', '.join(map(str, report.ranks))}: {words}{note}{nothing}"
+    )
 
 
 def markdown(findings: Iterable[Finding]) -> str:

@@ -84,7 +84,9 @@ def _input(case: Case, i: int) -> str:
     if isinstance(placement, Partial):
         pieces = ",\n         ".join(literal(piece) for piece in case.held[i])
         lines.append(f"held{i} = [{pieces}]")
-        lines.append(f"d{i} = DTensor.from_local(held{i}[rank], mesh, [Partial({placement.reduce_op!r})], run_check=False)")
+        lines.append(
+            f"d{i} = DTensor.from_local(held{i}[rank], mesh, [Partial({placement.reduce_op!r})], run_check=False)"
+        )
     else:
         kind = f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
         lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, [{kind}], src_data_rank=None)")
@@ -125,13 +127,6 @@ def _slacks(case: Case) -> str:
         real = isinstance(want, Tensor) and (want.dtype.is_floating_point or want.dtype.is_complex)
         shown.append(f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}")
     return f"[{', '.join(shown)}]"
-
-
-def file_name(case: Case) -> str:
-    """A name that is the same every time and says what the script is about."""
-    placements = "_".join(short(p) for p in (*case.rule.inputs, *case.rule.outputs))
-    plain = "".join(c if c.isalnum() else "" if c in "()" else "_" for c in placements)
-    return f"{case.rule.op.removeprefix('aten.').replace('.', '_')}__{plain}__{case.ranks}ranks.py".replace("__-", "__none")
 
 
 def usable(case: Case) -> bool:

@@ -272,11 +272,10 @@ def choose(found: Sequence[Sample], most: int) -> list[Sample]:
     covered: set[Any] = set()
     chosen: list[Sample] = []
     while left and len(chosen) < most:
-        gains = [sum(_WORTH[len(f)] for f in seen - covered) for _, seen in left]
-        best = max(range(len(left)), key=lambda i: (gains[i], -i))
-        sample, seen = left.pop(best)
-        covered |= seen
-        chosen.append(sample)
+        gains = [sum(_WORTH[len(f)] for f in worth - covered) for _, worth in left]
+        best, worth = left.pop(max(range(len(left)), key=lambda i: (gains[i], -i)))
+        covered |= worth
+        chosen.append(best)
     return chosen
 
 

@@ -72,7 +72,9 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
     overloads: set[str] = set()
     known = sorted({str(op) for op in dtensor.registered()})
     for pattern in settings.patterns:
-        infos = [n for n, info in enumerate(database) if any(fnmatch.fnmatchcase(x, pattern) for x in samples.names(info))]
+        infos = [
+            n for n, info in enumerate(database) if any(fnmatch.fnmatchcase(x, pattern) for x in samples.names(info))
+        ]
         named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in _spellings(op))]
         if not infos and not named:
             raise UnknownOp(pattern, {*(x for info in database for x in samples.names(info)), *known})
@@ -105,7 +107,11 @@ def _plain_names(info: Any) -> set[str]:
 
 
 def gather(
-    picked: Pick, settings: Settings, rules: Registered | None, tick: Callable[[int], None], units: Callable[[int], None]
+    picked: Pick,
+    settings: Settings,
+    rules: Registered | None,
+    tick: Callable[[int], None],
+    units: Callable[[int], None],
 ) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
     """Every overload's samples; what crashed on the way, and what torch itself refused."""
     database = samples.database()
@@ -120,7 +126,9 @@ def gather(
     by_op: dict[str, list[Sample]] = defaultdict(list)
     crashed: list[Crash] = []
     refused: Counter[str] = Counter()
-    answers = workers.run(capture, todo, workers=settings.workers, limit=SECONDS, tick=tick, cuda=settings.device == "cuda")
+    answers = workers.run(
+        capture, todo, workers=settings.workers, limit=SECONDS, tick=tick, cuda=settings.device == "cuda"
+    )
     for unit, answer in zip(todo, answers, strict=True):
         name = f"{database[unit.info].formatted_name}[{unit.dtype},{unit.sizes}]"
         if isinstance(answer, workers.Done):

@@ -13,6 +13,8 @@ from localtensor.errors import LocalTensorError, refusal
 from strategies.samples import DTYPES
 
 CALL = "localtensor validate"
+DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
+"""float64 and not float32: what differs there differs by rounding, and a wrong rule is off by far more."""
 
 
 class BadSetting(LocalTensorError):
@@ -39,7 +41,7 @@ class Settings:
     everything: bool = False
     search: bool = False
     ranks: tuple[int, ...] = (2, 3, 4)
-    dtypes: tuple[str, ...] = ("float64", "int64", "bool", "complex64")
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
     device: str = "cpu"
     rules: str = "dtensor"
     confirm: str = "gloo"
@@ -55,12 +57,18 @@ class Settings:
             raise BadSetting("--all", " ".join(self.patterns), "ops are named as well", "Drop --all or the names.")
         for ranks in self.ranks:
             if ranks < 2:
-                raise BadSetting("--ranks", ranks, "a rule needs at least 2 ranks to be wrong", "Pass --ranks 2 or more.")
+                raise BadSetting(
+                    "--ranks", ranks, "a rule needs at least 2 ranks to be wrong", "Pass --ranks 2 or more."
+                )
             if ranks > 64:
-                raise BadSetting("--ranks", ranks, "that many real processes would not fit one machine", "Pass at most 64.")
+                raise BadSetting(
+                    "--ranks", ranks, "that many real processes would not fit one machine", "Pass at most 64."
+                )
         for name in self.dtypes:
             if name not in DTYPES:
-                raise BadSetting("--dtype", name, "this dtype is not among those tried", f"Choose of {', '.join(DTYPES)}.")
+                raise BadSetting(
+                    "--dtype", name, "this dtype is not among those tried", f"Choose of {', '.join(DTYPES)}."
+                )
         if self.confirm not in ("gloo", "nccl", "none"):
             raise BadSetting("--confirm", self.confirm, "no such way to confirm", "Choose gloo, nccl or none.")
         if self.workers < 1:
@@ -73,7 +81,9 @@ def _check_device(settings: Settings) -> None:
         raise BadSetting("--device", settings.device, "unknown device", "Choose cpu or cuda.")
     gpus = torch.cuda.device_count() if settings.device == "cuda" or settings.confirm == "nccl" else 0
     if settings.device == "cuda" and not gpus:
-        raise BadSetting("--device", "cuda", "torch sees no CUDA device here", "Run on a machine with a GPU, or pass --device cpu.")
+        raise BadSetting(
+            "--device", "cuda", "torch sees no CUDA device here", "Run on a machine with a GPU, or pass --device cpu."
+        )
     if settings.confirm == "nccl" and gpus < max(settings.ranks):
         need = f"nccl needs {max(settings.ranks)} GPUs for {max(settings.ranks)} ranks, here are {gpus}"
         raise BadSetting("--confirm", "nccl", need, "Pass --confirm gloo, or fewer --ranks.")

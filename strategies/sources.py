@@ -103,9 +103,7 @@ def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...
     return list(first.values())
 
 
-def _claim(
-    ask: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool
-) -> Claim | None:
+def _claim(ask: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool) -> Claim | None:
     inputs, outputs = row
     special = "" if all(p is None or is_plain(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
     if special and not direct:
@@ -121,9 +119,7 @@ def _claim(
     return _made(ask, source, inputs, outputs, count, own or None, whole or special)
 
 
-def _answers(
-    ask: dtensor.Question, inputs: Sequence[Placement | None]
-) -> list[tuple[dtensor.Outputs, Call | None]]:
+def _answers(ask: dtensor.Question, inputs: Sequence[Placement | None]) -> list[tuple[dtensor.Outputs, Call | None]]:
     """Every rank's own answer; empty if DTensor would redistribute, or refuses in so many words."""
     try:
         first = ask.propagate(inputs)

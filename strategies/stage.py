@@ -79,7 +79,7 @@ def _played(part: Part) -> Heard:
     out, errors, trace = _together(lambda: _run(part))
     if any(errors):
         return Heard("op", errors, trace=trace)
-    outs = [o for o in results(out)]
+    outs = results(out)
     placements = tuple(short(o.placements[0]) if isinstance(o, DTensor) else "-" for o in outs)
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
@@ -91,7 +91,9 @@ def _run(part: Part) -> Any:
     mesh = _mesh(part.device)
     given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
     tensors = [
-        DTensor.from_local(piece.to(part.device), mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride)
+        DTensor.from_local(
+            piece.to(part.device), mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride
+        )
         for piece, placement, shape, stride in given
     ]
     return part.call(tensors)

@@ -147,7 +147,7 @@ class Question:
         key = (leaf, placement, rank)
         if key not in self._specs:
             mesh = mesh_for(self.ranks, rank)
-            self._specs[key] = DTensorSpec(mesh, (placement,), tensor_meta=self.metas[leaf])
+            self._specs[key] = DTensorSpec(mesh, (placement,), tensor_meta=self.metas[leaf])  # type: ignore[arg-type]
         return self._specs[key]
 
     def alone(self) -> Question:
@@ -187,7 +187,15 @@ class Question:
         for seed in seeds:
             try:
                 strategy = self._strategy(self.schema(seed))
-            except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError, KeyError, TypeError) as no:
+            except (
+                RuntimeError,
+                ValueError,
+                AssertionError,
+                NotImplementedError,
+                IndexError,
+                KeyError,
+                TypeError,
+            ) as no:
                 refusals.append(no)  # an op may refuse some inputs in so many words (unbind along a shard)
                 continue
             for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():

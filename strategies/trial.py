@@ -15,11 +15,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import shorts
+from localtensor.placement import is_plain, shorts
 from strategies import torch_dtensor as dtensor
-from strategies.probe import Case, Probe, try_claims
+from strategies.probe import Case, Probe, try_claims, wild_truth
 from strategies.rules import Claim, Rule, Sample, overload
 from strategies.samples import respelled
 from strategies.sources import TooMany, claims, tuples
@@ -87,7 +86,7 @@ def hear(docket: Docket, note: Callable[[int], None]) -> Hearing:
         try:
             for one, truth in _spellings(sample, hearing, docket.seed):
                 found.append((one, _try(one, truth, number, docket, hearing)))
-        except Exception as error:  # why: one sample's failure must not end the overload's trial; it is reported as Crashed
+        except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
             trace = traceback.format_exc()
             hearing.crashed.append(Crash(docket.op, _describe(sample), f"{type(error).__name__}: {error}", trace))
     if docket.search:
@@ -133,6 +132,7 @@ def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hea
     hearing.samples += 1
     seen: dict[int, _Seen] = {}
     alone = dtensor.Question(sample, 1, truth.raw)
+    wild = wild_truth(sample, truth, docket.seed) if number < WILD else None
     for ranks in docket.ranks:
         try:
             claimed = claims(sample, ranks, truth.raw, alone)
@@ -140,10 +140,11 @@ def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hea
             hearing.skipped[str(error)] += 1
             continue
         except (*REFUSALS, AttributeError) as error:
-            hearing.skipped[f"DTensor's own rule raises {type(error).__name__}: {str(error).splitlines()[0][:90]}"] += 1
+            hearing.skipped[
+                f"DTensor's own rule raises {type(error).__name__}: {(str(error) or '-').splitlines()[0][:90]}"
+            ] += 1
             continue
-        wild = number < WILD
-        instances = try_claims(sample, truth, ranks, claimed, seed=docket.seed, extremes=wild)
+        instances = try_claims(sample, truth, ranks, claimed, seed=docket.seed, wild=wild)
         for instance, claim in zip(instances, claimed, strict=True):
             _record(instance, claim, truth, number, docket, hearing)
         if docket.search:
@@ -176,22 +177,13 @@ def _charge(kept: list[Charge], instance: Instance, truth: Truth, seed: int, mos
     if len(kept) == most and weight(instance) >= weight(kept[-1].instance):
         return
     if evidence.variant:
-        from strategies.probe import specials
-
-        wild = specials(instance.sample, seed)
-        truth = tell(instance.sample, wild) if wild is not None else truth
-    inputs = tuple(p if p is None or _usual(p) else Replicate() for p in instance.rule.inputs)
+        truth = wild_truth(instance.sample, truth, seed) or truth
+    inputs = tuple(p if p is None or is_plain(p) else Replicate() for p in instance.rule.inputs)
     probe = Probe(instance.sample, truth, instance.ranks, seed=seed, variant=evidence.variant)
     case = probe.case(Rule(instance.rule.op, inputs, instance.rule.outputs), evidence.draw)
     kept.append(Charge(instance, case))
     kept.sort(key=lambda c: weight(c.instance))
     del kept[most:]
-
-
-def _usual(placement: Placement) -> bool:
-    from localtensor.placement import is_plain
-
-    return is_plain(placement)
 
 
 def _search(

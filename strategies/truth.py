@@ -73,7 +73,9 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
         others += [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
     best = _double(sample.call, inputs, writes)
     slack = tuple(_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
-    slack = tuple(_widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True)))
+    slack = tuple(
+        _widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True))
+    )
     return Truth(inputs, outputs, slack, raw, "", max((_share(s) for s in slack), default=0.0))
 
 

@@ -11,12 +11,10 @@ from typing import Protocol
 
 import torch
 
-from localtensor.placement import shape_text
 from strategies import modules, selection, workers
 from strategies.confirm import Confirmation, Court, picture
-from strategies.probe import Case
 from strategies.repro import script, usable
-from strategies.rules import Leaf, Sample
+from strategies.rules import Sample
 from strategies.settings import Settings
 from strategies.trial import Charge, Docket, Hearing, hear
 from strategies.verdicts import Counts, Crash, Finding, Instance, Report, Verdict
@@ -84,9 +82,7 @@ class _Clock:
         self.seconds.append((name, round(time.perf_counter() - start, 2)))
 
 
-def _hear_all(
-    dockets: Sequence[Docket], settings: Settings, progress: Progress
-) -> tuple[list[Hearing], list[Crash]]:
+def _hear_all(dockets: Sequence[Docket], settings: Settings, progress: Progress) -> tuple[list[Hearing], list[Crash]]:
     """Every overload's hearing, by name.  A sample that kills the process is left out the next time."""
     progress.phase("trying rules", len(dockets))
     hearings: dict[str, Hearing] = {}
@@ -190,12 +186,6 @@ def _describe(sample: Sample) -> str:
     return f"{sample.op}({', '.join(sample.arguments())})"
 
 
-def case_line(case: Case) -> str:
-    """The shapes of a case's inputs, in one line."""
-    tensors = case.sample.tensors
-    return ", ".join(shape_text(tensors[a.index].shape, tensors[a.index].dtype) for a in case.sample.call.args if isinstance(a, Leaf))
-
-
 def _report(
     settings: Settings, rules: modules.Registered | None, hearings: Sequence[Hearing], findings: Sequence[Finding],
     sound: set[str], crashed: Sequence[Crash], seconds: Sequence[tuple[str, float]],
@@ -203,10 +193,16 @@ def _report(
     worst = {str(f.rule): f.verdict for f in findings}
     clean = {name for h in hearings for name in h.sound if name not in worst}
     clean |= {name for name in sound if name not in worst}
-    untestable = {name: why for h in hearings for name, why in h.untestable.items() if name not in worst and name not in clean}
+    untestable = {
+        name: why for h in hearings for name, why in h.untestable.items() if name not in worst and name not in clean
+    }
     if settings.confirm == "none":
         for h in hearings:
-            untestable |= {n: f"{c[0].instance.evidence.reason}: only a real run can judge it" for n, c in h.whole.items() if n not in clean}
+            untestable |= {
+                n: f"{c[0].instance.evidence.reason}: only a real run can judge it"
+                for n, c in h.whole.items()
+                if n not in clean
+            }
     tally = Counter(worst.values())
     counts = Counts(
         sound=len(clean), unsound=tally[Verdict.UNSOUND], missing=tally[Verdict.MISSING], suspect=tally[Verdict.SUSPECT],

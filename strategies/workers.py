@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-
 import signal
 import sys
 import time
@@ -167,7 +166,7 @@ def _next(worker: _Worker, waiting: Iterator[int], tasks: Sequence[Any]) -> None
 def _heard(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
     """What has come back by now, or within a quarter of a second; tasks past their limit are lost."""
     busy = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
-    heard = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]  # type: ignore[index]
+    heard = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
     known = {at for at, _ in heard}
     now = time.monotonic()
     for at, worker in enumerate(crew):

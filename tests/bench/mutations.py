@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import TypeVar
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from tests.bench.claims import Base, Row
 
+T = TypeVar("T")
 R = Replicate()
 KINDS = ("sum", "avg", "max", "min")
 PER_BASE = 5
-"""Mutants of one op, each by another kind of change: many kinds tell more than many of a kind."""
+"""Mutants of one op: many ops tell more than many mutants of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,17 +172,19 @@ def results_swapped(base: Base, row: Row) -> Iterator[Changed]:
         yield "results swapped", replace(row, outputs=row.outputs[::-1])
 
 
-CHANGES: tuple[Change, ...] = (
-    drop_reduction, other_reduction, shard_kept, other_result_dim, result_partial, result_whole, other_input_dim, turned,
-    along_what_it_mixes, replica_cut, shard_whole, through, partial_forgotten, both_partial, other_input_partial, results_swapped,
+SUBTLE: tuple[Change, ...] = (
+    drop_reduction, other_reduction, other_result_dim, other_input_dim, turned, along_what_it_mixes, replica_cut, shard_whole,
+    through, partial_forgotten, both_partial, other_input_partial, results_swapped,
 )  # fmt: skip
+COARSE: tuple[Change, ...] = (shard_kept, result_partial, result_whole)
+"""Changes that give a result of the wrong shape."""
 
 
 def changed(base: Base) -> Iterator[tuple[str, Mutant | Spared]]:
     """Everything that the changes make of an op's right rows, with the name of the change; each row once."""
     right = base.reasons()
     seen: set[str] = set()
-    for change in CHANGES:
+    for change in (*SUBTLE, *COARSE):
         for origin in base.rows():
             for words, row in change(base, origin):
                 if str(row) in seen or all(isinstance(p, Replicate) for p in row.inputs):
@@ -190,11 +195,20 @@ def changed(base: Base) -> Iterator[tuple[str, Mutant | Spared]]:
 
 
 def chosen(base: Base, turn: int) -> list[Mutant]:
-    """A few mutants of one op, each by another kind of change; `turn` says which kind comes first."""
-    first: dict[str, Mutant] = {}
+    """A few mutants of one op: by changes of many kinds, those first that only the values betray.
+
+    `turn` says with which kind to begin, and with which of its mutants.
+    """
+    kinds: dict[str, list[Mutant]] = {change.__name__: [] for change in (*SUBTLE, *COARSE)}
     for name, made in changed(base):
         if isinstance(made, Mutant):
-            first.setdefault(name, made)
-    names = [change.__name__ for change in CHANGES]
-    start = turn * PER_BASE % len(names)
-    return [first[name] for name in names[start:] + names[:start] if name in first][:PER_BASE]
+            kinds[name].append(made)
+    subtle = _rotated([_rotated(kinds[change.__name__], turn) for change in SUBTLE], turn)
+    coarse = [kinds[change.__name__] for change in _rotated(list(COARSE), turn)]
+    rounds = zip_longest(*subtle, *coarse)
+    return [mutant for row in rounds for mutant in row if mutant][:PER_BASE]
+
+
+def _rotated(items: list[T], turn: int) -> list[T]:
+    at = turn % len(items) if items else 0
+    return items[at:] + items[:at]

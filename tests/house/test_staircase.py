@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = """
 localtensor.errors
-localtensor.mesh localtensor.events
+localtensor.mesh localtensor.events localtensor.wire
 localtensor.placement localtensor.partials localtensor.reductions
 localtensor.shards localtensor.agreement
 localtensor.collectives
@@ -18,11 +18,12 @@ localtensor._worker
 localtensor.processes
 localtensor
 strategies.rules
-strategies.verdicts strategies.torch_dtensor
-strategies.samples strategies.sources
-strategies.probe strategies.confirm strategies.repro
-strategies.validate
-strategies.report
+strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers
+strategies.samples strategies.sources strategies.generated strategies.modules strategies.probe
+strategies.settings strategies.confirm strategies.repro strategies.trial
+strategies.selection
+strategies.validate strategies.report
+strategies.command
 strategies.cli
 strategies
 """.strip().splitlines()

@@ -33,7 +33,7 @@ def plant(schema: str, function: Any, *kinds: str, meta: Any = torch.empty_like)
     LIB.impl(name, function, "CPU")
     LIB.impl(name, meta, "Meta")
     if kinds:
-        register_sharding(overload(f"planted.{name}.default"))(lambda x: keeps(x, kinds))
+        register_sharding(overload(f"planted.{name}.default"))(lambda x, **_: keeps(x, kinds))
 
 
 def keeps(x: Any, kinds: tuple[str, ...]) -> list[Any]:
@@ -73,6 +73,14 @@ def approximate(x: Tensor) -> Tensor:
 
 def approximate_floor(x: Tensor) -> Tensor:
     return approximate(x).floor().long()
+
+
+def averaged(x: Tensor) -> Tensor:
+    return x.mean(0)
+
+
+def totalled(x: Tensor, *, dim: int) -> Tensor:
+    return x.sum(dim)
 
 
 def fussy(x: Tensor) -> Tensor:
@@ -119,6 +127,8 @@ plant("by_lanes_(Tensor(a!) x) -> Tensor(a!)", by_lanes_in_place, meta=lambda x:
 plant("patched(Tensor x) -> Tensor", patched, "S")
 plant("approximate(Tensor x) -> Tensor", approximate, "S")
 plant("approximate_floor(Tensor x) -> Tensor", approximate_floor)
+plant("averaged(Tensor x) -> Tensor", averaged, "R", meta=averaged)
+plant("totalled(Tensor x, *, int dim) -> Tensor", totalled, "R", meta=totalled)
 plant("fussy(Tensor x) -> Tensor", fussy, "S")
 plant("trips(Tensor x) -> Tensor", trips, "S")
 plant("one_raises(Tensor x) -> Tensor", one_raises, "S")

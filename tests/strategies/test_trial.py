@@ -1,0 +1,247 @@
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from strategies import sources, trial
+from strategies.rules import Claim, overload
+from strategies.trial import CHARGES, WHOLE, WILD, Docket, hear
+from strategies.verdicts import Verdict
+from tests.strategies.cases import numbers, rule, sample
+from tests.strategies.planted_ops import planted
+
+X = numbers(4, 6)
+
+
+def heard(*samples, ranks=(2,), seed=0, **docket):
+    return hear(Docket(samples[0].op, samples, ranks, seed, **docket), lambda number: None)
+
+
+def lines(rules):
+    return sorted(str(rule).partition(": ")[2] for rule in rules)
+
+
+def strategy_of(one, function, monkeypatch):
+    functions = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    monkeypatch.setitem(functions, overload(one.op), function)
+
+
+# Suspects.
+
+
+def test_cumprod_along_a_negative_dim_is_suspected_on_that_dim_and_on_no_other():
+    hearing = heard(sample("cumprod.default", X, -1))
+    assert lines(hearing.suspects) == ["S(1) -> S(1)"]
+    assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
+
+
+def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
+    hearing = heard(sample("cumprod.default", X, 1))
+    (charges,) = hearing.suspects.values()
+    assert [charge.case.sample.call.args[1] for charge in charges] == [-1]
+    assert charges[0].instance.sample.origin == "test, dims respelled"
+    assert (hearing.samples, hearing.tried) == (2, 5)
+
+
+def test_only_a_spelling_that_gives_the_same_is_tried():
+    hearing = heard(sample("unsqueeze.default", numbers(3, 3), 2))
+    assert (hearing.samples, hearing.suspects, hearing.crashed) == (2, {}, [])
+
+
+def test_a_charge_has_the_evidence_and_what_each_rank_was_given():
+    (charges,) = heard(sample("cumprod.default", X, -1), seed=7).suspects.values()
+    (charge,) = charges
+    assert charge.instance.verdict is Verdict.UNSOUND
+    assert charge.instance.evidence.reason.startswith("as S(1): the shards make")
+    assert torch.equal(torch.cat(charge.case.held[0], 1), X)
+    assert (charge.case.ranks, str(charge.case.rule)) == (2, "aten.cumprod.default: S(1) -> S(1)")
+
+
+def test_the_smallest_cases_are_kept_those_of_few_ranks_first():
+    shapes = [(6, 12), (4, 6), (2, 24), (8, 6), (4, 3)]
+    hearing = heard(*(sample("cumprod.default", numbers(*shape), -1) for shape in shapes), ranks=(3, 2))
+    (charges,) = [c for line, c in hearing.suspects.items() if line.endswith("S(1) -> S(1)")]
+    kept = [(charge.case.ranks, charge.case.sample.size) for charge in charges]
+    assert kept == [(2, 12), (2, 24), (2, 48)]
+    assert len(kept) == CHARGES
+
+
+def test_ordinary_values_are_kept_before_not_a_number():
+    big, small = numbers(8, 4), numbers(4, 4)
+    hearing = heard(sample("cumprod.default", big, -1), planted("patched", small))
+    (charge,) = hearing.suspects["planted.patched.default: S(0) -> S(0)"]
+    assert charge.instance.evidence.variant == "specials"
+    assert charge.case.truth.inputs[0].isnan().any()
+    assert not charge.case.sample.tensors[0].isnan().any()
+
+
+def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
+    one = sample("ne.Scalar", X, 0.0)
+    monkeypatch.setattr(trial, "claims", lambda *_: [Claim(rule(one, "P(sum) -> R"), "test")])
+    ((charge,),) = heard(one).suspects.values()
+    assert charge.instance.evidence.draw == 1
+    assert any((held == 0).any() for held in charge.case.held[0])
+
+
+def test_the_first_samples_are_tried_with_not_a_number_and_the_later_ones_are_not():
+    many = [planted("patched", numbers(4, n + 2)) for n in range(WILD + 2)]
+    hearing = heard(*many, skip=frozenset(range(WILD)))
+    assert hearing.suspects == {}
+    assert heard(*many, skip=frozenset(range(WILD - 1))).suspects
+
+
+# What cannot be judged here.
+
+
+def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
+    hearing = heard(*(sample("argmax.default", numbers(4, n + 2), 0) for n in range(WHOLE + 2)), ranks=(2, 3))
+    assert hearing.suspects == {}
+    assert "S(1) -> S(0)" in lines(hearing.whole)
+    assert {len(charges) for charges in hearing.whole.values()} == {WHOLE}
+
+
+def test_placements_of_dtensors_own_are_given_replicated_where_they_come_in():
+    hearing = heard(sample("embedding.default", X, torch.tensor([0, 3])))
+    (charge,) = hearing.whole["aten.embedding.default: S(0), P(mask) -> P(mask)"]
+    assert str(charge.case.rule) == "aten.embedding.default: S(0), R -> P(mask)"
+
+
+def test_a_random_op_is_sound_by_metadata_and_listed_as_such():
+    hearing = heard(sample("rand_like.default", X))
+    assert "S(0) -> S(0)" in lines(hearing.by_metadata)
+    assert hearing.by_metadata <= set(hearing.sound)
+    assert heard(sample("relu.default", X)).by_metadata == set()
+
+
+def test_what_means_nothing_for_a_dtype_is_untestable_and_says_why():
+    hearing = heard(sample("neg.default", numbers(4, dtype=torch.complex64)))
+    assert hearing.untestable == {
+        "aten.neg.default: P(max) -> P(min)": "P(max) means nothing for this dtype",
+        "aten.neg.default: P(min) -> P(max)": "P(min) means nothing for this dtype",
+    }
+    assert "P(sum) -> P(sum)" in lines(hearing.sound)
+
+
+# What is skipped, and why.
+
+
+def test_a_sample_that_the_op_refuses_is_counted():
+    hearing = heard(sample("mm.default", numbers(2, 3), numbers(2, 3)), sample("mm.default", numbers(2, 3), numbers(3, 4)))
+    assert hearing.skipped == {"the op refuses this sample: RuntimeError": 1}
+    assert hearing.samples == 1
+
+
+def test_a_sample_that_noise_moves_says_nothing():
+    hearing = heard(sample("floor.default", torch.arange(6.0)))
+    assert hearing.skipped == {"ill-conditioned: one-ulp noise moves most of the result": 1}
+    assert (hearing.samples, hearing.tried) == (0, 0)
+
+
+def test_a_decomposition_with_too_many_traces_is_counted_for_each_mesh_size(monkeypatch):
+    monkeypatch.setattr(sources, "MOST_TRACES", 2)
+    hearing = heard(sample("absolute.default", X), ranks=(2, 3))
+    assert hearing.skipped == {"DTensor traces 3 placement tuples through this decomposition": 2}
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (ValueError("no such dim\nmore"), "ValueError: no such dim"),
+    (AssertionError(), "AssertionError: -"),
+], ids=["with words", "without words"])  # fmt: skip
+def test_a_strategy_of_dtensors_that_raises_is_counted_and_is_no_crash(error, said, monkeypatch):
+    def raises(schema):
+        raise error
+
+    one = planted("forgotten", X)
+    strategy_of(one, raises, monkeypatch)
+    hearing = heard(one)
+    assert hearing.skipped == {f"DTensor's own rule raises {said}": 1}
+    assert hearing.crashed == []
+
+
+# Crashes.
+
+
+@pytest.mark.parametrize("where", ["in the op", "on a shard"])
+def test_a_crash_of_one_sample_leaves_the_rest(where):
+    bad = numbers(3) if where == "in the op" else numbers(6)
+    hearing = heard(planted("trips", numbers(4)), planted("trips", bad), planted("trips", numbers(8)))
+    (crash,) = hearing.crashed
+    assert crash.error == "ZeroDivisionError: three"
+    assert crash.sample == f"planted.trips.default(f64[{len(bad)}]) from test"
+    assert "in trips" in crash.trace
+    assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
+    assert hearing.suspects == {}
+
+
+def test_numbers_are_noted_and_those_to_skip_are_not_run():
+    noted = []
+    samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
+    hearing = hear(Docket(samples[0].op, samples, (2,), 0, skip=frozenset([1])), noted.append)
+    assert noted == [0, 2]
+    assert (hearing.samples, hearing.crashed) == (2, [])
+
+
+# Missing rules.
+
+
+def test_a_search_finds_the_rules_that_nobody_claims():
+    hearing = heard(planted("forgotten", X), ranks=(2, 3), search=True)
+    assert lines(i.rule for i in hearing.missing) == [
+        "P(avg) -> P(avg)", "P(max) -> P(max)", "P(min) -> P(min)", "P(sum) -> P(sum)", "S(0) -> S(0)", "S(1) -> S(1)",
+    ]  # fmt: skip
+    first = hearing.missing[0]
+    assert (first.verdict, first.ranks, first.sample.op) == (Verdict.MISSING, 2, "planted.forgotten.default")
+    assert first.evidence.reason == "holds on all 2 trials of such arguments, and nobody claims it"
+    assert hearing.combinations > 0
+
+
+@pytest.mark.parametrize("one", [
+    planted("remembered", X), sample("neg.default", X), sample("relu.default", X), sample("exp.default", X),
+], ids=lambda one: one.op)  # fmt: skip
+def test_a_search_invents_nothing_where_everything_is_claimed(one):
+    hearing = heard(one, ranks=(2, 3), search=True)
+    assert lines(i.rule for i in hearing.missing) == []
+    assert hearing.combinations > 0
+
+
+def test_without_a_search_nothing_is_missing():
+    hearing = heard(planted("forgotten", X), ranks=(2, 3))
+    assert (hearing.missing, hearing.combinations) == ([], 0)
+
+
+def test_a_rule_that_holds_on_some_sizes_only_is_not_missing():
+    even, uneven = planted("averaged", numbers(4, 6)), planted("averaged", numbers(5, 6))
+    assert "S(0) -> P(avg)" in lines(i.rule for i in heard(even, even, search=True).missing)
+    both = lines(i.rule for i in heard(even, uneven, search=True).missing)
+    assert "S(0) -> P(avg)" not in both
+    assert "S(1) -> S(0)" in both
+
+
+def test_one_trial_is_too_few_to_call_a_rule_missing():
+    assert heard(planted("forgotten", X), ranks=(2,), search=True).missing == []
+
+
+def test_arguments_of_another_kind_do_not_speak_against_a_missing_rule():
+    calls = [sample("planted.totalled.default", numbers(6, 6), dim=dim) for dim in (0, 1)]
+    assert lines(i.rule for i in heard(*calls, ranks=(2, 3), search=True).missing if short_sum(i)) == [
+        "S(0) -> P(sum)", "S(0) -> S(0)", "S(1) -> P(sum)", "S(1) -> S(0)",
+    ]  # fmt: skip
+
+
+def short_sum(instance):
+    return str(instance.rule).partition(": ")[2].startswith("S(")
+
+
+@pytest.mark.parametrize("one", [
+    sample("rand_like.default", X), sample("view.default", X, [24]), sample("is_nonzero.default", torch.tensor(2.0)),
+], ids=lambda one: one.op)  # fmt: skip
+def test_random_rewritten_and_tensorless_results_are_not_searched(one):
+    assert heard(one, ranks=(2, 3), search=True).combinations == 0
+
+
+# The same seed.
+
+
+def test_the_same_seed_gives_the_same_hearing():
+    samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4), 0))
+    first, again = (repr(heard(*samples, ranks=(2, 3), seed=1, search=True)) for _ in range(2))
+    assert first == again
