@@ -93,14 +93,14 @@ def weigh(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
 
 
 def _lost(lost: Sequence[Outcome]) -> Confirmation:
+    for outcome in lost:  # first of all, since the peers of a dead process raise, or wait for it
+        if isinstance(outcome, Died):
+            return Confirmation(f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})")
     for outcome in lost:
         if isinstance(outcome, Raised):
             return Confirmation(
                 "", f"the stage itself failed: {outcome.kind}: {outcome.message}", failed=outcome.traceback
             )
-    for outcome in lost:
-        if isinstance(outcome, Died):
-            return Confirmation(f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})")
     waiting = [o for o in lost if isinstance(o, Waiting)]
     where = "; ".join(f"rank {o.rank} waits at {o.where}" for o in waiting)
     return Confirmation(f"hangs: {where}")

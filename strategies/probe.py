@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.partials import fold, parts, reducible
-from localtensor.placement import KINDS, short
+from localtensor.placement import short
 from localtensor.shards import local_shape, split_axis
 from strategies.rules import Call, Claim, Rule, Sample
 from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, strided, tell
@@ -26,6 +26,8 @@ from strategies.verdicts import Evidence, Instance, Verdict
 
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.partials)."""
+SEARCHED = ("sum", "avg", "min", "max")
+"""Partial kinds that a search tries; products are judged where they are claimed."""
 Local = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the sentence that says which rank raised what."""
 
@@ -157,23 +159,44 @@ class Probe:
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
         """Every placement that output i has, from the same local results in all draws; R hides the rest."""
         want = self.truth.outputs[i]
-        left: list[Placement] = [Replicate(), *(Shard(d) for d in range(want.ndim))]
-        left += [Partial(k) for k in KINDS if k != "product" and reducible(k, want.dtype)]
+        left: list[Placement] | None = None
         for draw in draws:
             local = self.local(inputs, draw)
-            if isinstance(local, str):
+            held = [] if isinstance(local, str) else [out[i] for out in local]
+            if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
                 return []
-            held = [out[i] for out in local]
-            left = [p for p in self._shaped(held, want, left) if self._wrong(held, i, p) is None]
+            whole = all(h.shape == want.shape for h in held)
+            here = self._held_whole(held, i) if whole else self._held_cut(held, i)
+            left = here if left is None else [p for p in left if p in here]
             if not left:
                 return []
-        return left[:1] if isinstance(left[0], Replicate) else left
+        return left[:1] if left and isinstance(left[0], Replicate) else left or []
 
-    def _shaped(self, held: Sequence[Any], want: Tensor, left: Sequence[Placement]) -> list[Placement]:
-        """Those that the local shapes allow: cheap, and it leaves one kind or the other."""
-        if all(isinstance(h, Tensor) and h.shape == want.shape for h in held):
-            return [p for p in left if not isinstance(p, Shard)]
-        return [p for p in left if isinstance(p, Shard)]
+    def _held_whole(self, held: Sequence[Tensor], i: int) -> list[Placement]:
+        """R and the Partials that pieces of the whole shape make, all compared at once."""
+        want, slack = self.truth.outputs[i], self.truth.slack[i]
+        if slack is None:
+            return []
+        stack = torch.stack(list(held))
+        kinds = [k for k in SEARCHED if reducible(k, want.dtype) and not (k == "avg" and not _divisible(want))]
+        folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
+        same = close(stack, want, slack).flatten().all()
+        right = close(folded, want, slack + rounding(held)).flatten(1).all(1).tolist()[1:]
+        if not _divisible(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
+            kinds, right = [*kinds, "avg"], [*right, True]
+        partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
+        return [Replicate(), *partials] if bool(same) else partials
+
+    def _held_cut(self, held: Sequence[Tensor], i: int) -> list[Placement]:
+        """The shard dims whose pieces these are."""
+        want, slack = self.truth.outputs[i], self.truth.slack[i]
+        found: list[Placement] = []
+        for dim in range(want.ndim):
+            shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
+            fits = slack is not None and shapes == [tuple(h.shape) for h in held]
+            if fits and agrees(torch.cat(list(held), dim), want, slack):
+                found.append(Shard(dim))
+        return found
 
     def case(self, rule: Rule, draw: int) -> Case:
         held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
@@ -186,6 +209,10 @@ def rounding(held: Sequence[Tensor]) -> float:
         return 0.0
     largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
     return GENEROUS * torch.finfo(held[0].dtype).eps * largest
+
+
+def _divisible(x: Tensor) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
 
 
 def _near(a: Tensor, b: Tensor) -> bool:

@@ -13,13 +13,13 @@ from strategies import generated, samples, workers
 from strategies import torch_dtensor as dtensor
 from strategies.modules import Registered
 from strategies.rules import Sample, overload
-from strategies.settings import Settings, UnknownOp
+from strategies.settings import BadSetting, Settings, UnknownOp
 from strategies.verdicts import Crash
 
 SECONDS = 60.0
 """Time limit of one OpInfo with one dtype."""
-SAMPLES, TRACED, NAMED = 24, 8, 64
-"""Samples tried of one overload: in a sweep, of a decomposition, and where the user named the op."""
+SAMPLES, TRACED, NAMED, SEARCHED = 24, 8, 64, 24
+"""Samples tried of one overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ def _plain_names(info: Any) -> set[str]:
 
 
 def gather(
+    crew: workers.Crew,
     picked: Pick,
     settings: Settings,
     rules: Registered | None,
@@ -126,9 +127,8 @@ def gather(
     by_op: dict[str, list[Sample]] = defaultdict(list)
     crashed: list[Crash] = []
     refused: Counter[str] = Counter()
-    answers = workers.run(
-        capture, todo, workers=settings.workers, limit=SECONDS, tick=tick, cuda=settings.device == "cuda"
-    )
+    _check_dtypes(picked, settings, bool(todo))
+    answers = crew.run(capture, todo, limit=SECONDS, tick=tick)
     for unit, answer in zip(todo, answers, strict=True):
         name = f"{database[unit.info].formatted_name}[{unit.dtype},{unit.sizes}]"
         if isinstance(answer, workers.Done):
@@ -146,6 +146,14 @@ def gather(
     return by_op, crashed, refused
 
 
+def _check_dtypes(picked: Pick, settings: Settings, some: bool) -> None:
+    if picked.infos and not some:
+        takes = {str(d).removeprefix("torch.") for n in picked.infos for d in samples.database()[n].dtypes}
+        able = ", ".join(sorted(takes & set(samples.DTYPES))) or "none of those tried"
+        asked = " ".join(settings.dtypes)
+        raise BadSetting("--dtype", asked, f"no op that you named takes it on {settings.device}", f"They take {able}.")
+
+
 def _own(op: str, rules: Registered | None, settings: Settings) -> list[Sample]:
     """Samples of an op that no OpInfo reaches: the module's own, or drawn from the schema."""
     target = overload(op)
@@ -157,7 +165,7 @@ def _own(op: str, rules: Registered | None, settings: Settings) -> list[Sample]:
 def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> Iterable[tuple[str, list[Sample]]]:
     """The samples to try of each overload, overloads in the order of their names."""
     for op in sorted(by_op):
-        many = SAMPLES if picked.everything else NAMED
+        many = SEARCHED if settings.search else SAMPLES if picked.everything else NAMED
         if dtensor.source_of(overload(op)) == "decomposition":
             many = TRACED if picked.everything else SAMPLES
         if by_op[op]:

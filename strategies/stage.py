@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 import traceback
 import warnings
@@ -22,7 +23,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import wire
 from localtensor.partials import fold
-from localtensor.placement import short
+from localtensor.placement import is_plain, short
+from localtensor.shards import local_shape
 from strategies.rules import Call, results
 
 
@@ -54,6 +56,10 @@ class Heard:
     trace: str = ""
 
 
+class Misshapen(Exception):
+    """A rank's piece has not the shape that its placement asks for, so that the pieces cannot be put together."""
+
+
 @functools.cache
 def _mesh(device: str) -> DeviceMesh:
     return init_device_mesh(device, (dist.get_world_size(),))
@@ -62,14 +68,16 @@ def _mesh(device: str) -> DeviceMesh:
 def play(sent: bytes) -> bytes:
     """Runs one part and sends back what was `Heard`.  All ranks leave together, whoever raised."""
     part: Part = wire.loads(sent)
-    _at_home(*part.home)
+    at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable()  # for good: torch logs the traceback of every refusal, which is an answer here
         return wire.dumps(_played(part))
 
 
 @functools.cache
-def _at_home(module: str, folder: str) -> None:
+def at_home(module: str, folder: str) -> None:
+    """The user's rules module is imported in this process, too."""
     if module:
         sys.path.insert(0, folder)
         importlib.import_module(module)
@@ -83,8 +91,12 @@ def _played(part: Part) -> Heard:
     placements = tuple(short(o.placements[0]) if isinstance(o, DTensor) else "-" for o in outs)
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
-    whole, errors, trace = _together(lambda: tuple(_whole(o) for o in outs))
-    return Heard("full_tensor" if any(errors) else "", errors, placements, shapes, pieces, whole or (), trace)
+    whole, errors, trace = _together(lambda: [_check_shape(o) for o in outs])
+    if not errors:  # gloo ends the process where ranks bring pieces of sizes that do not match
+        whole, errors, trace = _together(lambda: tuple(_whole(o) for o in outs))
+    return Heard(
+        "full_tensor" if any(errors) else "", errors, placements, shapes, pieces, () if errors else whole, trace
+    )
 
 
 def _run(part: Part) -> Any:
@@ -97,6 +109,15 @@ def _run(part: Part) -> Any:
         for piece, placement, shape, stride in given
     ]
     return part.call(tensors)
+
+
+def _check_shape(out: Any) -> None:
+    if not isinstance(out, DTensor) or not is_plain(out.placements[0]):
+        return
+    held = tuple(out.to_local().shape)
+    asked = local_shape(out.shape, out.placements[0], dist.get_world_size(), dist.get_rank())
+    if held != asked:
+        raise Misshapen(f"its piece has shape {held}, {short(out.placements[0])} of {tuple(out.shape)} is {asked}")
 
 
 def _local(out: Any) -> Any:

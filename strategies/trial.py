@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate
 
@@ -22,7 +23,8 @@ from strategies.probe import Case, Probe, try_claims, wild_truth
 from strategies.rules import Claim, Rule, Sample, overload
 from strategies.samples import respelled
 from strategies.sources import TooMany, claims, tuples
-from strategies.truth import REFUSALS, Truth, same_results, tell
+from strategies.stage import at_home
+from strategies.truth import REFUSALS, Truth, mutates, same_results, tell
 from strategies.verdicts import Crash, Evidence, Instance, Verdict
 
 CHARGES = 3
@@ -77,6 +79,7 @@ class Hearing:
 
 def hear(docket: Docket, note: Callable[[int], None]) -> Hearing:
     """The trial of one overload.  An error of ours on one sample is a `Crash`, and the rest goes on."""
+    at_home(*docket.home)
     hearing = Hearing(docket.op)
     found: list[tuple[Sample, dict[int, _Seen]]] = []
     for number, sample in enumerate(docket.samples):
@@ -191,9 +194,10 @@ def _search(
 ) -> _Seen:
     """Every tuple of input placements, and the output placements that hold for it."""
     seen = _Seen(claimed={str(c.rule) for c in claimed})
-    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _all_tensors(truth):
+    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _tells(sample, truth):
         return seen
     probe = Probe(sample, truth, ranks, seed=docket.seed)
+    writes = mutates(sample.op)
     for inputs in tuples(sample, ranks):
         seen.tried.add(shorts(inputs))
         if all(isinstance(p, Replicate) for p in inputs):
@@ -201,13 +205,19 @@ def _search(
         per_output = [probe.placements(inputs, i, probe.draws(inputs)) for i in range(len(truth.outputs))]
         hearing.combinations += sum(3 + out.ndim + 2 for out in truth.outputs)
         for outputs in product(*per_output) if all(per_output) else ():
-            rule = Rule(sample.op, inputs, outputs)
-            seen.holds[str(rule)] = rule
+            if not writes or outputs[0] == inputs[0]:  # what an op writes to keeps its placement
+                rule = Rule(sample.op, inputs, outputs)
+                seen.holds[str(rule)] = rule
     return seen
 
 
-def _all_tensors(truth: Truth) -> bool:
-    return bool(truth.outputs) and all(isinstance(o, Tensor) for o in truth.outputs)
+def _tells(sample: Sample, truth: Truth) -> bool:
+    """Whether what holds on this sample says anything: results of one element, all alike, or of
+    booleans make nearly every placement hold."""
+    if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
+        return False
+    real = all(t.dtype != torch.bool for t in sample.tensors)
+    return real and all(o.numel() > 1 and bool((o != o.flatten()[0]).any()) for o in truth.outputs)
 
 
 def _missing(found: Sequence[tuple[Sample, dict[int, _Seen]]]) -> list[Instance]:

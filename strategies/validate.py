@@ -54,18 +54,19 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     with clock("imports"):
         rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
         picked = selection.pick(settings, rules)
-    with clock("samples"):
-        told = progress
-        by_op, crashed, _ = selection.gather(
-            picked, settings, rules, progress.tick, lambda n: told.phase("capturing samples", n)
-        )
     home = (settings.rules, settings.folder) if rules else ("", "")
-    dockets = [
-        Docket(op, tuple(found), settings.ranks, settings.seed, settings.search, home=home)
-        for op, found in selection.chosen(by_op, picked, settings)
-    ]
-    with clock("trials"):
-        hearings, lost = _hear_all(dockets, settings, progress)
+    told = progress
+    with workers.Crew(settings.workers, cuda=settings.device == "cuda") as crew:
+        with clock("samples"):
+            by_op, crashed, _ = selection.gather(
+                crew, picked, settings, rules, progress.tick, lambda n: told.phase("capturing samples", n)
+            )
+        dockets = [
+            Docket(op, tuple(found), settings.ranks, settings.seed, settings.search, home=home)
+            for op, found in selection.chosen(by_op, picked, settings)
+        ]
+        with clock("trials"):
+            hearings, lost = _hear_all(crew, dockets, progress)
     with clock("confirmation"):
         findings, sound, failed = _confirm_all(hearings, settings, home, progress)
     return _report(settings, rules, hearings, findings, sound, [*crashed, *lost, *failed], clock.seconds)
@@ -82,17 +83,14 @@ class _Clock:
         self.seconds.append((name, round(time.perf_counter() - start, 2)))
 
 
-def _hear_all(dockets: Sequence[Docket], settings: Settings, progress: Progress) -> tuple[list[Hearing], list[Crash]]:
+def _hear_all(crew: workers.Crew, dockets: Sequence[Docket], progress: Progress) -> tuple[list[Hearing], list[Crash]]:
     """Every overload's hearing, by name.  A sample that kills the process is left out the next time."""
     progress.phase("trying rules", len(dockets))
     hearings: dict[str, Hearing] = {}
     crashed: list[Crash] = []
     todo = list(dockets)
     for attempt in range(RETRIES + 1):
-        answers = workers.run(
-            hear, todo, workers=settings.workers, limit=SECONDS, tick=progress.tick if not attempt else None,
-            cuda=settings.device == "cuda",
-        )  # fmt: skip
+        answers = crew.run(hear, todo, limit=SECONDS, tick=progress.tick if not attempt else None)
         again: list[Docket] = []
         for docket, answer in zip(todo, answers, strict=True):
             if isinstance(answer, workers.Done):

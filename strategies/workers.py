@@ -7,6 +7,7 @@ in which workers finish, so that the same seed gives the same output.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -53,23 +54,23 @@ Answer = Done | Failed | Lost
 
 
 class _Worker:
-    def __init__(self, work: Work, context: Any) -> None:
+    def __init__(self, context: Any) -> None:
         self.noted = context.RawValue("q", -1)
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(work, theirs, self.noted), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.noted), daemon=True)
         self.process.start()
         theirs.close()
         self.unit = -1
         self.since = 0.0
 
-    def give(self, unit: int, task: Any) -> None:
+    def give(self, unit: int, work: Work, task: Any) -> None:
         self.unit, self.since, self.noted.value = unit, time.monotonic(), -1
-        self.pipe.send_bytes(wire.dumps(task))
+        self.pipe.send_bytes(wire.dumps((work, task)))
 
     def take(self) -> Answer:
         try:
             return wire.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self.process.join(5)
             return Lost(_death(self.process.exitcode), self.noted.value)
 
@@ -86,7 +87,7 @@ def _death(code: int | None) -> str:
     return f"the process left with code {code}"
 
 
-def _serve(work: Work, pipe: Connection, noted: Any) -> None:
+def _serve(pipe: Connection, noted: Any) -> None:
     """A worker's life: one unit after another, until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
@@ -98,7 +99,7 @@ def _serve(work: Work, pipe: Connection, noted: Any) -> None:
 
     while True:
         try:
-            task = wire.loads(pipe.recv_bytes())
+            work, task = wire.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
@@ -116,51 +117,72 @@ def _quiet() -> None:
     os.dup2(sink, 2)
 
 
-def run(
-    work: Work,
-    tasks: Sequence[Any],
-    *,
-    workers: int,
-    limit: float,
-    tick: Callable[[int], None] | None = None,
-    cuda: bool = False,
-) -> Iterator[Answer]:
-    """The answer to every task, in order.  `limit` is seconds for one task; `tick` hears of each one done.
+class Crew:
+    """At most so many workers, hired when there is work for them, kept from one `run` to the next.
 
-    Stopping early (Ctrl-C, or not taking all answers) leaves no process behind.  A CUDA context does
-    not survive a fork, so with `cuda` the workers are spawned.
+    A CUDA context does not survive a fork, so with `cuda` the workers are spawned.
     """
-    forks = "fork" in mp.get_all_start_methods() and not cuda
-    context = mp.get_context("fork" if forks else "spawn")
-    crew = [_Worker(work, context) for _ in range(min(workers, len(tasks)))]
-    waiting = iter(range(len(tasks)))
-    answers: dict[int, Answer] = {}
-    told = 0
-    try:
-        for worker in crew:
-            _next(worker, waiting, tasks)
+
+    def __init__(self, workers: int, *, cuda: bool = False) -> None:
+        forks = "fork" in mp.get_all_start_methods() and not cuda
+        self._context = mp.get_context("fork" if forks else "spawn")
+        self._most = workers
+        self._hands: list[_Worker] = []
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._hands:
+            worker.kill()
+        self._hands.clear()
+
+    def run(
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
+    ) -> Iterator[Answer]:
+        """The answer to every task, in order.  `limit` is seconds for one task; `tick` hears of each one done.
+
+        `work` is a function that can be imported by name.  Whoever does not take all answers must
+        leave the crew too, which leaves no process behind.
+        """
+        waiting = iter(range(len(tasks)))
+        answers: dict[int, Answer] = {}
+        told = 0
+        self._hire(len(tasks))
+        for worker in self._hands:
+            _next(worker, waiting, work, tasks)
         while told < len(tasks):
-            for at, answer in _heard(crew, limit):
-                answers[crew[at].unit] = answer
+            for at, answer in _heard(self._hands, limit):
+                answers[self._hands[at].unit] = answer
                 if isinstance(answer, Lost):
-                    crew[at].kill()
-                    crew[at] = _Worker(work, context)
-                _next(crew[at], waiting, tasks)
+                    self._hands[at].kill()
+                    self._hands[at] = _Worker(self._context)
+                _next(self._hands[at], waiting, work, tasks)
                 if tick:
                     tick(1)
             while told in answers:
                 yield answers.pop(told)
                 told += 1
-    finally:
-        for worker in crew:
-            worker.kill()
+
+    def _hire(self, tasks: int) -> None:
+        gc.freeze()  # what is there by now is shared: a child's collector must not write to it
+        while len(self._hands) < min(self._most, tasks):
+            self._hands.append(_Worker(self._context))
 
 
-def _next(worker: _Worker, waiting: Iterator[int], tasks: Sequence[Any]) -> None:
+def run(
+    work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
+) -> Iterator[Answer]:
+    """As `Crew.run`, with a crew that is there for this call alone."""
+    with Crew(workers) as crew:
+        yield from crew.run(work, tasks, limit=limit, tick=tick)
+
+
+def _next(worker: _Worker, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
     unit = next(waiting, -1)
     worker.unit = -1
     if unit >= 0:
-        worker.give(unit, tasks[unit])
+        worker.give(unit, work, tasks[unit])
 
 
 def _heard(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
@@ -171,5 +193,5 @@ def _heard(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
     now = time.monotonic()
     for at, worker in enumerate(crew):
         if at not in known and worker.unit >= 0 and now - worker.since > limit:
-            heard.append((at, Lost(f"no answer within {limit:.0f} s", worker.noted.value)))
+            heard.append((at, Lost(f"no answer within {limit:g} s", worker.noted.value)))
     return heard

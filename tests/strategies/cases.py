@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.placement import parse
-from strategies.probe import Probe, try_claims
+from strategies.probe import Probe, try_claims, wild_truth
 from strategies.rules import Claim, Rule, Sample, call_of, overload
 from strategies.truth import tell
 from strategies.verdicts import Instance, Verdict
@@ -47,9 +47,10 @@ def probe(one: Sample, ranks: int = 2, seed: int = 0) -> Probe:
 
 
 def judged(one: Sample, text: str, *, ranks: int = 2, seed: int = 0, extremes: bool = False, **claim: Any) -> Instance:
-    """The verdict on one rule."""
-    what = Claim(rule(one, text), "test", **claim)
-    (instance,) = try_claims(one, tell(one), ranks, [what], seed=seed, extremes=extremes)
+    """The verdict on one rule; `extremes` asks it of NaN and infinities too."""
+    what, truth = Claim(rule(one, text), "test", **claim), tell(one)
+    wild = wild_truth(one, truth, seed) if extremes else None
+    (instance,) = try_claims(one, truth, ranks, [what], seed=seed, wild=wild)
     return instance
 
 

@@ -341,7 +341,7 @@ def test_no_more_are_taken_than_asked_for():
     (sample("mul.Scalar", numbers(4), 2.0), sample("mul.Scalar", numbers(4), 2.5)),
     (sample("sum.default", numbers(4)), sample("sum.default", numbers(4), dtype=torch.float32)),
     (sample("add.Tensor", numbers(4, 4), numbers(4, 4)), sample("add.Tensor", numbers(4, 4), numbers(2, 2))),
-], ids=str)  # fmt: skip
+], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
 def test_what_a_rule_may_look_at_makes_a_difference(a, b):
     assert features(a) != features(b)
 

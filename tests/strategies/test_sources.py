@@ -27,7 +27,7 @@ def lines(found):
 def verdicts(one, ranks=2):
     """Each claim of DTensor's about this call, and what the probe says of it."""
     found = claimed(one, ranks)
-    instances = try_claims(one, tell(one), ranks, found, seed=0, extremes=False)
+    instances = try_claims(one, tell(one), ranks, found, seed=0)
     return dict(zip(lines(found), (i.verdict for i in instances), strict=True))
 
 
@@ -119,7 +119,7 @@ def test_without_following_them_the_same_claims_would_be_called_wrong():
     one = sample("expand.default", numbers(4, 1), [4, 3])
     (sharded,) = [claim for claim in claimed(one) if short(claim.rule.inputs[0]) == "S(0)"]
     assert len(sharded.local) == 2
-    (instance,) = try_claims(one, tell(one), 2, [type(sharded)(sharded.rule, "test")], seed=0, extremes=False)
+    (instance,) = try_claims(one, tell(one), 2, [type(sharded)(sharded.rule, "test")], seed=0)
     assert instance.verdict is Verdict.UNSOUND
 
 

@@ -45,7 +45,7 @@ def test_a_unit_that_raises_keeps_its_traceback():
 
 def test_a_hang_ends_at_the_limit():
     hung, after = run(work, ["hang", 4], workers=1, limit=0.5)
-    assert hung == Lost("no answer within 0 s", 7)
+    assert hung == Lost("no answer within 0.5 s", 7)
     assert after == Done(8)
 
 
