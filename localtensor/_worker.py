@@ -6,7 +6,6 @@ gone, `side` ends, and with it the process, even while a collective holds the ma
 """
 
 import io
-import itertools
 import multiprocessing
 import os
 import pickle
@@ -101,32 +100,30 @@ def _sit_down(seat: Seat) -> None:
 
 def _work(seat: Seat, jobs: Connection) -> None:
     room = _open_files() + LITTER
-    for number in itertools.count():
+    while True:
         reply = _answer(jobs.recv_bytes(), room)
         _post(jobs, reply)
         if calls_for_fence(reply):  # after the reply, so that the caller does not wait for it
-            _post(jobs, Reply("fenced" if _fence(seat, number) else "unfenced"))
+            _post(jobs, Reply("fenced" if _fence(seat) else "unfenced"))
 
 
-def _fence(seat: Seat, number: int) -> bool:
-    """Whether nothing of the last job is still under way: all ranks meet, and each hears `number` from each other.
+def _fence(seat: Seat) -> bool:
+    """Nothing of the last job is under way; if something is, this never returns, and the parent loses patience.
 
-    A collective that a job began and never finished blocks the barrier.  A send that nobody received, or the
-    other way round, would meet the next job's; here it meets `number`.  (One with a tag of its own goes unseen.)
+    A collective that was begun and never finished blocks the barrier.  A send that nobody received takes up the
+    receive that we post here, and then our own send finds none; the other way round, likewise.  (What carries a
+    tag other than 0 goes unseen, if all ranks began equally many operations.)
     """
     import torch
     import torch.distributed as dist
 
+    peers = [rank for rank in range(seat.ranks) if rank != seat.rank and "gloo" in seat.backend]
+    note = torch.zeros(1, device="cpu")
     try:
-        gate = dist.barrier(async_op=True)
-        peers = [rank for rank in range(seat.ranks) if rank != seat.rank and "gloo" in seat.backend]
-        note = torch.tensor([number], dtype=torch.int64, device="cpu")
-        heard = torch.full((seat.ranks, 1), number, dtype=torch.int64, device="cpu")
-        under_way = [dist.irecv(heard[peer], peer) for peer in peers] + [dist.isend(note, peer) for peer in peers]
-        for work in (gate, *under_way):
-            if work is not None:
-                work.wait()
-        return bool((heard == number).all())
+        under_way = [dist.barrier(async_op=True)]
+        under_way += [dist.irecv(torch.zeros(1, device="cpu"), peer) for peer in peers]
+        under_way += [dist.isend(note, peer) for peer in peers]
+        return all([work is None or work.wait() for work in under_way])
     except Exception:  # why: any failure of the fence is its answer
         return False
 

@@ -181,7 +181,7 @@ class Probe:
         kinds = [k for k in SEARCHED if reducible(k, want.dtype) and not (k == "avg" and not _divisible(want))]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
-        right = close(folded, want, slack + rounding(held)).flatten(1).all(1).tolist()[1:]
+        right = close(folded, want, slack + rounding(held)).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
         if not _divisible(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
@@ -193,8 +193,8 @@ class Probe:
         found: list[Placement] = []
         for dim in range(want.ndim):
             shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
-            fits = slack is not None and shapes == [tuple(h.shape) for h in held]
-            if fits and agrees(torch.cat(list(held), dim), want, slack):
+            fits = shapes == [tuple(h.shape) for h in held]
+            if slack is not None and fits and agrees(torch.cat(list(held), dim), want, slack):
                 found.append(Shard(dim))
         return found
 

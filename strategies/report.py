@@ -165,9 +165,17 @@ def _totals(report: Report) -> str:
 
 
 def markdown(findings: Iterable[Finding]) -> str:
-    """The table of Unsound findings for a README."""
-    lines = ["| rule | ranks | call | what happens |", "|---|---|---|---|"]
-    for f in findings:
-        cells = (f"`{f.rule}`", str(f.ranks), f"`{_call(f)}`", f.reason.replace("|", "\\|"))
+    """The table of Unsound findings for a README: a row for each overload, with its smallest case."""
+    by_op: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.verdict is Verdict.UNSOUND:
+            by_op.setdefault(finding.rule.op, []).append(finding)
+    lines = ["| rules found wrong | smallest case, ranks | what happens | show it |", "|---|---|---|---|"]
+    for op, found in sorted(by_op.items()):
+        first = min(found, key=lambda f: (f.ranks, sum(map(len, f.sample))))
+        rules = "; ".join(f"`{str(f.rule).removeprefix(op + ': ')}`" for f in found[:3])
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        reason = first.reason.replace("|", "\\|").split(" (")[0]
+        cells = (f"**{op}** {rules}{more}", f"`{_call(first)}`, {first.ranks}", reason, f"`localtensor validate {op}`")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -40,8 +40,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int
           "complex64": torch.complex64}  # fmt: skip
 MOST_DRAWN, MOST_CALLS = 240, 60
 """Samples of one OpInfo, dtype and pass: looked at, and run."""
-MOST_KEPT, MOST_OTHERS = 24, 3
-"""Calls kept from those of an overload that bears the OpInfo's name, and of one that is met on the way."""
+MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12
+"""Calls kept of an overload that bears the OpInfo's name, and of one met on the way, out of how many."""
 MOST_NUMEL = 20_000
 
 
@@ -94,7 +94,6 @@ def capture(
     A sample that raises in torch itself costs that sample only, and is counted under its error.
     """
     own = {part.strip("_") for name in names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
-    own |= {f"{name}_backward" for name in own}
     recorder = _Recorder(wanted, own, f"{info.formatted_name}[{str(dtype).removeprefix('torch.')},{which}]")
     failed: Counter[str] = Counter()
     grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
@@ -160,6 +159,7 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.wanted, self.own, self.origin, self.now = wanted, own, origin, ""
         self.kept: dict[str, list[Sample]] = defaultdict(list)
+        self._own: dict[str, bool] = {}
         self._seen: set[str] = set()
 
     @contextlib.contextmanager
@@ -169,7 +169,7 @@ class _Recorder(TorchDispatchMode):
             yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        room = self._is_own(func) or len(self.kept[str(func)]) < MOST_OTHERS
+        room = len(self.kept[str(func)]) < (MOST_CALLS if self._is_own(func) else MOST_MET)
         copy = self._copy(func, args, kwargs or {}) if room and self.wanted(func) else None
         out = func(*args, **(kwargs or {}))
         if copy is not None:  # only now: a call that the op refuses is no sample
@@ -177,11 +177,15 @@ class _Recorder(TorchDispatchMode):
         return out
 
     def _is_own(self, func: Any) -> bool:
-        return func.overloadpacket.__name__.strip("_") in self.own
+        packet = func.overloadpacket.__name__
+        if packet not in self._own:
+            self._own[packet] = any(name in packet if len(name) > 3 else name == packet.strip("_") for name in self.own)
+        return self._own[packet]
 
     def best(self) -> list[Sample]:
         """Of each overload the samples that differ most."""
-        return [sample for found in self.kept.values() for sample in choose(found, MOST_KEPT)]
+        most = {op: MOST_KEPT if self._own.get(op.split(".")[1]) else MOST_OTHERS for op in self.kept}
+        return [sample for op, found in self.kept.items() for sample in choose(found, most[op])]
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
         """The call with its tensors as they are before it, or None if one like it is kept already."""
@@ -230,6 +234,25 @@ def respelled(sample: Sample) -> list[Sample]:
     return made
 
 
+def shortened(sample: Sample) -> list[Sample]:
+    """The same call with one operand shorter than the first along one dim: what gather and scatter take.
+
+    Rules that pair the shards of two operands often assume that they are equally long.  Ops that
+    trust their caller (underscore, native_, backward) are not asked: they would read past the end.
+    """
+    packet = sample.op.split(".")[1]
+    if packet.startswith(("_", "native_")) or "backward" in packet or not sample.tensors:
+        return []
+    first, made = sample.tensors[0], []
+    for i, other in enumerate(sample.tensors[1:], 1):
+        for dim in range(other.ndim if other.ndim == first.ndim else 0):
+            if other.shape[dim] == first.shape[dim] and other.shape[dim] >= 4:
+                short = other.narrow(dim, 0, other.shape[dim] // 2 + 1).clone()
+                tensors = (*sample.tensors[:i], short, *sample.tensors[i + 1 :])
+                made.append(replace(sample, tensors=tensors, origin=f"{sample.origin}, operand {i} shortened"))
+    return made
+
+
 def _other(value: Any, ndim: int) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_other(v, ndim) for v in value)
@@ -252,7 +275,15 @@ def features(sample: Sample) -> list[tuple[int, str]]:
 
     shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
     shapes = {tuple(t.shape) for t in sample.tensors}
-    return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments")]
+    beside = [(-3 - i, _beside(sample.tensors[0], t)) for i, t in enumerate(sample.tensors[1:])]
+    return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments"), *beside]
+
+
+def _beside(first: Tensor, other: Tensor) -> str:
+    """Dim by dim, whether the other tensor is as long as the first, shorter or longer."""
+    if first.ndim != other.ndim:
+        return f"{other.ndim - first.ndim:+d} dims"
+    return "".join("=" if a == b else "<" if b < a else ">" for a, b in zip(first.shape, other.shape, strict=True))
 
 
 MOST_CANDIDATES = 400

@@ -167,6 +167,6 @@ def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> 
     for op in sorted(by_op):
         many = SEARCHED if settings.search else SAMPLES if picked.everything else NAMED
         if dtensor.source_of(overload(op)) == "decomposition":
-            many = TRACED if picked.everything else SAMPLES
+            many = TRACED if picked.everything else 2 * TRACED
         if by_op[op]:
             yield op, samples.choose(by_op[op], many)

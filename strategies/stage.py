@@ -11,6 +11,7 @@ import logging
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,7 @@ def _played(part: Part) -> Heard:
     placements = tuple(short(o.placements[0]) if isinstance(o, DTensor) else "-" for o in outs)
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
-    whole, errors, trace = _together(lambda: [_check_shape(o) for o in outs])
+    whole, errors, trace = _together(functools.partial(_check_shapes, outs))
     if not errors:  # gloo ends the process where ranks bring pieces of sizes that do not match
         whole, errors, trace = _together(lambda: tuple(_whole(o) for o in outs))
     return Heard(
@@ -111,13 +112,14 @@ def _run(part: Part) -> Any:
     return part.call(tensors)
 
 
-def _check_shape(out: Any) -> None:
-    if not isinstance(out, DTensor) or not is_plain(out.placements[0]):
-        return
-    held = tuple(out.to_local().shape)
-    asked = local_shape(out.shape, out.placements[0], dist.get_world_size(), dist.get_rank())
-    if held != asked:
-        raise Misshapen(f"its piece has shape {held}, {short(out.placements[0])} of {tuple(out.shape)} is {asked}")
+def _check_shapes(outs: Sequence[Any]) -> None:
+    for out in outs:
+        if isinstance(out, DTensor) and is_plain(out.placements[0]):
+            held = tuple(out.to_local().shape)
+            asked = local_shape(out.shape, out.placements[0], dist.get_world_size(), dist.get_rank())
+            if held != asked:
+                said = f"its piece has shape {held}, {short(out.placements[0])} of {tuple(out.shape)} is {asked}"
+                raise Misshapen(said)
 
 
 def _local(out: Any) -> Any:

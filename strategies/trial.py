@@ -6,6 +6,7 @@ costs one sample and not the sweep.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from localtensor.placement import is_plain, shorts
 from strategies import torch_dtensor as dtensor
 from strategies.probe import Case, Probe, try_claims, wild_truth
 from strategies.rules import Claim, Rule, Sample, overload
-from strategies.samples import respelled
+from strategies.samples import respelled, shortened
 from strategies.sources import TooMany, claims, tuples
 from strategies.stage import at_home
 from strategies.truth import REFUSALS, Truth, mutates, same_results, tell
@@ -31,8 +32,10 @@ CHARGES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
 WILD = 6
 """Samples of one overload that are also tried with NaN and infinities."""
-WHOLE = 4
+WHOLE = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
+SHORTENED = 4
+"""Samples of one overload that are also tried with one operand shortened."""
 UNSTABLE = 0.5
 """A sample of whose result more than this share jumps under one-ulp noise says nothing."""
 
@@ -87,7 +90,7 @@ def hear(docket: Docket, note: Callable[[int], None]) -> Hearing:
             continue
         note(number)
         try:
-            for one, truth in _spellings(sample, hearing, docket.seed):
+            for one, truth in _forms(sample, number, hearing, docket.seed):
                 found.append((one, _try(one, truth, number, docket, hearing)))
         except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
             trace = traceback.format_exc()
@@ -101,8 +104,9 @@ def _describe(sample: Sample) -> str:
     return f"{sample.op}({', '.join(sample.arguments())}) from {sample.origin}"
 
 
-def _spellings(sample: Sample, hearing: Hearing, seed: int) -> Iterable[tuple[Sample, Truth]]:
-    """The sample, and the same call with its dims spelled the other way where that is the same call."""
+def _forms(sample: Sample, number: int, hearing: Hearing, seed: int) -> Iterable[tuple[Sample, Truth]]:
+    """The sample; the same with an operand shortened, where the op takes that; and the same call with its
+    dims spelled the other way, where that is the same call."""
     try:
         truth = tell(sample, seed=seed)
     except REFUSALS as error:
@@ -112,6 +116,11 @@ def _spellings(sample: Sample, hearing: Hearing, seed: int) -> Iterable[tuple[Sa
         hearing.skipped["ill-conditioned: one-ulp noise moves most of the result"] += 1
         return
     yield sample, truth
+    traced = dtensor.source_of(overload(sample.op)) == "decomposition"
+    if number < (1 if traced else SHORTENED):
+        for other in shortened(sample):
+            with contextlib.suppress(*REFUSALS):
+                yield other, tell(other, seed=seed)
     for other in respelled(sample):
         try:
             again = tell(other, seed=seed)

@@ -59,13 +59,18 @@ def metadata_only(name: str) -> str:
     return ""
 
 
+def _incomparable(values: Sequence[Any]) -> str:
+    half = any(isinstance(v, Tensor) and v.dtype == torch.complex32 for v in values)
+    return "complex32, which torch cannot compare: judged by metadata only" if half else ""
+
+
 def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> Truth:
     """The truth about a call.  Raises one of `REFUSALS` where the op itself refuses."""
     inputs = tuple(sample.tensors if tensors is None else tensors)
     writes = mutates(sample.op)
     raw = run(sample.call, inputs, mutates=writes)
     outputs = tuple(results(raw))
-    only = metadata_only(sample.op)
+    only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
     if only:
         return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
     others = [_again(sample.call, [strided(x) for x in inputs], False)]  # fresh, and a clone would close the gaps

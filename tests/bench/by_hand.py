@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def cut(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator) -> li
     if isinstance(placement, Shard):
         rows = -(-x.shape[placement.dim] // ranks)
         stops = [min(rows * rank, x.shape[placement.dim]) for rank in range(ranks + 1)]
-        return [x[(slice(None),) * placement.dim + (slice(a, b),)] for a, b in zip(stops, stops[1:])]
+        return [x[(slice(None),) * placement.dim + (slice(a, b),)] for a, b in pairwise(stops)]
     return shares(x, placement.reduce_op, ranks, rng) if isinstance(placement, Partial) else [x] * ranks
 
 
@@ -43,15 +44,13 @@ def shares(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> list[Tenso
             whole = whole * sign if x.dtype == torch.int64 else whole / (sign * 2.0)
         else:
             held.append(x + far.abs() if kind == "min" else x - far.abs())
-    owner = torch.randint(0, ranks, x.shape, generator=rng)  # whose turn it is to hold the last share
-    held.append(whole)
-    return [torch.where(owner == rank, held[-1], held[rank] if rank < ranks - 1 else _theirs(held, owner)) for rank in range(ranks)]
+    return _dealt(torch.stack([*held, whole]), torch.randint(0, ranks, x.shape, generator=rng))
 
 
-def _theirs(held: list[Tensor], owner: Tensor) -> Tensor:
-    """The last rank takes what the owner gave away."""
-    stack = torch.stack(held)
-    return stack.gather(0, owner[None])[0]
+def _dealt(held: Tensor, owner: Tensor) -> list[Tensor]:
+    """Element by element the last rank changes places with the owner, so that no rank is special."""
+    last = held.gather(0, owner[None])[0]
+    return [*(torch.where(owner == rank, held[-1], held[rank]) for rank in range(len(held) - 1)), last]
 
 
 def together(held: Sequence[Tensor], placement: Placement) -> list[Tensor]:
@@ -73,8 +72,8 @@ def together(held: Sequence[Tensor], placement: Placement) -> list[Tensor]:
 
 def shapes(want: Tensor, placement: Placement, ranks: int) -> list[tuple[int, ...]]:
     """The shape that each rank must have of a result."""
-    rng = torch.Generator()
-    return [tuple(p.shape) for p in cut(want, placement, ranks, rng)] if isinstance(placement, Shard) else [tuple(want.shape)] * ranks
+    pieces = cut(want, placement, ranks, torch.Generator()) if isinstance(placement, Shard) else [want] * ranks
+    return [tuple(piece.shape) for piece in pieces]
 
 
 def wrong(base: Base, row: Row, ranks: Sequence[int] = RANKS) -> str:

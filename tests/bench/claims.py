@@ -86,6 +86,10 @@ class Base:
         """Which arguments are numbers, and can be partial: neither indices nor booleans."""
         return ["?" not in t and "<" not in t for t in self.tensors.split(",")]
 
+    @property
+    def boolean(self) -> bool:
+        return all("?" in t for t in self.tensors.split(","))
+
     def schema(self) -> str:
         given = ", ".join(f"Tensor x{i}" for i in range(len(self.dims)))
         given = "Tensor[] xs" if self.listed else given

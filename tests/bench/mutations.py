@@ -19,7 +19,7 @@ from tests.bench.claims import Base, Row
 
 T = TypeVar("T")
 R = Replicate()
-KINDS = ("sum", "avg", "max", "min")
+KINDS = ("sum", "max", "min", "avg")
 PER_BASE = 5
 """Mutants of one op: many ops tell more than many mutants of one."""
 
@@ -51,7 +51,7 @@ Change = Callable[[Base, Row], Iterator[Changed]]
 
 
 def _put(placements: tuple[Placement, ...], at: int, new: Placement) -> tuple[Placement, ...]:
-    return placements[:at] + (new,) + placements[at + 1 :]
+    return (*placements[:at], new, *placements[at + 1 :])
 
 
 def _outputs(row: Row, kind: type[Placement]) -> list[tuple[int, Placement]]:
@@ -68,8 +68,9 @@ def drop_reduction(base: Base, row: Row) -> Iterator[Changed]:
 
 
 def other_reduction(base: Base, row: Row) -> Iterator[Changed]:
+    """Booleans have no average, so that nothing is claimed of one."""
     for i, p in _outputs(row, Partial):
-        for kind in KINDS:
+        for kind in KINDS[: 4 - base.boolean]:
             if kind != p.reduce_op:
                 yield f"{kind} for {p.reduce_op}", replace(row, outputs=_put(row.outputs, i, Partial(kind)))
 
@@ -112,7 +113,8 @@ def turned(base: Base, row: Row) -> Iterator[Changed]:
     """Cut along the next dim on both sides: the shapes stay right, and what the op mixes does not."""
 
     def turn(placements: tuple[Placement, ...], dims: list[str]) -> tuple[Placement, ...]:
-        return tuple(Shard((p.dim + 1) % len(d)) if isinstance(p, Shard) else p for p, d in zip(placements, dims, strict=True))
+        pairs = zip(placements, dims, strict=True)
+        return tuple(Shard((p.dim + 1) % len(d)) if isinstance(p, Shard) else p for p, d in pairs)
 
     if not _outputs(row, Partial):
         yield "shard dims turned", Row(turn(row.inputs, base.dims), turn(row.outputs, base.results))
@@ -142,8 +144,9 @@ def through(base: Base, row: Row) -> Iterator[Changed]:
     """Partial sums, maxima and minima let through an op as if it were linear or increasing."""
     if not any(isinstance(p, Shard) for p in row.inputs):
         return
+    let_in = [isinstance(p, Shard) and real for p, real in zip(row.inputs, base.reals, strict=True)]
     for kind in KINDS:
-        inputs = tuple(Partial(kind) if isinstance(p, Shard) and real else R for p, real in zip(row.inputs, base.reals, strict=True))
+        inputs = tuple(Partial(kind) if through else R for through in let_in)
         yield f"P({kind}) through an op that does not keep it", Row(inputs, (Partial(kind),) * len(row.outputs))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from tests.bench.claims import EVEN, Base
 
@@ -54,7 +54,7 @@ AFFINE = "an average of equal addends is that addend"
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def variance(x: Tensor, dim: int, correction: int = 1) -> Tensor:
@@ -133,7 +133,7 @@ REDUCTIONS = (
     Base("any_dim1", "?ab", "a", torch.any, "int dim", (1,), along="a", folds={"b": "max"}, because=(
          ("a sum of booleans is their `or`, as gloo and nccl reduce them", ("S(1) -> P(sum)",)),)),
     Base("squared_error", "ab,ab", "", lambda x, y: (x - y).square().sum(), folds={"a": "sum", "b": "sum"}),
-    Base("bincount", "a<5", "5", lambda x, bins: torch.bincount(x, minlength=bins), "int bins", (5,), folds={"a": "sum"}),
+    Base("bincount", "a<5", "5", lambda x, bins: functional.one_hot(x, bins).sum(0), "int bins", (5,), folds={"a": "sum"}),
 )  # fmt: skip
 
 SCANS = (
@@ -147,11 +147,11 @@ SCANS = (
          any_of("linear in weight and bias together, and equal means stay", 3, ("avg",), [1, 2]), each(SHIFTS, 3, ("min", "max"), [2]))),
     Base("flip_dim0", "ab", "ab", lambda x, dims: torch.flip(x, [dims]), "int dims", (0,), along="b",
          partials=("P(min) -> P(min)",), because=(MOVES,)),
-    Base("roll_dim1", "ab", "ab", lambda x, shifts, dims: torch.roll(x, shifts, dims), "int shifts, int dims", (3, 1), along="a",
+    Base("roll_dim1", "ab", "ab", torch.roll, "int shifts, int dims", (3, 1), along="a",
          partials=("P(sum) -> P(sum)",), because=(MOVES,)),
     Base("diff_dim1", "ab", "az", lambda x, dim: torch.diff(x, dim=dim), "int dim", (1,), along="a", because=(LINEAR,)),
     Base("tril", "ab", "ab", torch.tril, partials=("P(sum) -> P(sum)", "P(max) -> P(max)"), because=(ZEROS,)),
-    Base("pad_dim1", "ab", "az", lambda x, pad: F.pad(x, pad), "int[] pad", ([1, 2],), along="a",
+    Base("pad_dim1", "ab", "az", functional.pad, "int[] pad", ([1, 2],), along="a",
          partials=("P(avg) -> P(avg)",), because=(ZEROS,)),
 )  # fmt: skip
 
@@ -170,11 +170,12 @@ PRODUCTS = (
     Base("matmul", "ab,bc", "ac", torch.matmul, along="ac", folds={"b": "sum"}, partials=("P(sum), R -> P(sum)", "R, P(avg) -> P(avg)"),
          because=(BILINEAR,)),
     Base("bmm", "abc,acd", "abd", torch.bmm, along="abd", folds={"c": "sum"}, because=(BILINEAR,)),
-    Base("outer", "a,b", "ab", torch.outer, along="ab", partials=("R, P(sum) -> P(sum)",), because=(BILINEAR,)),
-    Base("linear", "ab,cb,c", "ac", F.linear, along="ac", partials=("S(1), S(1), P(sum) -> P(sum)", "P(sum), R, P(sum) -> P(sum)"),
+    Base("outer", "a,b", "ab", torch.outer, along="ab", partials=("R, P(sum) -> P(sum)",), because=(
+         BILINEAR, joint("a product of products", 2, ("product",), [0, 1]))),
+    Base("linear", "ab,cb,c", "ac", functional.linear, along="ac", partials=("S(1), S(1), P(sum) -> P(sum)", "P(sum), R, P(sum) -> P(sum)"),
          because=(joint("linear in weight and bias together", 3, ("sum",), [1, 2]), any_of(AFFINE, 3, ("avg",), [0, 2]),
                   any_of(AFFINE, 3, ("avg",), [1, 2]), each(SHIFTS, 3, ("min", "max"), [2]))),
-    Base("conv1d", "ab8,cb3,c", "acz", F.conv1d, along="ac", integers=False, partials=("S(1), S(1), P(sum) -> P(sum)",),
+    Base("conv1d", "ab8,cb3,c", "acz", functional.conv1d, along="ac", integers=False, partials=("S(1), S(1), P(sum) -> P(sum)",),
          because=(joint("linear in input and bias together", 3, ("sum",), [0, 2]),
                   joint("linear in weight and bias together", 3, ("sum",), [1, 2]), any_of(AFFINE, 3, ("avg",), [0, 2]),
                   any_of(AFFINE, 3, ("avg",), [1, 2]), each(SHIFTS, 3, ("min", "max"), [2]))),
@@ -198,12 +199,12 @@ MOVERS = (
          partials=("P(sum), R -> P(sum)",), because=(each("each element of the result is one of x", 2, EVERY, [0]),)),
     Base("gather_dim1", "ab,ac<b", "ac", lambda x, index, dim: x.gather(dim, index), "int dim", (1,), along="ac",
          partials=("P(min), R -> P(min)",), because=(each("each element of the result is one of x", 2, EVERY, [0]),)),
-    Base("embedding", "ab,cd<a", "cdb", lambda weight, index: F.embedding(index, weight), along="bcd", integers=False,
+    Base("embedding", "ab,cd<a", "cdb", lambda weight, index: functional.embedding(index, weight), along="bcd", integers=False,
          partials=("P(avg), R -> P(avg)",), because=(each("each element of the result is one of the weight", 2, EVERY, [0]),)),
     Base("scatter_add_dim0", "ab,cb<a,cb", "ab", lambda x, index, src, dim: x.scatter_add(dim, index, src), "int dim", (0,), along="b",
          partials=("P(sum), S(0), S(0) -> P(sum)", "P(sum), R, P(sum) -> P(sum)"), because=(
          any_of(AFFINE, 3, ("avg",), [0, 2]), each(SHIFTS, 3, ("min", "max"), [0]))),
-    Base("one_hot", "a<5", "a5", lambda x, classes: F.one_hot(x, classes), "int classes", (5,), along="a"),
+    Base("one_hot", "a<5", "a5", functional.one_hot, "int classes", (5,), along="a"),
 )  # fmt: skip
 
 BASES: tuple[Base, ...] = (*POINTWISE, *REDUCTIONS, *SCANS, *SEVERAL, *PRODUCTS, *MOVERS)

@@ -75,21 +75,23 @@ def infos():
 # The sizes that OpInfo samples are made of.
 
 
-def test_sizes_hold_inside_and_are_put_back(infos):
+def sizes_now():
     from torch.testing._internal import common_methods_invocations as home
 
-    before = (home.L, home.M, home.S, home.XS)
+    return tuple(getattr(home, name) for name in ("L", "M", "S", "XS"))
+
+
+def test_sizes_hold_inside_and_are_put_back(infos):
+    before = sizes_now()
     with sizes("even"):
-        assert (home.L, home.M, home.S, home.XS) == SIZES["even"]
-    assert (home.L, home.M, home.S, home.XS) == before == SIZES["odd"]
+        assert sizes_now() == SIZES["even"]
+    assert sizes_now() == before == SIZES["odd"]
 
 
 def test_sizes_are_put_back_after_an_error(infos):
-    from torch.testing._internal import common_methods_invocations as home
-
     with pytest.raises(ZeroDivisionError), sizes("even"):
         raise ZeroDivisionError
-    assert home.S == SIZES["odd"][2]
+    assert sizes_now() == SIZES["odd"]
 
 
 def test_two_ranks_can_halve_every_even_size():
@@ -110,7 +112,9 @@ def test_the_two_passes_draw_other_shapes(infos):
 def test_the_same_seed_draws_the_same_samples_and_another_seed_others(infos):
     first, again, other = (captured(infos["mul"], seed=seed, ops=["aten.mul.Tensor"])[0] for seed in (3, 3, 4))
     assert [one.arguments() for one in first] == [one.arguments() for one in again]
-    assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x.tensors, y.tensors, strict=True))
+    assert all(
+        torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x.tensors, y.tensors, strict=True)
+    )
     assert not torch.equal(first[0].tensors[0], other[0].tensors[0])
 
 
@@ -236,7 +240,9 @@ def test_tensors_that_cannot_be_split_as_plain_ones_are_no_samples(made):
 
 def test_a_call_with_a_generator_is_no_sample():
     rng = torch.Generator()
-    info = Info(lambda x: torch.bernoulli(x, generator=rng), lambda dtype: [Input(torch.zeros(3))], supports_autograd=False)
+    info = Info(
+        lambda x: torch.bernoulli(x, generator=rng), lambda dtype: [Input(torch.zeros(3))], supports_autograd=False
+    )
     assert captured(info)[0] == []
 
 

@@ -215,7 +215,7 @@ def test_one_trace_serves_all_mesh_sizes(monkeypatch):
 
 def test_a_decomposition_that_would_take_too_many_traces_says_so(monkeypatch):
     monkeypatch.setattr(sources, "MOST_TRACES", 2)
-    with pytest.raises(TooMany, match="^DTensor traces 3 placement tuples through this decomposition$"):
+    with pytest.raises(TooMany, match=r"^DTensor traces 3 placement tuples through this decomposition$"):
         claimed(sample("absolute.default", X))
 
 

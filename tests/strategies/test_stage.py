@@ -33,7 +33,9 @@ def heard(pool):
         rng = torch.Generator().manual_seed(0)
         columns = [split_axis(t, p, 2, rng) for t, p in zip(one.tensors, given, strict=True)]
         shapes, strides = (tuple(tuple(f(t)) for t in one.tensors) for f in (torch.Tensor.size, torch.Tensor.stride))
-        parts = [Part(one.call, given, tuple(c[rank] for c in columns), shapes, strides, "cpu", HOME) for rank in (0, 1)]
+        parts = [
+            Part(one.call, given, tuple(c[rank] for c in columns), shapes, strides, "cpu", HOME) for rank in (0, 1)
+        ]
         outcomes = pool.call(play, [(wire.dumps(replace(part, **changes)),) for part in parts])
         return [wire.loads(outcome.value) for outcome in outcomes]
 
@@ -111,7 +113,9 @@ def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(heard):
 
 def test_a_call_that_dtensor_refuses_is_told_with_every_ranks_sentence(heard):
     found = heard(sample("mm.default", X, X), "R, R")
-    assert all(len(one.errors) == 2 and all("must have same reduction dim" in error for error in one.errors) for one in found)
+    assert all(
+        len(one.errors) == 2 and all("must have same reduction dim" in error for error in one.errors) for one in found
+    )
     assert "\n" not in found[0].errors[0]
 
 
@@ -126,7 +130,9 @@ def test_results_that_cannot_be_put_together_are_told_with_their_pieces(heard):
 def test_pieces_that_do_not_match_are_told_and_are_not_put_together(heard):
     found = heard(planted("one_grows", X), "S(0)")
     assert [one.failed for one in found] == ["full_tensor"] * 2
-    assert [one.errors for one in found] == [("", "Misshapen: its piece has shape (3, 4), S(0) of (5, 4) is (2, 4)")] * 2
+    assert [one.errors for one in found] == [
+        ("", "Misshapen: its piece has shape (3, 4), S(0) of (5, 4) is (2, 4)")
+    ] * 2
     assert [one.shapes for one in found] == [((3, 4),), ((3, 4),)]
     assert found[0].whole == ()
 
@@ -148,6 +154,8 @@ def test_what_torch_logs_and_warns_of_reaches_nobody(heard, capfd):
 
 
 def test_a_rank_without_the_users_module_says_so():
-    part = Part(planted("remembered", X).call, placements("R"), (X,), ((5, 4),), ((4, 1),), "cpu", ("no_such_rules", "."))
+    part = Part(
+        planted("remembered", X).call, placements("R"), (X,), ((5, 4),), ((4, 1),), "cpu", ("no_such_rules", ".")
+    )
     with pytest.raises(ModuleNotFoundError, match="no_such_rules"):
         play(wire.dumps(part))

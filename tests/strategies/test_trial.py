@@ -125,7 +125,9 @@ def test_what_means_nothing_for_a_dtype_is_untestable_and_says_why():
 
 
 def test_a_sample_that_the_op_refuses_is_counted():
-    hearing = heard(sample("mm.default", numbers(2, 3), numbers(2, 3)), sample("mm.default", numbers(2, 3), numbers(3, 4)))
+    hearing = heard(
+        sample("mm.default", numbers(2, 3), numbers(2, 3)), sample("mm.default", numbers(2, 3), numbers(3, 4))
+    )
     assert hearing.skipped == {"the op refuses this sample: RuntimeError": 1}
     assert hearing.samples == 1
 

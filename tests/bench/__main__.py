@@ -1,0 +1,147 @@
+"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator, the whole sweep."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench import score, speed, sweep
+
+PARTS = ("planted", "speed", "sweep")
+EXAMPLES = """examples:
+  python -m tests.bench                          all three, some minutes
+  python -m tests.bench --only planted           the planted wrong rules: which survive?
+  python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
+  python -m tests.bench --json bench.json        the figures for a program, too
+
+Exit code 1 if a planted wrong rule survives that should not, or a right one is accused; times and memory never fail it.
+"""
+
+
+def main() -> int:
+    asked = _asked()
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before the start", style="dim")
+    figures: dict[str, Any] = {}
+    good = True
+    for part in asked.only or PARTS:
+        if part == "planted":
+            found = score.score()
+            figures[part], good = asdict(found), found.passed
+            _show_score(console, found)
+        elif part == "speed":
+            timed = speed.speed(asked.runs, asked.peer_runs)
+            figures[part] = asdict(timed) | {"ratio": timed.ratio, "ratio_per_combination": timed.ratio_per_combination}
+            _show_speed(console, timed)
+        else:
+            swept = sweep.sweep()
+            figures[part] = asdict(swept)
+            _show_sweep(console, swept)
+    if asked.json:
+        from strategies.report import write_whole
+
+        write_whole(asked.json, json.dumps(figures, indent=1) + "\n")
+    return 0 if good else 1
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part; may be given more than once")
+    parser.add_argument(
+        "--runs", type=_count, default=5, metavar="N", help="runs of ours in the speed part (default 5)"
+    )
+    parser.add_argument(
+        "--peer-runs", type=_count, default=2, metavar="N", help="runs of torch's validator (default 2)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, whole or not at all")
+    asked = parser.parse_args()
+    if asked.json and (asked.json.is_dir() or not asked.json.absolute().parent.is_dir()):
+        parser.error(f"--json {asked.json}: this is no file in a folder that is there")
+    return asked
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text} runs measure nothing: pass 1 or more")
+    return count
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _show_score(console: Console, found: score.Score) -> None:
+    misfits = ", ".join(f"{count} {verdict}" for verdict, count in sorted(found.misfits.items()))
+    console.print(_table(f"Planted wrong rules ({found.seconds:.0f} s)", [
+        ("mutants Unsound", f"{found.killed} of {found.mutants} ({found.share:.1f} %)", f"target {score.TARGET:.0f} %"),
+        ("originals Sound", f"{found.sound} of {found.originals}", "target all"),
+        ("rules without a verdict, crashes", f"{found.untried}, {found.crashed}", "target 0, 0"),
+        ("misfits, which torch refuses aloud", misfits, "none may be sound"),
+    ]))  # fmt: skip
+    for name, told in (found.survivors | found.accused).items():
+        console.print(f"  {name}: {told}", markup=False)
+
+
+def _show_speed(console: Console, timed: speed.Speed) -> None:
+    ours, peer = statistics.median(timed.ours), statistics.median(timed.peer)
+    console.print(_table(f"localtensor {' '.join(speed.OURS)}, beside torch's validator", [
+        ("ours, median", f"{ours:.2f} s of {_each(timed.ours)}",
+         f"{timed.our_samples} samples, {timed.our_combinations} combinations of placements"),
+        ("torch's, median", f"{peer:.2f} s of {_each(timed.peer)}",
+         f"{timed.peer_samples} samples, {timed.peer_combinations} combinations of placements"),
+        ("times faster", f"{timed.ratio:.1f}", f"target {speed.TARGET:.0f}"),
+        ("times faster by the combination", f"{timed.ratio_per_combination:.1f}", "if each is paid by what it tries"),
+    ]))  # fmt: skip
+
+
+def _each(seconds: tuple[float, ...]) -> str:
+    return ", ".join(f"{s:.2f}" for s in seconds)
+
+
+def _show_sweep(console: Console, swept: sweep.Sweep) -> None:
+    counts, phases = swept.counts, ", ".join(f"{name} {seconds:.1f}" for name, seconds in swept.phases.items())
+    rows = [
+        ("wall time, Python's start included", f"{swept.wall:.1f} s", f"target {sweep.SECONDS:.0f} s ({phases})"),
+        ("tried", f"{counts['instances']} rule instances", f"{counts['overloads']} overloads, {counts['samples']} samples"),
+        ("verdicts", f"{counts['unsound']} unsound, {counts['suspect']} suspect",
+         f"{counts['sound']} sound, {counts['untestable']} untestable, {counts['crashed']} crashed"),
+    ]  # fmt: skip
+    peak = swept.peak
+    if peak:
+        largest = ", ".join(map(str, peak.children[:4]))
+        rows += [
+            ("peak memory, shared pages once", f"{peak.shared_once} MiB", f"target {sweep.MEMORY} MiB"),
+            (
+                "peak memory, resident sizes added up",
+                f"{peak.together} MiB",
+                "counts a shared page once for each process",
+            ),
+            (
+                "largest: parent; children",
+                f"{peak.parent} MiB; {largest} MiB",
+                f"{len(peak.children)} processes came and went",
+            ),
+        ]
+    console.print(_table("localtensor validate --all --claims", rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Renews the findings table in the README from one sweep over the torch that is installed.
+
+    python -m tests.bench.findings              # print the table
+    python -m tests.bench.findings --readme     # and put it between the marks in README.md
+"""
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+
+from strategies.report import markdown, write_whole
+from strategies.settings import Settings
+from strategies.validate import validate
+from strategies.verdicts import Verdict
+
+README = Path(__file__).parents[2] / "README.md"
+START, END = "<!-- findings:start -->", "<!-- findings:end -->"
+
+
+def table() -> str:
+    """The sentence of totals and the table."""
+    report = validate(Settings(everything=True))
+    wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
+    ops = len({f.rule.op for f in wrong})
+    counts = report.counts
+    today = datetime.date.today().isoformat()
+    return (
+        f"torch {report.torch}, {today}, `localtensor validate --all`: **{len(wrong)} rules of {ops} overloads are wrong**, each\n"
+        f"confirmed end to end on gloo processes, among {counts.sound + counts.unsound:,} rules judged in {counts.instances:,} instances on\n"
+        f"{counts.overloads} overloads. The last column shows the row again; with `--repro DIR` it also writes the scripts.\n\n{markdown(wrong)}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
+    options = parser.parse_args()
+    made = table()
+    sys.stdout.write(made)
+    if options.readme:
+        text = README.read_text()
+        head, rest = text.split(START)
+        write_whole(README, f"{head}{START}\n\n{made}\n{END}{rest.split(END)[1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

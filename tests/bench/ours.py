@@ -1,0 +1,37 @@
+"""The command line `localtensor`, run and timed inside one process: `python -m tests.bench.ours validate add`.
+
+Prints one line of JSON.  Everything that it imports is imported before the clock starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def main(words: list[str]) -> None:
+    """Run the command with these arguments, and tell how long it took and what it tried."""
+    from strategies import cli, command, samples
+
+    assert command
+    samples.database()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        sys.argv = ["localtensor", *words, "--quiet", "--json", str(report)]
+        start = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+            cli.main()
+        seconds = time.perf_counter() - start
+        told = json.loads(report.read_text())
+    print(
+        json.dumps({"seconds": seconds, **told["counts"], "mesh_sizes": len(told["ranks"]), "phases": told["seconds"]})
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

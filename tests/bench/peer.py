@@ -1,0 +1,36 @@
+"""torch's own validator, run and timed inside one process: `python -m tests.bench.peer --op add --device cpu`.
+
+Prints one line of JSON.  Everything that it imports is imported before the clock starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import runpy
+import sys
+import time
+import warnings
+
+VALIDATOR = "torch.distributed.tensor._ops.strategy_validation"
+
+
+def main(words: list[str]) -> None:
+    """Run its main program with these arguments, and tell how long it took and what it tried."""
+    warnings.simplefilter("ignore")
+    runpy.run_module(VALIDATOR, run_name="warm")  # its imports; the program itself stands under __main__
+    sys.argv = [VALIDATOR, *words]
+    said = io.StringIO()
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(said):
+        runpy.run_module(VALIDATOR, run_name="__main__")
+    seconds = time.perf_counter() - start
+    tried = re.findall(r"Samples: (\d+).*?Combinations: (\d+)", said.getvalue())
+    samples, combinations = (sum(int(pair[i]) for pair in tried) for i in (0, 1))
+    print(json.dumps({"seconds": seconds, "samples": samples, "combinations": combinations}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,39 @@
+"""The main job whole: `localtensor validate --all --claims`, its time and its memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.memory import Peak, watched
+
+SECONDS, MEMORY = 60.0, 1536
+"""Targets: wall seconds on two cores, and MiB."""
+START = "import sys; from strategies.cli import main; sys.argv[0] = 'localtensor'; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """`wall` holds everything, Python's start too; `phases` is what the tool says of itself."""
+
+    wall: float
+    phases: dict[str, float]
+    counts: dict[str, int]
+    peak: Peak | None
+
+
+def sweep() -> Sweep:
+    """Run it once, in a process of its own.  Raises RuntimeError if nothing was tested."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        words = [sys.executable, "-c", START, "validate", "--all", "--claims", "--quiet", "--json", str(report)]
+        done, seconds, peak = watched(words)
+        if done.returncode not in (0, 1) or not report.exists():
+            raise RuntimeError(
+                f"localtensor validate --all --claims ended with code {done.returncode}: {done.stderr[-2000:]}"
+            )
+        told = json.loads(report.read_text())
+    return Sweep(seconds, told["seconds"], told["counts"], peak)
