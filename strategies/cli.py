@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -61,13 +62,23 @@ def validate(
     quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:  # fmt: skip
     """Put sharding rules on trial against the real op, and confirm every Unsound on real processes."""
-    from strategies import command
+    try:
+        from strategies import command
 
-    chosen = command.Chosen(
-        tuple(ops or ()), everything, search, tuple(ranks or (2, 3, 4)), tuple(dtype or ()), device, rules, confirm,
-        json_file, repro, seed, workers or os.cpu_count() or 1, quiet,
-    )  # fmt: skip
-    raise typer.Exit(command.run(chosen))
+        many = workers if workers is not None else os.cpu_count() or 1
+        chosen = command.Chosen(
+            tuple(ops or ()), everything, search, tuple(ranks or (2, 3, 4)), tuple(dtype or ()), device, rules, confirm,
+            json_file, repro, seed, many, quiet,
+        )  # fmt: skip
+        code = command.run(chosen)
+    except KeyboardInterrupt:
+        typer.echo("localtensor: stopped by Ctrl-C; no report was written.", err=True)
+        code = INTERRUPTED
+    except Exception:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
+        typer.echo(traceback.format_exc(), err=True)
+        typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
+        code = NOTHING
+    raise typer.Exit(code)
 
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
@@ -80,7 +91,7 @@ def spread(words: Sequence[str]) -> list[str]:
     ['add', '--ranks', '2', '--ranks', '3', '--dtype', 'bool', '--dtype', 'int64']
     """
     made: list[str] = []
-    option = ""
+    option, first = "", False
     for word in words:
         if word in ("--ranks", "--dtype"):
             option, first = word, True
@@ -92,13 +103,9 @@ def spread(words: Sequence[str]) -> list[str]:
             continue
         option = ""
         made.append(word)
-    return made
+    return [*made, option] if option and first else made
 
 
 def main() -> None:
     """The console script."""
-    try:
-        app(args=spread(sys.argv[1:]))
-    except KeyboardInterrupt:
-        typer.echo("localtensor: stopped by Ctrl-C; nothing was written.", err=True)
-        sys.exit(INTERRUPTED)
+    app(args=spread(sys.argv[1:]))

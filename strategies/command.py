@@ -49,15 +49,16 @@ def run(chosen: Chosen) -> int:
         settings = _settings(chosen)
         with _bar(errors, chosen.quiet) as bar:
             report = validate(settings, bar)
-        report = reports.written(report, str(chosen.repro) if chosen.repro else None)
-        if chosen.json:
-            reports.write_whole(chosen.json, reports.as_json(report))
     except (BadSetting, UnknownOp, BadRules) as error:
         errors.print(str(error), markup=False)
         return USAGE
     except LocalTensorError as error:
         errors.print(f"localtensor itself failed: {error}", markup=False)
         return NOTHING
+    try:
+        report = reports.written(report, str(chosen.repro) if chosen.repro else None)
+        if chosen.json:
+            reports.write_whole(chosen.json, reports.as_json(report))
     except OSError as error:
         errors.print(f"localtensor validate: cannot write {error.filename}: {error.strerror}.", markup=False)
         return NOTHING

@@ -37,11 +37,18 @@ def options(x: Tensor, ranks: int, kinds: Sequence[str] = ("sum", "avg", "min", 
     return [Replicate(), *shards, *(Partial(k) for k in kinds if reducible(k, x.dtype))]
 
 
-def tuples(sample: Sample, ranks: int) -> Iterable[tuple[Placement, ...]]:
-    """Every tuple of input placements, those with the most replicas first."""
+def tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int]:
+    """The tuples of input placements to try, those with the most replicas first, and how many there are.
+
+    Of more than MOST_TUPLES the first so many are tried: those that leave most inputs replicated.
+    """
     choices = [options(t, ranks) for t in sample.tensors]
-    every = itertools.islice(itertools.product(*choices), MOST_TUPLES)
-    return sorted(every, key=lambda row: sum(not isinstance(p, Replicate) for p in row))
+    found: list[tuple[Placement, ...]] = []
+    for many in range(len(choices) + 1):
+        for spots in itertools.combinations(range(len(choices)), many):
+            parts = [choices[i][1:] if i in spots else choices[i][:1] for i in range(len(choices))]
+            found += itertools.islice(itertools.product(*parts), MOST_TUPLES - len(found))
+    return found, math.prod(map(len, choices))
 
 
 def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | None = None) -> list[Claim]:

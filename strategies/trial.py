@@ -207,7 +207,10 @@ def _search(
         return seen
     probe = Probe(sample, truth, ranks, seed=docket.seed)
     writes = mutates(sample.op)
-    for inputs in tuples(sample, ranks):
+    todo, every = tuples(sample, ranks)
+    if len(todo) < every:
+        hearing.skipped[f"a search tries {len(todo)} of the {every} tuples of input placements"] += 1
+    for inputs in todo:
         seen.tried.add(shorts(inputs))
         if all(isinstance(p, Replicate) for p in inputs):
             continue

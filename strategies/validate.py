@@ -58,7 +58,7 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     told = progress
     with workers.Crew(settings.workers, cuda=settings.device == "cuda") as crew:
         with clock("samples"):
-            by_op, crashed, _ = selection.gather(
+            by_op, crashed, refused = selection.gather(
                 crew, picked, settings, rules, progress.tick, lambda n: told.phase("capturing samples", n)
             )
         dockets = [
@@ -69,7 +69,7 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
             hearings, lost = _hear_all(crew, dockets, progress)
     with clock("confirmation"):
         findings, sound, failed = _confirm_all(hearings, settings, home, progress)
-    return _report(settings, rules, hearings, findings, sound, [*crashed, *lost, *failed], clock.seconds)
+    return _report(settings, rules, hearings, findings, sound, [*crashed, *lost, *failed], refused, clock.seconds)
 
 
 class _Clock:
@@ -186,7 +186,7 @@ def _describe(sample: Sample) -> str:
 
 def _report(
     settings: Settings, rules: modules.Registered | None, hearings: Sequence[Hearing], findings: Sequence[Finding],
-    sound: set[str], crashed: Sequence[Crash], seconds: Sequence[tuple[str, float]],
+    sound: set[str], crashed: Sequence[Crash], refused: Counter[str], seconds: Sequence[tuple[str, float]],
 ) -> Report:  # fmt: skip
     worst = {str(f.rule): f.verdict for f in findings}
     clean = {name for h in hearings for name in h.sound if name not in worst}
@@ -209,7 +209,7 @@ def _report(
         combinations=sum(h.combinations for h in hearings),
         by_metadata=len({n for h in hearings for n in h.by_metadata if n in clean}),
     )  # fmt: skip
-    skipped: Counter[str] = Counter()
+    skipped = Counter(refused)
     for h in hearings:
         skipped.update({f"{h.op}: {why}": n for why, n in h.skipped.items()})
     return Report(

@@ -1,7 +1,7 @@
 """Renews the findings table in the README from one sweep over the torch that is installed.
 
-    python -m tests.bench.findings              # print the table
-    python -m tests.bench.findings --readme     # and put it between the marks in README.md
+python -m tests.bench.findings              # print the table
+python -m tests.bench.findings --readme     # and put it between the marks in README.md
 """
 
 import argparse

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from tests.bench.claims import Base, Row
 
 T = TypeVar("T")
+Some = TypeVar("Some", bound=Placement)
 R = Replicate()
 KINDS = ("sum", "max", "min", "avg")
 PER_BASE = 5
@@ -54,11 +55,11 @@ def _put(placements: tuple[Placement, ...], at: int, new: Placement) -> tuple[Pl
     return (*placements[:at], new, *placements[at + 1 :])
 
 
-def _outputs(row: Row, kind: type[Placement]) -> list[tuple[int, Placement]]:
+def _outputs(row: Row, kind: type[Some]) -> list[tuple[int, Some]]:
     return [(i, p) for i, p in enumerate(row.outputs) if isinstance(p, kind)]
 
 
-def _inputs(row: Row, kind: type[Placement]) -> list[tuple[int, Placement]]:
+def _inputs(row: Row, kind: type[Some]) -> list[tuple[int, Some]]:
     return [(i, p) for i, p in enumerate(row.inputs) if isinstance(p, kind)]
 
 

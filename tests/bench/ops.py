@@ -69,6 +69,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
 
 
+def gather(x: Tensor, index: Tensor, dim: int) -> Tensor:
+    """As torch.gather, but an index that is shorter than x is refused: there, rows that belong together part."""
+    if x.shape[1 - dim] != index.shape[1 - dim]:
+        raise IndexError(f"{tuple(index.shape)} does not fit {tuple(x.shape)} beside dim {dim}")
+    return x.gather(dim, index)
+
+
+def scatter_add(x: Tensor, index: Tensor, src: Tensor, dim: int) -> Tensor:
+    if index.shape != src.shape or x.shape[1 - dim] != index.shape[1 - dim]:
+        raise IndexError(f"{tuple(index.shape)} does not fit {tuple(x.shape)} and {tuple(src.shape)}")
+    return x.scatter_add(dim, index, src)
+
+
 def with_indices(found: Any) -> tuple[Tensor, Tensor]:
     return found.values, found.indices
 
@@ -197,11 +210,11 @@ MOVERS = (
                   any_of("and the mean, least or greatest of equal values is that value", 2, IDEMPOTENT, [0, 1]))),
     Base("index_select_dim0", "ab,c<a", "cb", lambda x, index, dim: x.index_select(dim, index), "int dim", (0,), along="bc",
          partials=("P(sum), R -> P(sum)",), because=(each("each element of the result is one of x", 2, EVERY, [0]),)),
-    Base("gather_dim1", "ab,ac<b", "ac", lambda x, index, dim: x.gather(dim, index), "int dim", (1,), along="ac",
+    Base("gather_dim1", "ab,ac<b", "ac", gather, "int dim", (1,), along="ac",
          partials=("P(min), R -> P(min)",), because=(each("each element of the result is one of x", 2, EVERY, [0]),)),
     Base("embedding", "ab,cd<a", "cdb", lambda weight, index: functional.embedding(index, weight), along="bcd", integers=False,
          partials=("P(avg), R -> P(avg)",), because=(each("each element of the result is one of the weight", 2, EVERY, [0]),)),
-    Base("scatter_add_dim0", "ab,cb<a,cb", "ab", lambda x, index, src, dim: x.scatter_add(dim, index, src), "int dim", (0,), along="b",
+    Base("scatter_add_dim0", "ab,cb<a,cb", "ab", scatter_add, "int dim", (0,), along="b",
          partials=("P(sum), S(0), S(0) -> P(sum)", "P(sum), R, P(sum) -> P(sum)"), because=(
          any_of(AFFINE, 3, ("avg",), [0, 2]), each(SHIFTS, 3, ("min", "max"), [0]))),
     Base("one_hot", "a<5", "a5", functional.one_hot, "int classes", (5,), along="a"),

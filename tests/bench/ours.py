@@ -16,10 +16,11 @@ from pathlib import Path
 
 def main(words: list[str]) -> None:
     """Run the command with these arguments, and tell how long it took and what it tried."""
-    from strategies import cli, command, samples
+    import strategies.command  # the work, which cli imports late
+    import strategies.samples
+    from strategies import cli
 
-    assert command
-    samples.database()
+    strategies.samples.database()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         sys.argv = ["localtensor", *words, "--quiet", "--json", str(report)]

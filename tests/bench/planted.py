@@ -73,7 +73,7 @@ def _register_publicly(op: torch._ops.OpOverload, base: Base, row: Row) -> None:
     rest = [None] * len(base.args)
     whole = ([Replicate()] * len(row.outputs), [Replicate()] * len(row.inputs) + rest)
 
-    @register_sharding(op)
+    @register_sharding(op)  # type: ignore[untyped-decorator]
     def lines(*args: Any, **kwargs: Any) -> list[Any]:
         return [whole, ([*row.outputs], [*row.inputs, *rest])]
 

@@ -53,9 +53,7 @@ def speed(runs: int = 5, peer_runs: int = 2) -> Speed:
 
 def _run(module: str, words: tuple[str, ...]) -> dict[str, Any]:
     """The one line of JSON that a runner prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", module, *words], check=False, capture_output=True, text=True)
     if done.returncode or not done.stdout.strip():
         raise RuntimeError(
             f"python -m {module} {' '.join(words)} ended with code {done.returncode}: {done.stderr[-2000:]}"

@@ -29,7 +29,7 @@ def planted(name: str, *tensors: Tensor) -> Sample:
 def plant(schema: str, function: Any, *kinds: str, meta: Any = torch.empty_like) -> None:
     """Registers an op, and for DTensor the placements that it keeps: "S", and those of Partial."""
     LIB.define(schema)
-    name = schema.split("(")[0]
+    name = schema.partition("(")[0]
     LIB.impl(name, function, "CPU")
     LIB.impl(name, meta, "Meta")
     if kinds:

@@ -59,7 +59,16 @@ def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
 def test_the_picture_shows_which_ranks_hold_what_before_and_after(court):
     one = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
     case = case_of(one, "S(1) -> S(1)")
-    assert picture(case, court.confirm(case).heard).splitlines()
+    assert picture(case, court.confirm(case).heard).splitlines() == [
+        "argument 0, S(1)",
+        "  rank 0  [1, 2] of shape (1, 2)",
+        "  rank 1  [3, 4] of shape (1, 2)",
+        "result 0, S(1)",
+        "  rank 0  [1, 2] of shape (1, 2)",
+        "  rank 1  [3, 12] of shape (1, 2)",
+        "  together  [1, 2, 3, 12] of shape (1, 4)",
+        "the op gives [1, 2, 6, 24] of shape (1, 4)",
+    ]
 
 
 def test_a_rank_that_raises_while_its_peers_do_not_is_reported_as_such(court):

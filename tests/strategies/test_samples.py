@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strategies import samples as room
 from strategies.rules import Leaf, overload
-from strategies.samples import SIZES, capture, choose, features, names, respelled, seed_all, sizes
+from strategies.samples import SIZES, capture, choose, features, names, respelled, seed_all, shortened, sizes
 from strategies.truth import same_results, tell
 from tests.strategies.cases import numbers, sample
 
@@ -307,6 +307,32 @@ def test_one_of_the_two_is_the_same_call(one, which):
     assert [gives_the_same(other) for other in respelled(one)] == [i == which for i in range(2)]
 
 
+# Operands shortened.
+
+
+def test_each_operand_after_the_first_is_shortened_along_each_dim():
+    one = sample("gather.default", numbers(4, 6), 0, torch.zeros(4, 6, dtype=torch.int64))
+    found = shortened(one)
+    assert [other.arguments() for other in found] == [["f64[4,6]", "0", "i64[3,6]"], ["f64[4,6]", "0", "i64[4,4]"]]
+    assert {other.origin for other in found} == {"test, operand 1 shortened"}
+    assert all(other.tensors[0] is one.tensors[0] for other in found)
+    assert torch.equal(found[0].call(found[0].tensors), one.call(one.tensors)[:3])
+
+
+@pytest.mark.parametrize("one", [
+    sample("relu.default", numbers(4, 6)),
+    sample("zeros.default", [4]),
+    sample("mul.Tensor", numbers(4, 6), numbers(6)),
+    sample("mul.Tensor", numbers(3, 2), numbers(3, 2)),
+    sample("mul.Tensor", numbers(4, 6), numbers(8, 9)),
+    sample("tanh_backward.default", numbers(4), numbers(4)),
+    sample("native_layer_norm.default", numbers(4, 6), [6], numbers(6), numbers(6), 1e-5),
+    sample("_softmax_backward_data.default", numbers(4, 6), numbers(4, 6), 1, torch.float64),
+], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
+def test_short_or_unequal_operands_and_ops_that_trust_their_caller_stay_as_they_are(one):
+    assert shortened(one) == []
+
+
 # Which samples are taken.
 
 
@@ -347,6 +373,8 @@ def test_no_more_are_taken_than_asked_for():
     (sample("mul.Scalar", numbers(4), 2.0), sample("mul.Scalar", numbers(4), 2.5)),
     (sample("sum.default", numbers(4)), sample("sum.default", numbers(4), dtype=torch.float32)),
     (sample("add.Tensor", numbers(4, 4), numbers(4, 4)), sample("add.Tensor", numbers(4, 4), numbers(2, 2))),
+    (sample("mul.Tensor", numbers(4, 4), numbers(4, 6)), sample("mul.Tensor", numbers(4, 4), numbers(6, 4))),
+    (sample("mul.Tensor", numbers(4, 4), numbers(2, 4)), sample("mul.Tensor", numbers(4, 4), numbers(6, 4))),
 ], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
 def test_what_a_rule_may_look_at_makes_a_difference(a, b):
     assert features(a) != features(b)

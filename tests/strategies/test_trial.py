@@ -4,7 +4,7 @@ from torch.distributed.tensor import DTensor
 
 from strategies import sources, trial
 from strategies.rules import Claim, overload
-from strategies.trial import CHARGES, WHOLE, WILD, Docket, hear
+from strategies.trial import CHARGES, SHORTENED, WHOLE, WILD, Docket, hear
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
@@ -40,6 +40,16 @@ def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
     assert [charge.case.sample.call.args[1] for charge in charges] == [-1]
     assert charges[0].instance.sample.origin == "test, dims respelled"
     assert (hearing.samples, hearing.tried) == (2, 5)
+
+
+def test_an_operand_is_shortened_where_the_op_takes_that_and_only_for_the_first_samples():
+    index = torch.zeros(4, 6, dtype=torch.int64)
+    taken = heard(sample("gather.default", X, 0, index), ranks=(2,))
+    refused = heard(sample("add.Tensor", X, X))
+    assert (taken.samples, refused.samples) == (4, 1)
+    assert (taken.crashed, refused.crashed, refused.skipped) == ([], [], {})
+    later = heard(*[sample("gather.default", X, 0, index)] * (SHORTENED + 1), skip=frozenset(range(SHORTENED)))
+    assert later.samples == 2
 
 
 def test_only_a_spelling_that_gives_the_same_is_tried():
@@ -235,9 +245,17 @@ def short_sum(instance):
 
 @pytest.mark.parametrize("one", [
     sample("rand_like.default", X), sample("view.default", X, [24]), sample("is_nonzero.default", torch.tensor(2.0)),
+    sample("sum.default", X), planted("forgotten", torch.zeros(4, 6)),
+    sample("logical_not.default", numbers(4, 6, dtype=torch.bool)),
 ], ids=lambda one: one.op)  # fmt: skip
-def test_random_rewritten_and_tensorless_results_are_not_searched(one):
+def test_a_search_asks_nothing_of_results_that_cannot_tell(one):
+    """Random ones, rewritten calls, no tensors, one element, all elements alike, booleans."""
     assert heard(one, ranks=(2, 3), search=True).combinations == 0
+
+
+def test_what_an_op_writes_to_keeps_its_placement_in_a_search_too():
+    missing = lines(i.rule for i in heard(sample("add_.Tensor", X, X), ranks=(2, 3), search=True).missing)
+    assert all(line.split(", ")[0] == line.split(" -> ")[1] for line in missing)
 
 
 # The same seed.

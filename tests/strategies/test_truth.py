@@ -160,6 +160,11 @@ def test_the_truth_of_such_an_op_has_no_tolerance(op):
     assert truth.slack == (None,)
 
 
+def test_half_precision_complex_numbers_cannot_be_compared():
+    truth = tell(sample("_to_copy.default", numbers(3, dtype=torch.complex64), dtype=torch.complex32))
+    assert truth.metadata_only == "complex32, which torch cannot compare: judged by metadata only"
+
+
 # Refusals.
 
 
