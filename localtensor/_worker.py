@@ -75,7 +75,7 @@ def serve(seat: Seat, jobs: Connection, side: Connection) -> None:
             _work(seat, jobs)
     except (EOFError, OSError):
         pass
-    os._exit(0)
+    _leave(seat.folder)
 
 
 def _sit_down(seat: Seat) -> None:
@@ -193,8 +193,12 @@ def _attend(side: Connection, main: int, folder: str) -> None:
             side.recv_bytes()
             side.send_bytes(whereabouts(sys._current_frames().get(main)).encode())
     except (EOFError, OSError):
-        shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
-        os._exit(1)
+        _leave(folder)
+
+
+def _leave(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # a parent that was killed cannot do it
+    os._exit(0)
 
 
 def whereabouts(frame: FrameType | None, depth: int = 3) -> str:

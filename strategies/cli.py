@@ -33,16 +33,19 @@ Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ign
 """
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    """Puts PyTorch's distributed sharding rules on trial: every rank simulated, every verdict confirmed."""
-    if version:
+def _version(asked: bool) -> None:
+    if asked:
         import localtensor
 
         typer.echo(f"localtensor {localtensor.__version__}")
         raise typer.Exit(CLEAN)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)] = False,
+) -> None:  # fmt: skip
+    """Puts PyTorch's distributed sharding rules on trial: every rank simulated, every verdict confirmed."""
 
 
 @app.command(epilog=EXAMPLES)

@@ -43,7 +43,7 @@ def run(chosen: Chosen) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         _writable(chosen)
         settings = _settings(chosen)
@@ -62,7 +62,7 @@ def run(chosen: Chosen) -> int:
     except OSError as error:
         errors.print(f"localtensor validate: cannot write {error.filename}: {error.strerror}.", markup=False)
         return NOTHING
-    wide = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False)
+    wide = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
     reports.show(report, wide)
     return report.exit_code
 
@@ -89,6 +89,10 @@ def _writable(chosen: Chosen) -> None:
             raise BadSetting("--json", chosen.json, "its folder cannot be written", "Name a file in a folder of yours.")
     if chosen.repro is not None and chosen.repro.exists() and not chosen.repro.is_dir():
         raise BadSetting("--repro", chosen.repro, "this is a file", "Name a folder; it is made if it is not there.")
+    if chosen.repro is not None:
+        there = next(p for p in (chosen.repro.absolute(), *chosen.repro.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise BadSetting("--repro", chosen.repro, f"{there} takes no files", "Name a folder below one of yours.")
 
 
 class _Bar:

@@ -60,12 +60,20 @@ def _with_tensors(
 ) -> list[Any]:
     """The values, with tensors of these shapes where a tensor goes: the first shape for the first one."""
     left = itertools.chain(shapes[:1], itertools.repeat(shapes[-1]))
+    smallest = min(size for shape in shapes for size in shape)  # an index below it is one in every dim
+
+    def made(name: str) -> torch.Tensor:
+        shape = next(left)
+        if any(word in name for word in _INDEX):
+            return torch.randint(0, smallest, shape, generator=rng)
+        return _tensor(shape, dtype, rng)
+
     filled: list[Any] = []
     for argument, value in zip(schema, values, strict=True):
         if value is _TENSORS:
-            filled.append([_tensor(next(left), dtype, argument.name, rng) for _ in range(2)])
+            filled.append([made(argument.name) for _ in range(2)])
         else:
-            filled.append(_tensor(next(left), dtype, argument.name, rng) if value is _TENSOR else value)
+            filled.append(made(argument.name) if value is _TENSOR else value)
     return filled
 
 
@@ -88,9 +96,7 @@ def _choices(argument: Any) -> list[Any]:
     return [argument.default_value] if argument.has_default_value() else [None]
 
 
-def _tensor(shape: tuple[int, ...], dtype: torch.dtype, name: str, rng: torch.Generator) -> torch.Tensor:
-    if any(word in name for word in _INDEX):
-        return torch.randint(0, max(1, min(shape, default=1)), shape, generator=rng)
+def _tensor(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> torch.Tensor:
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=rng).bool()
     if not (dtype.is_floating_point or dtype.is_complex):

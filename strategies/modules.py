@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from localtensor.errors import LocalTensorError, refusal
 from strategies import torch_dtensor as dtensor
 
-Samples = Callable[[torch._ops.OpOverload], Iterable[tuple[tuple[Any, ...], dict[str, Any]]]]
+Key = tuple[str, torch._ops.OpOverload]
+"""A registry and the overload that it answers for."""
+SINGLE_DIM = "single-dim strategy"
 
 
 class BadRules(LocalTensorError):
@@ -32,7 +34,6 @@ class Registered:
     ops: tuple[str, ...]
     ignored: tuple[str, ...]
     """Overloads whose registration torch never asks (see torch_dtensor.ignored)."""
-    samples: Samples | None
 
 
 def load(module: str, folder: str) -> Registered:
@@ -52,23 +53,27 @@ def load(module: str, folder: str) -> Registered:
                 module, "there is no such module", f"Run from the folder that holds it (now {folder})."
             ) from None
         raise BadRules(module, f"importing it raises {error}", "Install what it needs.") from error
-    except Exception as error:  # why: a user's module may raise anything; it is his bug, told with its place
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # why: a user's module may raise anything; it is his bug, told with its place
         raise BadRules(
             module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
         ) from error
     changed = _changed(before, already, loaded)
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
-    ignored = {op for op in changed if dtensor.ignored(op) and not _single_dim(before, op)}
-    names = tuple(sorted(str(op) for op in changed if op not in ignored))
-    return Registered(module, names, tuple(sorted(map(str, ignored))), getattr(loaded, "samples", None))
+    asked = {op for table, op in changed if table == SINGLE_DIM}
+    ignored = {op for _, op in changed if dtensor.ignored(op) and op not in asked}
+    names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
+    return Registered(module, names, tuple(sorted(map(str, ignored))))
 
 
-def _changed(before: dict[Any, Any], already: bool, loaded: Any) -> set[torch._ops.OpOverload]:
+def _changed(before: dict[Key, Any], already: bool, loaded: Any) -> set[Key]:
     now = dtensor.strategies_now()
     if already:  # imported before this call: its functions are known by where they were written
-        return {op for (_, op), func in now.items() if _home(func) == loaded.__name__}
-    return {op for key, func in now.items() if before.get(key) is not func for op in [key[1]]}
+        return {key for key, func in now.items() if _home(func) == loaded.__name__}
+    return {key for key, func in now.items() if before.get(key) is not func}
 
 
 def _home(func: Any) -> str:
@@ -78,12 +83,14 @@ def _home(func: Any) -> str:
     return str(getattr(inner, "__module__", ""))
 
 
-def _single_dim(before: dict[Any, Any], op: torch._ops.OpOverload) -> bool:
-    """Whether the single-dim rule is what the module registered itself, so that torch does ask it."""
-    key = ("single-dim strategy", op)
-    return before.get(key) is not dtensor.strategies_now().get(key)
-
-
 def _place(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    """The file and line that the user can mend: not those of the library that it called."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
+    last = (own[1:] or frames)[-1]  # the first of our own is `load`
     return f"{last.filename}, line {last.lineno}"
+
+
+_LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirname(importlib.__file__))

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from localtensor.placement import short
-from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+from strategies.verdicts import Counts, Finding, Report, Verdict
 
 _COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
 _MOST_CRASHES = 8
@@ -103,22 +103,32 @@ def _finding(f: Finding) -> dict[str, Any]:
 
 
 def show(report: Report, console: Console, *, pictures: int = 3) -> None:
-    """Print the report: what is wrong, the first few with their picture of ranks, then the totals."""
+    """Print the report: what is wrong, the first few with their picture of ranks, then the totals.
+
+    Names and reasons are `Text`, since a string would be read as markup: "[red]" and ":x:" mean something there.
+    """
     wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
     for name in report.ignored:
-        console.print(f"[bold red]ignored[/] {escape(name)}: torch asks this op's single-dim strategy first, so the "
-                      "registration is never used. Use register_single_dim_strategy.")  # fmt: skip
+        console.print(_line("ignored", "bold red", f" {name}: torch asks this op's single-dim strategy first, so the "
+                            "registration is never used. Use register_single_dim_strategy."))  # fmt: skip
     _rows(console, "Unsound: confirmed to give wrong results", wrong)
     for finding in wrong[:pictures]:
-        console.print(f"\n[bold]{escape(str(finding.rule))}[/] on {finding.ranks} ranks, "
-                      f"{escape(_call(finding))}", highlight=False)  # fmt: skip
-        console.print(escape(finding.picture), highlight=False)
+        console.print()
+        console.print(_line(str(finding.rule), "bold", f" on {finding.ranks} ranks, {_call(finding)}"))
+        console.print(Text(finding.picture))
         if finding.repro:
-            console.print(f"run it: torchrun --nproc-per-node {finding.ranks} {escape(finding.repro)}", highlight=False)
+            console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
     _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
     _rows(console, "Missing: holds, and nobody claims it", [f for f in report.findings if f.verdict is Verdict.MISSING])
-    _crashes(console, report.crashed)
+    for crash in report.crashed[:_MOST_CRASHES]:
+        console.print(_line("crashed", "magenta", f" {crash.op}: {crash.sample}: {crash.error}"))
+    if len(report.crashed) > _MOST_CRASHES:
+        console.print(f"... and {len(report.crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
     console.print(_totals(report))
+
+
+def _line(first: str, style: str, rest: str) -> Text:
+    return Text.assemble((first, style), rest)
 
 
 def _call(finding: Finding) -> str:
@@ -135,18 +145,8 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
     table.add_column("call", overflow="fold")
     table.add_column("what happens", overflow="fold")
     for f in findings:
-        colour = _COLOUR[f.verdict]
-        table.add_row(f"[{colour}]{escape(str(f.rule))}[/]", str(f.ranks), escape(_call(f)), escape(f.reason))
+        table.add_row(Text(str(f.rule), _COLOUR[f.verdict]), str(f.ranks), Text(_call(f)), Text(f.reason))
     console.print(table)
-
-
-def _crashes(console: Console, crashed: Sequence[Crash]) -> None:
-    for crash in crashed[:_MOST_CRASHES]:
-        console.print(
-            f"[magenta]crashed[/] {escape(crash.op)}: {escape(crash.sample)}: {escape(crash.error)}", highlight=False
-        )
-    if len(crashed) > _MOST_CRASHES:
-        console.print(f"... and {len(crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
 
 
 def _totals(report: Report) -> str:

@@ -172,6 +172,8 @@ class _Recorder(TorchDispatchMode):
         room = len(self.kept[str(func)]) < (MOST_CALLS if self._is_own(func) else MOST_MET)
         copy = self._copy(func, args, kwargs or {}) if room and self.wanted(func) else None
         out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+            out.fill_(1)  # left-over memory would make the next op's sample another one each time
         if copy is not None:  # only now: a call that the op refuses is no sample
             self.kept[str(func)].append(copy)
         return out

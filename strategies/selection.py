@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from strategies import torch_dtensor as dtensor
 from strategies.modules import Registered
 from strategies.rules import Sample, overload
 from strategies.settings import BadSetting, Settings, UnknownOp
+from strategies.stage import at_home
 from strategies.verdicts import Crash
 
 SECONDS = 60.0
@@ -63,9 +65,10 @@ def _ruled(op: Any) -> bool:
 
 def pick(settings: Settings, rules: Registered | None) -> Pick:
     """The OpInfos and overloads that the settings ask for.  Raises `UnknownOp`."""
-    database = samples.database()
     if rules is not None:
-        return _pick_overloads(frozenset(name for name in rules.ops if name.startswith("aten.")), database)
+        theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
+        return _pick_overloads(theirs, samples.database()) if theirs else Pick(())  # OpInfo takes seconds to import
+    database = samples.database()
     if settings.everything:
         return Pick(tuple(range(len(database))), everything=True)
     whole: list[int] = []
@@ -115,7 +118,7 @@ def gather(
     units: Callable[[int], None],
 ) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
     """Every overload's samples; what crashed on the way, and what torch itself refused."""
-    database = samples.database()
+    database = samples.database() if picked.infos else []
     todo = [
         Unit(n, dtype, which, settings.device, settings.seed)
         for n in picked.infos
@@ -136,13 +139,15 @@ def gather(
                 if picked.wants(unit.info, sample):
                     by_op[sample.op].append(sample)
             refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
-        elif isinstance(answer, workers.Failed):
-            crashed.append(Crash(name, "its samples", answer.error, answer.trace))
         else:
-            crashed.append(Crash(name, "its samples", answer.why))
-    for op in rules.ops if rules else ():
-        if not by_op.get(op):
-            by_op[op] = _own(op, rules, settings)
+            crashed.append(_crash(name, answer))
+    own = [Unknown(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
+           for op in (rules.ops if rules else ()) if not by_op.get(op)]  # fmt: skip
+    for unknown, answer in zip(own, crew.run(draw, own, limit=SECONDS), strict=True):
+        if isinstance(answer, workers.Done):
+            by_op[unknown.op] = answer.value
+        else:
+            crashed.append(_crash(unknown.op, answer))
     return by_op, crashed, refused
 
 
@@ -154,12 +159,31 @@ def _check_dtypes(picked: Pick, settings: Settings, some: bool) -> None:
         raise BadSetting("--dtype", asked, f"no op that you named takes it on {settings.device}", f"They take {able}.")
 
 
-def _own(op: str, rules: Registered | None, settings: Settings) -> list[Sample]:
-    """Samples of an op that no OpInfo reaches: the module's own, or drawn from the schema."""
-    target = overload(op)
-    if rules is not None and rules.samples is not None:
-        return generated.given(target, rules.samples(target))
-    return generated.calls(target, [samples.DTYPES[d] for d in settings.dtypes], settings.seed)
+def _crash(name: str, answer: workers.Failed | workers.Lost) -> Crash:
+    if isinstance(answer, workers.Failed):
+        return Crash(name, "its samples", answer.error, answer.trace)
+    return Crash(name, "its samples", answer.why)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """An overload that no OpInfo reaches, and the rules module that registered it."""
+
+    op: str
+    dtypes: tuple[str, ...]
+    seed: int
+    module: str
+    folder: str
+
+
+def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
+    """A worker's part: the samples that the module gives, or what its op accepts of calls drawn from the schema."""
+    at_home(unknown.module, unknown.folder)
+    hook = getattr(sys.modules[unknown.module], "samples", None)
+    target = overload(unknown.op)
+    if hook is not None:
+        return generated.given(target, hook(target))
+    return generated.calls(target, [samples.DTYPES[d] for d in unknown.dtypes], unknown.seed)
 
 
 def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> Iterable[tuple[str, list[Sample]]]:

@@ -73,6 +73,8 @@ class Settings:
             raise BadSetting("--confirm", self.confirm, "no such way to confirm", "Choose gloo, nccl or none.")
         if self.workers < 1:
             raise BadSetting("--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
+        if not 0 <= self.seed < 2**63:
+            raise BadSetting("--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
         _check_device(self)
 
 

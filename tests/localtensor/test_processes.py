@@ -833,7 +833,9 @@ def a_script(tmp_path, then):
     """A parent of its own, with two ranks up; its process and theirs."""
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(root=str(ROOT), then=then))
-    with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True) as parent:
+    (tmp_path / "temp").mkdir()
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "temp")}
+    with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environ) as parent:
         try:
             yield parent, [int(pid) for pid in parent.stdout.readline().split()]
         finally:
@@ -844,6 +846,7 @@ def test_a_script_that_ends_leaves_no_process(tmp_path):
     with a_script(tmp_path, "sys.exit(3)") as (parent, pids):
         assert parent.wait(10) == 3
         assert_ended(pids)
+        assert list((tmp_path / "temp").glob("localtensor-*")) == []
 
 
 def test_ranks_end_when_their_parent_is_killed_even_in_a_collective(tmp_path):
@@ -851,6 +854,15 @@ def test_ranks_end_when_their_parent_is_killed_even_in_a_collective(tmp_path):
         assert parent.stdout.readline() == "waiting\n"
         parent.kill()
         assert_ended(pids)
+        assert list((tmp_path / "temp").glob("localtensor-*")) == []
+
+
+def test_idle_ranks_end_when_their_parent_is_killed(tmp_path):
+    with a_script(tmp_path, "print('idle', flush=True); threading.Event().wait()") as (parent, pids):
+        assert parent.stdout.readline() == "idle\n"
+        parent.kill()
+        assert_ended(pids)
+        assert list((tmp_path / "temp").glob("localtensor-*")) == []
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
