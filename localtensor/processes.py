@@ -39,7 +39,7 @@ from localtensor.events import Died, Outcome, Raised, Returned, Waiting
 
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
-FENCE_LIMIT = 0.5  # seconds; too short on a busy machine costs a restart, no more
+FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor._worker")
 PRELOAD_IF_USED = ("pytest", "hypothesis")  # what test modules import: once in the fork server, not in each rank
 

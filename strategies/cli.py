@@ -17,6 +17,8 @@ CLEAN, WRONG, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Examples:\n\n\b\n  localtensor validate cumprod                   one op of torch\n"
+           "  localtensor validate --all --json report.json  every rule of torch's own\n",
 )  # fmt: skip
 
 EXAMPLES = """Examples:
@@ -50,7 +52,7 @@ def _root(
 
 @app.command(epilog=EXAMPLES)
 def validate(
-    ops: Annotated[list[str] | None, Argument(metavar="[OP ...]", help="OpInfo names, overloads or globs.", show_default=False)] = None,
+    ops: Annotated[list[str] | None, Argument(metavar="[OP]", help="OpInfo names, overloads or globs.", show_default=False)] = None,
     everything: Annotated[bool, Option("--all", help="Every overload that OpInfo reaches.")] = False,
     search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False,
     ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = None,
@@ -88,25 +90,30 @@ _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 
 
 def spread(words: Sequence[str]) -> list[str]:
-    """`--ranks 2 3` and `--ranks 2,3` as `--ranks 2 --ranks 3`, and so for dtypes.
+    """`--ranks 2 3`, `--ranks 2,3` and `--ranks=2,3` as `--ranks 2 --ranks 3`, and so for dtypes.
 
     >>> spread(["add", "--ranks", "2", "3", "--dtype", "bool,int64"])
     ['add', '--ranks', '2', '--ranks', '3', '--dtype', 'bool', '--dtype', 'int64']
     """
     made: list[str] = []
     option, first = "", False
-    for word in words:
+    for word in (part for word in words for part in _apart(word)):
         if word in ("--ranks", "--dtype"):
             option, first = word, True
             continue
         fits = {"--ranks": word.replace(",", "").isdigit(), "--dtype": set(word.split(",")) <= set(_DTYPES)}.get(option)
         if option and (first or fits):
-            made += [part for value in word.split(",") for part in (option, value)]
+            values = [value for value in word.split(",") if value] or [word]
+            made += [part for value in values for part in (option, value)]
             first = False
             continue
         option = ""
         made.append(word)
     return [*made, option] if option and first else made
+
+
+def _apart(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith(("--ranks=", "--dtype=")) else [word]
 
 
 def main() -> None:

@@ -53,10 +53,7 @@ def load(module: str, folder: str) -> Registered:
                 module, "there is no such module", f"Run from the folder that holds it (now {folder})."
             ) from None
         raise BadRules(module, f"importing it raises {error}", "Install what it needs.") from error
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # why: a user's module may raise anything; it is his bug, told with its place
+    except (Exception, SystemExit) as error:  # why: a user's module may raise anything; it is told with its place
         raise BadRules(
             module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -164,6 +165,11 @@ def _totals(report: Report) -> str:
     )
 
 
+def silent(finding: Finding) -> bool:
+    """Whether nothing tells the user: every rank goes on with wrong numbers or shapes."""
+    return not re.search(r"^rank [\d, ]+ raises |^hangs: |^the process of rank ", finding.reason)
+
+
 def markdown(findings: Iterable[Finding]) -> str:
     """The table of Unsound findings for a README: a row for each overload, with its smallest case."""
     by_op: dict[str, list[Finding]] = {}
@@ -175,7 +181,7 @@ def markdown(findings: Iterable[Finding]) -> str:
         first = min(found, key=lambda f: (f.ranks, sum(map(len, f.sample))))
         rules = "; ".join(f"`{str(f.rule).removeprefix(op + ': ')}`" for f in found[:3])
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        reason = first.reason.replace("|", "\\|").split(" (")[0]
+        reason = re.sub(r" \(\d+ of \d+ elements differ\)$", "", first.reason).replace("|", "\\|")
         cells = (f"**{op}** {rules}{more}", f"`{_call(first)}`, {first.ranks}", reason, f"`localtensor validate {op}`")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

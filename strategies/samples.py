@@ -288,7 +288,7 @@ def _beside(first: Tensor, other: Tensor) -> str:
     return "".join("=" if a == b else "<" if b < a else ">" for a, b in zip(first.shape, other.shape, strict=True))
 
 
-MOST_CANDIDATES = 400
+MOST_CANDIDATES = 200
 
 
 def choose(found: Sequence[Sample], most: int) -> list[Sample]:

@@ -97,7 +97,8 @@ def _traced(ask: dtensor.Question, sample: Sample) -> list[dtensor.Row]:
         raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
     alone = ask.alone()
     if alone.traced is None:
-        alone.traced = alone.strategy_rows(_spread(_seeds(sample, 1)))
+        seeds = [s for s in _seeds(sample, 1) if alone.partials or not any(isinstance(p, Partial) for p in s)]
+        alone.traced = alone.strategy_rows(_spread(seeds))
     return [row for row in alone.traced if ask.fits(row)]
 
 

@@ -123,6 +123,7 @@ class Question:
     def __init__(self, sample: Sample, ranks: int, outputs: Any, alone: Question | None = None) -> None:
         self.sample, self.ranks, self.op, self.outputs = sample, ranks, overload(sample.op), outputs
         self.traced: list[Row] | None = None
+        self.partials = True
         self._alone = alone
         self._specs: dict[tuple[int, Placement | None, int], DTensorSpec] = {}
         self._asking: tuple[object, ...] = ()

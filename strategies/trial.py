@@ -34,8 +34,10 @@ WILD = 6
 """Samples of one overload that are also tried with NaN and infinities."""
 WHOLE = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
-SHORTENED = 4
-"""Samples of one overload that are also tried with one operand shortened."""
+SHORTENED, RESPELLED = 3, 8
+"""Samples of one overload that are also tried with one operand shortened, and with dims respelled."""
+PARTIALS = 4
+"""Samples of one decomposition that are also traced with partial inputs, each kind a trace of its own."""
 UNSTABLE = 0.5
 """A sample of whose result more than this share jumps under one-ulp noise says nothing."""
 
@@ -121,7 +123,7 @@ def _forms(sample: Sample, number: int, hearing: Hearing, seed: int) -> Iterable
         for other in shortened(sample):
             with contextlib.suppress(*REFUSALS):
                 yield other, tell(other, seed=seed)
-    for other in respelled(sample):
+    for other in respelled(sample) if number < RESPELLED else ():
         try:
             again = tell(other, seed=seed)
         except REFUSALS:
@@ -144,6 +146,7 @@ def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hea
     hearing.samples += 1
     seen: dict[int, _Seen] = {}
     alone = dtensor.Question(sample, 1, truth.raw)
+    alone.partials = number < PARTIALS
     wild = wild_truth(sample, truth, docket.seed) if number < WILD else None
     for ranks in docket.ranks:
         try:

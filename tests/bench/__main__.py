@@ -40,7 +40,11 @@ def main() -> int:
             _show_score(console, found)
         elif part == "speed":
             timed = speed.speed(asked.runs, asked.peer_runs)
-            figures[part] = asdict(timed) | {"ratio": timed.ratio, "ratio_per_combination": timed.ratio_per_combination}
+            figures[part] = asdict(timed) | {
+                "ratio": timed.ratio,
+                "cpu_ratio": timed.cpu_ratio,
+                "ratio_per_combination": timed.ratio_per_combination,
+            }
             _show_speed(console, timed)
         else:
             swept = sweep.sweep()
@@ -108,6 +112,8 @@ def _show_speed(console: Console, timed: speed.Speed) -> None:
         ("torch's, median", f"{peer:.2f} s of {_each(timed.peer)}",
          f"{timed.peer_samples} samples, {timed.peer_combinations} combinations of placements"),
         ("times faster", f"{timed.ratio:.1f}", f"target {speed.TARGET:.0f}"),
+        ("times less processor time", f"{timed.cpu_ratio:.1f}",
+         f"{statistics.median(timed.our_cpu):.2f} s beside {statistics.median(timed.peer_cpu):.2f} s"),
         ("times faster by the combination", f"{timed.ratio_per_combination:.1f}", "if each is paid by what it tries"),
     ]))  # fmt: skip
 
@@ -120,6 +126,7 @@ def _show_sweep(console: Console, swept: sweep.Sweep) -> None:
     counts, phases = swept.counts, ", ".join(f"{name} {seconds:.1f}" for name, seconds in swept.phases.items())
     rows = [
         ("wall time, Python's start included", f"{swept.wall:.1f} s", f"target {sweep.SECONDS:.0f} s ({phases})"),
+        ("processor time", f"{swept.cpu:.1f} s", "of all processes"),
         ("tried", f"{counts['instances']} rule instances", f"{counts['overloads']} overloads, {counts['samples']} samples"),
         ("verdicts", f"{counts['unsound']} unsound, {counts['suspect']} suspect",
          f"{counts['sound']} sound, {counts['untestable']} untestable, {counts['crashed']} crashed"),

@@ -5,11 +5,11 @@ python -m tests.bench.findings --readme     # and put it between the marks in RE
 """
 
 import argparse
-import datetime
+import datetime as dt
 import sys
 from pathlib import Path
 
-from strategies.report import markdown, write_whole
+from strategies.report import markdown, silent, write_whole
 from strategies.settings import Settings
 from strategies.validate import validate
 from strategies.verdicts import Verdict
@@ -22,13 +22,17 @@ def table() -> str:
     """The sentence of totals and the table."""
     report = validate(Settings(everything=True))
     wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
+    quiet, loud = [f for f in wrong if silent(f)], [f for f in wrong if not silent(f)]
     ops = len({f.rule.op for f in wrong})
     counts = report.counts
-    today = datetime.date.today().isoformat()
+    today = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
     return (
         f"torch {report.torch}, {today}, `localtensor validate --all`: **{len(wrong)} rules of {ops} overloads are wrong**, each\n"
         f"confirmed end to end on gloo processes, among {counts.sound + counts.unsound:,} rules judged in {counts.instances:,} instances on\n"
-        f"{counts.overloads} overloads. The last column shows the row again; with `--repro DIR` it also writes the scripts.\n\n{markdown(wrong)}"
+        f"{counts.overloads} overloads. The last column shows the row again; with `--repro DIR` it also writes the scripts.\n\n"
+        f"**Silently wrong: {len(quiet)} rules.** Every rank goes on, with wrong numbers or shapes.\n\n{markdown(quiet)}\n"
+        f"**One rank stops: {len(loud)} rules.** A rank raises on its (mostly empty) piece, and its peers wait for it for ever.\n\n"
+        f"{markdown(loud)}"
     )
 
 

@@ -14,6 +14,8 @@ import sys
 import time
 import warnings
 
+from tests.bench.ours import cpu
+
 VALIDATOR = "torch.distributed.tensor._ops.strategy_validation"
 
 
@@ -23,13 +25,13 @@ def main(words: list[str]) -> None:
     runpy.run_module(VALIDATOR, run_name="warm")  # its imports; the program itself stands under __main__
     sys.argv = [VALIDATOR, *words]
     said = io.StringIO()
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), cpu()
     with contextlib.redirect_stdout(said):
         runpy.run_module(VALIDATOR, run_name="__main__")
-    seconds = time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, cpu() - busy
     tried = re.findall(r"Samples: (\d+).*?Combinations: (\d+)", said.getvalue())
     samples, combinations = (sum(int(pair[i]) for pair in tried) for i in (0, 1))
-    print(json.dumps({"seconds": seconds, "samples": samples, "combinations": combinations}))
+    print(json.dumps({"seconds": seconds, "cpu": busy, "samples": samples, "combinations": combinations}))
 
 
 if __name__ == "__main__":

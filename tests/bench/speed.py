@@ -21,6 +21,8 @@ class Speed:
 
     ours: tuple[float, ...]
     peer: tuple[float, ...]
+    our_cpu: tuple[float, ...]
+    peer_cpu: tuple[float, ...]
     our_samples: int
     our_combinations: int
     peer_samples: int
@@ -29,6 +31,11 @@ class Speed:
     @property
     def ratio(self) -> float:
         return statistics.median(self.peer) / statistics.median(self.ours)
+
+    @property
+    def cpu_ratio(self) -> float:
+        """The ratio in processor time, which other work on the machine disturbs less."""
+        return statistics.median(self.peer_cpu) / statistics.median(self.our_cpu)
 
     @property
     def ratio_per_combination(self) -> float:
@@ -46,9 +53,13 @@ def speed(runs: int = 5, peer_runs: int = 2) -> Speed:
         if turn < peer_runs:
             peer.append(_run("tests.bench.peer", PEER))
     return Speed(
-        tuple(run["seconds"] for run in ours), tuple(run["seconds"] for run in peer), ours[0]["samples"], ours[0]["combinations"],
-        peer[0]["samples"], peer[0]["combinations"],
+        _column(ours, "seconds"), _column(peer, "seconds"), _column(ours, "cpu"), _column(peer, "cpu"),
+        ours[0]["samples"], ours[0]["combinations"], peer[0]["samples"], peer[0]["combinations"],
     )  # fmt: skip
+
+
+def _column(runs: list[dict[str, Any]], name: str) -> tuple[float, ...]:
+    return tuple(round(run[name], 3) for run in runs)
 
 
 def _run(module: str, words: tuple[str, ...]) -> dict[str, Any]:

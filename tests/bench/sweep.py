@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.memory import Peak, watched
+from tests.bench.ours import cpu
 
 SECONDS, MEMORY = 60.0, 1536
 """Targets: wall seconds on two cores, and MiB."""
@@ -17,9 +18,10 @@ START = "import sys; from strategies.cli import main; sys.argv[0] = 'localtensor
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """`wall` holds everything, Python's start too; `phases` is what the tool says of itself."""
+    """`wall` and `cpu` hold everything, Python's start too; `phases` is what the tool says of itself."""
 
     wall: float
+    cpu: float
     phases: dict[str, float]
     counts: dict[str, int]
     peak: Peak | None
@@ -30,10 +32,12 @@ def sweep() -> Sweep:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         words = [sys.executable, "-c", START, "validate", "--all", "--claims", "--quiet", "--json", str(report)]
+        busy = cpu()
         done, seconds, peak = watched(words)
+        busy = cpu() - busy
         if done.returncode not in (0, 1) or not report.exists():
             raise RuntimeError(
                 f"localtensor validate --all --claims ended with code {done.returncode}: {done.stderr[-2000:]}"
             )
         told = json.loads(report.read_text())
-    return Sweep(seconds, told["seconds"], told["counts"], peak)
+    return Sweep(seconds, busy, told["seconds"], told["counts"], peak)

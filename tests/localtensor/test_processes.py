@@ -91,7 +91,7 @@ def one_exits_and_leaves_a_child(rank):
     """The child holds all that the process had open, so that no pipe of its ends."""
     if rank == 0:
         if os.fork() == 0:
-            threading.Event().wait(2)
+            threading.Event().wait(5)
         os._exit(3)
 
 
@@ -210,7 +210,7 @@ def runs(pid):
         return not Path("/proc").exists()
 
 
-def assert_ended(pids, seconds=5.0):
+def assert_ended(pids, seconds=20.0):
     assert pids
     deadline = time.monotonic() + seconds
     while left := [pid for pid in pids if runs(pid)]:
@@ -227,7 +227,7 @@ def assert_fresh_and_right(pool, before):
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool(2, timeout=20, grace=0.3) as pool:
+    with Pool(2, timeout=20, grace=1.0) as pool:
         yield pool
 
 
@@ -447,7 +447,7 @@ def test_a_refusal_half_way_starts_other_processes(pool, pids):
 def test_after_an_exception_the_silent_get_a_grace(pool, pids):
     start = time.monotonic()
     raised, waiting = pool.call(one_raises_one_waits, [(0,), (1,)])
-    assert time.monotonic() - start < 4  # not the 20 s of the pool
+    assert time.monotonic() - start < 10  # not the 20 s of the pool
     assert (raised.kind, waiting.rank) == ("ValueError", 1)
     assert re.fullmatch(
         r"test_processes.py:\d+ in one_raises_one_waits: dist.all_reduce\(torch.ones\(1\)\)  # nobody comes",
@@ -466,8 +466,8 @@ def test_after_an_exception_the_silent_get_a_grace(pool, pids):
 )
 def test_after_a_return_the_silent_get_the_whole_time(pool, pids, fn, line):
     start = time.monotonic()
-    returned, waiting = pool.call(fn, [(0,), (1,)], timeout=0.6)
-    assert 0.6 <= time.monotonic() - start < 4
+    returned, waiting = pool.call(fn, [(0,), (1,)], timeout=1.0)
+    assert 1.0 <= time.monotonic() - start < 10
     assert returned == Returned(0, None)
     assert isinstance(waiting, Waiting)
     assert re.match(rf"test_processes.py:\d+ in {fn.__name__}: {re.escape(line)}", waiting.where)
@@ -485,13 +485,13 @@ def test_a_frozen_process_that_takes_no_large_job_cannot_hold_the_call(pool, pid
     big = torch.zeros(1_000_000)
     start = time.monotonic()
     assert pool.call(same, [(big,), (big,)], timeout=0.4) == [Waiting(0, "unknown"), Waiting(1, "unknown")]
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 10
     assert_fresh_and_right(pool, pids)
 
 
 def test_a_frozen_process_is_waiting_nobody_knows_where(pool, pids):
     os.kill(pids[1], signal.SIGSTOP)
-    assert pool.call(my_rank, [(), ()], timeout=0.4) == [Returned(0, 0), Waiting(1, "unknown")]
+    assert pool.call(my_rank, [(), ()], timeout=1.0) == [Returned(0, 0), Waiting(1, "unknown")]
     assert_fresh_and_right(pool, pids)
 
 
@@ -507,7 +507,7 @@ def test_a_process_that_exits_has_died(pool, pids):
 def test_a_process_that_leaves_a_child_has_died_all_the_same(pool, pids):
     start = time.monotonic()
     assert pool.call(one_exits_and_leaves_a_child, [(0,), (1,)]) == [Died(0, 3), Returned(1, None)]
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 4
     assert_fresh_and_right(pool, pids)
 
 
@@ -809,9 +809,9 @@ SCRIPT = """
 import os, signal, sys, threading
 sys.path.insert(0, {root!r})
 from localtensor.processes import Pool
-import torch.distributed as dist
 
 def meet_nobody(rank):
+    import torch.distributed as dist  # here, so that the parent need not load it
     if rank == 0:
         print("waiting", flush=True)
         dist.barrier()
@@ -844,7 +844,7 @@ def a_script(tmp_path, then):
 
 def test_a_script_that_ends_leaves_no_process(tmp_path):
     with a_script(tmp_path, "sys.exit(3)") as (parent, pids):
-        assert parent.wait(10) == 3
+        assert parent.wait(60) == 3
         assert_ended(pids)
         assert list((tmp_path / "temp").glob("localtensor-*")) == []
 

@@ -61,9 +61,27 @@ def by_lanes_in_place(x: Tensor) -> Tensor:
     return x.copy_(by_lanes(x))
 
 
+def far_by_lanes(x: Tensor) -> Tensor:
+    """As above, but of large values only, which the parts of a sum may have where the sum has none."""
+    return torch.where(x.abs() > 50, x + (1.0 if x.is_contiguous() else 1.5), x)
+
+
+def far_by_lanes_in_place(x: Tensor) -> Tensor:
+    return x.copy_(far_by_lanes(x))
+
+
+def far(x: Tensor) -> Tensor:
+    """The same step in every kernel."""
+    return torch.where(x.abs() > 50, x + 1.0, x)
+
+
 def patched(x: Tensor) -> Tensor:
     """NaN is replaced by the sum of all the rest."""
     return torch.where(x.isnan(), x.nan_to_num(0.0, 0.0, 0.0).sum(), x)
+
+
+def patched_floor(x: Tensor) -> Tensor:
+    return patched(x).nan_to_num(0.0, 0.0, 0.0).floor().long()
 
 
 def approximate(x: Tensor) -> Tensor:
@@ -124,6 +142,10 @@ plant("forgotten(Tensor x) -> Tensor", lambda x: x * 2, "R")
 plant("remembered(Tensor x) -> Tensor", lambda x: x * 2, "S", "sum", "avg", "max", "min")
 plant("by_lanes(Tensor x) -> Tensor", by_lanes, "S")
 plant("by_lanes_(Tensor(a!) x) -> Tensor(a!)", by_lanes_in_place, meta=lambda x: x)
+plant("far_by_lanes(Tensor x) -> Tensor", far_by_lanes)
+plant("far_by_lanes_(Tensor(a!) x) -> Tensor(a!)", far_by_lanes_in_place, meta=lambda x: x)
+plant("far(Tensor x) -> Tensor", far)
+plant("patched_floor(Tensor x) -> Tensor", patched_floor)
 plant("patched(Tensor x) -> Tensor", patched, "S")
 plant("approximate(Tensor x) -> Tensor", approximate, "S")
 plant("approximate_floor(Tensor x) -> Tensor", approximate_floor)

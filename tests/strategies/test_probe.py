@@ -101,6 +101,13 @@ def test_the_right_values_in_another_dtype_are_wrong():
     assert_wrong(one, "S(0) -> S(0)", "rank 0 has torch.float32, not torch.float64", local=(other, other))
 
 
+def test_a_replica_that_is_wrong_on_one_rank_only_is_wrong():
+    one = sample("clone.default", X)
+    right, other = one.call, Call("aten.neg.default", (Leaf(0),))
+    assert_sound(one, "R -> R", local=(right, right))
+    assert_wrong(one, "R -> R", "rank 1 make", local=(right, other))
+
+
 def test_one_wrong_output_of_several_is_found_and_named():
     one = sample("aminmax.default", X, dim=0)
     assert_sound(one, "S(0) -> P(min), P(max)")
@@ -179,8 +186,8 @@ def test_the_samples_own_tensors_stay_as_they_are():
 
 
 def test_not_a_number_does_not_count_against_a_cast_to_integers():
-    one = sample("_to_copy.default", X, dtype=torch.int64)
-    assert_sound(one, "S(0) -> S(0)", extremes=True)
+    assert_wrong(planted("patched", X), "S(0) -> S(0)", "the shards make", extremes=True)
+    assert_sound(planted("patched_floor", X), "S(0) -> S(0)", extremes=True)
 
 
 def test_an_op_that_refuses_infinities_is_judged_by_its_own_values():
@@ -223,6 +230,15 @@ def test_all_output_placements_are_judged_from_the_same_runs():
     found = case.placements([Partial("sum")], 0, case.draws([Partial("sum")]))
     assert [short(p) for p in found] == ["P(sum)"]
     assert CALLS["counted"] == 2 * DRAWS
+
+
+def test_two_claims_about_the_same_inputs_share_their_runs():
+    one = planted("counted", X)
+    case = probe(one, ranks=2)
+    CALLS.clear()
+    assert case.against(case.local([Shard(0)], 0), [Shard(0)]) is None
+    assert case.against(case.local([Shard(0)], 0), [Replicate()]) is not None
+    assert CALLS["counted"] == 2
 
 
 def test_only_partial_inputs_are_drawn_several_times():
@@ -314,6 +330,7 @@ def test_parts_much_larger_than_their_sum_are_given_room_for_rounding():
     assert 1e-4 < rounding(held) < 1.0
     assert rounding([torch.tensor([10**12])]) == 0.0
     assert rounding([torch.empty(0), torch.tensor([math.nan])]) == 0.0
+    assert_sound(sample("neg.default", numbers(4, 6).float() * 1e-6), "P(sum) -> P(sum)")
 
 
 # Where only metadata can be compared.
@@ -337,9 +354,11 @@ def test_a_difference_between_torchs_kernels_is_not_the_rules_fault(name):
     assert_sound(planted(name, narrow), "S(1) -> S(1)")
 
 
-def test_a_difference_that_both_kernels_show_is():
-    one = sample("cumsum.default", numbers(3, 4), 1)
-    assert_wrong(one, "S(1) -> S(1)", "the shards make")
+@pytest.mark.parametrize("name", ["far_by_lanes", "far_by_lanes_"])
+def test_a_difference_between_kernels_that_only_parts_show_is_not_the_rules_fault(name):
+    x = numbers(4, 6).clamp(-1, 1) * 45
+    assert_wrong(planted("far", x), "P(sum) -> P(sum)", "the parts make")
+    assert_sound(planted(name, x), "P(sum) -> P(sum)")
 
 
 # Ops that write.
@@ -365,6 +384,7 @@ def test_ops_that_write_find_their_inputs_as_they_were():
     (sample("relu.default", X), "R", ["R"]),
     (sample("sum.dim_IntList", X, [0]), "S(0)", ["P(sum)"]),
     (sample("sum.dim_IntList", X, [0]), "S(1)", ["S(0)"]),
+    (sample("sum.default", X), "S(1)", ["P(sum)"]),
     (sample("view.default", X, [24]), "S(0)", []),
     (sample("any.dim", FLAGS, 0), "S(0)", ["P(sum)", "P(max)"]),
     (sample("new_zeros.default", X, [3]), "S(0)", ["R"]),
@@ -372,6 +392,15 @@ def test_ops_that_write_find_their_inputs_as_they_were():
 def test_a_search_finds_every_placement_that_holds(one, inputs, want):
     case, given = probe(one), [parse(inputs)]
     assert [short(p) for p in case.placements(given, 0, case.draws(given))] == want
+
+
+def test_what_holds_in_one_draw_only_does_not_hold():
+    case = probe(sample("ne.Scalar", X, 0.0))
+    dense, sparse = ([short(p) for p in case.placements([Partial("sum")], 0, [draw])] for draw in (0, 1))
+    assert dense == ["R"]
+    assert sparse == ["P(sum)", "P(max)"]
+    for draws in ([0, 1], [1, 0]):
+        assert [short(p) for p in case.placements([Partial("sum")], 0, draws)] == sparse
 
 
 @pytest.mark.parametrize("inputs", ["S(0)", "S(1)", "P(sum)", "P(avg)", "P(min)", "P(max)"])

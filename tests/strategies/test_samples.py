@@ -214,6 +214,12 @@ def test_the_same_call_twice_is_kept_once():
     assert len(captured(Info(lambda x: x.neg() + x.neg(), inputs((2, 3)), supports_autograd=False))[0]) == 2
 
 
+def test_the_same_call_again_and_again_does_not_crowd_out_another():
+    shapes = [(2, 2)] * (room.MOST_MET + 1) + [(3, 3)]
+    found, _ = captured(Info(torch.neg, inputs(*shapes), supports_autograd=False))
+    assert [one.arguments() for one in found] == [["f64[2,2]"], ["f64[3,3]"]]
+
+
 def test_calls_met_on_the_way_are_few_and_those_of_the_infos_own_name_many():
     shapes = list(itertools.product((1, 2, 3), repeat=2))
     met, _ = captured(Info(torch.neg, inputs(*shapes), supports_autograd=False))
@@ -344,6 +350,11 @@ def test_variety_comes_before_more_of_the_same():
     found = sums(((4, 4), [0]), ((6, 6), [0]), ((8, 4), [0]), ((4, 4), [1]), ((4, 4), [0], True))
     chosen = choose(found, 3)
     assert {str(one.call.args[1:]) for one in chosen} == {"([0],)", "([1],)", "([0], True)"}
+
+
+def test_what_is_chosen_already_counts_no_more():
+    found = sums(((4, 4), [0]), ((4, 5), [0]), ((5, 7), [1]))
+    assert [one.arguments() for one in choose(found, 2)] == [["f64[4,4]", "[0]"], ["f64[5,7]", "[1]"]]
 
 
 def test_of_equals_the_smaller_is_taken():

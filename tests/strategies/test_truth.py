@@ -174,8 +174,8 @@ def test_an_op_that_refuses_its_sample_raises_one_of_the_refusals():
 
 
 def test_noise_that_leaves_the_ops_domain_costs_only_the_tolerance():
-    truth = tell(planted("fussy", torch.tensor([1.0, 0.5], dtype=torch.float64)))
-    assert truth.outputs[0].tolist() == [2.0, 1.0]
+    truth = tell(planted("fussy", torch.ones(9, dtype=torch.float64)))
+    assert truth.outputs[0].tolist() == [2.0] * 9
     assert float(truth.slack[0]) < 1e-9
 
 
@@ -229,3 +229,8 @@ def test_the_same_call_in_another_spelling_gives_the_same_results():
 ], ids=lambda one: str(one.arguments()))  # fmt: skip
 def test_other_values_shapes_dtypes_or_counts_are_not_the_same_results(other):
     assert not same_results(tell(sample("sum.dim_IntList", numbers(3, 3), [1])), tell(other))
+
+
+def test_the_same_values_in_another_dtype_are_not_the_same_results():
+    single, double = (tell(sample("clone.default", torch.arange(4.0, dtype=d))) for d in (torch.float32, torch.float64))
+    assert not same_results(single, double)

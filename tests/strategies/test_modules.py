@@ -1,0 +1,167 @@
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from strategies import torch_dtensor as dtensor
+from strategies.modules import BadRules, Registered, load
+from tests.strategies import users
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    before = dtensor.strategies_now()
+    with users.undone():
+        yield
+    assert dtensor.strategies_now() == before
+
+
+def refused(module: str, folder: Path) -> str:
+    with pytest.raises(BadRules) as error:
+        load(module, str(folder))
+    return str(error.value)
+
+
+def test_what_a_module_registers_comes_back_by_name(tmp_path):
+    users.write(tmp_path, "rules_two", 'op("b", lambda x: x * 2, (R, R))\nop("a", lambda x: x * 3, (R, R))')
+    assert load("rules_two", str(tmp_path)) == Registered(
+        "rules_two", ("rules_two.a.default", "rules_two.b.default"), ()
+    )
+
+
+def test_a_module_that_is_not_there_is_looked_for_in_the_folder(tmp_path):
+    assert refused("rules_absent", tmp_path) == (
+        "localtensor validate: --rules: rules_absent: there is no such module. "
+        f"Run from the folder that holds it (now {tmp_path})."
+    )
+
+
+def test_a_package_that_is_not_there_is_no_missing_requirement(tmp_path):
+    assert refused("rules_absent.inner", tmp_path) == (
+        "localtensor validate: --rules: rules_absent.inner: there is no such module. "
+        f"Run from the folder that holds it (now {tmp_path})."
+    )
+
+
+def test_a_module_that_raises_is_told_with_file_and_line(tmp_path):
+    (tmp_path / "rules_raise.py").write_text("x = 1\n\nraise LookupError('no luck')\n")
+    assert refused("rules_raise", tmp_path) == (
+        "localtensor validate: --rules: rules_raise: importing it raises LookupError: no luck "
+        f"({tmp_path}/rules_raise.py, line 3). Mend that first."
+    )
+
+
+def test_a_module_that_leaves_python_on_import_does_not_end_the_tool(tmp_path):
+    (tmp_path / "rules_leave.py").write_text("raise SystemExit(0)\n")
+    assert refused("rules_leave", tmp_path) == (
+        "localtensor validate: --rules: rules_leave: importing it raises SystemExit: 0 "
+        f"({tmp_path}/rules_leave.py, line 1). Mend that first."
+    )
+
+
+def test_a_syntax_error_is_told_with_its_own_line(tmp_path):
+    (tmp_path / "rules_syntax.py").write_text("x = 1\nx = = 2\n")
+    assert refused("rules_syntax", tmp_path) == (
+        "localtensor validate: --rules: rules_syntax: importing it raises SyntaxError: invalid syntax "
+        f"(rules_syntax.py, line 2) ({tmp_path}/rules_syntax.py, line 2). Mend that first."
+    )
+
+
+def test_an_error_inside_torch_is_told_with_the_line_that_called_it(tmp_path):
+    (tmp_path / "rules_inside.py").write_text("import torch\n\ntorch.library.Library('prim', 'DEF')\n")
+    said = refused("rules_inside", tmp_path)
+    assert said.startswith("localtensor validate: --rules: rules_inside: importing it raises ValueError: ")
+    assert said.endswith(f"({tmp_path}/rules_inside.py, line 3). Mend that first.")
+
+
+def test_a_missing_package_is_named(tmp_path):
+    (tmp_path / "rules_needy.py").write_text("import no_such_package_at_all\n")
+    assert refused("rules_needy", tmp_path) == (
+        "localtensor validate: --rules: rules_needy: importing it raises No module named 'no_such_package_at_all'. "
+        "Install what it needs."
+    )
+
+
+def test_a_missing_neighbour_in_the_same_package_is_named(tmp_path):
+    (tmp_path / "rules_pack").mkdir()
+    (tmp_path / "rules_pack/here.py").write_text("import rules_pack.gone\n")
+    assert refused("rules_pack.here", tmp_path) == (
+        "localtensor validate: --rules: rules_pack.here: importing it raises No module named 'rules_pack.gone'. "
+        "Install what it needs."
+    )
+
+
+def test_a_module_that_registers_nothing_is_refused(tmp_path):
+    users.write(tmp_path, "rules_none", 'op("a", lambda x: x * 2)')
+    assert refused("rules_none", tmp_path) == (
+        "localtensor validate: --rules: rules_none: importing it registered no sharding rule. "
+        "Call torch's register_sharding in it."
+    )
+
+
+IGNORED = "register_sharding(torch.ops.aten.add.Tensor)(lambda *_, **__: [])"
+SINGLE_DIM = """
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+@register_single_dim_strategy(torch.ops.aten.{op})
+def lines(op, args, kwargs):
+    return []
+"""
+
+
+def a_torch_op(table: str) -> str:
+    """Some op of torch's own that has a strategy of this kind and no other."""
+    prop = DTensor._op_dispatcher.sharding_propagator
+    tables = {"single": prop.op_single_dim_strategy_funcs, "op": prop.op_strategy_funcs}
+    mine, other = tables.pop(table), tables.popitem()[1]
+    return min(str(op) for op in mine if op not in other and str(op).startswith("aten.")).removeprefix("aten.")
+
+
+def test_a_registration_that_torch_never_asks_is_ignored(tmp_path):
+    users.write(tmp_path, "rules_ignored", IGNORED + '\nop("a", lambda x: x * 2, (R, R))')
+    found = load("rules_ignored", str(tmp_path))
+    assert (found.ops, found.ignored) == (("rules_ignored.a.default",), ("aten.add.Tensor",))
+
+
+def test_a_single_dim_strategy_of_the_module_is_asked(tmp_path):
+    op = a_torch_op("op")
+    users.write(tmp_path, "rules_single", SINGLE_DIM.format(op=op))
+    found = load("rules_single", str(tmp_path))
+    assert (found.ops, found.ignored) == ((f"aten.{op}",), ())
+
+
+def test_both_forms_in_one_module_are_one_op_that_is_asked(tmp_path):
+    users.write(tmp_path, "rules_both", IGNORED + SINGLE_DIM.format(op="add.Tensor"))
+    found = load("rules_both", str(tmp_path))
+    assert (found.ops, found.ignored) == (("aten.add.Tensor",), ())
+
+
+@pytest.mark.parametrize("body", [
+    'op("a", lambda x: x * 2, (R, R))', SINGLE_DIM.format(op="add.Tensor"), IGNORED + SINGLE_DIM.format(op="add.Tensor"),
+    IGNORED, SINGLE_DIM.format(op=a_torch_op("op")),
+])  # fmt: skip
+def test_a_module_that_is_imported_already_is_judged_the_same(body, tmp_path, monkeypatch):
+    users.write(tmp_path, "rules_again", body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    first = load("rules_again", str(tmp_path))
+    assert first.ops or first.ignored
+    assert importlib.import_module("rules_again") is sys.modules["rules_again"]
+    assert load("rules_again", str(tmp_path)) == first
+
+
+def test_the_folder_is_searched_first(tmp_path):
+    name = users.write(tmp_path, "rules_here", 'op("a", lambda x: x * 2, (R, R))')
+    load(name, str(tmp_path))
+    assert sys.path[0] == str(tmp_path)
+    assert Path(sys.modules[name].__file__) == tmp_path / "rules_here.py"
+
+
+def test_what_a_test_registers_is_gone_afterwards(tmp_path):
+    name = users.write(tmp_path, "rules_gone", 'op("a", lambda x: x * 2, (R, R))')
+    with users.undone():
+        load(name, str(tmp_path))
+        assert torch.ops.rules_gone.a.default in dtensor.registered()
+    assert torch.ops.rules_gone.a.default not in dtensor.registered()

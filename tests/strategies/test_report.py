@@ -1,0 +1,293 @@
+import io
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+import strategies
+from localtensor.placement import parse
+from strategies import report as reports
+from strategies.rules import Rule
+from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+
+SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/report.json").read_text())
+
+
+def finding(verdict=Verdict.UNSOUND, op="aten.cumprod.default", inputs="S(1)", outputs="S(1)", **more):
+    rule = Rule(op, tuple(map(parse, inputs.split())), tuple(map(parse, outputs.split())))
+    real = "gloo" if verdict is Verdict.UNSOUND else None
+    facts = Finding(
+        rule, 2, verdict, "1 at [0] where the op gives 2", ("f64[2,4]", "-1"), "cumprod #1", real, "[1]", "[2]"
+    )
+    return replace(facts, **more)
+
+
+WRONG = finding(picture="argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", script="# {name}\n")
+FULL = Report(
+    "2.13.0", 7, (2, 3), "gloo", Counts(sound=3, unsound=1, suspect=1, missing=1, crashed=1, instances=9),
+    (WRONG, finding(Verdict.SUSPECT, inputs="S(0) R", got=""), finding(Verdict.MISSING, outputs="P(sum)", got="", want="")),
+    (Crash("aten.sort.default", "sort(f64[2])", "KeyError: 'x'", "Traceback ..."),),
+    (("aten.rand.default: R -> R", "no reason"),), (("aten.add.Tensor: too many", 4),), ("aten.sub.Tensor",),
+    (("trials", 0.5),),
+)  # fmt: skip
+EMPTY = Report("2.13.0", 0, (2,), "none", Counts())
+
+
+def check_schema(body):
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.Draft202012Validator(SCHEMA).validate(body)
+
+
+def body_of(report):
+    return json.loads(reports.as_json(report))
+
+
+def shown(report, width=140):
+    sink = io.StringIO()
+    reports.show(report, Console(file=sink, width=width))
+    return sink.getvalue()
+
+
+# JSON.
+
+
+@pytest.mark.parametrize("report", [FULL, EMPTY], ids=["full", "empty"])
+def test_json_obeys_the_schema(report):
+    body = body_of(report)
+    check_schema(body)
+    assert {"torch", "seed", "ranks", "counts", "findings"} <= set(body)
+
+
+def test_a_finding_is_written_in_short_form():
+    assert body_of(FULL)["findings"][0] == {
+        "op": "aten.cumprod.default", "inputs": ["S(1)"], "outputs": ["S(1)"], "mesh": [2], "verdict": "unsound",
+        "confirmed_on": "gloo", "reason": "1 at [0] where the op gives 2", "sample": ["f64[2,4]", "-1"],
+        "origin": "cumprod #1", "got": "[1]", "want": "[2]",
+        "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "repro": None,
+    }  # fmt: skip
+
+
+def without(name):
+    return lambda body: body["findings"][0].pop(name)
+
+
+def with_(**new):
+    return lambda body: body["findings"][0].update(new)
+
+
+REQUIRED = ("op", "inputs", "outputs", "mesh", "verdict", "confirmed_on", "reason", "sample", "got", "want", "repro")
+BROKEN = {
+    **{f"no {name}": without(name) for name in REQUIRED},
+    "an unsound that nothing confirmed": with_(confirmed_on=None),
+    "an unknown verdict": with_(verdict="sound"),
+    "a mesh of one rank": with_(mesh=[1]),
+    "a mesh without axes": with_(mesh=[]),
+    "no reason given": with_(reason=""),
+    "another field": with_(more=1),
+    "an op without its overload": with_(op="cumprod"),
+    "no counts": lambda body: body.pop("counts"),
+    "a negative count": lambda body: body["counts"].update(sound=-1),
+    "a count left out": lambda body: body["counts"].pop("crashed"),
+    "an exit code of usage": lambda body: body.update(exit_code=2),
+    "another schema": lambda body: body.update(schema=2),
+}
+
+
+@pytest.mark.parametrize("spoil", BROKEN.values(), ids=BROKEN)
+def test_the_schema_refuses(spoil):
+    body = body_of(FULL)
+    spoil(body)
+    with pytest.raises(jsonschema.ValidationError):
+        check_schema(body)
+
+
+def test_a_suspect_may_be_unconfirmed():
+    body = body_of(FULL)
+    assert body["findings"][1]["confirmed_on"] is None
+    check_schema(body)
+
+
+def test_json_is_stable_and_readable():
+    assert reports.as_json(FULL) == reports.as_json(replace(FULL))
+    later = replace(FULL, seconds=(("trials", 0.75),))
+    assert reports.as_json(FULL).replace("0.5", "0.75") == reports.as_json(later)
+    assert reports.as_json(replace(FULL, ignored=("aten.grün.default",))).count("grün") == 1
+    assert reports.as_json(FULL).endswith("}\n")
+
+
+# Files.
+
+
+def test_a_file_is_written_into_folders_that_are_made(tmp_path):
+    reports.write_whole(tmp_path / "a/b/report.json", "grün\n")
+    assert (tmp_path / "a/b/report.json").read_text(encoding="utf-8") == "grün\n"
+    assert [p.name for p in (tmp_path / "a/b").iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("fails", ["replace", "chmod"])
+def test_a_failure_leaves_the_old_file_whole(fails, tmp_path, monkeypatch):
+    file = tmp_path / "report.json"
+    file.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device", str(file))
+
+    monkeypatch.setattr(os, fails, full)
+    with pytest.raises(OSError, match="No space left"):
+        reports.write_whole(file, "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_interruption_leaves_no_half_file(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reports.write_whole(tmp_path / "report.json", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_cannot_be_encoded_leaves_no_half_file(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        reports.write_whole(tmp_path / "report.json", "x" * 100_000 + "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scripts_are_written_for_findings_that_have_one(tmp_path):
+    report = reports.written(FULL, str(tmp_path / "scripts"))
+    (file,) = (tmp_path / "scripts").iterdir()
+    assert file.name == "cumprod_default__S1__S1__2ranks.py"
+    assert file.read_text() == "# cumprod_default__S1__S1__2ranks.py\n"
+    assert [f.repro for f in report.findings] == [str(file), None, None]
+    check_schema(body_of(report))
+
+
+def test_without_a_folder_nothing_is_written():
+    assert reports.written(FULL, None) is FULL
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    ({}, "cumprod_default__S1__S1__2ranks.py"),
+    ({"inputs": "S(0) R P(sum)", "outputs": "P(max) S(2)"}, "cumprod_default__S0_R_Psum__Pmax_S2__2ranks.py"),
+    ({"op": "mine.a_b.out", "ranks": 4}, "mine_a_b_out__S1__S1__4ranks.py"),
+])  # fmt: skip
+def test_a_script_is_called_after_its_finding(given, name):
+    assert reports.file_name(finding(**given)) == name
+
+
+def test_a_result_that_is_no_tensor_has_a_name():
+    one = finding()
+    one = replace(one, rule=Rule(one.rule.op, (None, *one.rule.inputs), one.rule.outputs))
+    assert re.fullmatch(r"cumprod_default__\w+_S1__S1__2ranks\.py", reports.file_name(one))
+
+
+# For people.
+
+
+def words(text):
+    """What is written, without the frame, and without the places where lines end."""
+    return "".join(c for c in text if not c.isspace() and not "\u2500" <= c <= "\u257f")
+
+
+def cells(text):
+    """The table's columns, each read from top to bottom."""
+    rows = [line.strip("│┃").replace("┃", "│").split("│") for line in text.splitlines() if line.startswith(("│", "┃"))]
+    return ["".join(words(row[n]) for row in rows) for n in range(4)]
+
+
+def test_a_report_reads_from_what_is_wrong_to_the_totals():
+    text = shown(FULL)
+    order = ["ignored aten.sub.Tensor", "Unsound", "on 2 ranks, cumprod(f64[2,4], -1)", "rank 0  [1, 2] of shape (2,)",
+             "Suspect", "Missing", "crashed aten.sort.default: sort(f64[2]): KeyError: 'x'", "torch 2.13.0, seed 7"]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_the_totals_are_pinned():
+    assert shown(FULL, width=400).splitlines()[-1] == (
+        "torch 2.13.0, seed 7, ranks 2, 3: 3 sound, 1 unsound, 1 suspect, 1 missing, 0 untestable, 1 crashed "
+        "(confirmed on gloo); 9 rule instances on 0 samples of 0 overloads"
+    )
+
+
+def test_nothing_tested_is_said_and_no_confirmation_too():
+    assert shown(EMPTY, width=400) == (
+        "torch 2.13.0, seed 0, ranks 2: 0 sound, 0 unsound, 0 suspect, 0 missing, 0 untestable, 0 crashed "
+        "(not confirmed: --confirm none); 0 rule instances on 0 samples of 0 overloads\n"
+        "Nothing was tested: that is not a pass.\n"
+    )
+
+
+def test_what_was_judged_by_metadata_only_is_counted():
+    counts = Counts(sound=2, by_metadata=1, instances=2)
+    assert "; 1 of the sound ones by metadata only (random or uninitialised)" in shown(
+        replace(EMPTY, counts=counts), 400
+    )
+
+
+def test_a_script_comes_with_its_command():
+    one = replace(FULL, findings=(replace(WRONG, repro="here/x.py"),))
+    assert "run it: torchrun --nproc-per-node 2 here/x.py\n" in shown(one)
+
+
+def test_a_few_pictures_and_crashes_are_enough():
+    many = replace(FULL, findings=(WRONG,) * 5, crashed=FULL.crashed * 11)
+    assert shown(many).count("  rank 0  ") == 3
+    assert shown(many).count("crashed aten.sort.default") == 8
+    assert "... and 3 more crashes (all of them in --json)" in shown(many)
+
+
+MARKUP = "[red]x[/red] [/] [link=y]z :warning: :x: \\[b] [1, 2]"
+
+
+@pytest.mark.parametrize("place", ["reason", "picture", "sample", "repro"])
+def test_markup_in_a_finding_is_shown_as_it_is(place):
+    value = (MARKUP,) if place == "sample" else MARKUP
+    for verdict in (Verdict.UNSOUND, Verdict.SUSPECT, Verdict.MISSING):
+        if place in ("reason", "sample") or verdict is Verdict.UNSOUND:
+            text = shown(replace(EMPTY, findings=(finding(verdict, **{place: value}),)), 400)
+            assert MARKUP in text, verdict
+
+
+def test_markup_in_names_and_crashes_is_shown_as_it_is():
+    crash = Crash(MARKUP, MARKUP, MARKUP)
+    text = shown(replace(EMPTY, ignored=(MARKUP,), crashed=(crash,), findings=(finding(op=f"a.{MARKUP}.b"),)), 900)
+    assert (
+        text.count(MARKUP) == 8
+    )  # ignored once, crashed three times, rule and call in the table and above the picture
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_output_without_a_terminal_has_no_escape_codes(width):
+    assert "\x1b" not in shown(FULL, width)
+
+
+def test_a_terminal_gets_colours():
+    sink = io.StringIO()
+    reports.show(FULL, Console(file=sink, width=140, force_terminal=True, color_system="standard"))
+    assert "\x1b[" in sink.getvalue()
+
+
+def test_a_narrow_page_says_the_same_as_a_wide_one():
+    for report in (EMPTY, replace(FULL, findings=())):
+        assert words(shown(report, 60)) == words(shown(report, 200))
+    for one in FULL.findings:
+        report = replace(EMPTY, findings=(replace(one, reason="every word of this is there, " * 6, picture=""),))
+        assert cells(shown(report, 60)) == cells(shown(report, 200))
+        assert "everywordofthisisthere," * 6 in cells(shown(report, 60))[3]
+
+
+def test_the_table_for_a_readme_has_a_row_for_each_op():
+    found = [finding(), finding(inputs="S(0)"), finding(op="aten.add.Tensor", reason="a | b"), finding(Verdict.MISSING)]
+    head, rule, *rows = reports.markdown(found).splitlines()
+    assert head == "| rules found wrong | smallest case, ranks | what happens | show it |"
+    assert [row.split("**")[1] for row in rows] == ["aten.add.Tensor", "aten.cumprod.default"]
+    assert "a \\| b" in rows[0] and "`S(1) -> S(1)`; `S(0) -> S(1)`" in rows[1]
+    assert rule.count("|") == head.count("|")

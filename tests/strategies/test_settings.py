@@ -1,0 +1,99 @@
+import pytest
+import torch
+
+from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
+
+ADD = {"patterns": ("add",)}
+REFUSALS = {
+    "nothing": ({}, "OP: nothing named: there is nothing to try. Name an op, or pass --all."),
+    "both": (
+        {"patterns": ("add", "sub"), "everything": True},
+        "--all: add sub: ops are named as well. Drop --all or the names.",
+    ),
+    "no ranks": (ADD | {"ranks": (2, 0)}, "--ranks: 0: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),
+    "one rank": (ADD | {"ranks": (1,)}, "--ranks: 1: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),
+    "negative ranks": (
+        ADD | {"ranks": (-3,)}, "--ranks: -3: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more.",
+    ),
+    "too many ranks": (
+        ADD | {"ranks": (65,)}, "--ranks: 65: that many real processes would not fit one machine. Pass at most 64.",
+    ),
+    "dtype": (
+        ADD | {"dtypes": ("int64", "float63")},
+        "--dtype: float63: this dtype is not among those tried. Choose of float64, float32, int64, bool, complex64.",
+    ),
+    "confirm": (ADD | {"confirm": "mpi"}, "--confirm: mpi: no such way to confirm. Choose gloo, nccl or none."),
+    "workers": (ADD | {"workers": 0}, "--workers: 0: somebody must do the work. Pass --workers 1 or more."),
+    "negative seed": (ADD | {"seed": -1}, "--seed: -1: torch's generators do not take it. Pass 0 to 2**63 - 1."),
+    "huge seed": (
+        ADD | {"seed": 2**63}, "--seed: 9223372036854775808: torch's generators do not take it. Pass 0 to 2**63 - 1.",
+    ),
+    "device": (ADD | {"device": "tpu"}, "--device: tpu: unknown device. Choose cpu or cuda."),
+    "cuda": (
+        ADD | {"device": "cuda"},
+        "--device: cuda: torch sees no CUDA device here. Run on a machine with a GPU, or pass --device cpu.",
+    ),
+    "nccl": (
+        ADD | {"confirm": "nccl", "ranks": (2, 3)},
+        "--confirm: nccl: nccl needs 3 GPUs for 3 ranks, here are 0. Pass --confirm gloo, or fewer --ranks.",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(("given", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_says_what_was_wrong_and_what_to_do(given, said):
+    with pytest.raises(BadSetting) as refused:
+        Settings(**given)
+    assert str(refused.value) == f"localtensor validate: {said}"
+
+
+@pytest.mark.parametrize("given", [
+    ADD, {"everything": True}, {"rules": "my_rules"}, ADD | {"ranks": (2, 64)}, ADD | {"workers": 1},
+    ADD | {"seed": 2**63 - 1}, ADD | {"dtypes": ("float32", "bool")}, ADD | {"confirm": "none"},
+])  # fmt: skip
+def test_what_can_be_done_is_accepted(given):
+    settings = Settings(**given)
+    assert all(getattr(settings, name) == value for name, value in given.items())
+
+
+def test_every_seed_that_is_accepted_seeds_torch():
+    for seed in (0, 2**63 - 1):
+        assert torch.Generator().manual_seed(seed).initial_seed() == seed
+
+
+@pytest.mark.parametrize(("device", "confirm"), [("cuda", "gloo"), ("cpu", "nccl"), ("cuda", "nccl")])
+def test_a_machine_with_enough_gpus_is_taken(device, confirm, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Settings(("add",), ranks=(2,), device=device, confirm=confirm).device == device
+
+
+def test_too_few_gpus_are_counted(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BadSetting) as refused:
+        Settings(("add",), confirm="nccl")
+    assert str(refused.value) == (
+        "localtensor validate: --confirm: nccl: nccl needs 4 GPUs for 4 ranks, here are 2. "
+        "Pass --confirm gloo, or fewer --ranks."
+    )
+
+
+def test_the_default_is_every_dtype_but_single_precision():
+    assert DEFAULT_DTYPES == Settings(("add",)).dtypes == ("float64", "int64", "bool", "complex64")
+
+
+def test_an_unknown_op_gets_the_nearest_names():
+    said = str(UnknownOp("sums", ["gather", "sum_", "sum", "aten.sum.default"]))
+    assert said == ("localtensor validate: OP: 'sums': no op and no overload has this name. Did you mean sum or sum_?")
+
+
+def test_an_op_like_no_other_gets_a_way_on():
+    assert str(UnknownOp("zzz", ["cumsum"])) == (
+        "localtensor validate: OP: 'zzz': no op and no overload has this name. "
+        "`localtensor validate --all` tries every op."
+    )
