@@ -52,7 +52,7 @@ def _root(
 
 @app.command(epilog=EXAMPLES)
 def validate(
-    ops: Annotated[list[str] | None, Argument(metavar="[OP]", help="OpInfo names, overloads or globs.", show_default=False)] = None,
+    ops: Annotated[list[str] | None, Argument(metavar="OP", help="OpInfo names, overloads or globs.", show_default=False)] = None,
     everything: Annotated[bool, Option("--all", help="Every overload that OpInfo reaches.")] = False,
     search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False,
     ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = None,
@@ -97,7 +97,7 @@ def spread(words: Sequence[str]) -> list[str]:
     """
     made: list[str] = []
     option, first = "", False
-    for word in (part for word in words for part in _apart(word)):
+    for word in (part for given in words for part in _apart(given)):
         if word in ("--ranks", "--dtype"):
             option, first = word, True
             continue
