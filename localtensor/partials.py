@@ -119,6 +119,8 @@ def _truths(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
     distance = _noise(x, ranks - 1, rng)
     distance = distance.abs() if x.dtype.is_signed else distance
+    # Far enough, at half of the elements, for a part to be larger in size than the total: |P(max)| is no maximum.
+    distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
     if sparse:
         distance = distance * ~_coin(tuple(distance.shape), rng, x.device, 0.4)
     others = _moved(x, distance, down=kind == "max")

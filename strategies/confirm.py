@@ -37,6 +37,8 @@ class Confirmation:
     want: str = ""
     heard: tuple[Heard, ...] = ()
     failed: str = ""
+    refused: str = ""
+    """What every rank raised when it ran the op, if that is what happened."""
 
 
 class Court:
@@ -115,7 +117,8 @@ def _raised(failed: Heard, heard: tuple[Heard, ...]) -> Confirmation:
             f"rank {names} raises {said}; its peers go on and wait for it at the next collective", heard=heard
         )
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
-    return Confirmation("", f"DTensor {where} on every rank: {said}", heard=heard)
+    refused = said if failed.failed == "op" else ""
+    return Confirmation("", f"DTensor {where} on every rank: {said}", heard=heard, refused=refused)
 
 
 def _misshapen(case: Case, heard: Sequence[Heard]) -> str:

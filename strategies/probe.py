@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.partials import fold, parts, reducible
 from localtensor.placement import short
 from localtensor.shards import local_shape, split_axis
-from strategies.rules import Call, Claim, Rule, Sample
+from strategies.rules import Call, Claim, Rule, Sample, written
 from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, strided, tell
 from strategies.verdicts import Evidence, Instance, Verdict
 
@@ -51,6 +51,7 @@ class Probe:
         self.sample, self.truth, self.ranks = sample, truth, ranks
         self.seed, self.variant = seed, variant
         self.writes = mutates(sample.op)
+        self.written = written(sample.call)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._ran: dict[tuple[object, ...], Local] = {}
 
@@ -92,10 +93,10 @@ class Probe:
         for rank in range(ranks):
             call = calls[rank] if calls else self.sample.call
             try:
-                raw = run(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
+                _, flat = run(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
             except REFUSALS as error:
                 return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
-            out.append(tuple(_flat(raw)))
+            out.append(tuple(flat))
         return out
 
     def draws(self, inputs: Sequence[Placement | None]) -> range:
@@ -105,10 +106,14 @@ class Probe:
         """The evidence against a claim, or None if it stands."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
-            found = self.against(local, claim.rule.outputs)
+            found = self.against(local, self._asked(claim))
             if found and not self._kernels_disagree(claim, draw, local):
                 return Evidence(found[0], self.variant, draw, found[1], found[2])
         return None
+
+    def _asked(self, claim: Claim) -> tuple[Placement | None, ...]:
+        """The placements of the results, and of the arguments that the op writes to: those keep theirs."""
+        return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
 
     def _kernels_disagree(self, claim: Claim, draw: int, local: Local) -> bool:
         """Whether the same pieces with gaps between their elements give other results: then torch's
@@ -128,7 +133,16 @@ class Probe:
         if isinstance(local, str):
             return local, "", ""
         for i, placement in enumerate(outputs):
-            if placement is not None and isinstance(self.truth.outputs[i], Tensor):
+            want = self.truth.outputs[i]
+            if isinstance(want, (bool, int, float)) and placement is not None:
+                odd = next((rank for rank, out in enumerate(local) if out[i] != want), None)
+                if odd is not None:
+                    return (
+                        f"output {i} is {local[odd][i]} on rank {odd}, the op gives {want}",
+                        str(local[odd][i]),
+                        str(want),
+                    )
+            if placement is not None and isinstance(want, Tensor):
                 wrong = self._wrong([out[i] for out in local], i, placement)
                 if wrong:
                     where = f"output {i} as {short(placement)}: " if len(outputs) > 1 else f"as {short(placement)}: "
@@ -178,7 +192,8 @@ class Probe:
         if slack is None:
             return []
         stack = torch.stack(list(held))
-        kinds = [k for k in SEARCHED if reducible(k, want.dtype) and not (k == "avg" and not _divisible(want))]
+        searched = () if want.dtype == torch.bool else SEARCHED
+        kinds = [k for k in searched if reducible(k, want.dtype) and not (k == "avg" and not _divisible(want))]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
         right = close(folded, want, slack + rounding(held)).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
@@ -220,12 +235,6 @@ def _near(a: Tensor, b: Tensor) -> bool:
         return torch.equal(a, b)
     scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
     return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
-
-
-def _flat(raw: Any) -> list[Any]:
-    if isinstance(raw, Tensor):
-        return [raw]
-    return [leaf for item in raw for leaf in _flat(item)] if isinstance(raw, (list, tuple)) else [raw]
 
 
 def _has_dim(placement: Placement, want: Tensor) -> bool:

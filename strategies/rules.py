@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,5 +130,32 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
 
 
 def results(out: Any) -> list[Any]:
-    """The results of an op as a flat list; what is no tensor stays in its place."""
-    return pytree.tree_leaves(out)
+    """The results of an op as a flat list; what is no tensor stays in its place, and nothing is nothing."""
+    return [] if out is None else pytree.tree_leaves(out)
+
+
+@functools.cache
+def _writes_to(name: str) -> tuple[int, ...]:
+    """The schema's arguments that the op writes to and does not return, by position."""
+    schema = overload(name)._schema
+    returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
+
+    def unseen(argument: Any) -> bool:
+        alias = argument.alias_info
+        return alias is not None and alias.is_write and not set(alias.before_set) & returned
+
+    return tuple(i for i, argument in enumerate(schema.arguments) if unseen(argument))
+
+
+def written(call: Call) -> tuple[int, ...]:
+    """The tensors of the call, by leaf number, that it writes to without returning them.
+
+    They are judged beside the results, under the placement with which they came in.
+    """
+    spots = _writes_to(call.op)
+    if not spots:
+        return ()
+    arguments = overload(call.op)._schema.arguments
+    given = dict(call.kwargs) | {arguments[i].name: value for i, value in enumerate(call.args)}
+    values = [given.get(arguments[i].name) for i in spots]
+    return tuple(leaf.index for leaf in pytree.tree_leaves(values) if isinstance(leaf, Leaf))

@@ -20,7 +20,7 @@ from strategies.verdicts import Crash
 
 SECONDS = 60.0
 """Time limit of one OpInfo with one dtype."""
-SAMPLES, TRACED, NAMED, SEARCHED = 24, 8, 64, 24
+SAMPLES, TRACED, NAMED, SEARCHED = 24, 8, 64, 12
 """Samples tried of one overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
 
@@ -94,13 +94,17 @@ def _spellings(op: str) -> tuple[str, ...]:
 
 
 def _pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
-    """The OpInfos that bear the overloads' names; all of them for an overload that none bears."""
+    """The OpInfos that bear the overloads' names, else a part of them (`select` for `select_backward`); all
+    of them for an overload that has not even that."""
     if not ops:
         return Pick(())
     bearers: set[int] = set()
     for op in ops:
         packet = op.split(".")[1]
         found = {n for n, info in enumerate(database) if {packet, packet.strip("_")} & _plain_names(info)}
+        found = found or {
+            n for n, info in enumerate(database) if any(x in packet for x in _plain_names(info) if len(x) > 3)
+        }
         bearers |= found or set(range(len(database)))
     return Pick(tuple(sorted(bearers)), ops)
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
@@ -31,9 +32,15 @@ class TooMany(Exception):
     """DTensor would trace more tuples for this decomposition than a sweep has time for."""
 
 
-def options(x: Tensor, ranks: int, kinds: Sequence[str] = ("sum", "avg", "min", "max")) -> list[Placement]:
+SEARCHED: Sequence[str] = ("sum", "avg", "min", "max")
+"""Partial kinds that a search tries."""
+
+
+def options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED) -> list[Placement]:
     """The placements that a tensor can have along one axis so that each rank has something to do."""
     shards: list[Placement] = [Shard(d) for d, size in enumerate(x.shape) if size >= ranks]
+    if x.dtype == torch.bool and kinds == SEARCHED:
+        kinds = ()  # "or" and "and" of few values hold by chance
     return [Replicate(), *shards, *(Partial(k) for k in kinds if reducible(k, x.dtype))]
 
 

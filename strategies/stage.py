@@ -26,7 +26,7 @@ from localtensor import wire
 from localtensor.partials import fold
 from localtensor.placement import is_plain, short
 from localtensor.shards import local_shape
-from strategies.rules import Call, results
+from strategies.rules import Call, results, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,9 @@ def at_home(module: str, folder: str) -> None:
 
 
 def _played(part: Part) -> Heard:
-    out, errors, trace = _together(lambda: _run(part))
+    outs, errors, trace = _together(lambda: _run(part))
     if any(errors):
         return Heard("op", errors, trace=trace)
-    outs = results(out)
     placements = tuple(short(o.placements[0]) if isinstance(o, DTensor) else "-" for o in outs)
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
@@ -100,7 +99,7 @@ def _played(part: Part) -> Heard:
     )
 
 
-def _run(part: Part) -> Any:
+def _run(part: Part) -> list[Any]:
     mesh = _mesh(part.device)
     given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
     tensors = [
@@ -109,7 +108,8 @@ def _run(part: Part) -> Any:
         )
         for piece, placement, shape, stride in given
     ]
-    return part.call(tensors)
+    out = part.call(tensors)
+    return [*results(out), *(tensors[leaf] for leaf in written(part.call))]
 
 
 def _check_shapes(outs: Sequence[Any]) -> None:

@@ -176,10 +176,21 @@ class Question:
         lines = info.func(self.op, wrapped.args_meta, wrapped.kwargs_meta)
         uneven = bool(getattr(info, "allow_uneven_sharding", False))
         count = len(self.metas)
+        self._check_lines(lines)
         rows = [_row(line, count) for line in lines]
         if not any(all(p is None or p == Replicate() for p in (*i, *o)) for i, o in rows):
             rows.insert(0, self._replicate_row(len(lines[0]) - count if lines else 1))
         return [row for row in rows if self._fits(row[0], uneven) and self._keeps_place(row)]
+
+    def _check_lines(self, lines: Sequence[Sequence[Any]]) -> None:
+        """Torch refuses a line of the wrong length at each call; a negative dim it meets later, and refuses too."""
+        outputs = sum("Tensor" in str(r.type) for r in self.op._schema.returns)
+        for line in lines:
+            if len(line) != outputs + len(self.metas):
+                need = f"{outputs} results and {len(self.metas)} tensor arguments"
+                raise ValueError(f"a line of {len(line)} placements, for {need}")
+            if any(getattr(p, "dim", 0) < 0 for p in line):
+                raise ValueError(f"a line names a negative shard dim: {list(line)}")
 
     def strategy_rows(self, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
         """The lines that an op strategy or a decomposition offers when the inputs come as in `seeds`."""

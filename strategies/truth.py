@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.rules import Call, Sample, overload, results
+from strategies.rules import Call, Sample, overload, results, written
 
 GENEROUS = 1000.0
 """How many times the measured noise a result may differ.  Wrong rules are off by far more."""
@@ -40,9 +40,14 @@ REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError
 """What an op raises for arguments that it cannot take; anything else is a crash."""
 
 
-def run(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> Any:
-    """The op's raw result; it may write to its arguments only if those are copies."""
-    return call([t.clone() for t in tensors] if mutates else tensors)
+def run(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[Any, list[Any]]:
+    """The op's raw result, and the flat list of all that it gives: results, and arguments that it wrote to.
+
+    It may write to its arguments only if those are copies.
+    """
+    given = [t.clone() for t in tensors] if mutates else tensors
+    raw = call(given)
+    return raw, [*results(raw), *(given[leaf] for leaf in written(call))]
 
 
 def mutates(name: str) -> bool:
@@ -68,8 +73,8 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
     """The truth about a call.  Raises one of `REFUSALS` where the op itself refuses."""
     inputs = tuple(sample.tensors if tensors is None else tensors)
     writes = mutates(sample.op)
-    raw = run(sample.call, inputs, mutates=writes)
-    outputs = tuple(results(raw))
+    raw, flat = run(sample.call, inputs, mutates=writes)
+    outputs = tuple(flat)
     only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
     if only:
         return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
@@ -104,7 +109,7 @@ def _share(slack: Tensor | None) -> float:
 def _again(call: Call, tensors: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
     """The results once more, or nothing where the op refuses the moved inputs (it left its domain)."""
     try:
-        return tuple(results(run(call, tensors, mutates=writes)))
+        return tuple(run(call, tensors, mutates=writes)[1])
     except REFUSALS:
         return ()
 

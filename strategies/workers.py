@@ -24,6 +24,8 @@ import torch
 
 from localtensor import wire
 
+RETIRE = 200
+"""Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
 Note = Callable[[int], None]
 """Called by a unit to say how far it is; the last number is known even if the process dies."""
 Work = Callable[[Any, Note], Any]
@@ -61,6 +63,7 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.unit = -1
+        self.done = 0
         self.since = 0.0
 
     def give(self, unit: int, work: Work, task: Any) -> None:
@@ -154,7 +157,8 @@ class Crew:
         while told < len(tasks):
             for at, answer in _heard(self._hands, limit):
                 answers[self._hands[at].unit] = answer
-                if isinstance(answer, Lost):
+                self._hands[at].done += 1
+                if isinstance(answer, Lost) or self._hands[at].done >= RETIRE:
                     self._hands[at].kill()
                     self._hands[at] = _Worker(self._context)
                 _next(self._hands[at], waiting, work, tasks)

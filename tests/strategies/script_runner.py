@@ -1,7 +1,8 @@
-"""Runs a repro script in a process that is a rank already, as torchrun would in one of its own."""
+"""What tests have the ranks of a pool do: run a repro script as torchrun would, and tell of themselves."""
 
 import contextlib
 import io
+import logging
 import sys
 from unittest import mock
 
@@ -19,3 +20,7 @@ def run_script(text: str) -> tuple[int, str]:
             code = int(left.code or 0)
     sys.stdout.flush()
     return code, printed.getvalue()
+
+
+def logs_errors() -> bool:
+    return logging.getLogger("torch").isEnabledFor(logging.ERROR)

@@ -105,10 +105,13 @@ def test_the_first_samples_are_tried_with_not_a_number_and_the_later_ones_are_no
 
 
 def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
-    hearing = heard(*(sample("argmax.default", numbers(4, n + 2), 0) for n in range(WHOLE + 2)), ranks=(2, 3))
+    columns = range(WHOLE + 6, 4, -1)  # each smaller than the one before, so that the last would be liked best
+    hearing = heard(*(sample("argmax.default", numbers(4, n), 0) for n in columns), ranks=(2, 3))
     assert hearing.suspects == {}
     assert "S(1) -> S(0)" in lines(hearing.whole)
-    assert {len(charges) for charges in hearing.whole.values()} == {WHOLE}
+    for charges in hearing.whole.values():
+        sizes = [charge.case.sample.size for charge in charges]
+        assert len(sizes) == WHOLE and min(sizes) == 4 * columns[WHOLE - 1]
 
 
 def test_placements_of_dtensors_own_are_given_replicated_where_they_come_in():
