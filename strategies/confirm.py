@@ -19,6 +19,7 @@ from localtensor.events import Died, Outcome, Raised, Returned, Waiting
 from localtensor.placement import is_plain, parse, short
 from localtensor.processes import Pool
 from localtensor.shards import local_shape
+from strategies.picture import text
 from strategies.probe import Case, rounding
 from strategies.stage import Heard, Part, play
 from strategies.truth import agrees, close
@@ -188,29 +189,3 @@ def _unlike(got: Any, want: Tensor, slack: Tensor, pieces: Sequence[Any], placem
         f"{got[place].item():.6g} at {list(place)} where the op gives {want[place].item():.6g} "
         f"({int(wrong.sum())} of {wrong.numel()} elements differ)"
     )
-
-
-def text(x: Any, most: int = 24) -> str:
-    """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
-    if not isinstance(x, Tensor):
-        return repr(x)
-    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
-    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
-
-
-def picture(case: Case, heard: Sequence[Heard]) -> str:
-    """Which ranks hold what, before and after."""
-    lines = []
-    for i, column in enumerate(case.held):
-        shown = case.rule.inputs[i]
-        lines.append(f"argument {i}, {short(shown)}")
-        lines += [f"  rank {rank}  {text(piece, 8)}" for rank, piece in enumerate(column)]
-    for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
-        lines.append(f"result {i}, {name}")
-        lines += [f"  rank {rank}  {text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
-        lines.append(
-            f"  together  {text(heard[0].whole[i], 8)}" if heard[0].whole else "  together  could not be assembled"
-        )
-    for i, want in enumerate(case.truth.outputs):
-        lines.append(f"the op gives {text(want, 8)}" if i == 0 else f"  and        {text(want, 8)}")
-    return "\n".join(lines)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from localtensor.placement import is_plain, short
 from strategies.probe import Case
-from strategies.rules import Leaf
+from strategies.rules import Leaf, written
 from strategies.truth import scale_of
 
 _SCRIPT = '''"""{rule}
@@ -33,28 +33,36 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-{imports}
+{helpers}
 {inputs}
 want = torch.ops.{op}({plain})
 got = torch.ops.{op}({distributed})
 
-wants = want if isinstance(want, (tuple, list)) else [want]
-gots = got if isinstance(got, (tuple, list)) else [got]
+wants, gots = {results}
 wrong = False
 for want, got, slack in zip(wants, gots, {slack}):
-    if not isinstance(got, DTensor):
+    if isinstance(got, DTensor):
+        print(f"rank {{rank}} placements {{got.placements}}", flush=True)
+        got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
+        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+        want, got = want.tolist(), got.tolist()
+    elif isinstance(want, (bool, int, float)):
+        same = got == want
+    else:
         continue
-    whole = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
-    same = (whole.shape, whole.dtype) == (want.shape, want.dtype) and torch.allclose(whole, want, rtol=0.0, atol=slack, equal_nan=True)
     wrong |= not same
-    print(f"rank {{rank}} placements {{got.placements}}\\nrank {{rank}} got  {{whole.tolist()}}\\nrank {{rank}} want {{want.tolist()}}\\n"
-          f"rank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
+    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
 dist.barrier()
 dist.destroy_process_group()
 sys.exit(1 if wrong else 0)
 '''
 
-_ASSEMBLE = '''
+_HELPERS = '''
+
+def flat(out):
+    """All that an op returned, in one list."""
+    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+
 
 def assemble(x):
     """full_tensor, but for an average, which gloo cannot make: there the ranks' values are averaged here."""
@@ -72,10 +80,19 @@ def script(case: Case, reason: str, name: str) -> str:
     names = [f"x{i}" for i in range(len(case.held))]
     return _SCRIPT.format(
         rule=str(case.rule), version=torch.__version__.split("+")[0], ranks=case.ranks, reason=reason, name=name,
-        imports=_ASSEMBLE, inputs="\n".join(_input(case, i) for i in range(len(names))),
-        op=case.sample.op, plain=_arguments(case, [f"{n}.clone()" for n in names]),
+        helpers=_HELPERS, inputs="\n".join(_input(case, i) for i in range(len(names))),
+        op=case.sample.op, plain=_arguments(case, names),
         distributed=_arguments(case, [f"d{i}" for i in range(len(names))]), slack=_slacks(case),
+        results=_results(case),
     )  # fmt: skip
+
+
+def _results(case: Case) -> str:
+    """The two lists to compare: what the op returns, and the arguments that it writes to without returning them."""
+    leaves = written(case.sample.call)
+    own = ["flat(want)", "flat(got)"] if case.truth.raw is not None else ["[]", "[]"]
+    also = [f" + [{', '.join(f'{letter}{leaf}' for leaf in leaves)}]" if leaves else "" for letter in "xd"]
+    return ", ".join(a + b for a, b in zip(own, also, strict=True))
 
 
 def _input(case: Case, i: int) -> str:

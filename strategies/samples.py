@@ -16,13 +16,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import random
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.rules import Call, Leaf, Sample, call_of, overload
+from strategies.choice import choose
+from strategies.rules import Sample, call_of
 
 SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
 """L, M, S and XS of the two passes."""
@@ -210,115 +209,3 @@ def _is_generator(value: object) -> bool:
 def _usable(t: Tensor) -> bool:
     plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided
     return plain and not t.is_quantized and t.numel() <= MOST_NUMEL
-
-
-_DIM_NAMES = {"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"}
-
-
-def respelled(sample: Sample) -> list[Sample]:
-    """The same call with its dims spelled the other way: 1 as -1 of two dims, -1 as 1.
-
-    A rule that compares `dim` with a shard dim is often wrong in just one of the spellings.  The
-    caller must check that the op gives the same: for unsqueeze and stack -1 counts one dim more,
-    which is why there are two candidates.  Ops whose name begins with an underscore trust their caller:
-    `_fft_r2c` with a negative dim crashes the process (2.13), so they keep the dims that they came with.
-    """
-    if not sample.tensors or sample.op.split(".")[1].startswith("_"):
-        return []
-    schema = overload(sample.op)._schema.arguments
-    spots = {a.name for a in schema if a.name in _DIM_NAMES and "int" in str(a.type)}
-    made = []
-    for ndim in (sample.tensors[0].ndim, sample.tensors[0].ndim + 1):
-        args = tuple(_other(v, ndim) if a.name in spots else v for a, v in zip(schema, sample.call.args, strict=False))
-        kwargs = tuple((name, _other(v, ndim) if name in spots else v) for name, v in sample.call.kwargs)
-        if (args, kwargs) != (sample.call.args, sample.call.kwargs):
-            made.append(replace(sample, call=Call(sample.op, args, kwargs), origin=f"{sample.origin}, dims respelled"))
-    return made
-
-
-def shortened(sample: Sample) -> list[Sample]:
-    """The same call with one operand shorter than the first along one dim: what gather and scatter take.
-
-    Rules that pair the shards of two operands often assume that they are equally long.  Ops that
-    trust their caller (underscore, native_, backward) are not asked: they would read past the end.
-    """
-    packet = sample.op.split(".")[1]
-    if packet.startswith(("_", "native_")) or "backward" in packet or not sample.tensors:
-        return []
-    first, made = sample.tensors[0], []
-    for i, other in enumerate(sample.tensors[1:], 1):
-        for dim in range(other.ndim if other.ndim == first.ndim else 0):
-            if other.shape[dim] == first.shape[dim] and other.shape[dim] >= 4:
-                short = other.narrow(dim, 0, other.shape[dim] // 2 + 1).clone()
-                tensors = (*sample.tensors[:i], short, *sample.tensors[i + 1 :])
-                made.append(replace(sample, tensors=tensors, origin=f"{sample.origin}, operand {i} shortened"))
-    return made
-
-
-def _other(value: Any, ndim: int) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_other(v, ndim) for v in value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return value
-    return value - ndim if value >= 0 else value + ndim
-
-
-def features(sample: Sample) -> list[tuple[int, str]]:
-    """What a rule could look at, argument by argument: dtype, number of dims, ones, evenness, scalars."""
-
-    def show(value: Any) -> str:
-        if isinstance(value, Leaf):
-            x = sample.tensors[value.index]
-            sizes = "".join("1" if size == 1 else "e" if size % 2 == 0 else "o" for size in x.shape)
-            return f"{x.dtype}{sizes}{'' if x.is_contiguous() else ' strided'}"
-        if isinstance(value, float):
-            return "inf" if math.isinf(value) else "integral" if value.is_integer() else "float"
-        return f"{type(value).__name__}({', '.join(map(show, value))})" if isinstance(value, (list, tuple)) else repr(value)  # fmt: skip
-
-    shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
-    shapes = {tuple(t.shape) for t in sample.tensors}
-    beside = [(-3 - i, _beside(sample.tensors[0], t)) for i, t in enumerate(sample.tensors[1:])]
-    return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments"), *beside]
-
-
-def _beside(first: Tensor, other: Tensor) -> str:
-    """Dim by dim, whether the other tensor is as long as the first, shorter or longer."""
-    if first.ndim != other.ndim:
-        return f"{other.ndim - first.ndim:+d} dims"
-    return "".join("=" if a == b else "<" if b < a else ">" for a, b in zip(first.shape, other.shape, strict=True))
-
-
-MOST_CANDIDATES = 200
-
-
-def choose(found: Sequence[Sample], most: int) -> list[Sample]:
-    """At most so many samples of one overload, each chosen for what it adds to those before it.
-
-    New values of an argument count most, then new pairs of values; of equals one that can be split
-    is taken before one that cannot, then the smaller, then the earlier.  The order is that of choice.
-    """
-    unique: dict[str, tuple[Sample, set[Any]]] = {}
-    for sample in sorted(found, key=lambda s: (_largest(s) < 4, s.size)):
-        seen = features(sample)
-        unique.setdefault(repr(seen), (sample, _weighed(seen)))
-    left = list(unique.values())[:MOST_CANDIDATES]
-    covered: set[Any] = set()
-    chosen: list[Sample] = []
-    while left and len(chosen) < most:
-        gains = [sum(_WORTH[len(f)] for f in worth - covered) for _, worth in left]
-        best, worth = left.pop(max(range(len(left)), key=lambda i: (gains[i], -i)))
-        covered |= worth
-        chosen.append(best)
-    return chosen
-
-
-def _largest(sample: Sample) -> int:
-    return max((t.numel() for t in sample.tensors), default=0)
-
-
-_WORTH = {1: 12, 2: 1}
-
-
-def _weighed(seen: Sequence[tuple[int, str]]) -> set[Any]:
-    """Values alone, as 1-tuples, and pairs of them."""
-    return {(f,) for f in seen} | set(itertools.combinations(seen, 2))

@@ -12,6 +12,7 @@ from typing import Any
 
 from strategies import generated, samples, workers
 from strategies import torch_dtensor as dtensor
+from strategies.choice import choose
 from strategies.modules import Registered
 from strategies.rules import Sample, overload
 from strategies.settings import BadSetting, Settings, UnknownOp
@@ -197,4 +198,4 @@ def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> 
         if dtensor.source_of(overload(op)) == "decomposition":
             many = TRACED if picked.everything else 2 * TRACED
         if by_op[op]:
-            yield op, samples.choose(by_op[op], many)
+            yield op, choose(by_op[op], many)

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any
 
-import torch
-from torch import Tensor
 from torch.distributed.tensor import Replicate
 
-from localtensor.placement import is_plain, shorts
+from localtensor.placement import is_plain
 from strategies import torch_dtensor as dtensor
+from strategies.forms import respelled, shortened
 from strategies.probe import Case, Probe, try_claims, wild_truth
 from strategies.rules import Claim, Rule, Sample, overload
-from strategies.samples import respelled, shortened
-from strategies.sources import TooMany, claims, tuples
+from strategies.search import Seen, missing, search
+from strategies.sources import TooMany, claims
 from strategies.stage import at_home
-from strategies.truth import REFUSALS, Truth, mutates, same_results, tell
-from strategies.verdicts import Crash, Evidence, Instance, Verdict
+from strategies.truth import REFUSALS, Truth, same_results, tell
+from strategies.verdicts import Crash, Instance, Verdict
 
 CHARGES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
@@ -86,7 +83,7 @@ def hear(docket: Docket, note: Callable[[int], None]) -> Hearing:
     """The trial of one overload.  An error of ours on one sample is a `Crash`, and the rest goes on."""
     at_home(*docket.home)
     hearing = Hearing(docket.op)
-    found: list[tuple[Sample, dict[int, _Seen]]] = []
+    found: list[tuple[Sample, dict[int, Seen]]] = []
     for number, sample in enumerate(docket.samples):
         if number in docket.skip:
             continue
@@ -98,7 +95,7 @@ def hear(docket: Docket, note: Callable[[int], None]) -> Hearing:
             trace = traceback.format_exc()
             hearing.crashed.append(Crash(docket.op, _describe(sample), f"{type(error).__name__}: {error}", trace))
     if docket.search:
-        hearing.missing = _missing(found)
+        hearing.missing = missing(found)
     return hearing
 
 
@@ -134,18 +131,9 @@ def _forms(sample: Sample, number: int, hearing: Hearing, seed: int) -> Iterable
             return
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What a search saw on one mesh size: the tuples tried, what holds, and what is claimed."""
-
-    tried: set[str] = field(default_factory=set)
-    holds: dict[str, Rule] = field(default_factory=dict)
-    claimed: set[str] = field(default_factory=set)
-
-
-def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hearing) -> dict[int, _Seen]:
+def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hearing) -> dict[int, Seen]:
     hearing.samples += 1
-    seen: dict[int, _Seen] = {}
+    seen: dict[int, Seen] = {}
     alone = dtensor.Question(sample, 1, truth.raw)
     alone.partials = number < PARTIALS
     wild = wild_truth(sample, truth, docket.seed) if number < WILD else None
@@ -164,7 +152,9 @@ def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hea
         for instance, claim in zip(instances, claimed, strict=True):
             _record(instance, claim, truth, number, docket, hearing)
         if docket.search:
-            seen[ranks] = _search(sample, truth, ranks, claimed, docket, hearing)
+            seen[ranks] = search(sample, truth, ranks, claimed, docket.seed)
+            hearing.combinations += seen[ranks].combinations
+            hearing.skipped.update([seen[ranks].untried] if seen[ranks].untried else [])
     return seen
 
 
@@ -200,65 +190,3 @@ def _charge(kept: list[Charge], instance: Instance, truth: Truth, seed: int, mos
     kept.append(Charge(instance, case))
     kept.sort(key=lambda c: weight(c.instance))
     del kept[most:]
-
-
-def _search(
-    sample: Sample, truth: Truth, ranks: int, claimed: Sequence[Claim], docket: Docket, hearing: Hearing
-) -> _Seen:
-    """Every tuple of input placements, and the output placements that hold for it."""
-    seen = _Seen(claimed={str(c.rule) for c in claimed})
-    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _tells(sample, truth):
-        return seen
-    probe = Probe(sample, truth, ranks, seed=docket.seed)
-    writes = mutates(sample.op)
-    todo, every = tuples(sample, ranks)
-    if len(todo) < every:
-        hearing.skipped[f"a search tries {len(todo)} of the {every} tuples of input placements"] += 1
-    for inputs in todo:
-        seen.tried.add(shorts(inputs))
-        if all(isinstance(p, Replicate) for p in inputs):
-            continue
-        per_output = [probe.placements(inputs, i, probe.draws(inputs)) for i in range(len(truth.outputs))]
-        hearing.combinations += sum(3 + out.ndim + 2 for out in truth.outputs)
-        for outputs in product(*per_output) if all(per_output) else ():
-            if not writes or outputs[0] == inputs[0]:  # what an op writes to keeps its placement
-                rule = Rule(sample.op, inputs, outputs)
-                seen.holds[str(rule)] = rule
-    return seen
-
-
-def _tells(sample: Sample, truth: Truth) -> bool:
-    """Whether what holds on this sample says anything: results of one element, all alike, or of
-    booleans make nearly every placement hold."""
-    if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
-        return False
-    real = any(t.dtype != torch.bool for t in sample.tensors)
-    return real and all(o.numel() > 1 and bool((o != o.flatten()[0]).any()) for o in truth.outputs)
-
-
-def _missing(found: Sequence[tuple[Sample, dict[int, _Seen]]]) -> list[Instance]:
-    """Rules that hold on every sample of one kind of arguments, on all mesh sizes, claimed on none of them."""
-    groups: dict[str, list[tuple[Sample, int, _Seen]]] = defaultdict(list)
-    for sample, by_ranks in found:
-        for ranks, seen in by_ranks.items():
-            groups[_family(sample)].append((sample, ranks, seen))
-    missing: dict[str, Instance] = {}
-    for members in groups.values():
-        claimed = set().union(*(seen.claimed for _, _, seen in members))
-        candidates = {name: rule for _, _, seen in members for name, rule in seen.holds.items() if name not in claimed}
-        for name, rule in candidates.items():
-            inputs = shorts(rule.inputs)
-            where = [(s, r, name in seen.holds) for s, r, seen in members if inputs in seen.tried]
-            if len(where) >= 2 and all(holds for _, _, holds in where) and name not in missing:
-                sample, ranks, _ = min(where, key=lambda w: (w[1], w[0].size))
-                why = Evidence(f"holds on all {len(where)} trials of such arguments, and nobody claims it")
-                missing[name] = Instance(rule, ranks, sample, Verdict.MISSING, "search", why)
-    return list(missing.values())
-
-
-def _family(sample: Sample) -> str:
-    """Arguments alike in all but sizes and values."""
-    dims = [t.ndim for t in sample.tensors]
-    values = (*sample.call.args, *(value for _, value in sample.call.kwargs))
-    scalars: Any = [v for v in values if isinstance(v, (bool, int, str, type(None)))]
-    return f"{dims} {scalars} {[str(t.dtype) for t in sample.tensors]}"

@@ -12,7 +12,8 @@ from typing import Protocol
 import torch
 
 from strategies import modules, selection, workers
-from strategies.confirm import Confirmation, Court, picture
+from strategies.confirm import Confirmation, Court
+from strategies.picture import picture
 from strategies.repro import script, usable
 from strategies.rules import Sample
 from strategies.settings import Settings

@@ -100,8 +100,12 @@ def _serve(pipe: Connection, noted: Any) -> None:
     def note(number: int) -> None:
         noted.value = number
 
+    parent = mp.parent_process()
     while True:
         try:
+            while not pipe.poll(1.0):  # a sibling may hold a copy of the other end: then no end of file tells us
+                if parent is not None and os.getppid() != parent.pid:
+                    return
             work, task = wire.loads(pipe.recv_bytes())
         except EOFError:
             return

@@ -18,10 +18,10 @@ localtensor._worker
 localtensor.processes
 localtensor
 strategies.rules
-strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers
+strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers strategies.choice strategies.forms
 strategies.samples strategies.sources strategies.generated strategies.modules strategies.probe
-strategies.settings strategies.confirm strategies.repro strategies.trial
-strategies.selection
+strategies.settings strategies.picture strategies.repro strategies.search
+strategies.selection strategies.confirm strategies.trial
 strategies.validate strategies.report
 strategies.command
 strategies.cli

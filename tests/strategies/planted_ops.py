@@ -93,6 +93,17 @@ def approximate_floor(x: Tensor) -> Tensor:
     return approximate(x).floor().long()
 
 
+def noted(x: Tensor, sums: Tensor) -> Tensor:
+    """Leaves the sum of the rows in its second argument."""
+    sums.copy_(x.sum(0))
+    return x * 2
+
+
+def alive(x: Tensor) -> Tensor:
+    """1 where there is something, else 0."""
+    return x.ne(0).long()
+
+
 def averaged(x: Tensor) -> Tensor:
     return x.mean(0)
 
@@ -149,6 +160,8 @@ plant("patched_floor(Tensor x) -> Tensor", patched_floor)
 plant("patched(Tensor x) -> Tensor", patched, "S")
 plant("approximate(Tensor x) -> Tensor", approximate, "S")
 plant("approximate_floor(Tensor x) -> Tensor", approximate_floor)
+plant("alive(Tensor x) -> Tensor", alive)
+plant("noted(Tensor x, Tensor(a!) sums) -> Tensor", noted, meta=lambda x, sums: torch.empty_like(x))
 plant("averaged(Tensor x) -> Tensor", averaged, "R", meta=averaged)
 plant("totalled(Tensor x, *, int dim) -> Tensor", totalled, "R", meta=totalled)
 plant("fussy(Tensor x) -> Tensor", fussy, "S")

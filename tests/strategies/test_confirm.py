@@ -10,7 +10,8 @@ import torch
 from localtensor import wire
 from localtensor.events import Died, Raised, Returned, Waiting
 from strategies import confirm
-from strategies.confirm import Confirmation, Court, parts_of, picture, text, weigh
+from strategies.confirm import Confirmation, Court, parts_of, weigh
+from strategies.picture import picture, text
 from strategies.rules import overload
 from strategies.sources import claims
 from strategies.stage import Heard
@@ -124,12 +125,14 @@ def test_a_call_that_dtensor_refuses_everywhere_is_no_wrong_rule(court):
     one = sample("unbind.int", X, 0)
     found = court.confirm(case_of(one, "S(0) -> R, R, R, R"))
     assert_cleared(found, "DTensor refuses this call on every rank: RuntimeError: .*")
+    assert found.refused.startswith("RuntimeError: ")
 
 
 def test_a_result_that_gloo_cannot_assemble_is_no_wrong_rule(court):
     one = planted("remembered", numbers(4, dtype=torch.int16))
     found = court.confirm(case_of(one, "P(sum) -> P(sum)"))
     assert_cleared(found, "DTensor cannot assemble the result on every rank: RuntimeError: Invalid scalar type")
+    assert found.refused == ""
 
 
 @pytest.mark.parametrize(("one", "ranks"), [

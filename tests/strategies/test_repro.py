@@ -64,6 +64,11 @@ def test_every_rank_prints_what_it_got_and_fails(ran):
 out, mean, rstd = torch.ops.aten.native_layer_norm.default(X, [6], None, None, 1e-5)
 
 
+BATCH_NORM = sample(
+    "_native_batch_norm_legit.default", X, numbers(6), None, torch.zeros(6), torch.ones(6), True, 0.1, 1e-5
+)
+
+
 @pytest.mark.parametrize(("one", "line"), [
     (CUMPROD, "S(0) -> S(0)"),
     (sample("neg.default", X), "P(max) -> P(min)"),
@@ -71,6 +76,7 @@ out, mean, rstd = torch.ops.aten.native_layer_norm.default(X, [6], None, None, 1
     (sample("neg.default", numbers(4, 3).t()), "S(1) -> S(1)"),
     (sample("neg.default", numbers(4, dtype=torch.complex64)), "P(sum) -> P(sum)"),
     (sample("neg.default", numbers(4, dtype=torch.int32)), "P(sum) -> P(sum)"),
+    (sample("neg.default", numbers(4, dtype=torch.int64)), "P(avg) -> P(avg)"),
     (sample("logical_not.default", numbers(4, dtype=torch.bool)), "S(0) -> S(0)"),
     (sample("mean.dim", X.float(), [0]), "S(0) -> P(avg)"),
     (sample("sum.dim_IntList", X, [0], dtype=torch.float32), "S(0) -> P(sum)"),
@@ -85,6 +91,9 @@ out, mean, rstd = torch.ops.aten.native_layer_norm.default(X, [6], None, None, 1
     (sample("embedding.default", X, torch.tensor([0, 3])), "R, S(0) -> S(0)"),
     (sample("native_layer_norm_backward.default", out, X, [6], mean, rstd, None, None, [True, False, False]),
      "S(0), S(0), S(0), S(0) -> S(0), -, -"),
+    (sample("_foreach_neg_.default", [X, X]), "S(0), S(0) -> S(0)"),
+    (sample("equal.default", X, X), "S(0), S(0) -> R"),
+    (BATCH_NORM, "S(1), S(0), S(0), S(0) -> S(1), S(0), S(0)"),
 ], ids=lambda given: given if isinstance(given, str) else given.op)  # fmt: skip
 def test_the_script_of_a_right_rule_passes(ran, one, line):
     for rank, (code, printed) in enumerate(ran(written(one, line))):
@@ -105,6 +114,18 @@ def test_a_result_of_another_dtype_is_wrong(ran):
         "aten.cumprod.default(d0, -1)", "aten.cumprod.default(d0, -1).double()"
     )
     assert [code for code, _ in ran(text)] == [1, 1]
+
+
+def test_a_number_that_comes_out_otherwise_is_wrong(ran):
+    text = written(sample("equal.default", X, X), "S(0), S(0) -> R").replace("got = torch.ops", "got = not torch.ops")
+    for rank, (code, printed) in enumerate(ran(text)):
+        assert code == 1
+        assert printed.splitlines() == [f"rank {rank} got  False", f"rank {rank} want True", f"rank {rank} WRONG"]
+
+
+def test_an_argument_that_is_written_to_and_comes_out_otherwise_is_wrong(ran):
+    text = written(sample("_foreach_neg_.default", [X, X]), "S(0), S(0) -> S(0)")
+    assert [code for code, _ in ran(text.replace("wants, gots", "d1.add_(1)\nwants, gots"))] == [1, 1]
 
 
 def test_a_difference_within_rounding_is_right(ran):

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 
-from strategies.rules import Call, Claim, Leaf, Rule, Sample, call_of, overload, results
+from strategies.rules import Call, Claim, Leaf, Rule, Sample, call_of, overload, results, written
 from tests.strategies.cases import numbers, sample
 
 aten = torch.ops.aten
@@ -89,6 +89,22 @@ def test_results_are_flat_and_what_is_no_tensor_keeps_its_place():
     x, y = numbers(2), numbers(3)
     first, second, none, number = results((x, [y, None], 5))
     assert (first is x, second is y, none, number) == (True, True, None, 5)
+
+
+def test_an_op_that_gives_nothing_has_no_results():
+    assert results(None) == []
+
+
+@pytest.mark.parametrize(("one", "leaves"), [
+    (sample("add_.Tensor", numbers(2), numbers(2)), ()),
+    (sample("exp.out", numbers(2), out=numbers(2)), ()),
+    (sample("relu.default", numbers(2)), ()),
+    (sample("_foreach_neg_.default", [numbers(2), numbers(3)]), (0, 1)),
+    (sample("_native_batch_norm_legit.default", numbers(4, 2), numbers(2), None, numbers(2), numbers(2), True, 0.1, 1e-5),
+     (2, 3)),
+], ids=lambda given: getattr(given, "op", None))  # fmt: skip
+def test_arguments_that_an_op_writes_to_and_does_not_return_are_known(one, leaves):
+    assert written(one.call) == leaves
 
 
 def test_a_sample_travels_as_a_pickle():

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from strategies import samples as room
+from strategies.choice import choose, features
+from strategies.forms import respelled, shortened
 from strategies.rules import Leaf, overload
-from strategies.samples import SIZES, capture, choose, features, names, respelled, seed_all, shortened, sizes
+from strategies.samples import SIZES, capture, names, seed_all, sizes
 from strategies.truth import same_results, tell
 from tests.strategies.cases import numbers, sample
 

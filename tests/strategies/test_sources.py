@@ -228,15 +228,20 @@ def test_a_tensor_may_be_replicated_sharded_or_partial():
 
 
 @pytest.mark.parametrize(("dtype", "kinds"), [
-    (torch.bool, "P(sum), P(min), P(max)"), (torch.complex64, "P(sum), P(avg)"),
+    (torch.bool, "R"), (torch.complex64, "R, P(sum), P(avg)"), (torch.int64, "R, P(sum), P(avg), P(min), P(max)"),
 ], ids=str)  # fmt: skip
 def test_only_partials_that_mean_something_for_the_dtype_are_tried(dtype, kinds):
-    assert shorts(options(torch.zeros((), dtype=dtype), 2)) == f"R, {kinds}"
+    assert shorts(options(torch.zeros((), dtype=dtype), 2)) == kinds
+
+
+def test_partial_booleans_are_asked_about_where_they_are_claimed():
+    assert shorts(options(torch.tensor(True), 2, ("sum", "avg", "min"))) == "R, P(sum), P(min)"
 
 
 def test_all_tuples_are_tried_those_with_most_replicas_first():
-    found = [shorts(row) for row in tuples(sample("mul.Tensor", numbers(2), numbers(2)), 2)]
-    assert len(found) == len(set(found)) == 36
+    rows, every = tuples(sample("mul.Tensor", numbers(2), numbers(2)), 2)
+    found = [shorts(row) for row in rows]
+    assert len(found) == len(set(found)) == every == 36
     counts = [row.split(", ").count("R") for row in found]
     assert counts == sorted(counts, reverse=True)
     assert found[0] == "R, R"
@@ -244,6 +249,8 @@ def test_all_tuples_are_tried_those_with_most_replicas_first():
 
 def test_the_number_of_tuples_has_a_bound():
     many = sample("cat.default", [numbers(2, 2) for _ in range(8)])
-    found = list(tuples(many, 2))
-    assert len(found) == MOST_TUPLES
+    found, every = tuples(many, 2)
+    assert (len(found), every) == (MOST_TUPLES, 7**8)
     assert found[0] == (Replicate(),) * 8
+    assert len(set(found)) == MOST_TUPLES
+    assert max(sum(p != Replicate() for p in row) for row in found) < 8

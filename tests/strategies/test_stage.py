@@ -103,6 +103,12 @@ def test_an_op_that_writes_is_run_on_the_pieces(heard):
     assert torch.equal(X, numbers(5, 4))
 
 
+def test_an_argument_that_is_written_to_and_not_returned_is_heard_of_too(heard):
+    found = heard(sample("_foreach_neg_.default", [X]), "S(0)")
+    assert found[0].placements == ("S(0)",)
+    assert_whole(found, -X)
+
+
 def test_a_rank_that_raises_alone_is_told_to_all_and_nobody_waits(heard):
     found = heard(planted("one_raises", X), "S(0)")
     assert [one.failed for one in found] == ["op", "op"]

@@ -7,6 +7,7 @@ import functools
 import importlib
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,6 +265,19 @@ def test_a_single_dim_strategy_gives_its_lines_with_shards_for_placeholders_and_
     assert found[0] == "R -> R"
     assert {"S(0) -> S(0)", "S(1) -> S(1)", "P(sum) -> P(sum)"} < set(found)
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ([Replicate()], "a line of 1 placements, for 1 results and 1 tensor arguments"),
+    ([Replicate()] * 3, "a line of 3 placements, for 1 results and 1 tensor arguments"),
+    ([Shard(-1), Shard(-1)], r"a line names a negative shard dim: \[Shard\(dim=-1\), Shard\(dim=-1\)\]"),
+], ids=["short", "long", "negative"])  # fmt: skip
+def test_a_line_that_torch_refuses_at_each_call_is_refused_in_so_many_words(ask, monkeypatch, line, said):
+    one = sample("neg.default", X)
+    strategy = SimpleNamespace(func=lambda *_: [line], allow_uneven_sharding=False)
+    monkeypatch.setitem(propagator().op_single_dim_strategy_funcs, overload(one.op), strategy)
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        ask(one).single_dim_rows()
 
 
 def test_the_lines_of_an_op_strategy_for_several_inputs_are_put_together(ask):

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
 from strategies import sources, trial
 from strategies.rules import Claim, overload
-from strategies.trial import CHARGES, SHORTENED, WHOLE, WILD, Docket, hear
+from strategies.trial import CHARGES, PARTIALS, RESPELLED, SHORTENED, WHOLE, WILD, Docket, hear
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
@@ -50,6 +52,25 @@ def test_an_operand_is_shortened_where_the_op_takes_that_and_only_for_the_first_
     assert (taken.crashed, refused.crashed, refused.skipped) == ([], [], {})
     later = heard(*[sample("gather.default", X, 0, index)] * (SHORTENED + 1), skip=frozenset(range(SHORTENED)))
     assert later.samples == 2
+
+
+def test_a_users_own_samples_are_not_shortened():
+    index = torch.zeros(4, 6, dtype=torch.int64)
+    own = replace(sample("gather.default", X, 0, index), origin="samples() of mine")
+    assert heard(own).samples == 2  # as it is, and with its dim respelled
+
+
+def test_later_samples_are_not_respelled():
+    many = [sample("cumprod.default", X, 1)] * (RESPELLED + 1)
+    assert heard(*many, skip=frozenset(range(RESPELLED))).samples == 1
+    assert heard(*many, skip=frozenset(range(RESPELLED - 1))).samples == 3
+
+
+def test_later_samples_of_a_decomposition_are_not_traced_with_partials(monkeypatch):
+    asked = []
+    monkeypatch.setattr(trial, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
+    heard(*[sample("absolute.default", X)] * (PARTIALS + 2))
+    assert asked == [True] * PARTIALS + [False] * 2
 
 
 def test_only_a_spelling_that_gives_the_same_is_tried(monkeypatch):

@@ -136,6 +136,15 @@ def test_ops_that_write_leave_the_sample_as_it_is(one):
     assert all(torch.equal(t, b) for t, b in zip(first.inputs, before, strict=True))
 
 
+def test_an_argument_that_is_written_to_and_not_returned_is_a_result_too():
+    x, sums = numbers(3, 2), torch.zeros(2, dtype=torch.float64)
+    truth = tell(planted("noted", x, sums))
+    assert [torch.equal(got, want) for got, want in zip(truth.outputs, (x * 2, x.sum(0)), strict=True)] == [True, True]
+    assert len(truth.slack) == 2
+    assert torch.equal(truth.raw, x * 2)
+    assert not sums.any()
+
+
 # Random and uninitialised results.
 
 

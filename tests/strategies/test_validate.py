@@ -259,10 +259,11 @@ def test_a_run_leaves_no_process(folder):
 @pytest.mark.parametrize("phase", ["trying rules", "confirming on real processes"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_error_in_the_middle_leaves_no_process(phase, error, folder):
-    watch = Ends(phase, error)
-    with pytest.raises(error):
+    watch, before = Ends(phase, error), family()
+    with pytest.raises(error) as caught:
         run(folder, "broken_off", users.RIGHT_AND_WRONG, watch)
-    assert watch.now == phase and watch.seen
+    assert watch.now == phase and watch.seen - before
+    assert family() <= before, f"{caught.value!r} still holds what it went through, so nobody is gone by chance"
 
 
 @pytest.mark.usefixtures("no_process_left")

@@ -1,6 +1,10 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +69,26 @@ def test_ticks_count_every_task():
 @pytest.mark.parametrize("tasks", [[], [5]])
 def test_few_tasks_need_few_workers(tasks):
     assert len(list(run(work, tasks, workers=4, limit=30))) == len(tasks)
+
+
+ORPHANS = """
+import os
+from strategies.workers import Crew
+from tests.strategies.test_workers import pid_of
+
+with Crew(2) as crew:
+    list(crew.run(pid_of, [0, 0], limit=30))
+    print(*[worker.process.pid for worker in crew._hands], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed():
+    root = Path(__file__).parents[2]
+    parent = subprocess.run([sys.executable, "-c", ORPHANS], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    pids = parent.stdout.split()
+    assert (parent.returncode, len(pids)) == (-signal.SIGKILL, 2)
+    deadline = time.monotonic() + 10
+    while left := alive(pids):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
