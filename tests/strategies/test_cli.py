@@ -22,13 +22,23 @@ START = (
 )
 
 
-def started(folder, *words):
+@pytest.fixture
+def started(tmp_path):
     """The real command in a process and a session of its own; whoever started us may ignore Ctrl-C, it may not."""
     environ = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
-    return subprocess.Popen(
-        [sys.executable, "-c", START, *words], cwd=folder, env=environ | {"PYTHONPATH": str(ROOT)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    running = []
+
+    def start(*words):
+        running.append(subprocess.Popen(
+            [sys.executable, "-c", START, *words], cwd=tmp_path, env=environ | {"PYTHONPATH": str(ROOT)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        ))  # fmt: skip
+        return running[-1]
+
+    yield start
+    for run in running:
+        run.kill()
+        run.communicate()
 
 
 def session_of(leader):
@@ -183,9 +193,9 @@ def test_a_failure_of_ours_is_3_with_its_traceback(monkeypatch):
 # Real runs.
 
 
-def test_a_whole_run_in_a_process_of_its_own(tmp_path):
+def test_a_whole_run_in_a_process_of_its_own(tmp_path, started):
     users.write(tmp_path, "whole_run", users.RIGHT_AND_WRONG)
-    run = started(tmp_path, "validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2",
+    run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2",
                   "--json", "report.json", "--repro", "scripts")  # fmt: skip
     out, errors = run.communicate(timeout=120)
     assert (run.returncode, errors) == (1, "")
@@ -214,9 +224,9 @@ def samples(op):
 
 
 @pytest.mark.parametrize("whom", ["the command alone", "the whole session"])
-def test_ctrl_c_leaves_one_sentence_and_nothing_else(whom, tmp_path):
+def test_ctrl_c_leaves_one_sentence_and_nothing_else(whom, tmp_path, started):
     users.write(tmp_path, "slow_run", SLOW)
-    run = started(tmp_path, "validate", "--rules", "slow_run", "--workers", "2", "--json", "report.json")
+    run = started("validate", "--rules", "slow_run", "--workers", "2", "--json", "report.json")
     while not (tmp_path / "began").exists():
         assert run.poll() is None, run.stderr.read()
         time.sleep(0.05)

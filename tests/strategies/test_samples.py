@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from strategies import samples as room
-from strategies.choice import choose, features
-from strategies.forms import respelled, shortened
-from strategies.rules import Leaf, overload
+from strategies.rules import overload
 from strategies.samples import SIZES, capture, names, seed_all, sizes
-from strategies.truth import same_results, tell
 from tests.strategies.cases import numbers, sample
 
 
@@ -269,139 +266,6 @@ def test_one_seed_sets_every_generator():
     seed_all(1, "sub")
     assert drawn[0] == drawn[1]
     assert torch.rand(1).item() != drawn[0][0]
-
-
-# Dims spelled the other way.
-
-
-@pytest.mark.parametrize(("one", "want"), [
-    (sample("cumsum.default", numbers(2, 3), 1), [(-1,), (-2,)]),
-    (sample("cumsum.default", numbers(2, 3), -2), [(0,), (1,)]),
-    (sample("sum.dim_IntList", numbers(2, 3, 4), [0, -1], True), [([-3, 2], True), ([-4, 3], True)]),
-    (sample("transpose.int", numbers(2, 3), 0, 1), [(-2, -1), (-3, -2)]),
-], ids=lambda given: given.op if hasattr(given, "op") else None)  # fmt: skip
-def test_dims_are_respelled_in_both_countings(one, want):
-    assert [other.call.args[1:] for other in respelled(one)] == want
-    assert {other.origin for other in respelled(one)} == {"test, dims respelled"}
-
-
-def test_dims_among_the_keywords_are_respelled():
-    assert respelled(sample("aminmax.default", numbers(2, 3), dim=1))[0].call.kwargs == (("dim", -1),)
-
-
-@pytest.mark.parametrize("one", [
-    sample("relu.default", numbers(2, 3)),
-    sample("mul.Scalar", numbers(2, 3), 1),
-    sample("_softmax.default", numbers(2, 3), 1, False),
-    sample("roll.default", numbers(2, 3), [1], []),
-    sample("zeros.default", [2, 3]),
-], ids=lambda one: one.op)  # fmt: skip
-def test_calls_without_dims_and_ops_that_trust_their_caller_stay_as_they_are(one):
-    assert respelled(one) == []
-
-
-@pytest.mark.parametrize(("one", "which"), [
-    (sample("cumsum.default", numbers(3, 3), 1), 0),
-    (sample("unsqueeze.default", numbers(3, 3), 2), 1),
-    (sample("stack.default", [numbers(3, 3), numbers(3, 3)], 0), 1),
-], ids=lambda given: getattr(given, "op", None))  # fmt: skip
-def test_one_of_the_two_is_the_same_call(one, which):
-    def gives_the_same(other):
-        try:
-            return same_results(tell(one), tell(other))
-        except (IndexError, RuntimeError):
-            return False
-
-    assert [gives_the_same(other) for other in respelled(one)] == [i == which for i in range(2)]
-
-
-# Operands shortened.
-
-
-def test_each_operand_after_the_first_is_shortened_along_each_dim():
-    one = sample("gather.default", numbers(4, 6), 0, torch.zeros(4, 6, dtype=torch.int64))
-    found = shortened(one)
-    assert [other.arguments() for other in found] == [["f64[4,6]", "0", "i64[3,6]"], ["f64[4,6]", "0", "i64[4,4]"]]
-    assert {other.origin for other in found} == {"test, operand 1 shortened"}
-    assert all(other.tensors[0] is one.tensors[0] for other in found)
-    assert torch.equal(found[0].call(found[0].tensors), one.call(one.tensors)[:3])
-
-
-@pytest.mark.parametrize("one", [
-    sample("relu.default", numbers(4, 6)),
-    sample("zeros.default", [4]),
-    sample("mul.Tensor", numbers(4, 6), numbers(6)),
-    sample("mul.Tensor", numbers(3, 2), numbers(3, 2)),
-    sample("mul.Tensor", numbers(4, 6), numbers(8, 9)),
-    sample("tanh_backward.default", numbers(4), numbers(4)),
-    sample("native_layer_norm.default", numbers(4, 6), [6], numbers(6), numbers(6), 1e-5),
-    sample("_softmax_backward_data.default", numbers(4, 6), numbers(4, 6), 1, torch.float64),
-], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
-def test_short_or_unequal_operands_and_ops_that_trust_their_caller_stay_as_they_are(one):
-    assert shortened(one) == []
-
-
-# Which samples are taken.
-
-
-def sums(*calls):
-    return [sample("sum.dim_IntList", numbers(*shape), *args) for shape, *args in calls]
-
-
-def test_variety_comes_before_more_of_the_same():
-    found = sums(((4, 4), [0]), ((6, 6), [0]), ((8, 4), [0]), ((4, 4), [1]), ((4, 4), [0], True))
-    chosen = choose(found, 3)
-    assert {str(one.call.args[1:]) for one in chosen} == {"([0],)", "([1],)", "([0], True)"}
-
-
-def test_what_is_chosen_already_counts_no_more():
-    found = sums(((4, 4), [0]), ((4, 5), [0]), ((5, 7), [1]))
-    assert [one.arguments() for one in choose(found, 2)] == [["f64[4,4]", "[0]"], ["f64[5,7]", "[1]"]]
-
-
-def test_of_equals_the_smaller_is_taken():
-    found = sums(((8, 8), [0]), ((4, 4), [0]), ((6, 6), [0]))
-    assert [one.arguments() for one in choose(found, 9)] == [["f64[4,4]", "[0]"]]
-
-
-def test_one_that_can_be_split_comes_before_a_smaller_one_that_cannot():
-    found = sums(((2,), [0]), ((8,), [0]))
-    assert choose(found, 1)[0].arguments() == ["f64[8]", "[0]"]
-
-
-def test_no_more_are_taken_than_asked_for():
-    found = sums(*(((n % 3 + 2, n // 3 + 2), [n % 2]) for n in range(12)))
-    assert len(choose(found, 3)) == 3
-    assert choose([], 3) == []
-    assert len({id(one) for one in choose(found, 99)}) == len(choose(found, 99))
-
-
-@pytest.mark.parametrize(("a", "b"), [
-    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4, 4))),
-    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4, 1))),
-    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(3, 4).t())),
-    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4, 3).float())),
-    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4))),
-    (sample("mul.Scalar", numbers(4), 2), sample("mul.Scalar", numbers(4), 3)),
-    (sample("mul.Scalar", numbers(4), 2.0), sample("mul.Scalar", numbers(4), 2.5)),
-    (sample("sum.default", numbers(4)), sample("sum.default", numbers(4), dtype=torch.float32)),
-    (sample("add.Tensor", numbers(4, 4), numbers(4, 4)), sample("add.Tensor", numbers(4, 4), numbers(2, 2))),
-    (sample("mul.Tensor", numbers(4, 4), numbers(4, 6)), sample("mul.Tensor", numbers(4, 4), numbers(6, 4))),
-    (sample("mul.Tensor", numbers(4, 4), numbers(2, 4)), sample("mul.Tensor", numbers(4, 4), numbers(6, 4))),
-], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
-def test_what_a_rule_may_look_at_makes_a_difference(a, b):
-    assert features(a) != features(b)
-
-
-def test_sizes_alone_and_values_of_floats_make_none():
-    a, b = sample("mul.Scalar", numbers(4, 3), 1.5), sample("mul.Scalar", numbers(6, 5), 2.25)
-    assert features(a) == features(b)
-
-
-def test_a_leaf_in_a_list_is_seen_with_its_shape():
-    one = sample("cat.default", [numbers(4, 3), numbers(1, 3)], 0)
-    assert one.call.args[0] == [Leaf(0), Leaf(1)]
-    assert features(one)[0] == (0, "list(torch.float64eo, torch.float641o)")
 
 
 def test_names_of_a_stand_in_need_no_aten_name():

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from strategies.choice import choose, features
+from strategies.rules import Leaf
+from tests.strategies.cases import numbers, sample
+
+
+def sums(*calls):
+    return [sample("sum.dim_IntList", numbers(*shape), *args) for shape, *args in calls]
+
+
+def test_variety_comes_before_more_of_the_same():
+    found = sums(((4, 4), [0]), ((6, 6), [0]), ((8, 4), [0]), ((4, 4), [1]), ((4, 4), [0], True))
+    chosen = choose(found, 3)
+    assert {str(one.call.args[1:]) for one in chosen} == {"([0],)", "([1],)", "([0], True)"}
+
+
+def test_what_is_chosen_already_counts_no_more():
+    found = sums(((4, 4), [0]), ((4, 5), [0]), ((5, 7), [1]))
+    assert [one.arguments() for one in choose(found, 2)] == [["f64[4,4]", "[0]"], ["f64[5,7]", "[1]"]]
+
+
+def test_of_equals_the_smaller_is_taken():
+    found = sums(((8, 8), [0]), ((4, 4), [0]), ((6, 6), [0]))
+    assert [one.arguments() for one in choose(found, 9)] == [["f64[4,4]", "[0]"]]
+
+
+def test_one_that_can_be_split_comes_before_a_smaller_one_that_cannot():
+    found = sums(((2,), [0]), ((8,), [0]))
+    assert choose(found, 1)[0].arguments() == ["f64[8]", "[0]"]
+
+
+def test_no_more_are_taken_than_asked_for():
+    found = sums(*(((n % 3 + 2, n // 3 + 2), [n % 2]) for n in range(12)))
+    assert len(choose(found, 3)) == 3
+    assert choose([], 3) == []
+    assert len({id(one) for one in choose(found, 99)}) == len(choose(found, 99))
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4, 4))),
+    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4, 1))),
+    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(3, 4).t())),
+    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4, 3).float())),
+    (sample("neg.default", numbers(4, 3)), sample("neg.default", numbers(4))),
+    (sample("mul.Scalar", numbers(4), 2), sample("mul.Scalar", numbers(4), 3)),
+    (sample("mul.Scalar", numbers(4), 2.0), sample("mul.Scalar", numbers(4), 2.5)),
+    (sample("sum.default", numbers(4)), sample("sum.default", numbers(4), dtype=torch.float32)),
+    (sample("add.Tensor", numbers(4, 4), numbers(4, 4)), sample("add.Tensor", numbers(4, 4), numbers(2, 2))),
+    (sample("mul.Tensor", numbers(4, 4), numbers(4, 6)), sample("mul.Tensor", numbers(4, 4), numbers(6, 4))),
+    (sample("mul.Tensor", numbers(4, 4), numbers(2, 4)), sample("mul.Tensor", numbers(4, 4), numbers(6, 4))),
+], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
+def test_what_a_rule_may_look_at_makes_a_difference(a, b):
+    assert features(a) != features(b)
+
+
+def test_sizes_alone_and_values_of_floats_make_none():
+    a, b = sample("mul.Scalar", numbers(4, 3), 1.5), sample("mul.Scalar", numbers(6, 5), 2.25)
+    assert features(a) == features(b)
+
+
+def test_a_leaf_in_a_list_is_seen_with_its_shape():
+    one = sample("cat.default", [numbers(4, 3), numbers(1, 3)], 0)
+    assert one.call.args[0] == [Leaf(0), Leaf(1)]
+    assert features(one)[0] == (0, "list(torch.float64eo, torch.float641o)")
