@@ -119,14 +119,16 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
     """A call with its tensors taken out, numbered in the order in which DTensor flattens them."""
     tensors: list[Tensor] = []
 
-    def take(value: Any) -> Any:
+    def take(value: Any) -> Any:  # pytree does the same at five times the price, for each call of a sweep
         if isinstance(value, Tensor):
             tensors.append(value)
             return Leaf(len(tensors) - 1)
-        return value
+        if isinstance(value, list):
+            return [take(v) for v in value]
+        return tuple(take(v) for v in value) if isinstance(value, tuple) else value
 
-    taken = pytree.tree_map(take, (tuple(args), tuple(kwargs.items())))
-    return Call(str(op), taken[0], taken[1]), tensors
+    taken = take(tuple(args))
+    return Call(str(op), taken, tuple((name, take(value)) for name, value in kwargs.items())), tensors
 
 
 def results(out: Any) -> list[Any]:

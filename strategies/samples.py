@@ -186,7 +186,8 @@ class _Recorder(TorchDispatchMode):
     def best(self) -> list[Sample]:
         """Of each overload the samples that differ most."""
         most = {op: MOST_KEPT if self._own.get(op.split(".")[1]) else MOST_OTHERS for op in self.kept}
-        return [sample for op, found in self.kept.items() for sample in choose(found, most[op])]
+        few = {op: found if len(found) <= most[op] else choose(found, most[op]) for op, found in self.kept.items()}
+        return [sample for found in few.values() for sample in found]
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
         """The call with its tensors as they are before it, or None if one like it is kept already."""

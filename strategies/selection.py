@@ -6,7 +6,7 @@ import fnmatch
 import functools
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from strategies.verdicts import Crash
 
 SECONDS = 60.0
 """Time limit of one OpInfo with one dtype."""
-SAMPLES, TRACED, NAMED, SEARCHED = 24, 8, 64, 12
+SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 12
 """Samples tried of one overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
 
@@ -112,6 +112,13 @@ def _pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
 
 def _plain_names(info: Any) -> set[str]:
     return {part for name in samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
+
+
+def wider(picked: Pick, met: Collection[str]) -> Pick:
+    """The OpInfos not yet run, for the overloads asked for that no sample has reached; none if all were."""
+    lacking = frozenset(picked.overloads) - set(met)
+    rest = set(range(len(samples.database()))) - set(picked.infos) if lacking else set()
+    return Pick(tuple(sorted(rest)), lacking)
 
 
 def gather(

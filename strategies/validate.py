@@ -56,12 +56,9 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
         rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
         picked = selection.pick(settings, rules)
     home = (settings.rules, settings.folder) if rules else ("", "")
-    told = progress
     with workers.Crew(settings.workers, cuda=settings.device == "cuda") as crew:
         with clock("samples"):
-            by_op, crashed, refused = selection.gather(
-                crew, picked, settings, rules, progress.tick, lambda n: told.phase("capturing samples", n)
-            )
+            by_op, crashed, refused = _gathered(crew, picked, settings, rules, progress)
         dockets = [
             Docket(op, tuple(found), settings.ranks, settings.seed, settings.search, home=home)
             for op, found in selection.chosen(by_op, picked, settings)
@@ -72,6 +69,22 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     with clock("confirmation"):
         findings, sound, failed = _confirm_all(hearings, settings, home, progress)
     return _report(settings, rules, hearings, findings, sound, [*crashed, *lost, *failed], refused, clock.seconds)
+
+
+def _gathered(
+    crew: workers.Crew, picked: selection.Pick, settings: Settings, rules: modules.Registered | None, progress: Progress
+) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
+    """The samples of every overload; where the likely OpInfos do not reach one, those of all OpInfos."""
+
+    def units(count: int) -> None:
+        progress.phase("capturing samples", count)
+
+    by_op, crashed, refused = selection.gather(crew, picked, settings, rules, progress.tick, units)
+    more = selection.wider(picked, by_op)
+    if more.infos:
+        found, dead, no = selection.gather(crew, more, settings, None, progress.tick, units)
+        by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
+    return by_op, crashed, refused
 
 
 class _Clock:

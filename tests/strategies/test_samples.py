@@ -14,7 +14,7 @@ from torch import Tensor
 from strategies import samples as room
 from strategies.rules import overload
 from strategies.samples import SIZES, capture, names, seed_all, sizes
-from tests.strategies.cases import numbers, sample
+from tests.strategies.cases import numbers
 
 
 @dataclass
