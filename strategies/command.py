@@ -9,6 +9,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -43,6 +44,7 @@ def run(chosen: Chosen) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)  # the tensors are small, the workers many, and they are forked from here
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         _writable(chosen)

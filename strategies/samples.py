@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.choice import choose
@@ -41,7 +42,8 @@ MOST_DRAWN, MOST_CALLS = 240, 60
 """Samples of one OpInfo, dtype and pass: looked at, and run."""
 MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12
 """Calls kept of an overload that bears the OpInfo's name, and of one met on the way, out of how many."""
-MOST_NUMEL = 20_000
+MOST_NUMEL, MOST_INPUT = 20_000, 200_000
+"""Elements of a tensor of a sample, and of all inputs of an OpInfo's sample that is run at all."""
 
 
 def database() -> list[Any]:
@@ -122,8 +124,17 @@ def _spread(drawn: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]
         found.extend(enumerate(itertools.islice(drawn, MOST_DRAWN)))  # keeps what came before an error
     except _REFUSALS as error:
         failed[_said(error)] += 1
+    small = [(number, sample) for number, sample in found if _numel(sample) <= MOST_INPUT]
+    if len(small) < len(found):
+        failed[f"samples of more than {MOST_INPUT} elements are left out"] += len(found) - len(small)
+    found = small
     step = max(1.0, len(found) / MOST_CALLS)
     return [found[int(i * step)] for i in range(min(MOST_CALLS, len(found)))]
+
+
+def _numel(sample: Any) -> int:
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
 
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip

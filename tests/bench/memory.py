@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-EVERY = 0.2
+EVERY = 0.5
 """Seconds between two looks."""
 MIB = 1 << 20
 

@@ -158,6 +158,14 @@ def test_the_head_of_a_script_says_what_is_wrong_and_how_to_run_it():
     assert head[4] == "Run:  torchrun --nproc-per-node 3 it.py"
 
 
+def test_both_calls_are_written_with_all_their_arguments():
+    text = written(
+        sample("new_zeros.default", X, [4, 6], dtype=torch.int64, device=torch.device("cpu")), "S(0) -> S(0)"
+    )
+    assert "aten.new_zeros.default(x0, [4, 6], dtype=torch.int64, device=torch.device('cpu'))" in text
+    assert "aten.new_zeros.default(d0, [4, 6], dtype=torch.int64, device=torch.device('cpu'))" in text
+
+
 def test_the_same_case_gives_the_same_text():
     one = sample("neg.default", X)
     assert written(one, "P(sum) -> P(sum)", draw=1) == written(one, "P(sum) -> P(sum)", draw=1)
