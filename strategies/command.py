@@ -64,9 +64,19 @@ def run(chosen: Chosen) -> int:
     except OSError as error:
         errors.print(f"localtensor validate: cannot write {error.filename}: {error.strerror}.", markup=False)
         return NOTHING
-    wide = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
-    reports.show(report, wide)
+    wide = _Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
+    try:
+        reports.show(report, wide)
+    except BrokenPipeError:  # `localtensor ... | head` has read enough; the exit code is still the verdict
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return report.exit_code
+
+
+class _Pipe(Console):
+    """rich leaves with exit code 1 when nobody reads any longer; here 1 means a wrong rule."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def _settings(chosen: Chosen) -> Settings:

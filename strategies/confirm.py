@@ -146,7 +146,7 @@ def _read(text: str) -> Any:
 
 
 def _compared(case: Case, heard: tuple[Heard, ...]) -> Confirmation:
-    took = ", ".join(heard[0].placements)
+    took = ", ".join(heard[0].placements[: len(case.rule.outputs)])
     claimed = ", ".join(short(p) for p in case.rule.outputs)
     for i, want in enumerate(case.truth.outputs):
         slack = case.truth.slack[i]

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: F401
-
+{module}
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -75,12 +75,16 @@ def assemble(x):
 '''
 
 
-def script(case: Case, reason: str, name: str) -> str:
-    """The text of a script that shows what is wrong, with the very values of the case."""
+def script(case: Case, reason: str, name: str, module: str = "") -> str:
+    """The text of a script that shows what is wrong, with the very values of the case.
+
+    `module` is the user's rules module, if it is one of his rules: the script imports it, and torch, only.
+    """
+    own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
     names = [f"x{i}" for i in range(len(case.held))]
     return _SCRIPT.format(
         rule=str(case.rule), version=torch.__version__.split("+")[0], ranks=case.ranks, reason=reason, name=name,
-        helpers=_HELPERS, inputs="\n".join(_input(case, i) for i in range(len(names))),
+        helpers=_HELPERS, module=own if module else "", inputs="\n".join(_input(case, i) for i in range(len(names))),
         op=case.sample.op, plain=_arguments(case, names),
         distributed=_arguments(case, [f"d{i}" for i in range(len(names))]), slack=_slacks(case),
         results=_results(case),

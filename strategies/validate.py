@@ -148,7 +148,7 @@ def _confirm_all(
     failed: list[Crash] = []
     with Court(settings.confirm, settings.device, home) as court:
         for name, charges in suspects + whole:
-            finding, crash = _confirmed(court, charges, settings.confirm)
+            finding, crash = _confirmed(court, charges, settings.confirm, home[0])
             failed += [crash] if crash else []
             if finding is None or (not finding.confirmed_on and (name, charges) in whole):
                 sound.add(name)
@@ -158,13 +158,15 @@ def _confirm_all(
     return [*findings, *missing], sound, failed
 
 
-def _confirmed(court: Court, charges: Sequence[Charge], backend: str) -> tuple[Finding | None, Crash | None]:
+def _confirmed(
+    court: Court, charges: Sequence[Charge], backend: str, module: str
+) -> tuple[Finding | None, Crash | None]:
     """The first case that goes wrong for real; else the suspicion, with what the real run did instead."""
     last: Confirmation | None = None
     for charge in charges:
         last = _same_refusal(charge, court.confirm(charge.case))
         if last.wrong:
-            return _unsound(charge, last, backend), None
+            return _unsound(charge, last, backend, module), None
     if last is None:
         return None, None
     charge = charges[-1]
@@ -179,10 +181,10 @@ def _same_refusal(charge: Charge, seen: Confirmation) -> Confirmation:
     return replace(seen, wrong=f"every rank raises {seen.refused}; the op takes the whole tensors")
 
 
-def _unsound(charge: Charge, seen: Confirmation, backend: str) -> Finding:
+def _unsound(charge: Charge, seen: Confirmation, backend: str, module: str) -> Finding:
     found = _of_charge(charge, Verdict.UNSOUND, seen.wrong)
     evidence = charge.instance.evidence
-    text = script(charge.case, seen.wrong, "{name}") if usable(charge.case) else ""
+    text = script(charge.case, seen.wrong, "{name}", module) if usable(charge.case) else ""
     return replace(
         found, confirmed_on=backend, got=seen.got or evidence.got, want=seen.want or evidence.want,
         picture=picture(charge.case, seen.heard), script=text,
