@@ -26,6 +26,8 @@ def reducible(kind: str, dtype: torch.dtype) -> bool:
         return kind != "avg"
     if dtype == torch.complex32:
         return False  # torch itself cannot add these on a CPU
+    if kind == "avg" and dtype in (torch.uint8, torch.int8, torch.int16):
+        return False  # their sums wrap, and a wrapped sum divided is no average
     return not (dtype.is_complex and kind in ("min", "max"))
 
 

@@ -369,7 +369,8 @@ def _context() -> Any:
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules)])
-        with _without_chatter(), contextlib.suppress(ChildProcessError):  # in a forked copy: it is not ours
+        # Not ours in a forked copy (ChildProcessError); a long TMPDIR makes its socket's path too long (OSError).
+        with _without_chatter(), contextlib.suppress(OSError):
             forkserver.ensure_running()
             return context
     return multiprocessing.get_context("spawn")

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -833,8 +834,9 @@ def a_script(tmp_path, then):
     """A parent of its own, with two ranks up; its process and theirs."""
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(root=str(ROOT), then=then))
-    (tmp_path / "temp").mkdir()
-    environ = {**os.environ, "TMPDIR": str(tmp_path / "temp")}
+    short = tempfile.mkdtemp(prefix="lt")  # the fork server's socket has a path of at most 107 characters
+    (tmp_path / "temp").symlink_to(short)
+    environ = {**os.environ, "TMPDIR": short}
     with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True, env=environ) as parent:
         try:
             yield parent, [int(pid) for pid in parent.stdout.readline().split()]

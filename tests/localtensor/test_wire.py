@@ -8,6 +8,7 @@ from localtensor.wire import dumps, loads
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.complex32]
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")  # torch's own, for complex32
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 2), (0, 4)], ids=str)
 def test_a_tensor_of_any_dtype_and_shape_comes_back(dtype, shape):
