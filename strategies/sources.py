@@ -143,7 +143,8 @@ def _answers(ask: dtensor.Question, inputs: Sequence[Placement | None]) -> list[
     if first is None or first[1] is None:
         return [first] if first else []
     rest = [ask.propagate(inputs, rank) for rank in range(1, ask.ranks)]
-    return [first, *(answer for answer in rest if answer is not None)]
+    answers = [first, *(answer for answer in rest if answer is not None)]
+    return answers if len(answers) == ask.ranks else []
 
 
 def _made(

@@ -120,7 +120,9 @@ def _forms(sample: Sample, number: int, hearing: Hearing, seed: int) -> Iterable
     if number < (0 if own else 1 if traced else SHORTENED):
         for other in shortened(sample):
             with contextlib.suppress(*REFUSALS):
-                yield other, tell(other, seed=seed)
+                told = tell(other, seed=seed)
+                if told.unstable <= UNSTABLE:
+                    yield other, told
     for other in respelled(sample) if number < RESPELLED else ():
         try:
             again = tell(other, seed=seed)

@@ -193,6 +193,10 @@ def test_one_placement_that_stands_for_a_list_of_results_is_spread():
     assert lines(claimed(sample("split.Tensor", X, 2)))[:2] == ["R -> R, R", "S(1) -> S(1), S(1)"]
 
 
+def test_one_replica_of_a_strategy_stands_for_every_tensor_of_a_list():
+    assert lines(claimed(sample("_foreach_neg.default", [X, X]))) == ["R, R -> R, R"]
+
+
 def test_results_that_are_masked_off_have_no_placement():
     out, mean, rstd = torch.ops.aten.native_layer_norm.default(X, [6], None, None, 1e-5)
     one = sample("native_layer_norm_backward.default", out, X, [6], mean, rstd, None, None, [True, False, False])
@@ -211,6 +215,16 @@ def test_one_trace_serves_all_mesh_sizes(monkeypatch):
     found = [lines(claims(one, ranks, tell(one).raw, alone)) for ranks in (2, 3, 5)]
     assert traced == [1]
     assert found == [["R -> R", "S(0) -> S(0)", "S(1) -> S(1)"]] * 2 + [["R -> R", "S(1) -> S(1)"]]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_partial_inputs_of_a_decomposition_are_traced_where_that_is_wanted(asked):
+    one = sample("chunk.default", X, 2)
+    alone = Question(one, 1, tell(one).raw)
+    alone.partials = asked
+    found = lines(claims(one, 2, tell(one).raw, alone))
+    assert "S(1) -> S(1), S(1)" in found
+    assert ("P(sum) -> P(sum), P(sum)" in found) is asked
 
 
 def test_a_decomposition_that_would_take_too_many_traces_says_so(monkeypatch):
