@@ -43,25 +43,32 @@ class Confirmation:
 
 
 class Court:
-    """Pools of real processes, one for each number of ranks, started when first needed and reused."""
+    """A pool of real processes, started when first needed and reused as long as the number of ranks is the same.
+
+    One pool at a time: each rank is a process of a hundred megabytes of its own.
+    """
 
     def __init__(self, backend: str, device: str = "cpu", home: tuple[str, str] = ("", "")) -> None:
         self.backend, self.device, self.home = backend, device, home
-        self._pools: dict[int, Pool] = {}
+        self._pool: Pool | None = None
 
     def __enter__(self) -> Court:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pool in self._pools.values():
-            pool.close()
-        self._pools.clear()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
 
     def confirm(self, case: Case) -> Confirmation:
         """What the real DTensor makes of this case.  Never hangs: the pool ends what does."""
-        pool = self._pools.get(case.ranks)
-        if pool is None:
-            pool = self._pools[case.ranks] = Pool(case.ranks, backend=self.backend, timeout=SECONDS)
+        pool = self._pool
+        if pool is None or pool.ranks != case.ranks:
+            self._leave()
+            pool = self._pool = Pool(case.ranks, backend=self.backend, timeout=SECONDS)
         outcomes = pool.call(play, [(wire.dumps(part),) for part in parts_of(case, self.device, self.home)])
         return weigh(case, outcomes)
 

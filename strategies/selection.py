@@ -21,7 +21,7 @@ from strategies.verdicts import Crash
 
 SECONDS = 60.0
 """Time limit of one OpInfo with one dtype."""
-SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 12
+SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 10
 """Samples tried of one overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
 

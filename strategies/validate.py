@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -143,35 +143,40 @@ def _confirm_all(
                  for _, charges in suspects]  # fmt: skip
         return [*plain, *missing], set(), []
     progress.phase("confirming on real processes", len(suspects) + len(whole))
-    findings: list[Finding] = []
-    sound: set[str] = set()
-    failed: list[Crash] = []
+    todo = dict(suspects + whole)
     with Court(settings.confirm, settings.device, home) as court:
-        for name, charges in suspects + whole:
-            finding, crash = _confirmed(court, charges, settings.confirm, home[0])
-            failed += [crash] if crash else []
-            if finding is None or (not finding.confirmed_on and (name, charges) in whole):
-                sound.add(name)
-            else:
-                findings.append(finding)
-            progress.tick()
-    return [*findings, *missing], sound, failed
+        tried = _tried(court, todo, progress)
+    found = {n: _outcome(c, s, settings.confirm, home[0]) for n, (c, s) in tried.items()}
+    cleared = {name for name, _ in whole if not found[name].confirmed_on}
+    failed = [Crash(c.case.rule.op, _describe(c.case.sample), s.note, s.failed) for c, s in tried.values() if s.failed]
+    return [*(f for name, f in found.items() if name not in cleared), *missing], cleared, failed
 
 
-def _confirmed(
-    court: Court, charges: Sequence[Charge], backend: str, module: str
-) -> tuple[Finding | None, Crash | None]:
-    """The first case that goes wrong for real; else the suspicion, with what the real run did instead."""
-    last: Confirmation | None = None
-    for charge in charges:
-        last = _same_refusal(charge, court.confirm(charge.case))
-        if last.wrong:
-            return _unsound(charge, last, backend, module), None
-    if last is None:
-        return None, None
-    charge = charges[-1]
-    crash = Crash(charge.case.rule.op, _describe(charge.case.sample), last.note, last.failed) if last.failed else None
-    return _of_charge(charge, Verdict.SUSPECT, f"{charge.instance.evidence.reason} (not confirmed: {last.note})"), crash
+def _tried(
+    court: Court, todo: Mapping[str, Sequence[Charge]], progress: Progress
+) -> dict[str, tuple[Charge, Confirmation]]:
+    """For each rule the first of its cases that goes wrong for real, else the last one.
+
+    All cases on two ranks come first, then those on three, and so on: another number of ranks means
+    other processes.
+    """
+    tried: dict[str, tuple[Charge, Confirmation]] = {}
+    for ranks in sorted({c.case.ranks for charges in todo.values() for c in charges}):
+        for name, charges in todo.items():
+            for charge in charges:
+                done = name in tried and bool(tried[name][1].wrong)
+                if charge.case.ranks == ranks and not done:
+                    tried[name] = charge, _same_refusal(charge, court.confirm(charge.case))
+            if ranks == charges[-1].case.ranks:
+                progress.tick()
+    return tried
+
+
+def _outcome(charge: Charge, seen: Confirmation, backend: str, module: str) -> Finding:
+    if seen.wrong:
+        return _unsound(charge, seen, backend, module)
+    reason = f"{charge.instance.evidence.reason} (not confirmed: {seen.note})"
+    return _of_charge(charge, Verdict.SUSPECT, reason)
 
 
 def _same_refusal(charge: Charge, seen: Confirmation) -> Confirmation:

@@ -98,7 +98,7 @@ def test_a_process_that_dies_is_wrong_and_the_next_case_is_heard(court):
 def test_nothing_hangs(court, monkeypatch):
     right = case_of(sample("neg.default", X), "S(0) -> S(0)")
     court.confirm(right)  # so that what follows does not wait for a start
-    monkeypatch.setattr(court._pools[2], "timeout", 2.0)
+    monkeypatch.setattr(court._pool, "timeout", 2.0)
     start = time.monotonic()
     found = court.confirm(case_of(planted("one_hangs", X), "S(0) -> S(0)"))
     assert_wrong(found, r"hangs: rank 0 waits at .*; rank 1 waits at planted_ops\.py:\d+ in one_hangs: .*wait\(\).*")
