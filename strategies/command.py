@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from localtensor.errors import LocalTensorError
 from strategies import report as reports
 from strategies.modules import BadRules
+from strategies.progress import bar
 from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 from strategies.validate import validate
 from strategies.verdicts import NOTHING, USAGE
@@ -49,8 +49,8 @@ def run(chosen: Chosen) -> int:
     try:
         _writable(chosen)
         settings = _settings(chosen)
-        with _bar(errors, chosen.quiet) as bar:
-            report = validate(settings, bar)
+        with bar(errors, chosen.quiet) as shown:
+            report = validate(settings, shown)
     except (BadSetting, UnknownOp, BadRules) as error:
         errors.print(str(error), markup=False)
         return USAGE
@@ -105,38 +105,3 @@ def _writable(chosen: Chosen) -> None:
         there = next(p for p in (chosen.repro.absolute(), *chosen.repro.absolute().parents) if p.exists())
         if not there.is_dir() or not os.access(there, os.W_OK):
             raise BadSetting("--repro", chosen.repro, f"{there} takes no files", "Name a folder below one of yours.")
-
-
-class _Bar:
-    """Progress on a terminal; without one, nothing.  No thread of its own: workers are forked meanwhile."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _Bar:
-        if self._progress:
-            self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress:
-            self._progress.stop()
-
-    def phase(self, name: str, total: int) -> None:
-        if self._progress:
-            if self._task is not None:
-                self._progress.remove_task(self._task)
-            self._task = self._progress.add_task(name, total=total)
-            self._progress.refresh()
-
-    def tick(self, count: int = 1) -> None:
-        if self._progress and self._task is not None:
-            self._progress.update(self._task, advance=count, refresh=True)
-
-
-def _bar(console: Console, quiet: bool) -> _Bar:
-    if quiet or not console.is_terminal:
-        return _Bar(None)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return _Bar(Progress(*columns, console=console, auto_refresh=False, transient=True))

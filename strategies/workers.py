@@ -141,6 +141,8 @@ class Crew:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._hands:
+            worker.process.kill()  # all at once: a process of this size takes a while to go
+        for worker in self._hands:
             worker.kill()
         self._hands.clear()
 

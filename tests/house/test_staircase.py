@@ -17,7 +17,7 @@ localtensor.collectives
 localtensor._worker
 localtensor.processes
 localtensor
-strategies.rules
+strategies.rules strategies.progress
 strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers strategies.choice strategies.forms
 strategies.samples strategies.sources strategies.generated strategies.modules strategies.probe
 strategies.settings strategies.picture strategies.repro strategies.search

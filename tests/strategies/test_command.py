@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from localtensor.errors import LocalTensorError
 from strategies import command
+from strategies import progress as progress_room
 from strategies import report as reports
 from strategies.command import Chosen, run
 from strategies.settings import DEFAULT_DTYPES
@@ -239,7 +240,7 @@ def test_a_word_like_an_emoji_is_shown_as_it_is(judge, capsys):
 
 def test_the_bar_shows_phases_on_a_terminal_and_nothing_elsewhere(capsys):
     with Progress(disable=False, auto_refresh=False) as progress:
-        bar = command._Bar(progress)
+        bar = progress_room.Bar(progress)
         bar.tick()
         bar.phase("first", 3)
         bar.phase("second", 4)
@@ -247,10 +248,10 @@ def test_the_bar_shows_phases_on_a_terminal_and_nothing_elsewhere(capsys):
         (task,) = progress.tasks
         assert (task.description, task.completed, task.total) == ("second", 2, 4)
     capsys.readouterr()
-    with command._bar(command.Console(file=sys.stderr), quiet=False) as silent:
+    with progress_room.bar(command.Console(file=sys.stderr), quiet=False) as silent:
         silent.phase("first", 3)
         silent.tick()
     assert capsys.readouterr() == ("", "")
-    with command._bar(command.Console(file=sys.stderr, force_terminal=True), quiet=False) as loud:
+    with progress_room.bar(command.Console(file=sys.stderr, force_terminal=True), quiet=False) as loud:
         loud.phase("trying rules", 3)
     assert "trying rules" in capsys.readouterr().err

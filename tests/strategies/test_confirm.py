@@ -162,7 +162,7 @@ def test_what_dtensor_claims_is_what_it_does(court, one, ranks):
         assert_cleared(court.confirm(case), "DTensor's own run is right")
 
 
-def test_processes_are_started_once_for_each_number_of_ranks_and_end_with_the_court(monkeypatch):
+def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeypatch):
     log = []
 
     class Stand:
@@ -180,9 +180,9 @@ def test_processes_are_started_once_for_each_number_of_ranks_and_end_with_the_co
 
     monkeypatch.setattr(confirm, "Pool", Stand)
     with Court("gloo") as court:
-        for ranks in (2, 4, 2):
+        for ranks in (2, 2, 4, 2):
             assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
-    assert log == ["start 2", "start 4", "end 2", "end 4"]
+    assert log == ["start 2", "end 2", "start 4", "end 4", "start 2", "end 2"]
 
 
 # What outcomes mean, without processes.
