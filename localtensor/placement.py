@@ -2,6 +2,10 @@
 
 `R`, `S(0)`, `SS(0,2)` (strided shard: dim, split factor), `P(sum)`; a spec prints as
 `f32[8,4] @ dp:S(0), tp:R`.
+
+| torch part                                              | read on     | run on |
+|---------------------------------------------------------|-------------|--------|
+| torch.distributed.tensor.placement_types._StridedShard  | 2.11 - 2.15 | 2.13   |
 """
 
 from __future__ import annotations

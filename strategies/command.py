@@ -83,7 +83,7 @@ def _settings(chosen: Chosen) -> Settings:
     return Settings(
         patterns=chosen.ops, everything=chosen.everything, search=chosen.search,
         ranks=tuple(dict.fromkeys(chosen.ranks)), device=chosen.device, rules=chosen.rules, confirm=chosen.confirm,
-        seed=chosen.seed, repro=str(chosen.repro) if chosen.repro else None, workers=chosen.workers,
+        seed=chosen.seed, workers=chosen.workers,
         dtypes=chosen.dtypes or DEFAULT_DTYPES,
     )  # fmt: skip
 

@@ -80,12 +80,22 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
             n for n, info in enumerate(database) if any(fnmatch.fnmatchcase(x, pattern) for x in samples.names(info))
         ]
         named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in _spellings(op))]
+        named = named or _decomposed(pattern)
         if not infos and not named:
             raise UnknownOp(pattern, {*(x for info in database for x in samples.names(info)), *known})
         whole += infos
         overloads |= set(() if infos else named)
     others = _pick_overloads(frozenset(overloads), database)
     return Pick(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
+
+
+def _decomposed(name: str) -> list[str]:
+    """The overload of that full name, if it is in no registry but DTensor has a rule for it all the same."""
+    try:
+        op = overload(name)
+    except (ValueError, AttributeError):  # not three names, or no such op
+        return []
+    return [name] if dtensor.source_of(op) else []
 
 
 def _spellings(op: str) -> tuple[str, ...]:

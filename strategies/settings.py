@@ -46,7 +46,6 @@ class Settings:
     rules: str = "dtensor"
     confirm: str = "gloo"
     seed: int = 0
-    repro: str | None = None
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     folder: str = field(default_factory=os.getcwd)
 

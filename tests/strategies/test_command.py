@@ -208,10 +208,10 @@ def test_repro_where_one_may_not_write_is_refused_before_the_work(capsys, judge,
 
 def test_settings_are_what_was_chosen(judge):
     asked = judge(CLEAN)
-    run(replace(BASE, ops=("add",), search=True, ranks=(3, 2, 3), dtypes=(), seed=4, workers=5, repro=Path("d")))
+    run(replace(BASE, ops=("add",), search=True, ranks=(3, 2, 3), dtypes=(), seed=4, workers=5))
     (settings,) = asked
     assert (settings.patterns, settings.search, settings.ranks, settings.seed) == (("add",), True, (3, 2), 4)
-    assert (settings.dtypes, settings.workers, settings.repro) == (DEFAULT_DTYPES, 5, "d")
+    assert (settings.dtypes, settings.workers) == (DEFAULT_DTYPES, 5)
     assert settings.folder == str(Path.cwd())
 
 

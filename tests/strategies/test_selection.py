@@ -262,3 +262,12 @@ def test_a_sweep_tries_fewer_samples_than_an_op_that_was_named():
 def count(many, how, **given):
     ((_, found),) = chosen({"aten.add.Tensor": many}, how, replace(asked("x"), **given))
     return len(found)
+
+
+def test_an_overload_with_a_decomposition_only_is_found_by_its_full_name():
+    assert selection.pick(Settings(patterns=("aten.addmv.default",)), None).overloads == {"aten.addmv.default"}
+
+
+def test_an_overload_that_is_not_there_is_unknown():
+    with pytest.raises(UnknownOp, match="no op and no overload has this name"):
+        selection.pick(Settings(patterns=("aten.addmv.nothing",)), None)
