@@ -29,7 +29,7 @@ def table() -> str:
     return (
         f"torch {report.torch}, {today}, `localtensor validate --all`: **{len(wrong)} rules of {ops} overloads are wrong**, each\n"
         f"confirmed end to end on gloo processes, among {counts.sound + counts.unsound:,} rules judged in {counts.instances:,} instances on\n"
-        f"{counts.overloads} overloads. The last column shows the row again; with `--repro DIR` it also writes the scripts.\n\n"
+        f"{counts.overloads} overloads. The last column tries the overload alone; a row that it does not show comes from calls\nthat other ops make and needs `--all`. `--repro DIR` writes the scripts.\n\n"
         f"**Silently wrong: {len(quiet)} rules.** Every rank goes on, with wrong numbers or shapes.\n\n{markdown(quiet)}\n"
         f"**One rank stops: {len(loud)} rules.** A rank raises on its (mostly empty) piece, and its peers wait for it for ever.\n\n"
         f"{markdown(loud)}"
