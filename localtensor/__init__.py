@@ -2,7 +2,9 @@
 
     errors, mesh, placement    refusals; integers; torch's placements, parsed and printed
     shards, collectives        what each rank holds: plain functions on tensors, no process group
-    processes                  the same on real processes, the truth that the rest is held to
+    run, schedule              any program: its ranks as threads of this process, or as real processes
+    testing                    what a test asks: are two runs the same, is this schedule one
+    processes                  real processes, the truth that the rest is held to
 
 Rooms that need torch open on first use, so that `import localtensor` stays quick.
 """
@@ -10,25 +12,57 @@ Rooms that need torch open on first use, so that `import localtensor` stays quic
 import importlib as _importlib
 import typing as _typing
 
-from localtensor.errors import LocalTensorError as LocalTensorError
+from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.mesh import Mesh as Mesh
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
     from localtensor.placement import Spec as Spec
     from localtensor.placement import parse as parse
     from localtensor.placement import short as short
+    from localtensor._run import LeftoverWarning as LeftoverWarning
+    from localtensor._run import Run as Run
+    from localtensor._run import run as run
+    from localtensor.same import assert_same_on_all_ranks as assert_same_on_all_ranks
+    from localtensor.schedule import pct as pct
+    from localtensor.schedule import replay as replay
+    from localtensor.schedule import round_robin as round_robin
+    from localtensor.schedule import shuffled as shuffled
     from localtensor.shards import assemble as assemble
     from localtensor.shards import split as split
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["LocalTensorError", "Mesh", "Spec", "assemble", "parse", "short", "split"]
+__all__ = [
+    "LeftoverWarning",
+    "LocalTensorError",
+    "Mesh",
+    "Run",
+    "Spec",
+    "assemble",
+    "assert_same_on_all_ranks",
+    "parse",
+    "pct",
+    "replay",
+    "round_robin",
+    "run",
+    "short",
+    "shuffled",
+    "split",
+]
 
 _ROOM = {
+    "LeftoverWarning": "localtensor._run",
+    "Run": "localtensor._run",
     "Spec": "localtensor.placement",
     "assemble": "localtensor.shards",
+    "assert_same_on_all_ranks": "localtensor.same",
     "parse": "localtensor.placement",
+    "pct": "localtensor.schedule",
+    "replay": "localtensor.schedule",
+    "round_robin": "localtensor.schedule",
+    "run": "localtensor._run",
     "short": "localtensor.placement",
+    "shuffled": "localtensor.schedule",
     "split": "localtensor.shards",
 }
 

@@ -1,9 +1,10 @@
-"""What became of one rank: it returned, it raised, it never came back, or its process died.
+"""What the ranks of a program did: the calls that each made to others, and what became of it in the end.
 
-Strings and numbers only, apart from the value that a rank returned: an outcome outlives the rank.
+Strings and numbers only, apart from the value that a rank returned: an event outlives the rank.
 """
 
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TypeAlias
 
 
@@ -46,3 +47,66 @@ class Died:
 
 
 Outcome: TypeAlias = Returned | Raised | Waiting | Died
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's own program.
+
+    >>> str(Place("/home/me/train.py", 31, "step"))
+    'train.py:31 in step'
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{PurePath(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One rank's part in one collective, send or receive: what must fit its peers' parts, and where it was made.
+
+    `group` is the global ranks of the process group, in group order; `number` counts this rank's collectives on
+    that group from 0 (for send and recv: its messages with that peer and tag).  `tensors` are in short form
+    ("f32[8,4]"), `root`, `peer` and `rank` are global ranks; what a kind does not have is None.
+
+    >>> print(Call(1, "broadcast", "0", (0, 1), 3, ("f32[4]",), device="cpu", root=0, place=Place("a.py", 7, "f")))
+    rank 1: broadcast #3 of f32[4] on cpu, root=0, in group 0 (ranks 0, 1), at a.py:7 in f
+    """
+
+    rank: int
+    kind: str
+    group_name: str
+    group: tuple[int, ...]
+    number: int
+    tensors: tuple[str, ...] = ()
+    bytes: int = 0
+    device: str | None = None
+    op: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int | None = None
+    input_splits: tuple[int, ...] | None = None
+    output_splits: tuple[int, ...] | None = None
+    place: Place | None = None
+
+    def __str__(self) -> str:
+        of = f" of {', '.join(self.tensors)}" if self.tensors else ""
+        on = f" on {self.device}" if self.device else ""
+        named = ("op", "root", "peer", "tag", "input_splits", "output_splits")
+        extra = "".join(f", {name}={value}" for name in named if (value := getattr(self, name)) is not None)
+        members = ", ".join(map(str, self.group))
+        at = f", at {self.place}" if self.place else ""
+        return f"rank {self.rank}: {self.kind} #{self.number}{of}{on}{extra}, in group {self.group_name} (ranks {members}){at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank that cannot go on: for which ranks it waits, and the call in which it does."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    call: Call

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOORS = ("localtensor", "strategies")
+DOORS = ("localtensor", "localtensor.errors", "localtensor.testing", "strategies")
 
 
 def faults(door: ModuleType) -> list[str]:

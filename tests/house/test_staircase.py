@@ -9,13 +9,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = """
-localtensor.errors
-localtensor.mesh localtensor.events localtensor.wire
-localtensor.placement localtensor.partials localtensor.reductions
+localtensor.errors.base localtensor.events localtensor._policies localtensor.rank_slots
+localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults localtensor.rank_random localtensor.rank_shared
+localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs localtensor.rank_special
+localtensor.errors localtensor.rank_state
+localtensor.mesh localtensor.wire localtensor.schedule
+localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules
 localtensor.shards localtensor.agreement
 localtensor.collectives
 localtensor._worker
-localtensor.processes
+localtensor._crew
+localtensor.processes localtensor.testing
 localtensor
 strategies.rules strategies.progress
 strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers strategies.choice strategies.forms
@@ -74,7 +78,7 @@ def missteps(file: Path, root: Path) -> list[str]:
 
 def drawn(picture: str) -> list[set[str]]:
     """The floors of a picture, lowest first: ` 3  house.room  .room   words`."""
-    floors = re.findall(r"^ ?\d+  (localtensor|strategies)((?:\.\w+)?(?:  \.\w+)*)", picture, re.MULTILINE)
+    floors = re.findall(r"^ ?\d+  (localtensor|strategies)((?:\.\w+)*(?:  (?:\.\w+)+)*)", picture, re.MULTILINE)
     return [{house + room for room in rooms.split() or [""]} for house, rooms in reversed(floors)]
 
 
@@ -130,8 +134,8 @@ def test_the_picture_in_the_readme_is_this_staircase():
 
 
 def test_a_planted_picture_is_read_from_the_ground_up():
-    picture = " 1  strategies.rules  .verdicts   claims. and so on\n ----\n 0  localtensor.errors  ._context\n"
+    picture = " 1  strategies.rules  .verdicts   claims. and so on\n ----\n 0  localtensor.errors.base  ._context\n"
     assert drawn(picture) == [
-        {"localtensor.errors", "localtensor._context"},
+        {"localtensor.errors.base", "localtensor._context"},
         {"strategies.rules", "strategies.verdicts"},
     ]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from localtensor import errors, processes
+from localtensor import errors
 from localtensor.events import Died, Raised, Returned, Waiting
 from localtensor.processes import Pool
 
@@ -872,7 +872,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     file.write_text(SCRIPT.format(root=str(ROOT), then="").replace('if __name__ == "__main__"', "if True"))
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 1
-    assert "localtensor.errors.PoolDidNotStart: Pool.call: pool: Pool(2): the worker processes did not" in run.stderr
+    assert "localtensor.errors.processes.PoolDidNotStart: Pool.call: pool: Pool(2): the worker processes did not" in run.stderr
     assert "In a script, start it under `if __name__ == '__main__':`" in run.stderr
 
 
@@ -919,6 +919,6 @@ def test_a_socket_open_to_the_world_would_be_seen():
 
 
 def test_a_machine_without_loopback_is_refused(monkeypatch):
-    monkeypatch.setattr(processes.socket, "if_nameindex", lambda: [(1, "eth0")])
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "eth0")])
     with Pool(1) as pool, pytest.raises(errors.PoolDidNotStart, match="this machine has no loopback interface"):
         pool.call(my_rank, [()])

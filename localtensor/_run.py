@@ -1,0 +1,176 @@
+"""Any torch.distributed program, on as many ranks as you like: `run(fn, *args, ranks=8)`."""
+
+import copy
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+
+from localtensor.errors import NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
+from localtensor.events import Call
+from localtensor.schedule import Schedule, replay, round_robin
+from localtensor.threads import run_in_threads
+
+TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
+WAYS = ("threads", "gloo", "nccl")
+_LEFTOVERS = ("warn", "raise", "ignore")
+_DAY = 24 * 3600.0
+
+
+class LeftoverWarning(UserWarning):
+    """The program left process groups behind that it had made itself."""
+
+
+@dataclass(frozen=True)
+class Run(Sequence[Any]):
+    """What a program left on each rank: `run[2]` is what rank 2 returned.
+
+    `calls` are the parts that the ranks took in collectives and messages, in the order in which they happened
+    (on threads only; a long run keeps the last million); `replay` is what `schedule=` takes to repeat the run.
+
+    >>> sim = run(torch.distributed.get_rank, ranks=3)
+    >>> list(sim), sim[2]
+    ([0, 1, 2], 2)
+    """
+
+    values: tuple[Any, ...]
+    calls: tuple[Call, ...] = field(default=(), repr=False)
+    replay: str = "round_robin"
+
+    @overload
+    def __getitem__(self, rank: int) -> Any: ...
+    @overload
+    def __getitem__(self, rank: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, rank: Any) -> Any:
+        return self.values[rank]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+
+def run(
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int,
+    on: str = "threads",
+    schedule: Schedule | str | None = None,
+    seed: int = 0,
+    timeout: float | None = TIMEOUT,
+    device: str | torch.device | None = None,
+    leftovers: str = "warn",
+) -> Run:
+    """Every rank has run `fn(*args)`, ordinary torch.distributed code, and what each returned is here.
+
+    The default process group exists already when `fn` begins; a `fn` that calls `init_process_group` itself is
+    served as well.  Each rank gets its own copy of the arguments, as a process of its own would; of a list, which
+    must be as long as there are ranks, it gets its piece.  To share an object between ranks, reach it by closure.
+    Every rank's random generators (torch, Python, numpy) start from `seed`.
+
+    on         "threads": all ranks in this process, one at a time, deterministic.  "gloo", "nccl": real processes,
+               which find `fn` by its module and name.
+    schedule   who runs next at each yield point, for threads: `round_robin()` if None; `shuffled(seed)`,
+               `pct(seed, depth)`, or a text to replay.
+    timeout    seconds for the whole run, None for no limit; a debugger that holds a rank stops the clock.
+               The environment variable LOCALTENSOR_TIMEOUT replaces the default; 0 is no limit.
+    device     where tensor arguments go, and the default device of each rank: "cpu", "cuda".
+    leftovers  what becomes of process groups that `fn` made and did not destroy: "warn", "raise", "ignore".
+
+    Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
+    `NestedRun`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
+    and, where a real run would hang or go wrong in silence, one of localtensor.errors.ProgramFault.
+
+    >>> def total(x):
+    ...     torch.distributed.all_reduce(x)
+    ...     return x
+    >>> run(total, [torch.tensor(1), torch.tensor(2)], ranks=2).values
+    (tensor(3), tensor(3))
+    """
+    _check(fn, args, ranks, on, timeout, leftovers)
+    pieces = deal(fn, args, ranks, device)
+    if on != "threads":
+        from localtensor.real import run_in_processes
+
+        return Run(run_in_processes(fn, pieces, on, seed, limit(timeout), device))
+    schedule = replay(schedule) if isinstance(schedule, str) else schedule or round_robin()
+
+    def body(rank: int) -> Any:
+        if device is not None:
+            torch.set_default_device(device)
+        return fn(*pieces[rank])
+
+    ran = run_in_threads(body, ranks, schedule, seed, limit(timeout))
+    if ran.groups_left is not None:
+        if leftovers == "raise":
+            raise ran.groups_left
+        if leftovers == "warn":
+            warnings.warn(str(ran.groups_left), LeftoverWarning, stacklevel=2)
+    return Run(ran.values, ran.calls, ran.replay)
+
+
+def limit(timeout: float | None) -> float | None:
+    """The seconds that a run may take; None if no limit."""
+    said = os.environ.get("LOCALTENSOR_TIMEOUT")
+    if timeout == TIMEOUT and said:
+        timeout = float(said) or None
+    return timeout
+
+
+def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: object, leftovers: object) -> None:
+    if not callable(fn):
+        raise NotCallableWith(fn, "it is not a function")
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError as misfit:
+        raise NotCallableWith(fn, str(misfit)) from None
+    except ValueError:
+        pass  # a function of C has no signature: it will say so itself
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise NoRanks("run", ranks)
+    if on not in WAYS:
+        raise UnknownWay(on, WAYS)
+    if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout <= _DAY):
+        raise NoTime("run", "timeout", timeout)
+    if leftovers not in _LEFTOVERS:
+        raise UnknownWay(leftovers, _LEFTOVERS)
+
+
+def deal(fn: Any, args: Sequence[Any], ranks: int, device: Any) -> list[tuple[Any, ...]]:
+    """Each rank's own arguments."""
+    names = _names(fn, len(args))
+    for name, value in zip(names, args):
+        if type(value) is list and len(value) != ranks:
+            raise PiecesDiffer(name, len(value), ranks)
+    return [tuple(_own(name, value, rank, device) for name, value in zip(names, args)) for rank in range(ranks)]
+
+
+def _own(name: str, value: Any, rank: int, device: Any) -> Any:
+    if type(value) is list:
+        value = value[rank]
+    elif hasattr(value, "__localtensor_on__"):
+        value = value.__localtensor_on__(rank)
+    try:
+        own = copy.deepcopy(value)
+    except Exception as problem:  # noqa: BLE001  # why: whatever a class raises when it is copied is its refusal
+        raise NotCopyable(name, type(value).__name__, str(problem)) from problem
+    return own if device is None else _moved(own, device)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device).requires_grad_(value.requires_grad)
+    return value.to(device) if isinstance(value, torch.nn.Module) else value
+
+
+def _names(fn: Any, count: int) -> list[str]:
+    try:
+        bound = [name for name, p in inspect.signature(fn).parameters.items() if p.kind is not p.VAR_POSITIONAL]
+    except ValueError:
+        bound = []
+    return [*bound[:count], *(f"args[{i}]" for i in range(len(bound), count))]

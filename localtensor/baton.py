@@ -1,0 +1,190 @@
+"""One thread a rank, and one baton: who holds it runs, everybody else stands still.
+
+A rank hands the baton on where it must wait (`block`) and may hand it on at any yield point (`pause`); a
+`Schedule` says to whom.  So nothing here is ever run by two threads at once, and a run is a function of the
+schedule's answers.  If nobody can run, `judge` says why, and every rank is ended where it stands.
+"""
+
+import ctypes
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Callable
+
+from localtensor.schedule import Schedule
+
+
+class Abort(BaseException):
+    """Ends a rank whose program has been judged already.  Not an `Exception`: a program must not catch it."""
+
+
+class Baton:
+    """The threads of one run.
+
+    `swap(old, new)` is called at each hand-over, before the new rank runs (None: nobody, at both ends);
+    `judge()` when unfinished ranks remain and none of them can run.  Both run in some rank's thread.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        schedule: Schedule,
+        swap: Callable[[int | None, int | None], None],
+        judge: Callable[[], None],
+    ) -> None:
+        self.ranks = ranks
+        self.holder: int | None = None
+        self.aborting = False
+        self.lost: set[int] = set()  # ranks that no longer obey: what they do is ignored
+        self.idents: dict[int, int] = {}
+        self._schedule = schedule
+        self._swap = swap
+        self._judge = judge
+        self._runnable = list(range(ranks))
+        self._unfinished = set(range(ranks))
+        self._locks = [threading.Lock() for _ in range(ranks)]
+        for lock in self._locks:
+            lock.acquire()
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._threads: list[threading.Thread] = []
+
+    # -- called by the thread that wants the run
+
+    def start(self, body: Callable[[int], None]) -> None:
+        """Each rank has a thread; the first that the schedule names runs `body(rank)`."""
+        self._schedule.begin(self.ranks)
+        try:
+            for rank in range(self.ranks):
+                thread = threading.Thread(target=self._live, args=(rank, body), name=f"rank {rank}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:  # the machine has no more threads
+            self.aborting = True
+            self._unfinished = set(range(len(self._threads)))
+            if self._unfinished:
+                self._pass_on(None, 0)
+                self.wait(None)
+            raise
+        self._pass_on(None, self._schedule.next(self._runnable, None))
+
+    def wait(self, seconds: float | None) -> bool:
+        """True once every rank has finished; False if `seconds` passed before."""
+        if not self._done.acquire(timeout=-1 if seconds is None else seconds):
+            return False
+        self._done.release()
+        return True
+
+    def join(self) -> None:
+        for rank, thread in enumerate(self._threads):
+            if rank not in self.lost:
+                thread.join()
+
+    def interrupt(self, grace: float) -> tuple[int, ...]:
+        """Every rank has ended, or is named in the answer: it did not obey within `grace` seconds.
+
+        The rank that runs is sent an exception; one that is stuck in a call into C cannot be stopped, and the
+        others are then ended without it.
+        """
+        self.aborting = True
+        holder = self.holder
+        if holder is not None and holder in self.idents:
+            _raise_in(self.idents[holder], Abort)
+        while not self.wait(grace):
+            stuck = self.holder
+            if stuck is None or stuck in self.lost:
+                break
+            self.lost.add(stuck)
+            self._unfinished.discard(stuck)
+            self._end_the_rest(stuck)
+        return tuple(sorted(self.lost))
+
+    # -- called by the rank that holds the baton
+
+    def pause(self, rank: int) -> None:
+        """A yield point: somebody else may have run when it returns."""
+        self.check(rank)
+        chosen = self._schedule.next(self._runnable, rank)
+        if chosen != rank:
+            self._pass_on(rank, chosen)
+            self._stand(rank)
+
+    def step_aside(self, rank: int) -> None:
+        """A yield point of a rank that polls: any other that can run runs first."""
+        self.check(rank)
+        others = [other for other in self._runnable if other != rank]
+        if others:
+            self._pass_on(rank, self._schedule.next(others, rank))
+            self._stand(rank)
+
+    def block(self, rank: int) -> None:
+        """Returns when somebody has called `wake(rank)`; raises `Abort` if that can no longer happen."""
+        self.check(rank)
+        del self._runnable[bisect_left(self._runnable, rank)]
+        if not self._runnable:
+            self._judge()
+            self.aborting = True
+            raise Abort
+        self._pass_on(rank, self._schedule.next(self._runnable, rank))
+        self._stand(rank)
+
+    def wake(self, rank: int) -> None:
+        insort(self._runnable, rank)
+
+    def number(self, below: int) -> int:
+        """The schedule's choice among so many."""
+        return self._schedule.number(below)
+
+    def check(self, rank: int) -> None:
+        """Raises `Abort` if the run is over."""
+        if self.aborting or rank in self.lost:
+            raise Abort
+
+    # -- the threads
+
+    def _live(self, rank: int, body: Callable[[int], None]) -> None:
+        self.idents[rank] = threading.get_ident()
+        self._locks[rank].acquire()
+        try:
+            if not self.aborting:
+                body(rank)
+        except Abort:
+            pass
+        finally:
+            self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
+        if rank in self.lost:
+            return
+        self._unfinished.discard(rank)
+        if not self.aborting:
+            del self._runnable[bisect_left(self._runnable, rank)]
+            if self._runnable:
+                self._pass_on(rank, self._schedule.next(self._runnable, rank))
+                return
+            if self._unfinished:
+                self._judge()
+                self.aborting = True
+        self._end_the_rest(rank)
+
+    def _end_the_rest(self, rank: int) -> None:
+        """The next unfinished rank gets the baton, to unwind; after the last, the run is over."""
+        if self._unfinished:
+            self._pass_on(rank, min(self._unfinished))
+        else:
+            self._swap(rank, None)
+            self.holder = None
+            self._done.release()
+
+    def _pass_on(self, old: int | None, new: int) -> None:
+        self._swap(old, new)
+        self.holder = new
+        self._locks[new].release()
+
+    def _stand(self, rank: int) -> None:
+        self._locks[rank].acquire()
+        self.check(rank)
+
+
+def _raise_in(ident: int, kind: type[BaseException]) -> None:
+    """The exception is raised in that thread as soon as it runs Python code again (CPython's own way to do it)."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))

@@ -1,0 +1,49 @@
+"""Refusals of what a caller writes: placements, meshes, dims, pieces."""
+
+from collections.abc import Sequence
+
+from localtensor.errors.base import LocalTensorError, refusal
+
+
+class BadPlacement(LocalTensorError):
+    """A placement that cannot be read, or that the tensor cannot have."""
+
+    def __init__(self, call: str, text: str, problem: str) -> None:
+        remedy = "Write R, S(0), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
+        super().__init__(refusal(call, "placement", repr(text), problem, remedy))
+
+
+class BadMesh(LocalTensorError):
+    """Mesh sizes or names that make no mesh."""
+
+    def __init__(self, call: str, values: str, problem: str) -> None:
+        remedy = "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
+        super().__init__(refusal(call, "mesh", values, problem, remedy))
+
+
+class NoSuchDim(LocalTensorError):
+    """A tensor dim that the shape does not have."""
+
+    def __init__(self, call: str, dim: int, shape: Sequence[int]) -> None:
+        have = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
+        problem = f"a tensor of {len(shape)} dims has {have}"
+        super().__init__(refusal(call, "dim", f"dim={dim} of shape {tuple(shape)}", problem, "Name one of those dims."))
+
+
+class WrongPieces(LocalTensorError):
+    """The ranks' pieces do not make up one tensor of the spec's shape."""
+
+    def __init__(self, call: str, got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> None:
+        values = f"pieces of shapes {[tuple(s) for s in got]}"
+        problem = f"the spec asks for {[tuple(s) for s in want]}"
+        super().__init__(refusal(call, "pieces", values, problem, "Give rank i the piece that split gives it."))
+
+
+class NotReducible(LocalTensorError):
+    """A partial value of this dtype has no meaning under this reduction."""
+
+    def __init__(self, call: str, kind: str, dtype: object) -> None:
+        problem = f"{kind} of {dtype} is not defined"
+        super().__init__(
+            refusal(call, "placement", f"P({kind}) of {dtype}", problem, "Choose another dtype or reduction.")
+        )

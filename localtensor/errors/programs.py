@@ -1,0 +1,257 @@
+"""What a program does wrong and a real run would not tell: it hangs, or its numbers depend on who is faster."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from localtensor.errors.base import refusal
+from localtensor.errors.faults import (
+    ProgramFault,
+    at,
+    brief,
+    first_line,
+    folded,
+    folded_calls,
+    minority_first,
+    rank_names,
+    said,
+    short_ranks,
+    shortened,
+    suspicion,
+    wait_lines,
+)
+from localtensor.events import Call, Place, Raised, Wait
+
+LONGEST_CIRCLE = 12  # ranks of a circle that are printed
+
+
+class EarlyReturn(ProgramFault):
+    """Ranks returned while others wait for them; `returned` holds where each was last seen."""
+
+    def __init__(self, waits: Sequence[Wait], returned: Mapping[int, Place | None]) -> None:
+        self.waits, self.returned = tuple(waits), dict(returned)
+        awaited = {rank for wait in waits for rank in wait.ranks}
+        early = sorted(awaited & returned.keys()) or sorted(returned)
+        sentence = refusal(
+            "run", "fn", f"{rank_names(early)} returned while {_who(waits, 'wait')} for {_them(early)}",
+            "a rank must take part in every collective that its groups call",
+            "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
+        )  # fmt: skip
+        left = [(rank, f"returned, last seen{at(returned[rank]) or ' in no call'}") for rank in early]
+        places = [*map(returned.get, early), *_places(waits)]
+        super().__init__(sentence, [*folded(left, " "), *wait_lines(waits)], places, [*early, *_ranks(waits)])
+
+
+class Deadlock(ProgramFault):
+    """No rank can go on: each waits for another.  `circle` is a way round, () if there is none."""
+
+    def __init__(self, waits: Sequence[Wait]) -> None:
+        self.waits = tuple(sorted(waits, key=lambda wait: wait.rank))
+        self.circle = _circle({wait.rank: set(wait.ranks) for wait in waits})
+        inside = [wait for wait in self.waits if wait.rank in self.circle]
+        problem = "no rank can go on" + (f", they wait for each other in a circle: {self._way()}" if inside else "")
+        sentence = refusal("run", "fn", _who(waits, "wait"), problem, _way_out([wait.call for wait in inside]))
+        first = [*inside, *(wait for wait in self.waits if wait not in inside)]
+        super().__init__(sentence, wait_lines(self.waits), _places(first), _ranks(first))
+
+    def _way(self) -> str:
+        shown = list(map(str, self.circle[:LONGEST_CIRCLE]))
+        return " -> ".join([*shown, *(["..."] if len(self.circle) > LONGEST_CIRCLE else []), str(self.circle[0])])
+
+
+class WorkNotWaited(ProgramFault):
+    """Asynchronous collectives that nobody waited for: their outputs may hold anything."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = tuple(calls)
+        sentence = refusal(
+            _whose(calls), "async_op", f"not waited for on {rank_names({call.rank for call in calls})}",
+            "the function returned while its output may still be on the way",
+            "Keep the Work that the call returns, and call its wait() before the output is read.",
+        )  # fmt: skip
+        super().__init__(sentence, folded_calls(calls), [call.place for call in calls], [call.rank for call in calls])
+
+
+class ReadBeforeWait(ProgramFault):
+    """The output of an asynchronous collective was read before its wait()."""
+
+    def __init__(self, call: Call, op: str, place: Place | None) -> None:
+        self.call, self.op = call, op
+        sentence = refusal(
+            brief(replace(call, place=None)), "output", f"read by {op} on rank {call.rank}{at(place)}",
+            "until wait() it may hold the old numbers, the new ones or some of both",
+            "Call wait() on the Work that the call returned before this line.",
+        )  # fmt: skip
+        super().__init__(sentence, folded_calls([call]), [place, call.place], [call.rank])
+
+
+class BufferReused(ProgramFault):
+    """A buffer was written while a collective on it was on the way; `op` is None if that shows only at the wait."""
+
+    def __init__(self, call: Call, op: str | None, place: Place | None) -> None:
+        self.call, self.op = call, op
+        found = f"written by {op} on rank {call.rank}{at(place)}"
+        sentence = refusal(
+            brief(replace(call, place=None)), "buffer",
+            found if op else f"found changed on rank {call.rank} at its wait{at(place)}",
+            "until wait() the collective may still read it, or write to it",
+            "Call wait() before the tensor is written, or pass the call a clone.",
+        )  # fmt: skip
+        super().__init__(sentence, folded_calls([call]), [place, call.place], [call.rank])
+
+
+class MessagesLeftOver(ProgramFault):
+    """Sends and receives that never met."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.calls = tuple(calls)
+        sentence = refusal(
+            _whose(calls), "peer", f"never met on {rank_names({call.rank for call in calls})}",
+            "a send meets the recv of the rank that it names, in the same group and with the same tag",
+            "Make the other half of each call on the rank that it names, or leave the call out.",
+        )  # fmt: skip
+        details = [*folded_calls(calls), *shortened(list(_near_misses(calls)))]
+        super().__init__(sentence, details, [call.place for call in calls], [call.rank for call in calls])
+
+
+class GroupsLeftOver(ProgramFault):
+    """Process groups that the program made and did not destroy; `places` holds, by name, where each was made."""
+
+    def __init__(
+        self, groups: Mapping[str, tuple[int, ...]], ranks: Sequence[int], places: Mapping[str, Place | None]
+    ) -> None:
+        self.groups = dict(groups)
+        names = f"group{'s' if len(groups) != 1 else ''} {', '.join(list(groups)[:8])}"
+        sentence = refusal(
+            "new_group", "group", f"{names}{' and others' if len(groups) > 8 else ''} on {rank_names(ranks)}",
+            "made by the function, and still there when it returned",
+            "Call torch.distributed.destroy_process_group(group) on each rank that made it.",
+        )  # fmt: skip
+        lines = [
+            f"  group {name} of ranks {short_ranks(members)}{at(places.get(name))}" for name, members in groups.items()
+        ]
+        super().__init__(sentence, shortened(lines), [places.get(name) for name in groups], ranks)
+
+
+class RanksDisagree(ProgramFault):
+    """A value that the program says is the same on all ranks is not; `values` are short forms by rank."""
+
+    def __init__(
+        self, what: str, values: Mapping[int, str], places: Mapping[int, Place | None], detail: str = ""
+    ) -> None:
+        self.values = dict(values)
+        order = [rank for _, ranks in minority_first(values) for rank in ranks]
+        sentence = refusal(
+            "assert_same_on_all_ranks", what, said({rank: first_line(value, 80) for rank, value in values.items()}),
+            f"the ranks disagree{detail and ', '}{detail}",
+            "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank.",
+        )  # fmt: skip
+        lines = [(rank, f"{values[rank]}{at(places.get(rank))}") for rank in order]
+        super().__init__(sentence, [*suspicion(values), *folded(lines)], [places.get(rank) for rank in order], order)
+
+
+class RankRaised(ProgramFault):
+    """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__."""
+
+    def __init__(
+        self,
+        raised: Sequence[Raised],
+        waiting: Sequence[Wait] = (),
+        places: Mapping[int, Place | None] | None = None,
+    ) -> None:
+        self.raised, self.waits = tuple(raised), tuple(waiting)
+        where = places or {}
+        first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
+        problem = "this is the first rank that raised"
+        problem += f", and {_who(waiting, 'wait')} for others since" if waiting else ""
+        sentence = refusal(
+            "run", f"rank {first.rank}", f"{_story(first)}{at(where.get(first.rank))}", problem,
+            "Repair this line first: what the other ranks say may only be its echo.",
+        )  # fmt: skip
+        lines = folded((one.rank, f"{_story(one)}{at(where.get(one.rank))}") for one in others)
+        order = [one.rank for one in (first, *others)]
+        super().__init__(
+            sentence, [*lines, *wait_lines(waiting)],
+            [*map(where.get, order), *_places(waiting)], [*order, *_ranks(waiting)],
+        )  # fmt: skip
+
+
+class CollectiveFailed(ProgramFault):
+    """All members have arrived and agree, and the collective refuses what they bring; `detail` is its own message."""
+
+    def __init__(self, calls: Sequence[Call], detail: str) -> None:
+        self.calls, self.detail = tuple(calls), detail
+        problem = "all ranks have arrived, and what they bring is refused"
+        ranks = [call.rank for call in calls]
+        sentence = refusal(_whose(calls), "tensors", f"of {rank_names(ranks)}", problem, detail)
+        super().__init__(sentence, folded_calls(calls), [call.place for call in calls], ranks)
+
+
+def _whose(calls: Sequence[Call]) -> str:
+    """The call, or the first of several."""
+    first = brief(replace(calls[0], place=None))
+    return first if len({brief(replace(call, place=None)) for call in calls}) == 1 else f"{first} and others"
+
+
+def _who(waits: Iterable[Wait], verb: str) -> str:
+    ranks = {wait.rank for wait in waits}
+    return f"{rank_names(ranks)} {verb}{'s' if len(ranks) == 1 else ''}"
+
+
+def _them(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _ranks(waits: Iterable[Wait]) -> list[int]:
+    return [wait.rank for wait in waits]
+
+
+def _places(waits: Iterable[Wait]) -> list[Place | None]:
+    return [wait.call.place for wait in waits]
+
+
+def _circle(graph: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """Ranks of which each waits for the next and the last for the first, the lowest first; () if there is no such."""
+    alive = {rank: sorted(ranks) for rank, ranks in graph.items()}
+    while dead := [rank for rank, ranks in alive.items() if not any(other in alive for other in ranks)]:
+        for rank in dead:
+            del alive[rank]
+    if not alive:
+        return ()
+    way = [min(alive)]
+    while way[-1] not in way[:-1]:
+        way.append(next(rank for rank in alive[way[-1]] if rank in alive))
+    ring = way[way.index(way[-1]) : -1]
+    start = ring.index(min(ring))
+    return (*ring[start:], *ring[:start])
+
+
+def _way_out(calls: Sequence[Call]) -> str:
+    """What to do about a circle through these calls."""
+    if not calls:
+        return "Let the ranks that are waited for make the call too."
+    if all(call.peer is None for call in calls):
+        return "Call the collectives of all groups in one order on every rank."
+    if all("recv" in call.kind for call in calls):
+        return "Let one of the ranks send before it receives."
+    if all("send" in call.kind for call in calls):
+        return (
+            "Let one of the ranks receive before it sends, or start both by batch_isend_irecv and wait for them after."
+        )
+    return "Put the sends, receives and collectives of these ranks into one order, in which each meets its other half."
+
+
+def _near_misses(calls: Sequence[Call]) -> Iterable[str]:
+    """Halves that name each other and still do not meet."""
+    for send in (call for call in calls if "send" in call.kind):
+        for recv in (call for call in calls if "recv" in call.kind):
+            if (send.peer, send.rank) == (recv.rank, recv.peer):
+                odd = [f"{name}s {a} and {b}" for name, a, b in (
+                    ("group", send.group_name, recv.group_name), ("tag", send.tag or 0, recv.tag or 0),
+                ) if a != b]  # fmt: skip
+                if odd:
+                    yield f"  rank {send.rank}'s send and rank {recv.rank}'s recv differ in their {' and '.join(odd)}"
+
+
+def _story(raised: Raised) -> str:
+    message = first_line(raised.message)
+    return f"{raised.kind}: {message}" if message else raised.kind

@@ -1,0 +1,165 @@
+"""Refusals of `run`: bad input, what it cannot serve, and runs that do not end."""
+
+from collections.abc import Mapping, Sequence
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.faults import ProgramFault, at, first_line, rank_names, wait_lines
+from localtensor.events import Place, Wait
+
+
+class NotCallableWith(LocalTensorError):
+    """What should run on each rank is no function, or takes other arguments."""
+
+    def __init__(self, fn: object, problem: str) -> None:
+        name = getattr(fn, "__qualname__", None) or first_line(repr(fn), 60)
+        remedy = "Pass a function, and after it the arguments that it takes on one rank."
+        super().__init__(refusal("run", "fn", str(name), problem, remedy))
+
+
+class PiecesDiffer(LocalTensorError):
+    """A list does not have one piece for each rank."""
+
+    def __init__(self, argument: str, length: int, ranks: int) -> None:
+        problem = "a list is dealt out, one piece for each rank"
+        remedy = f"Make it {ranks} long, or pass a tuple to give it whole to every rank."
+        super().__init__(refusal("run", argument, f"a list of {length} for {_ranks(ranks)}", problem, remedy))
+
+
+class NotCopyable(LocalTensorError):
+    """An argument of which no rank can have its own copy."""
+
+    def __init__(self, argument: str, kind: str, detail: str) -> None:
+        problem = f"each rank gets its own deep copy, and this one failed ({first_line(detail)})"
+        remedy = (
+            "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
+        )
+        super().__init__(refusal("run", argument, kind, problem, remedy))
+
+
+class NestedRun(LocalTensorError):
+    """A rank starts a run of its own."""
+
+    def __init__(self, rank: int, place: Place | None = None) -> None:
+        problem = "the ranks of a run cannot start another"
+        remedy = "Call run where no run is going on, or make a process group inside this one with new_group."
+        super().__init__(refusal("run", "fn", f"called by rank {rank}{at(place)}", problem, remedy))
+
+
+class NeverEnded(ProgramFault):
+    """A run past its limit; `left_behind` are the ranks whose threads could not be stopped."""
+
+    def __init__(
+        self,
+        seconds: float,
+        running: Place | None,
+        rank: int | None,
+        waits: Sequence[Wait] = (),
+        left_behind: Sequence[int] = (),
+    ) -> None:
+        self.seconds, self.rank = seconds, rank
+        self.waits, self.left_behind = tuple(waits), tuple(left_behind)
+        busy = f"rank {rank} was running{at(running)}" if rank is not None else "no rank was running"
+        sentence = refusal(
+            "run", "timeout", f"timeout={seconds:g}", f"the run has not ended in time; {busy}",
+            "Look for a loop without end there, or give timeout= more seconds.",
+        )  # fmt: skip
+        lines = wait_lines(waits)
+        if left_behind:
+            lines.append(f"  {rank_names(left_behind)} could not be stopped: the thread goes on until the process ends")
+        ranks = [*([] if rank is None else [rank]), *(wait.rank for wait in waits), *left_behind]
+        super().__init__(sentence, lines, [running, *(wait.call.place for wait in waits)], ranks)
+
+
+class NotServed(LocalTensorError):
+    """A call of torch.distributed that has no meaning on rank threads here."""
+
+    def __init__(self, call: str, detail: str) -> None:
+        problem = f"this call is not served there ({detail})"
+        super().__init__(
+            refusal(call, "on", "rank threads", problem, "Run the program on real processes, with on='gloo'.")
+        )
+
+
+class ForeignThread(LocalTensorError):
+    """A collective called from a thread that is no rank's."""
+
+    def __init__(self, call: str, thread: str) -> None:
+        problem = "a collective belongs to a rank, and this thread is none"
+        remedy = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
+        super().__init__(refusal(call, "thread", f"called from {thread}", problem, remedy))
+
+
+class NoSuchScript(LocalTensorError):
+    """A script that is not there."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(
+            refusal("run", "script", str(path), "there is no such file", "Give the path of a Python file that exists.")
+        )
+
+
+class ScriptFailed(LocalTensorError):
+    """A script that ended with an error; `exit_codes` are by rank."""
+
+    def __init__(self, exit_codes: Mapping[int, int]) -> None:
+        self.exit_codes = dict(exit_codes)
+        bad = {rank: code for rank, code in exit_codes.items() if code}
+        codes = sorted(set(bad.values()))
+        told = [f"{rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
+        remedy = "See what it printed: the first rank to fail is the one to repair."
+        super().__init__(refusal("run", "script", "; ".join(told), "these ranks ended with an error", remedy))
+
+
+class TooFewGpus(LocalTensorError):
+    """More ranks than this machine has GPUs, for a backend that wants one for each."""
+
+    def __init__(self, ranks: int, gpus: int) -> None:
+        problem = f"NCCL wants a GPU for each rank, and this machine has {gpus}"
+        remedy = f"Ask for {gpus} ranks, or" if gpus > 1 else "Use"
+        super().__init__(refusal("run", "ranks", f"ranks={ranks}", problem, f"{remedy} on='gloo'."))
+
+
+class UnknownWay(LocalTensorError):
+    """Something to run on that is in no table."""
+
+    def __init__(self, on: object, known: Sequence[str]) -> None:
+        remedy = f"Write {', '.join(map(repr, known))}."
+        super().__init__(refusal("run", "on", f"on={on!r}", "there is no such way to run", remedy))
+
+
+class BadSchedule(LocalTensorError):
+    """A schedule that cannot be read."""
+
+    def __init__(self, text: str, problem: str) -> None:
+        remedy = "Copy the text after 'Replay:' in an error's message whole."
+        super().__init__(refusal("run", "schedule", first_line(repr(text), 80), problem, remedy))
+
+
+class ReplayDiverged(LocalTensorError):
+    """A program that does not do what it did when the schedule was written."""
+
+    def __init__(self, problem: str) -> None:
+        remedy = (
+            "Replay the program, ranks and torch that wrote it, and seed what draws random numbers, reads clocks or "
+            "walks over sets."
+        )
+        super().__init__(refusal("run", "schedule", "a replay", problem, remedy))
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count != 1 else ''}"
+
+
+class BadGroup(LocalTensorError):
+    """A process group that a rank cannot have."""
+
+    def __init__(self, call: str, argument: str, values: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal(call, argument, values, problem, remedy))
+
+
+class TorchChanged(LocalTensorError):
+    """A private part of torch that this version no longer has as we know it."""
+
+    def __init__(self, part: str, problem: str) -> None:
+        remedy = "Use torch 2.13, with which this was tried, and report it with your version."
+        super().__init__(refusal("localtensor", "torch", part, problem, remedy))

@@ -1,0 +1,282 @@
+"""One run of a program: its ranks, whom each waits for, and the verdict if it cannot end well.
+
+Nothing here knows torch.distributed: `process_group.py` says what a collective reads and writes.
+"""
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localtensor.baton import Abort, Baton
+from localtensor.errors import (
+    CollectiveFailed,
+    CollectiveMismatch,
+    Deadlock,
+    EarlyReturn,
+    ForeignThread,
+    LengthMismatch,
+    ListsDiffer,
+    LocalTensorError,
+    MessageMismatch,
+    MessagesLeftOver,
+    ProgramFault,
+    RankRaised,
+    ShapeMismatch,
+    ShapesDiffer,
+    SplitMismatch,
+    SplitsDisagree,
+    WorkNotWaited,
+    WrongListLength,
+)
+from localtensor.events import Call, Place, Raised, Wait
+from localtensor.meetings import Compute, Group, Line, Meeting, Part, Ticket
+from localtensor.messages import Mailbox
+from localtensor.schedule import Schedule
+
+# What collectives.py refuses because the ranks do not fit, under the name of what differs between them.
+_MISMATCH: dict[type[LocalTensorError], type[CollectiveMismatch]] = {
+    ShapesDiffer: ShapeMismatch,
+    SplitsDisagree: SplitMismatch,
+    ListsDiffer: LengthMismatch,
+    WrongListLength: LengthMismatch,
+}
+LOG = 1_000_000  # calls that the event log keeps: the last ones of a very long run
+_serials = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Ended:
+    """How one rank ended: with a value, or with an exception and the user's line that it came from."""
+
+    value: Any = None
+    error: BaseException | None = None
+    place: Place | None = None
+
+
+class Simulation:
+    """The state that all ranks of one run share.  Whoever holds the baton may touch it."""
+
+    def __init__(self, ranks: int, schedule: Schedule, swap: Callable[[int | None, int | None], None]) -> None:
+        self.ranks = ranks
+        self.serial = next(_serials)
+        self.baton = Baton(ranks, schedule, swap, self._judge)
+        self.groups: dict[str, Group] = {}
+        self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, where
+        self.store: Any = None
+        self.kernels: Any = None
+        self.mail: dict[str, Mailbox] = {}
+        self.log: deque[Part] = deque(maxlen=LOG)
+        self.ended: dict[int, Ended] = {}
+        self.verdict: LocalTensorError | None = None
+        self.last_part: dict[int, Part] = {}
+        self._waits: dict[int, Ticket] = {}
+        self._handed_out: dict[Ticket, None] = {}  # to the user, who must wait for them
+        self._broken: Meeting | None = None
+        self._broke_first = False
+
+    # -- who is asking
+
+    def rank(self) -> int:
+        """The rank in whose thread this is called.  Raises `ForeignThread` in any other thread."""
+        rank = self.baton.holder
+        if rank is None or self.baton.idents.get(rank) != threading.get_ident():
+            if threading.get_ident() in self.baton.idents.values():
+                raise Abort  # a rank that was given up for lost, and has come back
+            raise ForeignThread("a collective", threading.current_thread().name)
+        return rank
+
+    def is_rank(self) -> bool:
+        return threading.get_ident() in self.baton.idents.values()
+
+    # -- collectives
+
+    def meet(self, part: Part, compute: Compute, deliver: Callable[[Any], None], *, hands_out: bool) -> Ticket:
+        """This rank's part is in; if it was the last, everybody's result is there."""
+        self.baton.check(part.rank)
+        meeting = part.group.meet(part.rank)
+        part.number = meeting.number
+        self._note(part)
+        ticket = meeting.join(part)
+        ticket.deliver = deliver
+        if hands_out:
+            self._handed_out[ticket] = None
+        if meeting.broken and self._broken is None:
+            self._broken = meeting
+            self._broke_first = not any(end.error for end in self.ended.values())
+        if meeting.complete():
+            self._complete(meeting, compute)
+        return ticket
+
+    def _complete(self, meeting: Meeting, compute: Compute) -> None:
+        if meeting.broken:
+            self.fail(meeting.mismatch())
+        try:
+            tickets = meeting.group.close(meeting, compute)
+        except ProgramFault as fault:
+            self.fail(fault)
+        except LocalTensorError as refusal:
+            calls = [part.call() for part in meeting.parts.values()]
+            mismatch = _MISMATCH.get(type(refusal))
+            self.fail(mismatch(calls, meeting.group.last()) if mismatch else CollectiveFailed(calls, str(refusal)))
+        for ticket in tickets:
+            self._wake(ticket)
+
+    # -- send and recv
+
+    def send(self, part: Part) -> Ticket:
+        ticket = self._post(part)
+        met = self._mail(part).send(ticket)
+        if met is not None:
+            self._deliver_message(ticket, met)
+        return ticket
+
+    def recv(self, part: Part, deliver: Callable[[Any], None]) -> Ticket:
+        ticket = self._post(part)
+        ticket.deliver = deliver
+        mail = self._mail(part)
+        met = mail.recv_from_anyone(ticket, self.baton.number) if part.peer is None else mail.recv(ticket)
+        if met is not None:
+            self._deliver_message(met, ticket)
+        return ticket
+
+    def _post(self, part: Part) -> Ticket:
+        self.baton.check(part.rank)
+        part.number = self._mail(part).number(part.kind, part.rank, part.peer, part.tag or 0)
+        self._note(part)
+        others = tuple(rank for rank in part.group.ranks if rank != part.rank)
+        ticket = Ticket(part, lambda: others if part.peer is None else (part.peer,))
+        self._handed_out[ticket] = None
+        return ticket
+
+    def _mail(self, part: Part) -> Mailbox:
+        return self.mail.setdefault(part.group.name, Mailbox())
+
+    def _deliver_message(self, send: Ticket, recv: Ticket) -> None:
+        if send.part.tensors != recv.part.tensors:
+            self.fail(MessageMismatch(send.part.call(), recv.part.call()))
+        if recv.part.peer is None:
+            recv.part.peer = send.part.rank
+        recv.result, send.part.inputs = send.part.inputs, None
+        for ticket in (send, recv):
+            ticket.done = True
+            self._wake(ticket)
+
+    # -- waiting
+
+    def wait(self, ticket: Ticket) -> None:
+        """What the ticket is for has happened, and its result has been delivered, once."""
+        rank = ticket.part.rank
+        self._handed_out.pop(ticket, None)
+        ticket.waited = True
+        if ticket.done:
+            self.baton.pause(rank)
+        else:
+            self.block(ticket)
+        deliver, ticket.deliver = ticket.deliver, None
+        if deliver is not None:
+            deliver(ticket.result)
+            ticket.result = None
+
+    def block(self, ticket: Ticket) -> None:
+        """Returns when somebody has set `done` and woken the rank."""
+        rank = ticket.part.rank
+        ticket.blocked = True
+        self._waits[rank] = ticket
+        self.baton.block(rank)
+
+    def wake(self, ticket: Ticket) -> None:
+        """What this ticket waited for has come about."""
+        ticket.done = True
+        self._wake(ticket)
+
+    def _wake(self, ticket: Ticket) -> None:
+        if ticket.blocked:
+            ticket.blocked = False
+            rank = ticket.part.rank
+            del self._waits[rank]
+            self.baton.wake(rank)
+
+    def peek(self, ticket: Ticket) -> bool:
+        """Whether it is done; the others have had a turn, so that a loop around this can end."""
+        if not ticket.done:
+            self.baton.step_aside(ticket.part.rank)
+        return ticket.done
+
+    def _note(self, part: Part) -> None:
+        self.log.append(part)
+        self.last_part[part.rank] = part
+
+    # -- the end
+
+    def fail(self, error: LocalTensorError) -> None:
+        """The run is over: this is why.  Never returns."""
+        if self.verdict is None:
+            self.verdict = error
+        self.baton.aborting = True
+        raise Abort
+
+    def end(self, rank: int, ended: Ended) -> None:
+        self.ended[rank] = ended
+
+    def _judge(self) -> None:
+        """Somebody waits, and nobody can run: says why."""
+        if self.verdict is None:
+            self.verdict = self._why_stuck()
+
+    def waits(self) -> list[Wait]:
+        """Who waits for whom, by rank."""
+        return [Wait(rank, ticket.peers(), ticket.part.call()) for rank, ticket in sorted(self._waits.items())]
+
+    def _why_stuck(self) -> LocalTensorError:
+        raised = self._raised()
+        if self._broken is not None and (self._broke_first or not raised):
+            return self._broken.mismatch()
+        waits = self.waits()
+        if raised:
+            return self._rank_raised(raised, waits)
+        returned = sorted({rank for wait in waits for rank in wait.ranks if rank in self.ended})
+        if returned:
+            return EarlyReturn(waits, {rank: self._last_place(rank) for rank in returned})
+        return Deadlock(waits)
+
+    def _last_place(self, rank: int) -> Place | None:
+        part = self.last_part.get(rank)
+        return part.place if part else None
+
+    def _raised(self) -> list[tuple[Raised, Place | None]]:
+        return [(raised(rank, end.error), end.place) for rank, end in self.ended.items() if end.error is not None]
+
+    def _rank_raised(self, raised: Sequence[tuple[Raised, Place | None]], waits: Sequence[Wait]) -> RankRaised:
+        error = RankRaised([one for one, _ in raised], waits, {one.rank: place for one, place in raised})
+        error.__cause__ = next(end.error for end in self.ended.values() if end.error is not None)
+        return error
+
+    def close(self) -> None:
+        """Sets the verdict of a run whose ranks have all ended by themselves."""
+        if self.verdict is not None:
+            return
+        unmet = [ticket for box in self.mail.values() for ticket in box.left()]
+        unwaited = [ticket for ticket in self._handed_out if ticket not in unmet]
+        if raised := self._raised():
+            self.verdict = self._rank_raised(raised, ())
+        elif self._broken is not None:
+            self.verdict = self._broken.mismatch()
+        elif unmet:
+            self.verdict = MessagesLeftOver([ticket.part.call() for ticket in unmet])
+        elif unwaited:
+            self.verdict = WorkNotWaited([ticket.part.call() for ticket in unwaited])
+
+    def calls(self) -> list[Call]:
+        """What every rank called, in the order in which it happened."""
+        return [part.call() for part in self.log]
+
+
+def raised(rank: int, error: BaseException) -> Raised:
+    """An exception as a value."""
+    import traceback  # noqa: PLC0415
+
+    text = "".join(traceback.format_exception(error))
+    return Raised(rank, type(error).__name__, str(error), text)

@@ -1,0 +1,145 @@
+"""A program run by rank threads in this process: one thread a rank, one at a time, under a schedule."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from localtensor import worlds
+from localtensor._context import entered, running
+from localtensor.baton import Abort
+from localtensor.errors import GroupsLeftOver, LocalTensorError, NestedRun, NeverEnded
+from localtensor.events import Call, Place
+from localtensor.frames import in_debugger, place_of, stack_of, user_lines
+from localtensor.process_group import Kernels, kernels_in_place
+from localtensor.rank_state import OutsideState, RankState, switch
+from localtensor.schedule import Schedule
+from localtensor.simulation import Ended, Simulation
+from localtensor.store import RankStore
+
+GRACE = 5.0  # seconds that a rank past its limit has to obey, before its thread is given up
+Body = Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a simulation leaves: each rank's value, what the ranks called, and the text that repeats it."""
+
+    values: tuple[Any, ...]
+    calls: tuple[Call, ...]
+    replay: str
+    groups_left: "GroupsLeftOver | None"
+
+
+def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeout: float | None) -> Ran:
+    """Every rank has run `body(rank)` in a world of its own.
+
+    Raises the error that explains why not: one of localtensor.errors.ProgramFault, `NestedRun`, or what
+    interrupted it (KeyboardInterrupt).
+    """
+    outer = running()
+    if outer is not None and outer.is_rank():
+        raise NestedRun(outer.rank(), place_of(sys._getframe(1)))  # noqa: SLF001
+    simulation, left = None, {}
+    with _stage(ranks, schedule, seed) as (simulation, rank_worlds):
+        simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
+        try:
+            _await(simulation, timeout)
+        except BaseException:
+            simulation.baton.interrupt(GRACE)
+            raise
+        finally:
+            simulation.baton.join()
+        simulation.close()
+        if simulation.verdict is not None:
+            raise _with_replay(simulation.verdict, schedule)
+        return Ran(
+            tuple(simulation.ended[rank].value for rank in range(ranks)),
+            tuple(simulation.calls()),
+            schedule.text,
+            _groups_left(left),
+        )
+
+
+@contextmanager
+def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulation, list[worlds.RankWorld]]]:
+    """torch.distributed is ours, the caller's state is put by, and comes back."""
+    states = [RankState(rank, ranks, seed) for rank in range(ranks)]
+    rank_worlds: list[worlds.RankWorld] = []
+
+    def swap(old: int | None, new: int | None) -> None:
+        switch(None if old is None else states[old], None if new is None else states[new])
+        if new is not None:
+            c10d._world = rank_worlds[new]
+
+    simulation = Simulation(ranks, schedule, swap)
+    simulation.kernels = Kernels(simulation)
+    simulation.store = RankStore(simulation)
+    rank_worlds.extend(worlds.RankWorld(simulation, rank) for rank in range(ranks))
+    with ExitStack() as stack:
+        stack.enter_context(entered(simulation))
+        stack.enter_context(OutsideState())
+        stack.enter_context(worlds.installed())
+        stack.enter_context(kernels_in_place())
+        yield simulation, rank_worlds
+
+
+def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dict[int, dict[str, worlds.Made]]) -> None:
+    """One rank's life, in its thread."""
+    torch.autograd.set_multithreading_enabled(False)  # type: ignore[no-untyped-call]  # backward stays in this thread
+    worlds.join(world)
+    try:
+        value = body(world.rank)
+    except Abort:
+        raise
+    except BaseException as error:  # noqa: BLE001  # why: whatever ends a rank is reported with the others
+        if not simulation.baton.aborting:
+            simulation.end(world.rank, Ended(error=error, place=_raised_at(error)))
+    else:
+        simulation.end(world.rank, Ended(value))
+    finally:
+        left[world.rank] = worlds.leave(world)
+
+
+def _raised_at(error: BaseException) -> Place | None:
+    """The innermost line of the user's own code on the way of the exception."""
+    lines = user_lines(traceback.walk_tb(error.__traceback__))
+    return lines[-1] if lines else None
+
+
+def _await(simulation: Simulation, timeout: float | None) -> None:
+    """All ranks have ended; a run past its limit has been ended, unless somebody debugs it."""
+    baton = simulation.baton
+    while not baton.wait(timeout):
+        holder = baton.holder
+        frame = None if holder is None else stack_of(baton.idents[holder])
+        if sys.gettrace() is not None or in_debugger(frame):
+            continue
+        running_at, waits = place_of(frame), simulation.waits()
+        left_behind = baton.interrupt(GRACE)
+        if simulation.verdict is None:
+            simulation.verdict = NeverEnded(timeout or 0.0, running_at, holder, waits, left_behind)
+        return
+
+
+def _with_replay(error: LocalTensorError, schedule: Schedule) -> LocalTensorError:
+    text = schedule.text
+    if text != "round_robin" and hasattr(error, "replay"):
+        error.replay = f"schedule={text!r}"
+    return error
+
+
+def _groups_left(left: dict[int, dict[str, worlds.Made]]) -> GroupsLeftOver | None:
+    made = {name: one for by_name in left.values() for name, one in by_name.items()}
+    if not made:
+        return None
+    places = {name: Place(*line) if line else None for name, (_, line) in made.items()}
+    groups = {name: ranks for name, (ranks, _) in made.items()}
+    return GroupsLeftOver(groups, sorted(rank for rank, by_name in left.items() if by_name), places)

@@ -1,0 +1,41 @@
+"""Optimizers over DTensor parameters on rank threads, on gloo, and on one device.
+
+Of the fused kernels that the CPU has, DTensor has rules for those of Adam and AdamW; the last test holds it to that.
+"""
+
+import pytest
+import torch
+
+from tests.programs.optimizers import OPTIMIZERS, accepts, on_one_device, refused, train
+from tests.programs.three_ways import on_both
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64; a norm is a sum over ranks
+NOT_FUSED = {"SGD": "sgd", "Adagrad": "adagrad"}
+LAYOUTS = {
+    "a row of four": ((4,), ("S(0)", "S(1)", "S(0)", "R")),
+    "two by two": ((2, 2), ("S(0), S(1)", "S(0), R", "S(0), S(0)", "R, R")),
+    "strided": ((2, 2), ("SS(0,2), S(0)", "S(1), S(0)", "SS(0,2), S(0)", "SS(0,2), S(0)")),
+}
+STEPS = 2
+EVERYWHERE = ("SGD", "AdamW")  # the others on one mesh: each new operator costs DTensor a search
+
+
+@pytest.mark.parametrize("how", ["one by one", "foreach", "fused"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_optimizers_move_as_on_one_device(how, layout):
+    mesh_shape, placed = LAYOUTS[layout]
+    chosen = OPTIMIZERS if layout == "two by two" else EVERYWHERE
+    names = tuple(name for name in chosen if accepts(name, how) and not (how == "fused" and name in NOT_FUSED))
+    assert "AdamW" in names
+    per_rank = on_both(train, names, how, mesh_shape, placed, STEPS, ranks=4)
+    for name in names:
+        expected = on_one_device(name, len(placed), STEPS)
+        for result in per_rank:
+            torch.testing.assert_close(result[name]["whole"], expected["whole"], **CLOSE)
+            torch.testing.assert_close(result[name]["norms"], expected["norms"], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NOT_FUSED)
+def test_fused_kernels_without_a_rule_are_refused(name):
+    refusal = f"Operator aten._fused_{NOT_FUSED[name]}_.default does not have a sharding strategy registered."
+    assert on_both(refused, name, "fused", ranks=2) == [refusal] * 2

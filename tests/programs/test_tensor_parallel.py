@@ -1,0 +1,96 @@
+"""Tensor-parallel programs on rank threads, on gloo, and on one device; and what the ranks have to say for them."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+import localtensor as lt
+from localtensor.errors import LocalTensorError
+from tests.programs import tensor_parallel_programs as programs
+from tests.programs.one_device import alone, assert_three_ways
+
+FLOAT = 8  # bytes of a float64
+
+
+def said(run, function):
+    """The collectives that rank 0 took part in from within this function of the program, with their bytes."""
+    return [(call.kind, call.bytes) for call in run.calls if call.rank == 0 and call.place.function == function]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("program", [programs.mlp, programs.attention, programs.sequence_parallel_block])
+def test_layers_and_their_gradients(program, ranks):
+    assert_three_ways(program, (ranks,))
+
+
+@pytest.mark.parametrize("hidden", [6, 3])
+def test_hidden_units_that_four_ranks_cannot_share_evenly(hidden):
+    assert_three_ways(programs.uneven_mlp, (4,), hidden)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_whole_transformer_learns(ranks):
+    run = assert_three_ways(programs.language_model, (ranks,), 3)
+    assert run[0]["losses"].diff().lt(0).all()
+
+
+def test_an_mlp_takes_one_all_reduce_backward():
+    run = lt.run(programs.mlp, (4,), ranks=4)
+    assert said(run, "backward") == [("all_reduce", 3 * 5 * 8 * FLOAT)]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_loss_parallel_takes_three_numbers_a_row_and_nothing_backward(reduction):
+    """The row's largest logit, the sum of its exponentials, and the logit of its target, which only one rank has.
+
+    The size of the vocabulary does not come into it.  Backward, each rank has all it needs for its own classes.
+    """
+    rows = 8
+    run = assert_three_ways(programs.cross_entropy, (4,), reduction, 1, rows, 3)
+    assert said(run, "forward") == [("all_reduce", rows * FLOAT)] * 3
+    assert said(run, "backward") == []
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_the_loss_of_cut_rows_takes_nothing_unless_it_is_a_mean(reduction):
+    run = assert_three_ways(programs.cross_entropy, (2,), reduction, 0, 5, 3)
+    assert said(run, "forward") == said(run, "backward") == []
+
+
+def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
+    """Forward it stays P(avg).  Backward each gradient is divided by how many targets count, on all ranks together:
+
+    none needs to be ignored for that, since a rank cannot know that the others ignore none.
+    """
+    run = assert_three_ways(programs.cross_entropy, (2,), "mean", 0, 8, 0)
+    assert said(run, "forward") == []
+    assert said(run, "backward") == [("all_reduce", FLOAT)]
+
+
+def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_are_we():
+    """DTensor averages the ranks' means, as if all ranks had equally many targets: `validate` lists that rule."""
+    args = ("mean", 0, 8, 3)
+    threads = lt.run(programs.cross_entropy, (2,), *args, ranks=2)
+    gloo = lt.run(programs.cross_entropy, (2,), *args, ranks=2, on="gloo")
+    one = alone(programs.cross_entropy, *args)
+    per_row = alone(programs.cross_entropy, "none", 0, 8, 3)["loss"]
+    assert not torch.allclose(one["loss"], (per_row[3:4].mean() + per_row[4:].mean()) / 2)
+    for rank in range(2):
+        torch.testing.assert_close(threads[rank], gloo[rank], rtol=0, atol=0)
+        torch.testing.assert_close(threads[rank]["loss"], (per_row[3:4].mean() + per_row[4:].mean()) / 2)
+        torch.testing.assert_close(threads[rank]["gradient"], one["gradient"])
+
+
+@pytest.mark.parametrize("on", ["threads", "gloo"])
+def test_the_mean_loss_of_uneven_rows_is_refused(on):
+    with pytest.raises(LocalTensorError, match="cannot be evenly sharded"):
+        lt.run(programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on)
+
+
+def test_torch_counts_the_collectives_that_the_log_has():
+    threads = lt.run(programs.collectives_of_block, (2,), ranks=2)
+    gloo = lt.run(programs.collectives_of_block, (2,), ranks=2, on="gloo")
+    assert [threads[rank] for rank in range(2)] == [gloo[rank] for rank in range(2)]
+    logged = Counter(call.kind for call in threads.calls if call.rank == 0)
+    assert threads[0] == dict(logged)

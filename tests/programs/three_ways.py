@@ -1,0 +1,47 @@
+"""One program run on rank threads and on real gloo processes, and the comparison of what came back.
+
+The third way, one device, stands beside each program: an ordinary function of plain tensors.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import localtensor as lt
+
+Program = Callable[..., Any]
+
+
+def on_threads(program: Program, *args: Any, ranks: int) -> list[Any]:
+    """What each rank returned, in rank order."""
+    done = lt.run(program, *args, ranks=ranks)
+    return [done[rank] for rank in range(ranks)]
+
+
+def on_gloo(program: Program, *args: Any, ranks: int) -> list[Any]:
+    done = lt.run(program, *args, ranks=ranks, on="gloo")
+    return [done[rank] for rank in range(ranks)]
+
+
+def assert_same_bits(threads: Any, gloo: Any) -> None:
+    """Equal to the last bit; other values than tensors and numbers are equal."""
+    torch.testing.assert_close(_plain(threads), _plain(gloo), rtol=0, atol=0, equal_nan=True)
+
+
+def on_both(program: Program, *args: Any, ranks: int) -> list[Any]:
+    """What each rank returned, which is the same to the last bit on threads and on gloo."""
+    threads = on_threads(program, *args, ranks=ranks)
+    assert_same_bits(threads, on_gloo(program, *args, ranks=ranks))
+    return threads
+
+
+def _plain(value: Any) -> Any:
+    """Containers of tensors and numbers; anything else becomes a comparison of texts, in bytes."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, torch.Tensor | bool | int | float | complex):
+        return value
+    return torch.tensor(list(repr(value).encode()), dtype=torch.uint8)
