@@ -16,12 +16,12 @@ from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.mesh import Mesh as Mesh
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
-    from localtensor.placement import Spec as Spec
-    from localtensor.placement import parse as parse
-    from localtensor.placement import short as short
     from localtensor._run import LeftoverWarning as LeftoverWarning
     from localtensor._run import Run as Run
     from localtensor._run import run as run
+    from localtensor.placement import Spec as Spec
+    from localtensor.placement import parse as parse
+    from localtensor.placement import short as short
     from localtensor.same import assert_same_on_all_ranks as assert_same_on_all_ranks
     from localtensor.schedule import pct as pct
     from localtensor.schedule import replay as replay

@@ -122,7 +122,7 @@ def limit(timeout: float | None) -> float | None:
     return timeout
 
 
-def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: object, leftovers: object) -> None:
+def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, leftovers: Any) -> None:
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
     try:
@@ -135,10 +135,11 @@ def _check(fn: Any, args: Sequence[Any], ranks: object, on: object, timeout: obj
         raise NoRanks("run", ranks)
     if on not in WAYS:
         raise UnknownWay(on, WAYS)
-    if timeout is not None and (not isinstance(timeout, int | float) or not 0 < timeout <= _DAY):
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and 0 < timeout <= _DAY):
         raise NoTime("run", "timeout", timeout)
     if leftovers not in _LEFTOVERS:
-        raise UnknownWay(leftovers, _LEFTOVERS)
+        raise UnknownWay(leftovers, _LEFTOVERS, "leftovers")
 
 
 def deal(fn: Any, args: Sequence[Any], ranks: int, device: Any) -> list[tuple[Any, ...]]:
@@ -157,7 +158,7 @@ def _own(name: str, value: Any, rank: int, device: Any) -> Any:
         value = value.__localtensor_on__(rank)
     try:
         own = copy.deepcopy(value)
-    except Exception as problem:  # noqa: BLE001  # why: whatever a class raises when it is copied is its refusal
+    except Exception as problem:  # why: whatever a class raises when it is copied is its refusal
         raise NotCopyable(name, type(value).__name__, str(problem)) from problem
     return own if device is None else _moved(own, device)
 

@@ -53,7 +53,7 @@ Outcome: TypeAlias = Returned | Raised | Waiting | Died
 class Place:
     """A line of the user's own program.
 
-    >>> str(Place("/home/me/train.py", 31, "step"))
+    >>> str(Place("project/train.py", 31, "step"))
     'train.py:31 in step'
     """
 

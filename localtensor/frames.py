@@ -58,7 +58,9 @@ def origin(frame: FrameType | None) -> Origin:
         kind = _known.get(code.co_filename)
         if kind is None:
             kind = _known[code.co_filename] = _kind(code.co_filename)
-        if kind == USER and not code.co_name.startswith("__torch_"):  # a user's dispatch mode is on the way, not at its start
+        if kind == USER and not code.co_name.startswith(
+            "__torch_"
+        ):  # a user's dispatch mode is on the way, not at its start
             # `group.allreduce([x])` comes straight from C++; an op called by its name passes through _ops.py.
             return Origin((code.co_filename, frame.f_lineno, code.co_name), door in (C10D, None))
         # A dispatch mode passes a collective on through _ops.py too: who opened the door stands further out.
@@ -77,12 +79,17 @@ def place_of(frame: FrameType | None) -> Place | None:
 
 def stack_of(ident: int) -> FrameType | None:
     """The innermost frame of a thread, or None if it has ended."""
-    return sys._current_frames().get(ident)  # noqa: SLF001 (the only way to look at another thread)
+    return sys._current_frames().get(ident)
+
+
+_DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd", "debugpy")
 
 
 def in_debugger(frame: FrameType | None) -> bool:
-    """Somebody looks at this thread through a debugger: time does not count."""
-    return any("bdb" in f.f_globals.get("__name__", "") or "pydevd" in f.f_code.co_filename for f in _outwards(frame))
+    """Somebody debugs this thread, or the one that asks: time does not count.  A coverage tool is no debugger."""
+    tracer = getattr(sys.gettrace(), "__module__", None) or ""
+    names = (tracer, *(f.f_globals.get("__name__") or "" for f in _outwards(frame)))
+    return any(name.split(".")[0].startswith(_DEBUGGERS) for name in names)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -80,6 +80,17 @@ def _scattered(parts: Sequence[Part]) -> list[list[Tensor]]:
     return _singly(collectives.scatter(_held(parts), _root(parts)))
 
 
+def _gathered(held: list[Tensor]) -> list[Tensor]:
+    """Scalars are gathered as one row each, as c10d does."""
+    return collectives.all_gather_into_tensor([x.reshape(1) if x.dim() == 0 else x for x in held])
+
+
+def _by_source(lists: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Each rank's copy of all ranks' lists, one after the other."""
+    columns = collectives.coalesced(lists, collectives.all_gather)
+    return [[column[source] for source in range(len(lists)) for column in mine] for mine in columns]
+
+
 SERVED: dict[str, Served] = {
     "allreduce_": Served(
         "all_reduce",
@@ -116,7 +127,7 @@ SERVED: dict[str, Served] = {
     "allgather_into_tensor_coalesced_": Served(
         "all_gather_into_tensor_coalesced",
         lambda outputs, inputs: Brought(list(inputs), outputs),
-        _coalesced(lambda held: _gathered(held)),
+        _coalesced(_gathered),
         returns=None,
     ),
     "allgather_coalesced_": Served(
@@ -176,14 +187,3 @@ SERVED: dict[str, Served] = {
 
 # Messages meet in pairs, so they have no `compute`.
 SEND, RECV, RECV_FROM_ANYONE = "send", "recv_", "recv_any_source_"
-
-
-def _gathered(held: list[Tensor]) -> list[Tensor]:
-    """Scalars are gathered as one row each, as c10d does."""
-    return collectives.all_gather_into_tensor([x.reshape(1) if x.dim() == 0 else x for x in held])
-
-
-def _by_source(lists: list[list[Tensor]]) -> list[list[Tensor]]:
-    """Each rank's copy of all ranks' lists, one after the other."""
-    columns = collectives.coalesced(lists, collectives.all_gather)
-    return [[column[source] for source in range(len(lists)) for column in mine] for mine in columns]

@@ -24,7 +24,6 @@ from localtensor.errors import (
 from localtensor.events import Call, Place
 from localtensor.placement import shape_text
 
-
 Line: TypeAlias = tuple[str, int, str] | None
 Signature: TypeAlias = tuple[tuple[torch.dtype, torch.Size], ...]
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d_cpp
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._context import running
@@ -28,11 +27,13 @@ from localtensor.reductions import PremulSum
 from localtensor.simulation import Simulation
 from localtensor.works import RankWork, Watch
 
+c10d_cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
+_ReduceOp: Any = dist.ReduceOp
 _REDUCTIONS = {
-    int(getattr(dist.ReduceOp.RedOpType, name)): name.lower()
+    int(getattr(_ReduceOp.RedOpType, name)): name.lower()
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 }
-_PREMUL = int(dist.ReduceOp.RedOpType.PREMUL_SUM)
+_PREMUL = int(_ReduceOp.RedOpType.PREMUL_SUM)
 
 
 def _over() -> Any:
@@ -51,12 +52,14 @@ class Kernels:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.watches = [Watch(simulation) for _ in range(simulation.ranks)]
-        self.kept: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]  # C++ does not keep the Python side of a Work alive
+        self.kept: list[dict[RankWork, None]] = [
+            {} for _ in range(simulation.ranks)
+        ]  # C++ does not keep the Python side of a Work alive
         self.over = _over()
 
     def part(self, served: Served, brought: Brought, rank: int, group: Group) -> tuple[Part, bool]:
-        """This rank's part in a collective, and whether its Work goes to the user."""
-        line, hands_out = origin(sys._getframe(2))  # noqa: SLF001
+        """The rank's part in a collective, and whether its Work goes to the user."""
+        line, hands_out = origin(sys._getframe(2))
         compared = brought.writes if served.by_output else _flat(brought.reads)
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
@@ -145,7 +148,7 @@ class Kernels:
         """A send or receive is posted: its Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        line, hands_out = origin(sys._getframe(2))  # noqa: SLF001
+        line, hands_out = origin(sys._getframe(2))
         sends = name == SEND
         inputs = [x.detach().clone() for x in tensors] if sends else None
         signature = tuple([(x.dtype, x.shape) for x in tensors])
@@ -179,11 +182,11 @@ def _reduction(boxed: Any) -> Any:
 
 
 def _premul_sum() -> PremulSum:
-    frame = sys._getframe(2)  # noqa: SLF001
+    frame = sys._getframe(2)
     while frame is not None:
         for value in frame.f_locals.values():
             op = getattr(value, "reduceOp", value) if type(value).__name__.endswith("Options") else value
-            if isinstance(op, dist.ReduceOp) and int(op.op) == _PREMUL:
+            if isinstance(op, _ReduceOp) and int(op.op) == _PREMUL:
                 return PremulSum(float(op.__getstate__()[1]))
         frame = frame.f_back  # type: ignore[assignment]
     raise NotServed("PREMUL_SUM", "the factor was not found: pass the op straight to a function of torch.distributed")

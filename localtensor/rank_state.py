@@ -111,7 +111,7 @@ class _State:
 class RankState(_State):
     """What belongs to one rank: at first, the caller's state, its generators seeded alike on all ranks.
 
-    Make those of a run inside `OutsideState`, before any of them is switched to.
+    Make those of a run while the caller's state is still there: before any of them is switched to.
     """
 
     __slots__ = ("rank", "ranks", "seed")

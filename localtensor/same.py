@@ -1,5 +1,6 @@
 """A value that all ranks must share: the same on each, or an error that says which ranks differ, where, by how much."""
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     (None, None)
     """
     simulation = _context.running()
-    place = origin(sys._getframe(1)).place  # noqa: SLF001
+    place = origin(sys._getframe(1)).place
     mine = _own(value)
     if simulation is None or not simulation.is_rank():
         held: list[Any] = [None] * dist.get_world_size(group)
@@ -35,7 +36,8 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
         _compare(what, {rank: theirs for rank, theirs, _ in held}, {rank: where for rank, _, where in held})
         return
     rank = simulation.rank()
-    ours = dist.distributed_c10d._world.groups[group or dist.group.WORLD]
+    world: Any = dist.distributed_c10d._world
+    ours = world.groups[group or dist.group.WORLD]
     kind = "assert_same_on_all_ranks"
     line = None if place is None else (place.file, place.line, place.function)
     part = Part(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None), line=line)
@@ -93,7 +95,7 @@ def differences(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tu
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return bool(a == b) or bool(a != a and b != b)
+    return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -104,7 +106,11 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    return not _differ(a, b).any()
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    return (a != b) & ~(a.isnan() & b.isnan())
 
 
 def _at(value: Any, path: Sequence[Any]) -> Any:
@@ -120,15 +126,15 @@ def said(value: Any) -> str:
     """A value in short form."""
     if isinstance(value, Tensor):
         text = shape_text(value.shape, value.dtype)
-        return f"{text} {value.tolist()}" if value.numel() <= 8 else f"{text} {value.flatten()[:6].tolist()}..."  # noqa: PLR2004
+        return f"{text} {value.tolist()}" if value.numel() <= 8 else f"{text} {value.flatten()[:6].tolist()}..."
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def how_far(a: Any, b: Any) -> str:
     """By how much two values differ, if that can be said."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.numel():
-        differ = int(((a != b) & ~((a != a) & (b != b))).sum())
+        differ = int(_differ(a, b).sum())
         far = f", by up to {(a.double() - b.double()).abs().max().item():.3g}" if a.is_floating_point() else ""
         return f"in {differ} of {a.numel()} elements{far}"
     return ""

@@ -94,7 +94,7 @@ class Simulation:
     # -- collectives
 
     def meet(self, part: Part, compute: Compute, deliver: Callable[[Any], None], *, hands_out: bool) -> Ticket:
-        """This rank's part is in; if it was the last, everybody's result is there."""
+        """The rank's part is in; if it was the last, everybody's result is there."""
         self.baton.check(part.rank)
         meeting = part.group.meet(part.rank)
         part.number = meeting.number
@@ -276,7 +276,7 @@ class Simulation:
 
 def raised(rank: int, error: BaseException) -> Raised:
     """An exception as a value."""
-    import traceback  # noqa: PLC0415
+    import traceback
 
     text = "".join(traceback.format_exception(error))
     return Raised(rank, type(error).__name__, str(error), text)

@@ -3,10 +3,9 @@
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -46,11 +45,11 @@ def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeou
     """
     outer = running()
     if outer is not None and outer.is_rank():
-        raise NestedRun(outer.rank(), place_of(sys._getframe(1)))  # noqa: SLF001
-    simulation, left = None, {}
+        raise NestedRun(outer.rank(), place_of(sys._getframe(1)))
+    left: dict[int, dict[str, worlds.Made]] = {}
     with _stage(ranks, schedule, seed) as (simulation, rank_worlds):
-        simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
         try:
+            simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
             _await(simulation, timeout)
         except BaseException:
             simulation.baton.interrupt(GRACE)
@@ -88,24 +87,37 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
         stack.enter_context(OutsideState())
         stack.enter_context(worlds.installed())
         stack.enter_context(kernels_in_place())
+        stack.enter_context(_one_core_each())
         yield simulation, rank_worlds
+
+
+@contextmanager
+def _one_core_each() -> Iterator[None]:
+    """Ops run on one core, as in torchrun's processes: sums come out alike, and no rank starts a team of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dict[int, dict[str, worlds.Made]]) -> None:
     """One rank's life, in its thread."""
-    torch.autograd.set_multithreading_enabled(False)  # type: ignore[no-untyped-call]  # backward stays in this thread
+    torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
     worlds.join(world)
     try:
         value = body(world.rank)
     except Abort:
         raise
-    except BaseException as error:  # noqa: BLE001  # why: whatever ends a rank is reported with the others
+    except BaseException as error:  # why: whatever ends a rank is reported with the others
         if not simulation.baton.aborting:
             simulation.end(world.rank, Ended(error=error, place=_raised_at(error)))
     else:
         simulation.end(world.rank, Ended(value))
     finally:
-        left[world.rank] = worlds.leave(world)
+        if world.rank not in simulation.baton.lost:  # else the run is over, and what there is now is somebody else's
+            left[world.rank] = worlds.leave(world)
 
 
 def _raised_at(error: BaseException) -> Place | None:
@@ -120,7 +132,7 @@ def _await(simulation: Simulation, timeout: float | None) -> None:
     while not baton.wait(timeout):
         holder = baton.holder
         frame = None if holder is None else stack_of(baton.idents[holder])
-        if sys.gettrace() is not None or in_debugger(frame):
+        if in_debugger(frame):
             continue
         running_at, waits = place_of(frame), simulation.waits()
         left_behind = baton.interrupt(GRACE)

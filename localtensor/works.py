@@ -53,7 +53,11 @@ class RankWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._simulation.peek(self._ticket)
+        """Once it says so, the outputs can be used: torch's documentation asks for no wait() after that."""
+        done = self._simulation.peek(self._ticket)
+        if done:
+            self.wait()
+        return done
 
     def is_success(self) -> bool:
         return self._ticket.done
@@ -75,7 +79,7 @@ class RankWork(Work):
 
     def get_future(self) -> "torch.futures.Future[Any]":
         """A future of the outputs.  Python's waits when it is asked; C++, which cannot, gets one that is over."""
-        asker = sys._getframe(1).f_code  # noqa: SLF001
+        asker = sys._getframe(1).f_code
         future = _LateFuture(self)
         if "get_future" not in asker.co_names:
             future.wait()
@@ -171,8 +175,8 @@ class Watch(TorchDispatchMode):
             if any(overlap(local, buffer) for local in _locals(tensor) for buffer in held):
                 self._complain(ReadBeforeWait, ticket, name)
 
-    def _complain(self, kind: "type[ReadBeforeWait] | type[BufferReused]", ticket: Ticket, name: str) -> None:
-        self._simulation.fail(kind(ticket.part.call(), name, place_of(sys._getframe(2))))  # noqa: SLF001
+    def _complain(self, kind: "type[ReadBeforeWait | BufferReused]", ticket: Ticket, name: str) -> None:
+        self._simulation.fail(kind(ticket.part.call(), name, place_of(sys._getframe(2))))
 
 
 def _locals(tensor: Tensor) -> list[Tensor]:
@@ -186,13 +190,13 @@ _PLAIN = getattr(Tensor, "__torch_dispatch__", None)
 
 def _only_views(func: Any) -> bool:
     """It makes another view of its argument, or asks for metadata: no element is read or written."""
-    returns = func._schema.returns  # noqa: SLF001 (the only way to ask an op for its schema)
+    returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
 def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]:
     """Each tensor that the op gets, and whether it writes it.  The schemas of c10d's ops do not say: names do."""
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
+    for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         if func.namespace == "c10d":
             written = not argument.name.startswith("input") and func is not torch.ops.c10d.send.default
@@ -212,7 +216,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def overlap(a: Tensor, b: Tensor) -> bool:
     """The two share an element.  Of strided ones whose ranges cross, only small ones are looked at one by one."""
-    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():  # noqa: SLF001
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
         return False
     first, second = _range(a), _range(b)
     if first[1] <= second[0] or second[1] <= first[0]:
@@ -226,12 +230,12 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 def _range(x: Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
-    start = x.storage_offset()
+    start = int(x.storage_offset())
     return start * x.element_size(), (start + last + 1) * x.element_size()
 
 
 def _elements(x: Tensor) -> set[int]:
-    offsets = [x.storage_offset()]
+    offsets = [int(x.storage_offset())]
     for size, stride in zip(x.shape, x.stride()):
         offsets = [offset + i * stride for offset in offsets for i in range(size)]
     return {offset * x.element_size() for offset in offsets}

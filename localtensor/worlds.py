@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
-from torch._C import _distributed_c10d as c10d_cpp
+import torch
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -25,6 +25,7 @@ from localtensor.frames import origin
 from localtensor.meetings import Group, Line
 from localtensor.simulation import Simulation
 
+c10d_cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 BACKEND = "localtensor"
 DEVICES = ("cpu", "cuda")
 Made: TypeAlias = tuple[tuple[int, ...], Line]  # a group that the program made itself: its ranks, and where
@@ -131,14 +132,14 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
             remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
             raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)
     shown = str(asked.get("backend") or "gloo")
-    if world.implicit:
-        world.implicit = False
+    implicit, world.implicit = world.implicit and world.default_pg is not None, False
+    if implicit:
         _show(world, world.default_pg, shown)
     elif world.default_pg is not None:
         return original(*args, **kwargs)  # refuses a second default group in its own words
     else:
         _init(world, shown)
-    world.made[world.pg_names[world.default_pg]] = (tuple(range(world.simulation.ranks)), _user_line())
+    world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), _user_line())
     return None
 
 
@@ -148,7 +149,7 @@ def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     if world is None:
         return original(*args, **kwargs)
     asked = _named(original, args, kwargs)
-    order = world.pg_group_ranks[asked.get("parent_pg") or world.default_pg]
+    order = world.pg_group_ranks[asked.get("parent_pg") or c10d._get_default_group()]
     members = sorted(order, key=order.__getitem__)
     splits = asked.get("split_ranks")
     flat = [rank for split in splits or () for rank in split]
@@ -182,7 +183,7 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def _declare(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:
-    """This rank makes a group of that name: all ranks must mean the same by it."""
+    """The rank makes a group of that name: all ranks must mean the same by it."""
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
     declared = simulation.declared.setdefault(key, {})
@@ -234,12 +235,12 @@ def installed() -> Iterator[None]:
 
 def forget_meshes() -> None:
     """torch's process-wide caches hold nothing of this simulation's meshes (keys) and ranks (values)."""
-    from torch.distributed.tensor import _collective_utils, _redistribute
-
+    tensor = "torch.distributed.tensor"  # who has not imported it has no such caches
+    redistribute, utils = sys.modules.get(f"{tensor}._redistribute"), sys.modules.get(f"{tensor}._collective_utils")
     for owner, name in (
-        (_redistribute, "_gen_transform_infos"),
-        (_redistribute, "clear_redistribute_planner_cache"),
-        (getattr(_collective_utils, "MeshTopoInfo", None), "build_from_mesh"),
+        (redistribute, "_gen_transform_infos"),
+        (redistribute, "clear_redistribute_planner_cache"),
+        (getattr(utils, "MeshTopoInfo", None), "build_from_mesh"),
     ):
         found = getattr(owner, name, None)
         if found is not None:
@@ -295,7 +296,9 @@ def _inside(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
                     cell.cell_contents = original
                 return
         decorated = decorated.__wrapped__
-    raise TorchChanged(f"torch.distributed.{original.__name__}", "it is no longer wrapped in torch's logging decorators")
+    raise TorchChanged(
+        f"torch.distributed.{original.__name__}", "it is no longer wrapped in torch's logging decorators"
+    )
 
 
 def _named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:

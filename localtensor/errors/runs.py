@@ -120,11 +120,12 @@ class TooFewGpus(LocalTensorError):
 
 
 class UnknownWay(LocalTensorError):
-    """Something to run on that is in no table."""
+    """A word that is in no table: of what to run on, or of what becomes of leftovers."""
 
-    def __init__(self, on: object, known: Sequence[str]) -> None:
+    def __init__(self, word: object, known: Sequence[str], argument: str = "on") -> None:
         remedy = f"Write {', '.join(map(repr, known))}."
-        super().__init__(refusal("run", "on", f"on={on!r}", "there is no such way to run", remedy))
+        problem = "there is no such way to run" if argument == "on" else "there is no such choice"
+        super().__init__(refusal("run", argument, f"{argument}={first_line(repr(word), 60)}", problem, remedy))
 
 
 class BadSchedule(LocalTensorError):

@@ -1,4 +1,5 @@
-"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator, the whole sweep."""
+"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator, the whole sweep,
+and rank threads beside torch's threaded group and gloo."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import score, speed, sweep
+from tests.bench import ranks, score, speed, sweep
 
-PARTS = ("planted", "speed", "sweep")
+PARTS = ("planted", "speed", "sweep", "ranks")
 EXAMPLES = """examples:
-  python -m tests.bench                          all three, some minutes
+  python -m tests.bench                          all four, some minutes
   python -m tests.bench --only planted           the planted wrong rules: which survive?
   python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
+  python -m tests.bench --only ranks             rank threads beside torch's threaded group and gloo processes
   python -m tests.bench --json bench.json        the figures for a program, too
 
 Exit code 1 if a planted wrong rule survives that should not, or a right one is accused; times and memory never fail it.
@@ -46,6 +48,10 @@ def main() -> int:
                 "ratio_per_combination": timed.ratio_per_combination,
             }
             _show_speed(console, timed)
+        elif part == "ranks":
+            compared = ranks.compare(console)
+            figures[part] = compared.figures()
+            ranks.show(console, compared)
         else:
             swept = sweep.sweep()
             figures[part] = asdict(swept)

@@ -9,17 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = """
-localtensor.errors.base localtensor.events localtensor._policies localtensor.rank_slots
-localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults localtensor.rank_random localtensor.rank_shared
-localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs localtensor.rank_special
-localtensor.errors localtensor.rank_state
-localtensor.mesh localtensor.wire localtensor.schedule
-localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules
-localtensor.shards localtensor.agreement
-localtensor.collectives
-localtensor._worker
-localtensor._crew
-localtensor.processes localtensor.testing
+localtensor.errors.base localtensor.events localtensor._policies localtensor._context
+localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults
+localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs
+localtensor.errors
+localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots
+localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules localtensor.baton localtensor.rank_random localtensor.rank_shared
+localtensor.shards localtensor.agreement localtensor.meetings localtensor.rank_special
+localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state
+localtensor._worker localtensor.kernels localtensor.simulation
+localtensor._crew localtensor.works localtensor.store localtensor.worlds
+localtensor.processes localtensor.process_group localtensor.testing
+localtensor.threads
+localtensor._run
 localtensor
 strategies.rules strategies.progress
 strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers strategies.choice strategies.forms

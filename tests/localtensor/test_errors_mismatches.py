@@ -7,7 +7,7 @@ import pytest
 from localtensor import errors
 from localtensor.events import Call, Place
 
-HERE, THERE = Place("/home/me/a.py", 3, "f"), Place("/home/me/a.py", 9, "f")
+HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "f")
 
 
 def call(rank, **facts):

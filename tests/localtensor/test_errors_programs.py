@@ -8,7 +8,7 @@ from localtensor import errors
 from localtensor.errors.programs import _circle as circle
 from localtensor.events import Call, Place, Raised, Wait
 
-HERE, THERE = Place("/home/me/a.py", 3, "f"), Place("/home/me/a.py", 9, "g")
+HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 
 
 def call(rank, **facts):

@@ -8,7 +8,7 @@ import pytest
 from localtensor import errors
 from localtensor.events import Call, Place, Wait
 
-HERE, THERE = Place("/home/me/a.py", 3, "f"), Place("/home/me/a.py", 9, "g")
+HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 WAIT = Wait(0, (1,), Call(0, "all_reduce", "0", (0, 1), 4, place=THERE))
 
 

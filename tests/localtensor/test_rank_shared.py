@@ -57,9 +57,8 @@ def test_each_thing_that_is_not_swapped_says_why():
     assert len(names) == len(set(names)) and not set(names) & set(SLOTS)
 
 
-@pytest.mark.parametrize("name", THREADS)
-def test_two_threads_that_live_at_once_do_not_share(name):
-    act, look = THREADS[name]
+def seen_by_two_threads(act, look):
+    """What one thread sees before its act and after, and what another that lives all the while sees at these times."""
     seen: list[object] = []
     began, acted = threading.Barrier(2), threading.Barrier(2)
 
@@ -85,5 +84,18 @@ def test_two_threads_that_live_at_once_do_not_share(name):
             thread.join()
     torch.set_num_threads(torch.get_num_threads())
     theirs, (before, mine), still = seen
+    return before, mine, theirs, still
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_two_threads_that_live_at_once_do_not_share(name):
+    before, mine, theirs, still = seen_by_two_threads(*THREADS[name])
     assert mine != before
     assert still == theirs == before
+
+
+def test_what_is_process_wide_would_be_caught():
+    before, mine, theirs, still = seen_by_two_threads(
+        lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype
+    )
+    assert (before, mine, theirs, still) == (torch.float32, torch.float64, torch.float32, torch.float64)

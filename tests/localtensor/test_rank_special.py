@@ -65,6 +65,20 @@ def test_a_rank_inside_catch_warnings_hears_only_its_own(ranks):
     assert [str(one.message) for one in heard] == ["mine"]
 
 
+def test_what_one_rank_was_shown_once_another_still_hears(ranks):
+    def warn():
+        warnings.warn("from here", UserWarning, stacklevel=1)
+
+    shown = []
+    warnings.simplefilter("default")
+    warnings.showwarning = lambda *args, **kwargs: shown.append(args)
+    warn()
+    switch(*ranks)
+    with pytest.raises(UserWarning, match="from here"):
+        warn()
+    assert len(shown) == 1
+
+
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_context_parallel_ends_for_the_rank_that_leaves_it(leaver, ranks):
     op = torch.ops.aten._scaled_dot_product_flash_attention.default

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
@@ -75,6 +77,17 @@ def fully_sharded(mesh: Shape, reshard_after_forward: bool | None, dtype: torch.
     return learn(model, world)
 
 
+def recomputed(mesh: Shape) -> Record:
+    """FSDP2 with each block run again in the backward, for which its weights are gathered once more."""
+    model, world = seeded(Transformer), None
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+    if mesh:
+        world = init_device_mesh("cpu", mesh)
+        shard_each_block(model, world)
+    return learn(model, world)
+
+
 def rows_held(mesh: Shape) -> dict[str, int]:
     """How many rows of each weight this rank holds under FSDP2."""
     model = seeded(Transformer)
@@ -130,6 +143,30 @@ def accumulated(mesh: Shape, how: str) -> Record:
     return {name.removeprefix("module."): whole(part.grad) for name, part in model.named_parameters()}
 
 
+def joined(mesh: Shape, pieces: int) -> Record:
+    """Rank r has r + 1 batches: who has no more shadows the others' all-reduces, as if its gradients were 0."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    batches = noise(pieces, 4, 3)
+    if mesh:
+        model = DistributedDataParallel(model)
+        mine = range(dist.get_rank() + 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with Join([model]) if mesh else nullcontext():
+        for step in mine if mesh else range(pieces):
+            optimizer.zero_grad()
+            if mesh:
+                error_on(model, batches[dist.get_rank()], step).backward()
+            else:
+                sum(error_on(model, batches[rank], step) / pieces for rank in range(step, pieces)).backward()
+            optimizer.step()
+    return learnt(model)
+
+
+def error_on(model: nn.Module, batch: Tensor, step: int) -> Tensor:
+    return (model(batch) - step).square().mean()
+
+
 class Branches(nn.Module):
     """Three ways through; who calls it says which are taken.  Three hidden units: over 4 ranks, one has none."""
 
@@ -168,6 +205,14 @@ def unused(mesh: Shape, how: str, pieces: int) -> Record:
     parts = dict(zip(names, model.parameters(), strict=True))
     found = {f"gradient of {name}": whole(part.grad) for name, part in parts.items() if part.grad is not None}
     return {**found, **learnt(model)}
+
+
+def different_ways(mesh: Shape) -> None:
+    """FSDP2, and rank 0 alone takes another way: it has more gradients to bring than its peers."""
+    model = seeded(Branches)
+    fully_shard(model, mesh=init_device_mesh("cpu", mesh))
+    taken = ("left", "right") if dist.get_rank() == 0 else ("left",)
+    model(noise(2, 8), taken).sum().backward()
 
 
 def average_what_anyone_has(model: nn.Module) -> None:

@@ -104,7 +104,7 @@ def sequence_parallel_block(mesh: Shape) -> Record:
         return forward_and_backward(model, x)
     mine = distribute_tensor(x.detach(), init_device_mesh("cpu", mesh), [Shard(1)]).requires_grad_()
     out = model(mine.to_local())
-    (out.square().sum() / x.numel()).backward()
+    backward(out.square().sum() / x.numel())
     gathered = DTensor.from_local(out, mine.device_mesh, [Shard(1)])
     return {"out": whole(gathered), "gradient of x": whole(mine.grad), **gradients(model)}
 

@@ -34,7 +34,7 @@ def test_hence_the_public_way_refuses_the_kernel_of_the_cpu(backward):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sharded_buffers_that_come_from_expand(masked, ranks):
-    for result in on_both(sharded_buffers, 16, "MATH", masked, True, ranks=ranks):
+    for result in on_both(sharded_buffers, 16, "MATH", masked, True, ranks=ranks, exact=ranks == 2):
         torch.testing.assert_close(result["whole"], on_one_device(16, masked), **CLOSE)
         assert result["shapes"] == [(2, 2, 16 // ranks, 4)] * 3 + [(2, 2, 16 // ranks, 16)]
         assert result["restored"]

@@ -4,16 +4,18 @@ float32 takes other ways through FSDP2 than float64 (an average instead of a sum
 of its own.  AdamW divides a gradient by its own size: where that is small, rounding is not.
 """
 
-from collections import Counter
-
 import pytest
 import torch
 
 import localtensor as lt
+from localtensor.errors import ShapeMismatch
 from tests.programs import data_parallel_programs as programs
 from tests.programs.one_device import assert_three_ways
 
 HOW = ["sharded", "replicated"]
+FLOAT = 8  # bytes of a float64
+BLOCK, REST = 508, 240  # numbers in the weights of a block, of which there are two, and in those outside
+STEPS = 3
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -35,34 +37,57 @@ def test_rows_are_dealt_out_as_torch_chunk_does():
     assert held["blocks.0.feedforward.up.weight"] == [4, 4, 4]
 
 
-@pytest.mark.parametrize(("reshard_after_forward", "again"), [(None, 2), (True, 3), (False, 0)])
+def said(run, kind, *functions):
+    """How many numbers rank 0 brought to each collective of this kind, from within these functions of the program."""
+    calls = [call for call in run.calls if call.rank == 0 and call.kind == kind and call.place.function in functions]
+    return [call.bytes // FLOAT for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("reshard_after_forward", "again"), [(None, [BLOCK, BLOCK]), (True, [REST, BLOCK, BLOCK]), (False, [])]
+)
 def test_each_group_is_gathered_forward_and_again_backward_unless_it_was_kept(reshard_after_forward, again):
-    """Three groups: two blocks and the rest, which FSDP2 keeps unless told otherwise, for the backward needs it first."""
+    """FSDP2 keeps the rest of the weights unless told otherwise, since the backward begins with them."""
     run = lt.run(programs.fully_sharded, (2,), reshard_after_forward, torch.float64, ranks=2)
-    steps = 3
-    calls = Counter((call.place.function, call.kind) for call in run.calls if call.rank == 0)
-    assert calls["loss_of", "all_gather_into_tensor"] == 3 * steps
-    assert calls["learn", "all_gather_into_tensor"] == again * steps
-    assert calls["learn", "reduce_scatter_tensor"] == 3 * steps
+    assert said(run, "all_gather_into_tensor", "loss_of", "forward") == [REST // 2, BLOCK // 2, BLOCK // 2] * STEPS
+    assert said(run, "all_gather_into_tensor", "learn") == [size // 2 for size in again] * STEPS
+    assert said(run, "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
 
 
 def test_hybrid_sharded():
-    assert_three_ways(programs.hybrid_sharded, (2, 2))
+    run = assert_three_ways(programs.hybrid_sharded, (2, 2))
+    assert said(run, "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
+    down = [call for call in run.calls if call.rank == 3 and call.group == (1, 3)]
+    assert [(call.kind, call.bytes // FLOAT) for call in down] == [
+        ("all_reduce", size // 2) for size in (BLOCK, BLOCK, REST)
+    ] * STEPS
 
 
 def test_sharded_in_two_ways():
     assert_three_ways(programs.sharded_in_two_ways, (2, 2))
 
 
+def test_recomputed():
+    run = assert_three_ways(programs.recomputed, (2,))
+    assert run[0]["losses"].diff().lt(0).all()
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_replicated(ranks):
-    assert_three_ways(programs.replicated, (ranks,))
+    run = assert_three_ways(programs.replicated, (ranks,))
+    assert sum(said(run, "all_reduce", "learn")) == (2 * BLOCK + REST) * STEPS
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_that_run_out_of_batches(ranks):
+    assert_three_ways(programs.joined, (ranks,), ranks)
 
 
 @pytest.mark.parametrize("how", HOW)
 def test_two_batches_make_one_gradient(how):
     run = assert_three_ways(programs.accumulated, (2,), how)
-    assert run[0]["head.weight"].any()
+    whole, kind = 2 * BLOCK + REST, "reduce_scatter_tensor" if how == "sharded" else "all_reduce"
+    assert sum(said(run, kind, "accumulated")) == whole, "once, not twice"
 
 
 @pytest.mark.parametrize("how", [*HOW, "by hand"])
@@ -71,3 +96,16 @@ def test_a_weight_that_served_nobody_has_no_gradient(how):
     with_gradient = {name.split(".")[0] for name in run[0] if name.startswith("gradient of ")}
     expected = {"left"} if how == "sharded" else {"left", "right"}
     assert with_gradient == {f"gradient of {name}" for name in expected}
+
+
+def test_weights_that_served_some_ranks_only_are_too_much_for_fully_shard():
+    """Rank 0 brings the gradients of two ways: 136 numbers with padding.  On gloo, this ends a process."""
+    with pytest.raises(ShapeMismatch, match=r"\[136\] on rank 0, \[68\] on rank 1"):
+        lt.run(programs.different_ways, (2,), ranks=2)
+
+
+@pytest.mark.parametrize("program", [programs.replicated, programs.recomputed])
+def test_the_order_in_which_ranks_run_is_of_no_importance(program):
+    in_order = lt.run(program, (2,), ranks=2)
+    shuffled = lt.run(program, (2,), ranks=2, schedule=lt.shuffled(5))
+    torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)

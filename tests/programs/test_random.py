@@ -24,6 +24,7 @@ def pieces(dim, ranks):
 @pytest.mark.parametrize("seeds", [[7, 7, 7, 7], [1, 2, 3, 4]], ids=["one seed", "four seeds"])
 @pytest.mark.parametrize("dim", CUT, ids=CUT.get)
 def test_a_rank_draws_what_a_piece_of_this_shape_draws_from_its_generator(dim, seeds):
+    """A list as an argument is one entry for each rank."""
     drawn = on_both(programs.draws, dim, seeds, ranks=4)
     for rank, piece in enumerate(pieces(dim, 4)):
         with torch.random.fork_rng(devices=[]):
@@ -92,3 +93,9 @@ def test_a_run_leaves_the_generators_of_its_caller_alone():
 def test_dropout_around_a_tensor_parallel_layer(backward):
     run = assert_three_ways(programs.dropout, (4,), 11, backward)
     assert run[0]["out"].eq(0).any()
+
+
+def test_the_order_in_which_ranks_run_is_of_no_importance():
+    in_order = lt.run(programs.draws, 0, [1, 2, 3, 4], ranks=4)
+    shuffled = lt.run(programs.draws, 0, [1, 2, 3, 4], ranks=4, schedule=lt.shuffled(5))
+    torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)

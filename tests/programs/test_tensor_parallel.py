@@ -15,7 +15,12 @@ FLOAT = 8  # bytes of a float64
 
 def said(run, function):
     """The collectives that rank 0 took part in from within this function of the program, with their bytes."""
-    return [(call.kind, call.bytes) for call in run.calls if call.rank == 0 and call.place.function == function]
+    return [(kind_of(call), call.bytes) for call in run.calls if call.rank == 0 and call.place.function == function]
+
+
+def kind_of(call):
+    """c10d has the functional collectives, which DTensor uses, take lists of one."""
+    return call.kind.removesuffix("_coalesced")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -35,9 +40,18 @@ def test_a_whole_transformer_learns(ranks):
     assert run[0]["losses"].diff().lt(0).all()
 
 
-def test_an_mlp_takes_one_all_reduce_backward():
+def test_an_mlp_takes_one_all_reduce_each_way():
     run = lt.run(programs.mlp, (4,), ranks=4)
-    assert said(run, "backward") == [("all_reduce", 3 * 5 * 8 * FLOAT)]
+    activations = 3 * 5 * 8 * FLOAT
+    assert said(run, "forward") == said(run, "backward") == [("all_reduce", activations)]
+
+
+def test_sequence_parallel_takes_a_gather_and_a_reduce_scatter_for_each_of_two_layers_and_way():
+    """An all-reduce cut in two: a rank brings its positions to the gather, and all of them to the reduce-scatter."""
+    run = lt.run(programs.sequence_parallel_block, (4,), ranks=4)
+    activations = 3 * 4 * 8 * FLOAT
+    each = [("all_gather_into_tensor", activations // 4), ("reduce_scatter_tensor", activations)]
+    assert said(run, "forward") == said(run, "backward") == each * 2
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -59,9 +73,8 @@ def test_the_loss_of_cut_rows_takes_nothing_unless_it_is_a_mean(reduction):
 
 
 def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
-    """Forward it stays P(avg).  Backward each gradient is divided by how many targets count, on all ranks together:
-
-    none needs to be ignored for that, since a rank cannot know that the others ignore none.
+    """Forward it stays P(avg).  Backward, a gradient is divided by the number of targets that count, on all ranks
+    together; a rank cannot know that its peers ignore none.
     """
     run = assert_three_ways(programs.cross_entropy, (2,), "mean", 0, 8, 0)
     assert said(run, "forward") == []
@@ -88,9 +101,17 @@ def test_the_mean_loss_of_uneven_rows_is_refused(on):
         lt.run(programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_in_which_ranks_run_is_of_no_importance(seed):
+    """Within loss_parallel: it exchanges DTensor's handlers of some ops, for the whole process, while it is on."""
+    in_order = lt.run(programs.language_model, (2,), 1, ranks=2)
+    shuffled = lt.run(programs.language_model, (2,), 1, ranks=2, schedule=lt.shuffled(seed))
+    torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)
+
+
 def test_torch_counts_the_collectives_that_the_log_has():
     threads = lt.run(programs.collectives_of_block, (2,), ranks=2)
     gloo = lt.run(programs.collectives_of_block, (2,), ranks=2, on="gloo")
     assert [threads[rank] for rank in range(2)] == [gloo[rank] for rank in range(2)]
-    logged = Counter(call.kind for call in threads.calls if call.rank == 0)
+    logged = Counter(kind_of(call) for call in threads.calls if call.rank == 0)
     assert threads[0] == dict(logged)

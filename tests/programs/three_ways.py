@@ -29,10 +29,15 @@ def assert_same_bits(threads: Any, gloo: Any) -> None:
     torch.testing.assert_close(_plain(threads), _plain(gloo), rtol=0, atol=0, equal_nan=True)
 
 
-def on_both(program: Program, *args: Any, ranks: int) -> list[Any]:
-    """What each rank returned, which is the same to the last bit on threads and on gloo."""
-    threads = on_threads(program, *args, ranks=ranks)
-    assert_same_bits(threads, on_gloo(program, *args, ranks=ranks))
+def assert_same_but_for_sums(threads: Any, gloo: Any) -> None:
+    """float64 numbers but for a few last bits: of more than two ranks, gloo adds in an order that it chooses itself."""
+    torch.testing.assert_close(_plain(threads), _plain(gloo), rtol=1e-11, atol=1e-13, equal_nan=True)
+
+
+def on_both(program: Program, *args: Any, ranks: int, exact: bool = True) -> list[Any]:
+    """What each rank returned on threads, which is the same on gloo."""
+    threads, gloo = on_threads(program, *args, ranks=ranks), on_gloo(program, *args, ranks=ranks)
+    (assert_same_bits if exact else assert_same_but_for_sums)(threads, gloo)
     return threads
 
 

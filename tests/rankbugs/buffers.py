@@ -232,3 +232,32 @@ def a_batch_of_messages_and_a_buffer_each():
         work.wait()
     x *= 3
     assert (x + y + halo).tolist() == [6.0, 6.0]
+
+
+@fault("BufferReused", ranks=3)
+def gradients_are_scaled_all_at_once_in_flight():
+    gradients = [torch.ones(2), torch.ones(3)]
+    works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+    torch._foreach_mul_(gradients, 0.5)  # fault
+    for work in works:
+        work.wait()
+
+
+@fault("BufferReused", ranks=2)
+def the_second_of_two_buffers_is_wiped():
+    first, second = torch.ones(2), torch.ones(2)
+    works = [dist.all_reduce(first, async_op=True), dist.all_reduce(second, async_op=True)]
+    works[0].wait()
+    first.zero_()
+    second.zero_()  # fault
+    works[1].wait()
+
+
+@right(ranks=2)
+def the_first_of_two_buffers_is_wiped_when_it_is_done():
+    first, second = torch.ones(2), torch.ones(2)
+    works = [dist.all_reduce(first, async_op=True), dist.all_reduce(second, async_op=True)]
+    works[0].wait()
+    first.zero_()
+    works[1].wait()
+    assert first.tolist() == [0.0, 0.0] and second.tolist() == [2.0, 2.0]

@@ -30,13 +30,13 @@ def the_full_tensor_is_made_by_all_and_saved_by_rank_zero():
 
 
 @fault("KindMismatch", ranks=4)
-def one_rank_redistributes_to_other_columns():
+def one_rank_keeps_only_its_rows_of_a_sum():
     mesh = init_device_mesh("cpu", (4,))
-    x = distribute_tensor(torch.ones(8, 4), mesh, [Shard(0)])
+    x = DTensor.from_local(torch.ones(8, 4), mesh, [Partial()])
     if dist.get_rank() == 2:
-        x.redistribute(mesh, [Shard(1)])  # fault
+        x.redistribute(mesh, [Shard(0)]).to_local().sum()  # fault
     else:
-        x.redistribute(mesh, [Replicate()])
+        x.redistribute(mesh, [Replicate()]).to_local().sum()
 
 
 @right(ranks=4)
@@ -192,12 +192,11 @@ def a_replica_gathers_gradients_over_two_batches():
 
 
 @fault("RankRaised", ranks=2)
-def one_rank_shards_what_it_does_not_have():
+def one_rank_mixes_a_plain_tensor_in():
     mesh = init_device_mesh("cpu", (2,))
-    x = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
-    if dist.get_rank() == 1:
-        x.redistribute(mesh, [Shard(0), Shard(1)])  # fault
-    dist.barrier()
+    x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    y = x @ torch.ones(2, 2) if dist.get_rank() == 1 else x  # fault
+    y.full_tensor()
 
 
 @fault("RootMismatch", ranks=4)

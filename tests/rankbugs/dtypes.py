@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as differentiable
 from torch import nn
 
 from tests.rankbugs.corpus import fault, right
@@ -226,3 +227,16 @@ def in_the_third_epoch_all_ranks_sum_their_losses():
         dist.all_reduce(loss, SUM if epoch == 2 else MIN)
         losses.append(loss.item())
     assert losses == [0.0, 4.0, 24.0, 12.0]
+
+
+@fault("ReduceOpMismatch", ranks=3)
+def a_sum_with_gradients_becomes_a_minimum_on_one_rank():
+    x = torch.ones(2, requires_grad=True)
+    y = differentiable.all_reduce(x, MIN if dist.get_rank() == 1 else SUM)  # fault
+    y.sum().backward()
+
+
+@fault("DtypeMismatch", ranks=4)
+def the_counts_of_one_rank_are_short_integers():
+    counts = torch.ones(4, dtype=torch.int32 if dist.get_rank() == 0 else torch.int64)
+    dist.all_to_all_single(torch.empty_like(counts), counts)  # fault

@@ -1,4 +1,4 @@
-"""GroupMismatch, LengthMismatch and GroupsLeftOver: who belongs together, and how many tensors make one call."""
+"""GroupMismatch and LengthMismatch: who belongs together, and how many tensors make one call."""
 
 import torch
 import torch.distributed as dist
@@ -205,9 +205,8 @@ def in_the_third_step_a_bucket_is_flushed_late():
         if step == 1 and dist.get_rank() == 0:
             bucket.append(torch.ones(2))
         if step == 2:
-            pieces = functional.reduce_scatter_tensor_coalesced(
-                bucket, "sum", [0] * len(bucket), dist.group.WORLD
-            )  # fault
+            dims = [0] * len(bucket)
+            pieces = functional.reduce_scatter_tensor_coalesced(bucket, "sum", dims, dist.group.WORLD)  # fault
             bucket = [piece + 0 for piece in pieces]
 
 
@@ -223,104 +222,52 @@ def in_the_third_step_both_buckets_are_flushed():
     assert torch.cat(bucket).tolist() == [2 * scale, 4 * scale, 6 * scale]
 
 
-# -- groups that are left behind
+@fault("GroupMismatch", ranks=3)
+def the_best_two_are_chosen_from_local_scores():
+    scores = torch.tensor([0.5, 0.5, 0.5])
+    scores[dist.get_rank()] += 0.25
+    scores[(dist.get_rank() + 1) % 3] += 0.5
+    best = sorted(scores.topk(2).indices.tolist())
+    dist.new_group(best)  # fault
 
 
-@fault("GroupsLeftOver", ranks=2, leftovers="raise")
-def a_group_is_made_and_kept():
-    group = dist.new_group([0, 1])  # fault
-    dist.all_reduce(torch.ones(1), group=group)
-
-
-@right(ranks=2, leftovers="raise")
-def a_group_is_made_and_destroyed():
-    group = dist.new_group([0, 1])
+@right(ranks=3)
+def the_best_two_are_chosen_from_shared_scores():
+    scores = torch.zeros(3)
+    scores[dist.get_rank()] = 2.0 - dist.get_rank()
+    dist.all_reduce(scores)
+    best = sorted(scores.topk(2).indices.tolist())
+    pair = dist.new_group(best)
     x = torch.ones(1)
-    dist.all_reduce(x, group=group)
-    dist.destroy_process_group(group)
-    assert x.item() == 2.0
+    if dist.get_rank() in best:
+        dist.all_reduce(x, group=pair)
+    assert best == [0, 1] and x.item() == (1.0 if dist.get_rank() == 2 else 2.0)
 
 
-@fault("GroupsLeftOver", ranks=4, leftovers="raise")
-def one_group_of_two_is_destroyed():
-    rows = dist.new_group([0, 1, 2])
-    columns = dist.new_group([0, 1, 3])  # fault
-    if dist.get_rank() != 2:
-        dist.all_reduce(torch.ones(1), group=columns)
-    dist.destroy_process_group(rows)
+@fault("GroupMismatch", ranks=4)
+def the_third_group_has_another_member_on_one_rank():
+    for width in (2, 3, 4):
+        members = list(range(width))
+        if width == 4 and dist.get_rank() == 1:
+            members.pop()
+        group = dist.new_group(members)  # fault
+        if dist.get_rank() in members:
+            dist.all_reduce(torch.ones(1), group=group)
 
 
-@right(ranks=4, leftovers="raise")
-def destroying_the_world_destroys_its_groups():
-    me = dist.get_rank()
-    rows, columns = dist.new_group([0, 1, 2]), dist.new_group([0, 1, 3])
-    x = torch.ones(1)
-    if me != 3:
-        dist.all_reduce(x, group=rows)
-    if me != 2:
-        dist.all_reduce(x, group=columns)
-    dist.destroy_process_group()
-    assert x.item() == (3.0 if me == 2 else 7.0)
+@fault("LengthMismatch", ranks=4)
+def in_one_subgroup_a_gradient_is_missing():
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    gradients = [torch.ones(2), torch.ones(3), torch.ones(1)]
+    if dist.get_rank() == 3:
+        del gradients[1]
+    sums = functional.all_reduce_coalesced(gradients, "sum", groups[dist.get_rank() // 2])  # fault
+    return [one + 0 for one in sums]
 
 
-def team_total(x):
-    team = dist.new_group(list(range(dist.get_world_size())))  # fault
-    dist.all_reduce(x, group=team)
-    return x.item()
-
-
-@fault("GroupsLeftOver", ranks=3, leftovers="raise", helpers=(team_total,))
-def a_helper_makes_a_group_each_time():
-    return [team_total(torch.ones(1)) for _ in range(3)]
-
-
-@right(ranks=3, leftovers="raise")
-def a_helper_is_given_the_group():
-    team = dist.new_group([0, 1, 2])
-    totals = []
-    for step in range(3):
-        x = torch.ones(1) * step
-        dist.all_reduce(x, group=team)
-        totals.append(x.item())
-    dist.destroy_process_group(team)
-    assert totals == [0.0, 3.0, 6.0]
-
-
-@fault("GroupsLeftOver", ranks=2, leftovers="raise")
-def an_error_on_the_way_skips_the_cleaning_up():
-    try:
-        group = dist.new_group([0, 1])  # fault
-        dist.barrier(group=group)
-        assert dist.get_world_size(group) == 3
-        dist.destroy_process_group(group)
-    except AssertionError:
-        dist.barrier()
-
-
-@right(ranks=2, leftovers="raise")
-def an_error_on_the_way_does_not_skip_the_cleaning_up():
-    group, seen = dist.new_group([0, 1]), ""
-    try:
-        dist.barrier(group=group)
-        raise ValueError("on the way")  # noqa: TRY301
-    except ValueError as error:
-        seen = str(error)
-    finally:
-        dist.destroy_process_group(group)
-    assert seen == "on the way"
-
-
-@fault("GroupsLeftOver", ranks=4, leftovers="raise")
-def the_parts_of_the_world_are_left_behind():
-    part, _ = dist.new_subgroups(group_size=2)  # fault
-    dist.barrier(group=part)
-
-
-@right(ranks=4, leftovers="raise")
-def the_parts_of_the_world_are_destroyed():
-    part, parts = dist.new_subgroups(group_size=2)
-    x = torch.ones(1)
-    dist.all_reduce(x, group=part)
-    for one in parts:
-        dist.destroy_process_group(one)
-    assert x.item() == 2.0
+@fault("LengthMismatch", ranks=2)
+def a_manager_gathers_one_more_on_rank_zero():
+    parts = [torch.ones(2)] * (2 if dist.get_rank() == 0 else 1)
+    with _coalescing_manager():  # fault
+        for part in parts:
+            dist.all_gather_into_tensor(torch.empty(4), part)  # fault

@@ -298,3 +298,12 @@ def rank_zero_gathers_what_the_others_expect_to_get():
         dist.gather(x, [torch.empty(2) for _ in range(3)], dst=0)  # fault
     else:
         dist.scatter(x, None, src=0)  # fault
+
+
+@fault("KindMismatch", ranks=3)
+def one_rank_clips_its_gradients_and_the_others_save_first():
+    norm, state = torch.ones(1), [{"step": 1}]
+    for step in range(3):
+        if step == 2 and dist.get_rank() != 1:
+            dist.broadcast_object_list(state, src=0)  # fault
+        dist.all_reduce(norm)  # fault

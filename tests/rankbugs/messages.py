@@ -275,3 +275,24 @@ def the_halo_of_the_border_is_left_out():
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     assert halo.tolist() == [max(me - 1.0, 0.0)] * 3
+
+
+@fault("MessagesLeftOver", ranks=4)
+def a_letter_within_a_group_is_never_opened():
+    odds = dist.new_group([1, 3])
+    if dist.get_rank() == 3:
+        dist.isend(torch.ones(2), group=odds, group_dst=0)  # fault
+    elif dist.get_rank() == 1:
+        dist.barrier(group=odds)
+    if dist.get_rank() == 3:
+        dist.barrier(group=odds)
+
+
+@fault("MessageMismatch", ranks=4)
+def a_flag_is_received_as_a_number():
+    me = dist.get_rank()
+    if me == 1:
+        dist.send(torch.tensor([True]), dst=3)  # fault
+    elif me == 3:
+        dist.recv(torch.zeros(1), src=1)  # fault
+    dist.barrier()

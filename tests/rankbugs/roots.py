@@ -268,3 +268,32 @@ def an_exchange_in_which_one_rank_sends_nothing():
     out = torch.empty(sum(wanted[me]))
     dist.all_to_all_single(out, torch.full((sum(sent[me]),), float(me)), wanted[me], sent[me])
     assert out.tolist() == [[1.0, 2.0, 2.0], [2.0], [1.0, 1.0]][me]
+
+
+@fault("SplitMismatch", ranks=4)
+def each_rank_expects_the_share_of_its_right_neighbour():
+    me = dist.get_rank()
+    sent = [int(peer == (me + 1) % 4) for peer in range(4)]
+    wanted = [int(peer == (me + 1) % 4) for peer in range(4)]
+    out = torch.empty(1)
+    dist.all_to_all_single(out, torch.ones(1), wanted, sent)  # fault
+
+
+@right(ranks=4)
+def each_rank_expects_the_share_of_its_left_neighbour():
+    me = dist.get_rank()
+    sent = [int(peer == (me + 1) % 4) for peer in range(4)]
+    wanted = [int(peer == (me - 1) % 4) for peer in range(4)]
+    out = torch.empty(1)
+    dist.all_to_all_single(out, torch.ones(1) * me, wanted, sent)
+    assert out.item() == (me - 1) % 4
+
+
+@fault("SplitMismatch", ranks=3)
+def the_router_of_one_rank_drops_a_token():
+    routed = [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
+    arriving = [row[dist.get_rank()] for row in routed]
+    if dist.get_rank() == 0:
+        routed[0][1] = 0
+    counts = routed[dist.get_rank()]
+    dist.all_to_all_single(torch.empty(sum(arriving), 2), torch.ones(sum(counts), 2), arriving, counts)  # fault

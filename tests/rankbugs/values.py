@@ -271,3 +271,40 @@ def an_error_is_raised_when_all_is_done():
     dist.all_reduce(x)
     if dist.get_rank() == 2:
         raise RuntimeError("cannot write the checkpoint")  # fault
+
+
+@fault("RanksDisagree", ranks=3)
+def a_deep_setting_differs_in_its_kind():
+    state = {"optimizer": {"lr": 0.5, "betas": (0.9, 0.99)}, "step": torch.tensor(3)}
+    if dist.get_rank() == 1:
+        state["optimizer"]["betas"] = (0.9, 0.999)
+    lt.assert_same_on_all_ranks(state)  # fault
+
+
+class OutOfSamples(Exception):
+    """A user's own kind of error."""
+
+
+def sample(number):
+    if number > 4:
+        raise OutOfSamples(number)  # fault
+    return torch.tensor([float(number)])
+
+
+@fault("RankRaised", ranks=5, helpers=(sample,))
+def the_last_of_five_runs_out_of_samples():
+    group = dist.new_group([3, 4])
+    for step in range(2):
+        x = sample(dist.get_rank() + step)
+        if dist.get_rank() >= 3:
+            dist.all_reduce(x, group=group)
+
+
+@right(ranks=5)
+def the_last_of_five_gets_by_with_its_samples():
+    group = dist.new_group([3, 4])
+    for step in range(2):
+        x = sample(max(dist.get_rank() - step, 0))
+        if dist.get_rank() >= 3:
+            dist.all_reduce(x, group=group)
+    assert x.item() == [0.0, 0.0, 1.0, 5.0, 5.0][dist.get_rank()]

@@ -255,3 +255,11 @@ def works_are_waited_for_in_another_order_on_each_rank():
     for work in works[me:] + works[:me]:
         work.wait()
     assert torch.stack(parts).sum().item() == 18.0
+
+
+@fault("WorkNotWaited", ranks=2)
+def the_second_of_two_works_is_forgotten():
+    a, b = torch.ones(2), torch.ones(3)
+    first = dist.all_reduce(a, async_op=True)
+    dist.all_gather([torch.empty(3) for _ in range(2)], b, async_op=True)  # fault
+    first.wait()

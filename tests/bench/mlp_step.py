@@ -1,0 +1,120 @@
+"""One DTensor training step of an MLP, 16x64 @ 64x256 @ 256x64, by each way to have many ranks.
+
+`python -m tests.bench.mlp_step WAY RANKS STEPS` runs one way in a process of its own and prints its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+WARM = 3  # steps that are not counted
+
+
+def train(steps: int) -> list[float]:
+    """The seconds of each step on this rank.  Columns of the first weight and rows of the second are sharded."""
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    torch.manual_seed(0)
+    x, first, second = torch.randn(16, 64), torch.randn(64, 256), torch.randn(256, 64)
+    dx = distribute_tensor(x, mesh, [Replicate()])
+    d1 = distribute_tensor(first, mesh, [Shard(1)]).requires_grad_()
+    d2 = distribute_tensor(second, mesh, [Shard(0)]).requires_grad_()
+    seconds = []
+    for _ in range(steps + WARM):
+        start = time.perf_counter()
+        (torch.relu(dx @ d1) @ d2).sum().full_tensor().backward()
+        seconds.append(time.perf_counter() - start)
+        assert d1.grad is not None and d2.grad is not None
+        d1.grad = d2.grad = None
+    return seconds[WARM:]
+
+
+def floor(ranks: int, steps: int) -> list[float]:
+    """One rank alone, whose collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    seconds = train(steps)
+    dist.destroy_process_group()
+    return seconds
+
+
+def ours(ranks: int, steps: int) -> list[float]:
+    import localtensor as lt
+
+    return lt.run(train, steps, ranks=ranks, timeout=None)[0]
+
+
+def threaded(ranks: int, steps: int) -> list[float]:
+    """torch's own threads: torch.testing._internal.distributed.multi_threaded_pg."""
+    from torch.testing._internal.distributed import multi_threaded_pg as threads
+
+    threads._install_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
+    store, found, failed = dist.HashStore(), {}, []
+
+    def rank_main(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=ranks, store=store)
+            found[rank] = train(steps)
+        except BaseException as problem:  # why: it must reach the main thread
+            failed.append(problem)
+            threads.ProcessLocalGroup.exception_handle(problem)
+
+    members = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(ranks)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _gloo_rank(rank: int, ranks: int, steps: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks, store=dist.FileStore(f"{folder}/store", ranks))
+    seconds = train(steps)
+    if rank == 0:
+        Path(folder, "seconds").write_text(json.dumps(seconds))
+    dist.destroy_process_group()
+
+
+def gloo(ranks: int, steps: int) -> list[float]:
+    """Real processes, started as torch.multiprocessing starts them."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_gloo_rank, (ranks, steps, folder), nprocs=ranks)
+        return list(json.loads(Path(folder, "seconds").read_text()))
+
+
+WAYS = {"floor": floor, "ours": ours, "threaded": threaded, "gloo": gloo}
+
+
+def main() -> None:
+    way, ranks, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    seconds = WAYS[way](ranks, steps)
+    figures = {
+        "step": statistics.median(seconds),
+        "job": time.perf_counter() - start,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Rank threads beside their peers: torch's own threaded group, real gloo processes, and one rank alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+RANKS = (4, 16, 64, 256)
+JOB_RANKS = 16
+STEPS = {4: 60, 16: 40, 64: 20, 256: 10}
+LIMIT = 600  # seconds for one way
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Seconds: of one step of all ranks (median), and of the job from a Python with torch loaded to its end."""
+
+    step: float
+    job: float
+    peak_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One number of ranks: `floor` is one rank alone, so `ranks` times its step is the least that all can take."""
+
+    ranks: int
+    floor: Figures
+    ours: Figures
+    threaded: Figures
+
+    @property
+    def over_floor(self) -> float:
+        return self.ours.step / (self.floor.step * self.ranks)
+
+    @property
+    def ratio(self) -> float:
+        return self.threaded.step / self.ours.step
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    by_ranks: list[Beside]
+    job: Figures
+    gloo: Figures
+
+    @property
+    def job_ratio(self) -> float:
+        return self.gloo.job / self.job.job
+
+    def figures(self) -> dict[str, object]:
+        return asdict(self) | {
+            "over_floor": {one.ranks: one.over_floor for one in self.by_ranks},
+            "ratio": {one.ranks: one.ratio for one in self.by_ranks},
+            "job_ratio": self.job_ratio,
+        }
+
+
+def run_way(way: str, ranks: int, steps: int) -> Figures:
+    words = [sys.executable, "-m", "tests.bench.mlp_step", way, str(ranks), str(steps)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{way} on {ranks} ranks failed with {done.returncode}:\n{done.stderr[-2000:]}")
+    return Figures(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(console: Console) -> Compared:
+    """Each way in a process of its own, one after the other; the floor beside each number of ranks."""
+    rows = []
+    for ranks in RANKS:
+        console.print(f"{ranks} ranks ...", style="dim")
+        rows.append(
+            Beside(
+                ranks,
+                floor=run_way("floor", ranks, 200),
+                ours=run_way("ours", ranks, STEPS[ranks]),
+                threaded=run_way("threaded", ranks, STEPS[ranks]),
+            )
+        )
+    console.print(f"{JOB_RANKS} gloo processes ...", style="dim")
+    return Compared(rows, run_way("ours", JOB_RANKS, 5), run_way("gloo", JOB_RANKS, 5))
+
+
+def show(console: Console, compared: Compared) -> None:
+    table = Table("ranks", "floor ms", "ours ms", "over floor", "torch's threads ms", "times faster", "peak MiB")
+    for one in compared.by_ranks:
+        table.add_row(
+            str(one.ranks),
+            f"{one.floor.step * one.ranks * 1e3:.1f}",
+            f"{one.ours.step * 1e3:.1f}",
+            f"{one.over_floor:.2f}x",
+            f"{one.threaded.step * 1e3:.1f}",
+            f"{one.ratio:.1f}x",
+            f"{one.ours.peak_mib:.0f}",
+        )
+    console.print(table)
+    ours, gloo = compared.job.job, compared.gloo.job
+    console.print(
+        f"a job of {JOB_RANKS} ranks and 8 steps, start-up included: {ours:.2f} s; on gloo processes {gloo:.1f} s: "
+        f"{compared.job_ratio:.0f}x"
+    )
