@@ -6,54 +6,25 @@ Nothing here knows torch.distributed: `process_group.py` says what a collective 
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
+from localtensor import judging
 from localtensor.baton import Abort, Baton
 from localtensor.errors import (
-    CollectiveFailed,
-    CollectiveMismatch,
-    Deadlock,
-    EarlyReturn,
     ForeignThread,
-    LengthMismatch,
-    ListsDiffer,
     LocalTensorError,
     MessageMismatch,
-    MessagesLeftOver,
     ProgramFault,
-    RankRaised,
-    ShapeMismatch,
-    ShapesDiffer,
-    SplitMismatch,
-    SplitsDisagree,
-    WorkNotWaited,
-    WrongListLength,
 )
-from localtensor.events import Call, Place, Raised, Wait
+from localtensor.events import Call, Wait
+from localtensor.judging import Ended
 from localtensor.meetings import Compute, Group, Line, Meeting, Part, Ticket
 from localtensor.messages import Mailbox
 from localtensor.schedule import Schedule
 
-# What collectives.py refuses because the ranks do not fit, under the name of what differs between them.
-_MISMATCH: dict[type[LocalTensorError], type[CollectiveMismatch]] = {
-    ShapesDiffer: ShapeMismatch,
-    SplitsDisagree: SplitMismatch,
-    ListsDiffer: LengthMismatch,
-    WrongListLength: LengthMismatch,
-}
 LOG = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 _serials = itertools.count(1)
-
-
-@dataclass(slots=True)
-class Ended:
-    """How one rank ended: with a value, or with an exception and the user's line that it came from."""
-
-    value: Any = None
-    error: BaseException | None = None
-    place: Place | None = None
 
 
 class Simulation:
@@ -118,9 +89,7 @@ class Simulation:
         except ProgramFault as fault:
             self.fail(fault)
         except LocalTensorError as refusal:
-            calls = [part.call() for part in meeting.parts.values()]
-            mismatch = _MISMATCH.get(type(refusal))
-            self.fail(mismatch(calls, meeting.group.last()) if mismatch else CollectiveFailed(calls, str(refusal)))
+            self.fail(judging.refused(meeting, refusal))
         for ticket in tickets:
             self._wake(ticket)
 
@@ -231,52 +200,15 @@ class Simulation:
         return [Wait(rank, ticket.peers(), ticket.part.call()) for rank, ticket in sorted(self._waits.items())]
 
     def _why_stuck(self) -> LocalTensorError:
-        raised = self._raised()
-        if self._broken is not None and (self._broke_first or not raised):
-            return self._broken.mismatch()
-        waits = self.waits()
-        if raised:
-            return self._rank_raised(raised, waits)
-        returned = sorted({rank for wait in waits for rank in wait.ranks if rank in self.ended})
-        if returned:
-            return EarlyReturn(waits, {rank: self._last_place(rank) for rank in returned})
-        return Deadlock(waits)
-
-    def _last_place(self, rank: int) -> Place | None:
-        part = self.last_part.get(rank)
-        return part.place if part else None
-
-    def _raised(self) -> list[tuple[Raised, Place | None]]:
-        return [(raised(rank, end.error), end.place) for rank, end in self.ended.items() if end.error is not None]
-
-    def _rank_raised(self, raised: Sequence[tuple[Raised, Place | None]], waits: Sequence[Wait]) -> RankRaised:
-        error = RankRaised([one for one, _ in raised], waits, {one.rank: place for one, place in raised})
-        error.__cause__ = next(end.error for end in self.ended.values() if end.error is not None)
-        return error
+        lines = {rank: part.place for rank, part in self.last_part.items()}
+        return judging.why_stuck(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
 
     def close(self) -> None:
         """Sets the verdict of a run whose ranks have all ended by themselves."""
-        if self.verdict is not None:
-            return
-        unmet = [ticket for box in self.mail.values() for ticket in box.left()]
-        unwaited = [ticket for ticket in self._handed_out if ticket not in unmet]
-        if raised := self._raised():
-            self.verdict = self._rank_raised(raised, ())
-        elif self._broken is not None:
-            self.verdict = self._broken.mismatch()
-        elif unmet:
-            self.verdict = MessagesLeftOver([ticket.part.call() for ticket in unmet])
-        elif unwaited:
-            self.verdict = WorkNotWaited([ticket.part.call() for ticket in unwaited])
+        if self.verdict is None:
+            unmet = [ticket for box in self.mail.values() for ticket in box.left()]
+            self.verdict = judging.at_the_end(self.ended, self._broken, unmet, list(self._handed_out))
 
     def calls(self) -> list[Call]:
         """What every rank called, in the order in which it happened."""
         return [part.call() for part in self.log]
-
-
-def raised(rank: int, error: BaseException) -> Raised:
-    """An exception as a value."""
-    import traceback
-
-    text = "".join(traceback.format_exception(error))
-    return Raised(rank, type(error).__name__, str(error), text)

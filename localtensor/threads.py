@@ -11,16 +11,18 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor import worlds
+from localtensor import stand_ins, worlds
 from localtensor._context import entered, running
 from localtensor.baton import Abort
+from localtensor.c10d_ops import kernels_in_place
 from localtensor.errors import GroupsLeftOver, LocalTensorError, NestedRun, NeverEnded
 from localtensor.events import Call, Place
 from localtensor.frames import in_debugger, place_of, stack_of, user_lines
-from localtensor.process_group import Kernels, kernels_in_place
+from localtensor.judging import Ended
+from localtensor.process_group import Kernels
 from localtensor.rank_state import OutsideState, RankState, switch
 from localtensor.schedule import Schedule
-from localtensor.simulation import Ended, Simulation
+from localtensor.simulation import Simulation
 from localtensor.store import RankStore
 
 GRACE = 5.0  # seconds that a rank past its limit has to obey, before its thread is given up
@@ -85,7 +87,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
     with ExitStack() as stack:
         stack.enter_context(entered(simulation))
         stack.enter_context(OutsideState())
-        stack.enter_context(worlds.installed())
+        stack.enter_context(stand_ins.installed())
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
         yield simulation, rank_worlds

@@ -13,13 +13,13 @@ localtensor.errors.base localtensor.events localtensor._policies localtensor._co
 localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults
 localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs
 localtensor.errors
-localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots
+localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots localtensor.overlap
 localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules localtensor.baton localtensor.rank_random localtensor.rank_shared
 localtensor.shards localtensor.agreement localtensor.meetings localtensor.rank_special
-localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state
+localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state localtensor.judging
 localtensor._worker localtensor.kernels localtensor.simulation
-localtensor._crew localtensor.works localtensor.store localtensor.worlds
-localtensor.processes localtensor.process_group localtensor.testing
+localtensor._crew localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.c10d_ops
+localtensor.processes localtensor.process_group localtensor.stand_ins localtensor.testing
 localtensor.threads
 localtensor._run
 localtensor

@@ -1,4 +1,5 @@
 import threading
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from localtensor.rank_shared import LEFT_ALONE, PER_THREAD
 from localtensor.rank_state import SLOTS, OutsideState
 
 DISPATCHER = dtensor.DTensor._op_dispatcher
-OPEN: list[object] = []  # blocks that stay open: leaving them would undo the act before it is looked at
+OPEN: list[AbstractContextManager] = []  # the blocks that the acting thread is in
 
 
 def enter(block):
@@ -75,6 +76,8 @@ def seen_by_two_threads(act, look):
         act()
         seen.append((before, look()))
         acted.wait(60)
+        while OPEN:
+            OPEN.pop().__exit__(None, None, None)
 
     with OutsideState():
         threads = [threading.Thread(target=run) for run in (other, first)]

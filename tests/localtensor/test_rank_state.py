@@ -7,7 +7,7 @@ import sys
 import timeit
 import warnings
 from collections import OrderedDict
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import pytest
 import torch
@@ -42,13 +42,16 @@ def enter(block):
     OPEN.append(block)
 
 
-OPEN: list[object] = []
+OPEN: list[AbstractContextManager] = []
 
 
 @pytest.fixture(autouse=True)
 def close_blocks():
     yield
-    OPEN.clear()
+    with OutsideState():  # so that leaving them in another state than they were entered in harms nobody
+        while OPEN:
+            with suppress(KeyError):
+                OPEN.pop().__exit__(None, None, None)
 
 
 def set_argv():

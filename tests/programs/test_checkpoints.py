@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from localtensor.errors import ForeignThread, RankRaised
 from tests.programs.checkpoints import load_tensors, on_one_device, resume, save_tensors, tensors_on_ranks, train
 from tests.programs.three_ways import assert_same_bits, assert_same_but_for_sums, on_gloo, on_threads
 
@@ -70,9 +71,14 @@ def test_a_rank_that_dies_before_it_saves_leaves_the_last_good_checkpoint(tmp_pa
     check_training(resumed, 2, first=2)
 
 
-def test_a_checkpoint_written_in_the_background(tmp_path):
-    check_training(on_each_in_its_folder(tmp_path, train, 2, 9, None, True, True, ranks=2), 2)
-    check_training(on_each_in_its_folder(tmp_path, resume, 3, ranks=4), 3, first=3)
+def test_a_checkpoint_written_in_the_background_is_for_processes(tmp_path):
+    """async_save meets the other ranks on a thread of its own, and on threads only a rank's own thread can meet."""
+    arguments = (str(tmp_path), 2, 9, None, True, True)
+    with pytest.raises(RankRaised, match="AsyncCheckpointExecutor") as caught:
+        on_threads(train, *arguments, ranks=2)
+    assert isinstance(caught.value.__cause__, ForeignThread)
+    check_training(on_gloo(train, *arguments, ranks=2), 2)
+    check_training(on_threads(resume, str(tmp_path), 3, ranks=4), 3, first=3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""c10d's ops in the dispatcher: while a simulation runs, ours stand there.
+
+Every API of torch.distributed, in Python or C++, ends in an op of the dispatcher (`c10d::allreduce_`) with a
+process group in it.  Groups of other backends pass through to what was there before.  So dispatch modes and
+`CommDebugMode` see what they would see on a real backend, and no name that torch gives a method matters.
+"""
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from localtensor._context import running
+from localtensor.errors import NotServed
+from localtensor.kernels import RECV, RECV_FROM_ANYONE, SEND, SERVED
+from localtensor.meetings import Group
+from localtensor.reductions import PremulSum
+
+_ReduceOp: Any = dist.ReduceOp
+_REDUCTIONS = {
+    int(getattr(_ReduceOp.RedOpType, name)): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+}
+_PREMUL = int(_ReduceOp.RedOpType.PREMUL_SUM)
+
+
+def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What stands at a c10d op while a simulation runs."""
+    names = [argument.name for argument in schema.arguments]
+    at = names.index("process_group")
+    when = names.index("async_op") if "async_op" in names else None
+    count = len([one for one in names if one not in ("process_group", "async_op", "timeout")])
+    if name == "monitored_barrier_":
+        count += 1  # its time limit is an argument like any other
+    served = SERVED.get(name)
+
+    def kernel(*arguments: Any) -> Any:
+        kernels: Any = getattr(running(), "kernels", None)
+        group = kernels and _group_of(arguments[at])
+        if not kernels or not group:
+            if previous is None:
+                raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
+            return previous(*arguments)
+        rest = [_plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
+        if served is not None:
+            later = when is None or len(arguments) <= when or bool(arguments[when])
+            return kernels.collective(name, served, group, rest, later=later and name not in _AT_ONCE)
+        if name in (SEND, RECV):
+            return kernels.message(name, group, rest[0], rest[1], rest[2])
+        if name == RECV_FROM_ANYONE:
+            return kernels.message(name, group, rest[0], None, rest[1])
+        raise NotServed(f"c10d::{name}", "no simulated collective of this name exists")
+
+    return kernel
+
+
+_AT_ONCE = ("monitored_barrier_",)
+
+
+def _group_of(boxed: Any) -> Group | None:
+    """Our group behind a process group, or None if it is of another backend."""
+    groups: dict[Any, Group] = getattr(c10d._world, "groups", {})
+    return groups.get(dist.ProcessGroup.unbox(boxed))
+
+
+@contextmanager
+def kernels_in_place() -> Iterator[None]:
+    """Our kernels stand at every c10d op that has a process group."""
+    library = torch.library.Library("c10d", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # that is the purpose
+            for name, schema in _collective_ops():
+                for key in ("CPU", "CUDA"):
+                    kernel = _kernel(name, schema, _previous(f"c10d::{name}", key))
+                    library.impl(name, kernel, key, allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+@functools.cache
+def _collective_ops() -> tuple[tuple[str, Any], ...]:
+    """c10d's ops that have a process group, each with its schema."""
+    found = []
+    for full in torch._C._dispatch_get_all_op_names():
+        if full.startswith("c10d::"):
+            name = full.removeprefix("c10d::")
+            schema = getattr(torch.ops.c10d, name).default._schema
+            if any(argument.name == "process_group" for argument in schema.arguments):
+                found.append((name, schema))
+    return tuple(found)
+
+
+def _previous(full: str, key: str) -> Callable[..., Any] | None:
+    """What serves the groups of other backends."""
+    get_kernel = getattr(torch.library, "get_kernel", None)
+    return get_kernel(full, key) if get_kernel and torch._C._dispatch_has_kernel_for_dispatch_key(full, key) else None
+
+
+def _plain(argument: Any) -> Any:
+    """An argument as the tables of kernels.py want it: a reduction by its name."""
+    return _reduction(argument) if isinstance(argument, torch.ScriptObject) else argument
+
+
+def _reduction(boxed: Any) -> Any:
+    """The name of a reduction.  The factor of PREMUL_SUM stays in C++; its Python object is on the caller's stack."""
+    number = int(boxed.op())
+    return _premul_sum() if number == _PREMUL else _REDUCTIONS.get(number, f"reduce op {number}")
+
+
+def _premul_sum() -> PremulSum:
+    frame = sys._getframe(3)
+    while frame is not None:
+        for value in frame.f_locals.values():
+            op = getattr(value, "reduceOp", value) if type(value).__name__.endswith("Options") else value
+            if isinstance(op, _ReduceOp) and int(op.op) == _PREMUL:
+                return PremulSum(float(op.__getstate__()[1]))
+        frame = frame.f_back  # type: ignore[assignment]
+    raise NotServed("PREMUL_SUM", "the factor was not found: pass the op straight to a function of torch.distributed")
