@@ -16,6 +16,7 @@ from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.mesh import Mesh as Mesh
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
+    from localtensor import testing
     from localtensor._run import LeftoverWarning as LeftoverWarning
     from localtensor._run import Run as Run
     from localtensor._run import run as run
@@ -68,6 +69,8 @@ _ROOM = {
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name == "testing":
+        return _importlib.import_module("localtensor.testing")
     if name not in _ROOM:
         raise AttributeError(f"module 'localtensor' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(_importlib.import_module(_ROOM[name]), name)

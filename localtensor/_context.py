@@ -1,15 +1,20 @@
-"""The simulation that runs now, if any: the one piece of ambient state; everything else is an argument.
+"""The simulation that runs now, and the real processes that wait for work: all ambient state there is.
 
-Only one can run at a time, because a running simulation owns what torch keeps once per process.
+Only one simulation can run at a time, because it owns what torch keeps once per process.  Real processes are kept
+from one call to the next, since it takes a moment to start them.
 """
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+MOST_KEPT = 16  # real processes that wait idle, in all pools together
 _turn = threading.Lock()
 _running: list[Any] = []
+_pools_turn = threading.Lock()
+_pools: dict[Hashable, Any] = {}  # the one used last is last
 
 
 def running() -> Any | None:
@@ -26,3 +31,35 @@ def entered(simulation: object) -> Iterator[None]:
             yield
         finally:
             _running.pop()
+
+
+@contextmanager
+def pool_of(key: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
+    """The pool kept under this key, or a new one; a second thread waits outside.  Pools end with this process.
+
+    The ones used longest ago are closed, when more than `MOST_KEPT` processes would be idle.
+    """
+    with _pools_turn:
+        pool = _pools.pop(key, None) or make()
+        _pools[key] = pool
+        while len(_pools) > 1 and sum(kept.ranks for kept in _pools.values()) > MOST_KEPT:
+            _pools.pop(next(iter(_pools))).close()
+        yield pool
+
+
+def close_pools() -> None:
+    """No pool is kept."""
+    with _pools_turn:
+        while _pools:
+            _pools.popitem()[1].close()
+
+
+def _forget_pools() -> None:
+    """A forked child starts its own: the parent's processes know nothing of it."""
+    global _pools_turn  # noqa: PLW0603  # the lock may be held by a thread that the child does not have
+    _pools_turn = threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)

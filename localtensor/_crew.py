@@ -23,11 +23,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from localtensor import errors
-from localtensor._worker import Reply, Seat, calls_for_fence, serve
+from localtensor._worker import FENCE, Reply, Seat, calls_for_fence, serve
 
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
-PRELOAD = ("torch", "torch.distributed.tensor", "localtensor._worker")
+PRELOAD = ("torch", "torch.distributed.tensor", "localtensor._worker", "localtensor._job")
 PRELOAD_IF_USED = ("pytest", "hypothesis")  # what test modules import: once in the fork server, not in each rank
 
 
@@ -65,22 +65,23 @@ class Crew:
         self._folder = tempfile.TemporaryDirectory(prefix="localtensor-")  # 0700
         self._path: list[str] = []
         self._fence = False
+        self._left = False  # ranks that had returned were ended before all others had
         # Registered later than multiprocessing's own hook, hence run earlier: that one would join our processes.
         atexit.register(self.kill)
 
     def start(self) -> None:
         """All ranks have joined the group."""
         context = _context()
-        environ = _environ(self.ranks)
+        shared = environ(self.ranks)
         with _without_chatter():
             for rank in range(self.ranks):
-                self.members.append(self._hire(context, rank, environ))
+                self.members.append(self._hire(context, rank, shared))
         for rank, reply in enumerate(self.gather(time.monotonic() + START_LIMIT, grace=5.0)):
             if reply is None or reply.kind != "ready":
                 raise errors.PoolDidNotStart("Pool.call", self.ranks, f"rank {rank}: {_sad_story(reply)}")
 
-    def _hire(self, context: Any, rank: int, environ: dict[str, str]) -> _Member:
-        own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    def _hire(self, context: Any, rank: int, shared: dict[str, str]) -> _Member:
+        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         seat = Seat(rank, self.ranks, self.backend, self._folder.name, own)
         jobs, their_jobs = context.Pipe()
         side, their_side = context.Pipe()
@@ -110,15 +111,23 @@ class Crew:
             if alarm:
                 alarm.cancel()
 
-    def gather(self, deadline: float, grace: float) -> list[Reply | None]:
-        """Each rank's reply; None for a rank that stays silent."""
+    def gather(self, deadline: float, grace: float, leave: float | None = None) -> list[Reply | None]:
+        """Each rank's reply; None for a rank that stays silent.
+
+        So many seconds after the last reply, `leave` ends the ranks that have returned: as when a process ends
+        that others wait for, these are told.
+        """
         got: dict[int, Reply] = {}
         while len(got) < self.ranks and (left := deadline - time.monotonic()) > 0:
+            waits_on = leave is not None and not self._left and any(reply.kind == "returned" for reply in got.values())
             awaited: dict[Any, int] = {}
             for rank, member in enumerate(self.members):
                 if rank not in got:
                     awaited[member.jobs] = awaited[member.process.sentinel] = rank
-            for rank in {awaited[ready] for ready in wait(list(awaited), left)}:
+            came = {awaited[ready] for ready in wait(list(awaited), min(left, leave or left) if waits_on else left)}
+            if waits_on and not came:
+                self._end([rank for rank, reply in got.items() if reply.kind == "returned"])
+            for rank in came:
                 got[rank] = self.members[rank].reply()
                 if got[rank].kind in ("raised", "died", "no_function", "no_arguments"):
                     deadline = min(deadline, time.monotonic() + grace)
@@ -143,10 +152,14 @@ class Crew:
         call sees whether it holds), or if no rank began any: a refusal before the first collective does no harm.
         """
         present = [reply for reply in replies if reply is not None and reply.steps is not None]
-        if len(present) < self.ranks or len({reply.steps for reply in present}) > 1:
+        if self._left or len(present) < self.ranks or len({reply.steps for reply in present}) > 1:
             return False
         fences = [calls_for_fence(reply) for reply in present]
         self._fence = all(fences)
+        if self._fence:
+            for member in self.members:
+                with contextlib.suppress(OSError):  # it died since: fit will see it
+                    member.jobs.send_bytes(FENCE)
         return self._fence or all(reply.steps and reply.steps[0] == reply.steps[1] for reply in present)
 
     def fit(self) -> bool:
@@ -176,6 +189,11 @@ class Crew:
         with contextlib.suppress(OSError):
             self._folder.cleanup()
 
+    def _end(self, ranks: Sequence[int]) -> None:
+        self._left = True
+        for rank in ranks:
+            self.members[rank].process.kill()
+
     def _kill_members(self) -> None:
         with contextlib.suppress(ValueError):  # put away by another thread just now
             for member in self.members:
@@ -201,7 +219,8 @@ def _context() -> Any:
     return multiprocessing.get_context("spawn")
 
 
-def _environ(ranks: int) -> dict[str, str]:
+def environ(ranks: int) -> dict[str, str]:
+    """The environment that ranks share: gloo and NCCL are bound to the loopback interface."""
     home = next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*|loopback.*", name)), None)
     if home is None:
         raise errors.PoolDidNotStart("Pool.call", ranks, "this machine has no loopback interface")

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 import torch
 
+from localtensor._job import moved
 from localtensor.errors import NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
 from localtensor.events import Call
 from localtensor.schedule import Schedule, replay, round_robin
@@ -93,7 +94,7 @@ def run(
     (tensor(3), tensor(3))
     """
     _check(fn, args, ranks, on, timeout, leftovers)
-    pieces = deal(fn, args, ranks, device)
+    pieces = deal(fn, args, ranks, device if on == "threads" else None)
     if on != "threads":
         from localtensor.real import run_in_processes
 
@@ -160,13 +161,7 @@ def _own(name: str, value: Any, rank: int, device: Any) -> Any:
         own = copy.deepcopy(value)
     except Exception as problem:  # why: whatever a class raises when it is copied is its refusal
         raise NotCopyable(name, type(value).__name__, str(problem)) from problem
-    return own if device is None else _moved(own, device)
-
-
-def _moved(value: Any, device: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    return value.to(device) if isinstance(value, torch.nn.Module) else value
+    return moved(own, device)
 
 
 def _names(fn: Any, count: int) -> list[str]:

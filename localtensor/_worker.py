@@ -18,6 +18,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 Steps: TypeAlias = tuple[int, int]  # how many operations the default group had begun: before the job, after it
 
 PATIENCE = 86400  # seconds that a group waits for its members: longer than any call may last
+FENCE = b""  # the message that asks for a fence, where others bring a job
 LITTER = 400  # files that jobs may leave open in one process; each group left behind holds 5, and 3 threads
 
 
@@ -58,7 +60,7 @@ class Reply(NamedTuple):
 
 
 def calls_for_fence(reply: Reply) -> bool:
-    """Whether a fence follows this reply: the job went through, and it used the default group."""
+    """Whether this job must be followed by a fence: it went through, and it used the default group."""
     return reply.kind in ("returned", "unsendable") and reply.steps is not None and reply.steps[0] != reply.steps[1]
 
 
@@ -105,15 +107,17 @@ def _sit_down(seat: Seat) -> None:
 def _work(seat: Seat, jobs: Connection) -> None:
     room = _open_files() + LITTER
     while True:
-        reply = _answer(jobs.recv_bytes(), room)
-        _post(jobs, reply)
-        if calls_for_fence(reply):  # after the reply, so that the caller does not wait for it
+        message = jobs.recv_bytes()
+        if message == FENCE:
             _post(jobs, Reply("fenced" if _fence(seat) else "unfenced"))
+        else:
+            _post(jobs, _answer(message, room))
 
 
 def _fence(seat: Seat) -> bool:
     """Nothing of the last job is under way; if something is, this never returns, and the parent loses patience.
 
+    The parent asks for it when all ranks have replied: a rank still at work must not meet its peers' barrier.
     A collective that was begun and never finished blocks the barrier.  A send that nobody received takes up the
     receive that we post here, and then our own send finds none; the other way round, likewise.  (What carries a
     tag other than 0 goes unseen, if all ranks began equally many operations.)
@@ -150,7 +154,8 @@ def _answer(message: bytes, room: int) -> Reply:
         kind = "raised"
         value = fn(*args)
     except BaseException as error:  # why: what the job raises is its outcome, SystemExit too
-        return Reply(kind, told(error), _steps(before, room))
+        body = (*told(error), time.monotonic()) if kind == "raised" else told(error)
+        return Reply(kind, body, _steps(before, room))
     try:
         body = packed(value)
     except BaseException as error:  # why: a value's own pickling may raise anything

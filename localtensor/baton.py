@@ -21,7 +21,8 @@ class Baton:
     """The threads of one run.
 
     `swap(old, new)` is called at each hand-over, before the new rank runs (None: nobody, at both ends);
-    `judge()` when unfinished ranks remain and none of them can run.  Both run in some rank's thread.
+    `judge()` when unfinished ranks remain and none of them can run; `turn(rank)` in that rank's thread, when it has
+    got the baton.  All run in some rank's thread.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Baton:
         schedule: Schedule,
         swap: Callable[[int | None, int | None], None],
         judge: Callable[[], None],
+        turn: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self.ranks = ranks
         self.holder: int | None = None
@@ -39,6 +41,7 @@ class Baton:
         self._schedule = schedule
         self._swap = swap
         self._judge = judge
+        self._turn = turn
         self._runnable = list(range(ranks))
         self._unfinished = set(range(ranks))
         self._locks = [threading.Lock() for _ in range(ranks)]
@@ -144,6 +147,7 @@ class Baton:
     def _live(self, rank: int, body: Callable[[int], None]) -> None:
         self.idents[rank] = threading.get_ident()
         self._locks[rank].acquire()
+        self._turn(rank)
         try:
             if not self.aborting:
                 body(rank)
@@ -182,6 +186,7 @@ class Baton:
 
     def _stand(self, rank: int) -> None:
         self._locks[rank].acquire()
+        self._turn(rank)
         self.check(rank)
 
 

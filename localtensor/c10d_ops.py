@@ -48,13 +48,14 @@ def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Call
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
             return previous(*arguments)
         rest = [_plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
-        if served is not None:
-            later = when is None or len(arguments) <= when or bool(arguments[when])
-            return kernels.collective(name, served, group, rest, later=later and name not in _AT_ONCE)
-        if name in (SEND, RECV):
-            return kernels.message(name, group, rest[0], rest[1], rest[2])
-        if name == RECV_FROM_ANYONE:
-            return kernels.message(name, group, rest[0], None, rest[1])
+        with torch._C.DisableTorchFunction():  # a mode of the user's, or a default device, is not for what we do
+            if served is not None:
+                later = when is None or len(arguments) <= when or bool(arguments[when])
+                return kernels.collective(name, served, group, rest, later=later and name not in _AT_ONCE)
+            if name in (SEND, RECV):
+                return kernels.message(name, group, rest[0], rest[1], rest[2])
+            if name == RECV_FROM_ANYONE:
+                return kernels.message(name, group, rest[0], None, rest[1])
         raise NotServed(f"c10d::{name}", "no simulated collective of this name exists")
 
     return kernel

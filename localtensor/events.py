@@ -3,7 +3,7 @@
 Strings and numbers only, apart from the value that a rank returned: an event outlives the rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TypeAlias
 
@@ -22,12 +22,13 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The rank's function raised; `kind` is the name of the exception's class."""
+    """The rank's function raised; `kind` is the name of the exception's class, `at` when (0.0: nobody looked)."""
 
     rank: int
     kind: str
     message: str
     traceback: str
+    at: float = field(default=0.0, repr=False, compare=False)  # by the machine's clock that never goes back
 
 
 @dataclass(frozen=True, slots=True)

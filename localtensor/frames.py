@@ -8,6 +8,7 @@ from types import FrameType
 from typing import NamedTuple
 
 import torch
+import typing_extensions
 
 from localtensor.events import Place
 
@@ -16,12 +17,15 @@ _OURS = str(Path(__file__).parent) + "/"
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"])) + "/"
 _SITE = tuple(sysconfig.get_paths()[name] + "/" for name in ("purelib", "platlib"))
 
-USER, TORCH, OTHER, C10D, FUNCTIONAL, OPS = range(6)
+USER, TORCH, OTHER, C10D, FUNCTIONAL, OPS, VIA_OPS = range(7)
 _ROOM = {
     _TORCH + "distributed/c10d_logger.py": OTHER,
     _TORCH + "distributed/distributed_c10d.py": C10D,
     _TORCH + "distributed/_functional_collectives.py": FUNCTIONAL,
     _TORCH + "_ops.py": OPS,
+    _TORCH + "_library/autograd.py": OTHER,
+    _TORCH + "overrides.py": OTHER,
+    typing_extensions.__file__: OTHER,  # its @deprecated wraps functions of torch's and of others
 }
 _known: dict[str, int] = {}
 
@@ -50,6 +54,11 @@ def _kind(file: str) -> int:
     return OTHER if library or file.startswith((_OURS, "<frozen")) else USER
 
 
+def is_user_file(file: str) -> bool:
+    """Whether code of that file is neither torch's, nor the standard library's, nor ours."""
+    return _kind(file) == USER
+
+
 def origin(frame: FrameType | None) -> Origin:
     """Who made the call that this frame serves: the innermost frame that is neither torch's nor ours."""
     door = None
@@ -61,13 +70,13 @@ def origin(frame: FrameType | None) -> Origin:
         if kind == USER and not code.co_name.startswith(
             "__torch_"
         ):  # a user's dispatch mode is on the way, not at its start
-            # `group.allreduce([x])` comes straight from C++; an op called by its name passes through _ops.py.
-            return Origin((code.co_filename, frame.f_lineno, code.co_name), door in (C10D, None))
+            # `group.allreduce([x])` comes straight from C++; an op that is called by its name, through _ops.py.
+            return Origin((code.co_filename, frame.f_lineno, code.co_name), door in (C10D, OPS, None))
         # A dispatch mode passes a collective on through _ops.py too: who opened the door stands further out.
-        if kind in (C10D, FUNCTIONAL, OPS) and door in (None, OPS):
+        if kind in (C10D, FUNCTIONAL, OPS) and door in (None, OPS, VIA_OPS):
             door = kind
-        elif kind == TORCH and door in (None, C10D):
-            door = TORCH  # the Work goes to torch's own code, which is not on trial
+        elif kind == TORCH and door in (None, C10D, OPS):
+            door = VIA_OPS if door == OPS else TORCH  # the Work goes to torch's own code, which is not on trial
         frame = frame.f_back
     return Origin(None, door == C10D)
 
@@ -103,5 +112,5 @@ def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:
     return [
         Place(frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in walk
-        if _kind(frame.f_code.co_filename) == USER
+        if is_user_file(frame.f_code.co_filename)
     ]

@@ -4,6 +4,7 @@ The ranks' tensors are read when everybody is there, in the thread of the last; 
 when it goes on.  What goes to the user before that is copied first, and watched until it is waited for.
 """
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -95,11 +96,10 @@ class Kernels:
             written = {id(x) for x in writes}
             watch.begin(ticket, [x for x in read if id(x) not in written], writes)
 
-        def settled() -> None:
-            watch.end(ticket)
-            self.kept[rank].pop(work, None)
-
-        work.settled = settled
+        # C++ that finds the Python side gone waits for ever: a functional collective waits once for each output.
+        work.waits_left = 1 if read is not None else max(len(writes), 1)
+        work.forget = functools.partial(self.kept[rank].pop, work, None)
+        work.settled = functools.partial(watch.end, ticket)
         return work
 
     def leave(self, rank: int) -> None:
@@ -112,8 +112,12 @@ class Kernels:
         self.kept[rank].clear()
 
     def write(self, part: Part, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-        """The buffers hold the results; autograd does not notice, as it would not on a real backend."""
-        with torch._C._AutoDispatchBelowADInplaceOrView():
+        """The buffers hold the results; autograd and modes do not notice, as they would not on a real backend."""
+        with (
+            torch._C._AutoDispatchBelowADInplaceOrView(),
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+        ):
             for buffer, result in zip(buffers, results):
                 if buffer.numel() != result.numel() or buffer.dtype != result.dtype:
                     got, want = f"{tuple(buffer.shape)} of {buffer.dtype}", f"{tuple(result.shape)} of {result.dtype}"

@@ -35,16 +35,27 @@ class Pool:
     """`ranks` processes that run functions together, with torch.distributed's default group initialised.
 
     `timeout` is for one call, in seconds.  Once a rank has raised or died, its silent peers get `grace` seconds.
+    A rank that has returned waits for its peers; `leave` seconds after the last reply it is ended instead, and who
+    waits for it is told by its backend, as where each process runs for itself.
     Threads may share a pool: their calls take turns.
     """
 
-    def __init__(self, ranks: int, *, backend: str = "gloo", timeout: float = 30.0, grace: float = 2.0) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        backend: str = "gloo",
+        timeout: float = 30.0,
+        grace: float = 2.0,
+        leave: float | None = None,
+    ) -> None:
         if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
             raise errors.NoRanks("Pool", ranks)
         _check_backend(backend, ranks)
         self.ranks, self.backend = ranks, backend
         self.timeout = _positive("Pool", "timeout", timeout)
         self.grace = _positive("Pool", "grace", grace)
+        self.leave = None if leave is None else _positive("Pool", "leave", leave)
         self._crew: Crew | None = None
         self._end: Callable[[], object] | None = None  # ends the crew, also when the pool is garbage
         self._closed = False
@@ -67,7 +78,7 @@ class Pool:
                 crew = self._ready_crew()
                 deadline = time.monotonic() + limit
                 crew.send(jobs, limit)
-                replies = crew.gather(deadline, self.grace)
+                replies = crew.gather(deadline, self.grace, self.leave)
                 silent = crew.whereabouts([rank for rank, reply in enumerate(replies) if reply is None])
             except BaseException:  # why: Ctrl-C too must leave no process behind
                 self._dismiss()

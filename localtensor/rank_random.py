@@ -6,6 +6,7 @@ trial at import shows that the bytes are where CPython and NumPy 2.4 keep them; 
 """
 
 import ctypes
+import importlib
 import random
 import struct
 import sys
@@ -160,6 +161,8 @@ class NumpyGenerator:
         self.bits: Any = None
 
     def ready(self) -> bool:
+        if hasattr(sys.modules.get("numpy"), "__version__") and "numpy.random" not in sys.modules:
+            importlib.import_module("numpy.random")  # else `np.random` does so late, and the first draws are nobody's
         return hasattr(sys.modules.get("numpy.random"), "mtrand")
 
     def bind(self) -> None:

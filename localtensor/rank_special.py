@@ -123,6 +123,25 @@ class Warnings:
         return [value.copy() if isinstance(value, list | dict) else value for value in self.save()]
 
 
+class MainModule:
+    """sys.modules["__main__"]: each rank of a script has its own, where pickle finds the classes that it defines."""
+
+    name, tried = "main_module", TRIED
+    why = "localtensor run gives each rank the script as a module of its own"
+
+    def ready(self) -> bool:
+        return True
+
+    def save(self) -> Any:
+        return sys.modules["__main__"]
+
+    def load(self, want: Any, held: Any) -> None:
+        sys.modules["__main__"] = want
+
+    def initial(self, who: Who) -> Any:
+        return self.save()
+
+
 class ContextParallelRules:
     """While a rank is in context_parallel, torch's table of sharding rules holds other rules for attention.
 
@@ -148,4 +167,4 @@ class ContextParallelRules:
         return False
 
 
-SPECIALS = (Environment, Warnings, ContextParallelRules)
+SPECIALS = (MainModule, Environment, Warnings, ContextParallelRules)

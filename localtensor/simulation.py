@@ -11,6 +11,7 @@ from typing import Any
 
 from localtensor import judging
 from localtensor.baton import Abort, Baton
+from localtensor.cores import Cores
 from localtensor.errors import (
     ForeignThread,
     LocalTensorError,
@@ -33,7 +34,7 @@ class Simulation:
     def __init__(self, ranks: int, schedule: Schedule, swap: Callable[[int | None, int | None], None]) -> None:
         self.ranks = ranks
         self.serial = next(_serials)
-        self.baton = Baton(ranks, schedule, swap, self._judge)
+        self.baton = Baton(ranks, schedule, swap, self._judge, Cores(ranks).turn)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, where
         self.store: Any = None

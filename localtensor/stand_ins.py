@@ -6,7 +6,7 @@ A function that a program has imported by name is reached as well: ours goes ins
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -24,11 +24,8 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    asked = _named(original, args, kwargs)
-    for name, actual in (("world_size", world.simulation.ranks), ("rank", world.rank)):
-        if asked.get(name, -1) not in (-1, actual):
-            remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
-            raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)
+    asked = named(original, args, kwargs)
+    must_fit(asked, world.rank, world.simulation.ranks)
     shown = str(asked.get("backend") or "gloo")
     implicit, world.implicit = world.implicit and world.default_pg is not None, False
     if implicit:
@@ -41,12 +38,20 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     return None
 
 
+def must_fit(asked: Mapping[str, Any], rank: int, ranks: int) -> None:
+    """What init_process_group is asked for is what this run has, or nothing in particular."""
+    for name, actual in (("world_size", ranks), ("rank", rank)):
+        if asked.get(name, -1) not in (-1, actual):
+            remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
+            raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)
+
+
 def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Each rank gets the group of its part.  torch itself splits the communicators of NCCL only."""
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    asked = _named(original, args, kwargs)
+    asked = named(original, args, kwargs)
     order = world.pg_group_ranks[asked.get("parent_pg") or c10d._get_default_group()]
     members = sorted(order, key=order.__getitem__)
     splits = asked.get("split_ranks")
@@ -66,7 +71,7 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     world = world_now()
     if world is None:
         return original(*args, **kwargs)
-    asked = _named(original, args, kwargs)
+    asked = named(original, args, kwargs)
     ranks = tuple(asked["global_ranks_in_group"] or ())
     if not ranks:
         world.epoch += 1
@@ -119,8 +124,8 @@ def installed() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_set(c10d, "_world", c10d._world))
         stack.enter_context(_set(c10d, "_new_process_group_helper", _around(c10d._new_process_group_helper)))
-        stack.enter_context(_inside(c10d.init_process_group, _init_process_group))
-        stack.enter_context(_inside(c10d.split_group, _split_group))
+        stack.enter_context(inside(c10d.init_process_group, _init_process_group))
+        stack.enter_context(inside(c10d.split_group, _split_group))
         stack.enter_context(_set(DeviceMesh, "_thread_id", property(_mesh_owner, _own_mesh)))
         c10d_cpp._set_thread_isolation_mode(True)
         stack.callback(c10d_cpp._set_thread_isolation_mode, False)
@@ -171,7 +176,7 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _inside(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
+def inside(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
     """Whoever has imported the decorated function reaches ours within the decorators."""
     original = innermost(decorated)
     while decorated is not original:
@@ -189,6 +194,6 @@ def _inside(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
     )
 
 
-def _named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments by name."""
     return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor import stand_ins, worlds
+from localtensor import propagation, stand_ins, worlds
 from localtensor._context import entered, running
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
@@ -53,7 +53,7 @@ def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeou
         try:
             simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
             _await(simulation, timeout)
-        except BaseException:
+        except BaseException:  # why: the ranks must be ended, whatever interrupts
             simulation.baton.interrupt(GRACE)
             raise
         finally:
@@ -90,6 +90,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
         stack.enter_context(stand_ins.installed())
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
+        stack.enter_context(propagation.shared())
         yield simulation, rank_worlds
 
 

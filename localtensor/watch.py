@@ -57,7 +57,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(getattr(kind, "__torch_dispatch__", None) is not _PLAIN for kind in types):
             return NotImplemented  # a DTensor, say: what it does with its local tensors comes by again
-        if not _only_views(func):
+        if not _only_views(func) and func.overloadpacket is not _WAIT:
             self._look(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -86,6 +86,7 @@ def _locals(tensor: Tensor) -> list[Tensor]:
     return [getattr(tensor, name) for name in flatten()[0]] if flatten else [tensor]
 
 
+_WAIT = torch.ops._c10d_functional.wait_tensor
 _PLAIN = getattr(Tensor, "__torch_dispatch__", None)
 
 

@@ -21,11 +21,16 @@ class RankWork(Work):
         self._ticket = ticket
         self.outputs = list(outputs)
         self.settled: Callable[[], None] | None = None  # called once, when it is waited for
+        self.waits_left = 1  # a functional collective waits once for each of its outputs
+        self.forget: Callable[[], None] | None = None  # called once, when nobody will wait for it again
         self.abandoned = False  # the rank has ended, and torch asks for it once more
 
     def wait(self, timeout: object = None) -> bool:
         """The collective is over and its outputs hold its result.  A deadlock is found at once: no time limit."""
         simulation, ticket = self._simulation, self._ticket
+        self.waits_left -= 1
+        if self.waits_left == 0 and self.forget is not None:
+            self.forget()
         if self.abandoned or (ticket.waited and ticket.deliver is None):
             return True
         simulation.rank()

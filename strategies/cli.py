@@ -1,4 +1,4 @@
-"""The command line: `localtensor validate ...`.  Exit codes are a table in `verdicts`."""
+"""The command line: `localtensor validate ...`, `localtensor run ...`.  Exit codes are a table in `verdicts`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n\b\n  localtensor validate cumprod                   one op of torch\n"
-           "  localtensor validate --all --json report.json  every rule of torch's own\n",
+           "  localtensor validate --all --json report.json  every rule of torch's own\n"
+           "  localtensor run -n 8 train.py                  a torchrun script, its ranks as threads\n",
 )  # fmt: skip
 
 EXAMPLES = """Examples:
@@ -86,6 +87,43 @@ def validate(
     raise typer.Exit(code)
 
 
+RUN_EXAMPLES = """Examples:
+
+\b
+  localtensor run -n 8 train.py --epochs 1                 eight rank threads, one at a time, same order every time
+  localtensor run -n 4 --schedule "shuffled:7" train.py    another order, the same on every repetition
+  localtensor run -n 2 --on gloo train.py                  two real processes, as torchrun starts them
+  localtensor run -n 2 -m my_package.train --epochs 1      a module, as `python -m` runs it
+
+Exit codes: that of the first rank that failed; 1 a fault of the program, told on standard error; 2 usage;
+130 stopped by Ctrl-C.
+"""
+
+
+@app.command(epilog=RUN_EXAMPLES, context_settings={"allow_interspersed_args": False})
+def run(
+    script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)],
+    arguments: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = None,
+    ranks: Annotated[int, Option("-n", "--ranks", help="How many ranks.", show_default=False)] = 1,
+    on: Annotated[str, Option("--on", help="threads: all ranks in this process, one at a time; gloo: real processes.")] = "threads",
+    module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    schedule: Annotated[str | None, Option("--schedule", help="Who runs next: round_robin, or the text after `Replay:`.", show_default=False)] = None,
+    seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0,
+    timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0,
+    prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output says whose it is.")] = True,
+) -> None:  # fmt: skip
+    """Run a torchrun script on rank threads, or on real processes, of this machine."""
+    try:
+        from localtensor import script as scripts
+
+        asked = scripts.Asked(script, tuple(arguments or ()), ranks, on, module, schedule, seed, timeout, prefix)
+        code = scripts.run_script(asked)
+    except KeyboardInterrupt:
+        typer.echo("localtensor: stopped by Ctrl-C.", err=True)
+        code = INTERRUPTED
+    raise typer.Exit(code)
+
+
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 
 
@@ -117,5 +155,6 @@ def _apart(word: str) -> list[str]:
 
 
 def main() -> None:
-    """The console script."""
-    app(args=spread(sys.argv[1:]))
+    """The console script.  What follows `run` may be a script's own `--ranks`: it is left alone."""
+    words = sys.argv[1:]
+    app(args=words if words[:1] == ["run"] else spread(words))

@@ -81,6 +81,7 @@ from localtensor.errors.runs import NotServed as NotServed
 from localtensor.errors.runs import PiecesDiffer as PiecesDiffer
 from localtensor.errors.runs import ReplayDiverged as ReplayDiverged
 from localtensor.errors.runs import ScriptFailed as ScriptFailed
+from localtensor.errors.runs import ThreadsOnly as ThreadsOnly
 from localtensor.errors.runs import TooFewGpus as TooFewGpus
 from localtensor.errors.runs import TorchChanged as TorchChanged
 from localtensor.errors.runs import UnknownWay as UnknownWay
@@ -96,6 +97,6 @@ __all__ = [
     "PiecesDiffer", "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised",
     "RanksDisagree", "ReadBeforeWait", "ReduceOpMismatch", "ReplayDiverged", "RootMismatch", "ScalarTensor",
     "ScriptFailed", "SelfSend", "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum",
-    "SplitsDisagree", "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction", "UnknownWay",
+    "SplitsDisagree", "ThreadsOnly", "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction", "UnknownWay",
     "WorkNotWaited", "WrongArguments", "WrongListLength", "WrongPieces", "refusal",
 ]  # fmt: skip

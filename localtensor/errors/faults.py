@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 from localtensor.errors.base import LocalTensorError
-from localtensor.events import Call, Place, Wait
+from localtensor.events import Call, Place, Wait, Waiting
 
 REPLAY_LINE = 200  # characters: one line of a terminal, or two, that can be copied whole
 MOST_LINES = 24
@@ -124,6 +124,11 @@ def wait_lines(waits: Iterable[Wait]) -> list[str]:
     ordered = sorted(waits, key=lambda wait: wait.rank)
     lines = [(wait.rank, f"{rank_names(wait.ranks)} in {brief(wait.call)}") for wait in ordered]
     return folded(lines, " waits for ", " wait for ")
+
+
+def busy_lines(busy: Iterable[Waiting]) -> list[str]:
+    """Where real processes were when they were ended, a line for each rank or for each few."""
+    return folded(((one.rank, one.where) for one in busy), " was at ", " were at ")
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from localtensor.errors.faults import (
     ProgramFault,
     at,
     brief,
+    busy_lines,
     first_line,
     folded,
     folded_calls,
@@ -19,7 +20,7 @@ from localtensor.errors.faults import (
     suspicion,
     wait_lines,
 )
-from localtensor.events import Call, Place, Raised, Wait
+from localtensor.events import Call, Place, Raised, Wait, Waiting
 
 LONGEST_CIRCLE = 12  # ranks of a circle that are printed
 
@@ -150,19 +151,24 @@ class RanksDisagree(ProgramFault):
 
 
 class RankRaised(ProgramFault):
-    """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__."""
+    """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__.
+
+    `waits` are the others, as far as they wait; `busy` real processes that were ended where they were.
+    """
 
     def __init__(
         self,
         raised: Sequence[Raised],
         waiting: Sequence[Wait] = (),
         places: Mapping[int, Place | None] | None = None,
+        busy: Sequence[Waiting] = (),
     ) -> None:
-        self.raised, self.waits = tuple(raised), tuple(waiting)
+        self.raised, self.waits, self.busy = tuple(raised), tuple(waiting), tuple(busy)
         where = places or {}
         first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
         problem = "this is the first rank that raised"
         problem += f", and {_who(waiting, 'wait')} for others since" if waiting else ""
+        problem += f", and {rank_names(one.rank for one in busy)} had not come back" if busy else ""
         sentence = refusal(
             "run", f"rank {first.rank}", f"{_story(first)}{at(where.get(first.rank))}", problem,
             "Repair this line first: what the other ranks say may only be its echo.",
@@ -170,8 +176,8 @@ class RankRaised(ProgramFault):
         lines = folded((one.rank, f"{_story(one)}{at(where.get(one.rank))}") for one in others)
         order = [one.rank for one in (first, *others)]
         super().__init__(
-            sentence, [*lines, *wait_lines(waiting)],
-            [*map(where.get, order), *_places(waiting)], [*order, *_ranks(waiting)],
+            sentence, [*lines, *wait_lines(waiting), *busy_lines(busy)],
+            [*map(where.get, order), *_places(waiting)], [*order, *_ranks(waiting), *(one.rank for one in busy)],
         )  # fmt: skip
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.errors.faults import ProgramFault, at, first_line, rank_names, wait_lines
-from localtensor.events import Place, Wait
+from localtensor.errors.faults import ProgramFault, at, busy_lines, first_line, rank_names, wait_lines
+from localtensor.events import Place, Wait, Waiting
 
 
 class NotCallableWith(LocalTensorError):
@@ -46,7 +46,7 @@ class NestedRun(LocalTensorError):
 
 
 class NeverEnded(ProgramFault):
-    """A run past its limit; `left_behind` are the ranks whose threads could not be stopped."""
+    """A run past its limit; `left_behind` are the ranks whose threads could not be stopped, `busy` real processes."""
 
     def __init__(
         self,
@@ -55,18 +55,26 @@ class NeverEnded(ProgramFault):
         rank: int | None,
         waits: Sequence[Wait] = (),
         left_behind: Sequence[int] = (),
+        busy: Sequence[Waiting] = (),
     ) -> None:
         self.seconds, self.rank = seconds, rank
-        self.waits, self.left_behind = tuple(waits), tuple(left_behind)
-        busy = f"rank {rank} was running{at(running)}" if rank is not None else "no rank was running"
+        self.waits, self.left_behind, self.busy = tuple(waits), tuple(left_behind), tuple(busy)
+        at_work = f"rank {rank} was running{at(running)}" if rank is not None else "no rank was running"
+        if busy:
+            at_work = f"{rank_names(one.rank for one in busy)} {'was' if len(busy) == 1 else 'were'} still at work"
         sentence = refusal(
-            "run", "timeout", f"timeout={seconds:g}", f"the run has not ended in time; {busy}",
+            "run", "timeout", f"timeout={seconds:g}", f"the run has not ended in time; {at_work}",
             "Look for a loop without end there, or give timeout= more seconds.",
         )  # fmt: skip
-        lines = wait_lines(waits)
+        lines = [*wait_lines(waits), *busy_lines(busy)]
         if left_behind:
             lines.append(f"  {rank_names(left_behind)} could not be stopped: the thread goes on until the process ends")
-        ranks = [*([] if rank is None else [rank]), *(wait.rank for wait in waits), *left_behind]
+        ranks = [
+            *([] if rank is None else [rank]),
+            *(wait.rank for wait in waits),
+            *left_behind,
+            *(one.rank for one in busy),
+        ]
         super().__init__(sentence, lines, [running, *(wait.call.place for wait in waits)], ranks)
 
 
@@ -92,10 +100,20 @@ class ForeignThread(LocalTensorError):
 class NoSuchScript(LocalTensorError):
     """A script that is not there."""
 
-    def __init__(self, path: object) -> None:
-        super().__init__(
-            refusal("run", "script", str(path), "there is no such file", "Give the path of a Python file that exists.")
-        )
+    def __init__(self, name: object, kind: str = "file") -> None:
+        remedy = "Give the path of a Python file that exists."
+        if kind == "module":
+            remedy = "Give the dotted name of a module or package that can be imported and run from here."
+        super().__init__(refusal("run", "script", str(name), f"there is no such {kind}", remedy))
+
+
+class ThreadsOnly(LocalTensorError):
+    """An option that has a meaning on rank threads only."""
+
+    def __init__(self, option: str, value: object, on: str) -> None:
+        problem = f"it says who runs next, and with on={on!r} that is up to the operating system"
+        remedy = "Leave it out, or run on threads."
+        super().__init__(refusal("run", option, f"{option}={first_line(str(value), 60)}", problem, remedy))
 
 
 class ScriptFailed(LocalTensorError):

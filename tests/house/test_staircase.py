@@ -13,14 +13,15 @@ localtensor.errors.base localtensor.events localtensor._policies localtensor._co
 localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults
 localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs
 localtensor.errors
-localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots localtensor.overlap
+localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines
 localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules localtensor.baton localtensor.rank_random localtensor.rank_shared
 localtensor.shards localtensor.agreement localtensor.meetings localtensor.rank_special
 localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state localtensor.judging
-localtensor._worker localtensor.kernels localtensor.simulation
-localtensor._crew localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.c10d_ops
+localtensor._worker localtensor._script_rank localtensor.kernels localtensor.simulation localtensor.testing.same
+localtensor._crew localtensor.script_processes localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.c10d_ops
 localtensor.processes localtensor.process_group localtensor.stand_ins localtensor.testing
-localtensor.threads
+localtensor.threads localtensor._job
+localtensor.real localtensor.script
 localtensor._run
 localtensor
 strategies.rules strategies.progress

@@ -134,6 +134,7 @@ BY_HAND = {
     "python_generator": (lambda: random.gauss(0, 1), lambda: random._inst.gauss_next),
     "numpy_generator": (numpy_random.randn, lambda: numpy_random.get_state()[2:]),
     "environment": (set_environment, lambda: os.environ.get("LT_MINE")),
+    "main_module": (lambda: sys.modules.__setitem__("__main__", torch), lambda: sys.modules["__main__"]),
     "warnings": (lambda: warnings.simplefilter("always"), lambda: warnings.filters[0]),
 }  # fmt: skip
 NEEDS_CUDA = {"cuda_generators"}

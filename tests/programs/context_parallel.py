@@ -107,8 +107,8 @@ class FlashRing(torch.autograd.Function):
         return None, *gradients
 
 
-def flash_ring(length: int, is_causal: bool, rotate: str) -> list[Tensor]:
-    """Output and gradients, put together; `rotate` is how keys and values go round."""
+def flash_ring(length: int, is_causal: bool, rotate: str) -> dict[str, object]:
+    """Output and gradients, put together, and this rank's queries; `rotate` is how keys and values go round."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     balancer = _HeadTailLoadBalancer(length, mesh.size(), "cpu") if is_causal else None
     before = ring._cp_options.rotate_method, ring._cp_options.enable_load_balance, ring._cp_options.convert_to_f32
@@ -117,7 +117,7 @@ def flash_ring(length: int, is_causal: bool, rotate: str) -> list[Tensor]:
     try:
         local = ring._context_parallel_shard(mesh, inputs(length), [SEQ] * 3, balancer)
         parts = output_and_gradients(partial(FlashRing.apply, is_causal), local)
-        return ring.context_parallel_unshard(mesh, parts, [SEQ] * 4, balancer)
+        return {"whole": ring.context_parallel_unshard(mesh, parts, [SEQ] * 4, balancer), "queries": local[0]}
     finally:
         ring._cp_options.rotate_method, ring._cp_options.enable_load_balance, ring._cp_options.convert_to_f32 = before
 

@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-from tests.programs.context_parallel import flash_ring, on_one_device, own_ring, sharded_buffers, what_cuda_alone_can
+from tests.programs.context_parallel import (
+    flash_ring,
+    inputs,
+    on_one_device,
+    own_ring,
+    positions,
+    sharded_buffers,
+    what_cuda_alone_can,
+)
 from tests.programs.three_ways import on_both
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64; a ring sums the softmax in another order
@@ -54,8 +62,11 @@ def test_without_a_mask_or_a_gradient_the_flash_kernel_is_taken_apart():
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_ring_around_the_flash_kernel_of_the_cpu(rotate, is_causal, ranks):
-    for result in on_both(flash_ring, 16, is_causal, rotate, ranks=ranks):
-        torch.testing.assert_close(result, on_one_device(16, is_causal), **CLOSE)
+    queries, expected = inputs(16)[0], on_one_device(16, is_causal)
+    for rank, result in enumerate(on_both(flash_ring, 16, is_causal, rotate, ranks=ranks)):
+        torch.testing.assert_close(result["whole"], expected, **CLOSE)
+        mine = positions(16, rank, ranks) if is_causal else torch.arange(16).chunk(ranks)[rank]
+        assert torch.equal(result["queries"], queries[:, :, mine])
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

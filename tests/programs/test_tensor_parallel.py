@@ -19,7 +19,7 @@ def said(run, function):
 
 
 def kind_of(call):
-    """c10d has the functional collectives, which DTensor uses, take lists of one."""
+    """In c10d, the functional collectives that DTensor uses take lists, here of one tensor."""
     return call.kind.removesuffix("_coalesced")
 
 
@@ -46,7 +46,7 @@ def test_an_mlp_takes_one_all_reduce_each_way():
     assert said(run, "forward") == said(run, "backward") == [("all_reduce", activations)]
 
 
-def test_sequence_parallel_takes_a_gather_and_a_reduce_scatter_for_each_of_two_layers_and_way():
+def test_sequence_parallel_takes_two_gathers_and_two_reduce_scatters_each_way():
     """An all-reduce cut in two: a rank brings its positions to the gather, and all of them to the reduce-scatter."""
     run = lt.run(programs.sequence_parallel_block, (4,), ranks=4)
     activations = 3 * 4 * 8 * FLOAT

@@ -1,0 +1,171 @@
+"""DTensor's propagation, shared between the ranks of a run: who asks first computes, the others get theirs at once.
+
+torch keeps propagated shardings per thread, because they may depend on the rank.  Most do not: what a rule says
+follows from placements, shapes and arguments, and a rank comes in only through the size of its own piece.  So a
+result is shared if every tensor in it is cut into equal pieces, and if it holds none of the placements that carry
+state (_MaskPartial) or other geometry (_StridedShard); each rank gets it on its own mesh.  The rest is computed by
+each rank for itself, as before.
+
+torch's private parts are touched through `PRIVATE`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+PRIVATE = {
+    "torch.distributed.tensor.DTensor._op_dispatcher": "where the one propagator of the process is",
+    "torch.distributed.tensor._sharding_prop.LocalLRUCache": "torch's cache per thread, which stays in front of ours",
+    "torch.distributed.tensor._op_schema.OutputSharding": "what propagation answers",
+    "torch.distributed.tensor._op_schema.OpSchema": "what it is asked",
+    "torch.distributed.tensor._redistribute": "flags that change the choice of a plan",
+}
+_VALUES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class Alone(Exception):
+    """Not for sharing: each rank finds out for itself."""
+
+
+@contextmanager
+def shared() -> Iterator[dict[Any, Any]]:
+    """While inside, threads share what they propagate; the dict holds it by what was asked."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._sharding_prop import LocalLRUCache
+
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    before = propagator.propagate_op_sharding
+    known: dict[Any, Any] = {}
+    ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, known)
+    propagator.propagate_op_sharding = LocalLRUCache(ours)  # asked where torch has no C++ cache for a call
+    propagator.propagate_op_sharding_non_cached = ours
+    try:
+        yield known
+    finally:
+        propagator.propagate_op_sharding = before
+        del propagator.propagate_op_sharding_non_cached  # the method of the class is there again
+
+
+def _sharing(propagator: Any, compute: Callable[[Any], Any], known: dict[Any, Any]) -> Callable[[Any], Any]:
+    def propagate(schema: Any) -> Any:
+        try:
+            mesh, key = _question(propagator, schema)
+        except Alone:
+            return compute(schema)
+        found = known.get(key)
+        if found is not None:
+            return _on(mesh, found)
+        answer = compute(schema)
+        try:
+            _check_shareable(answer)
+        except Alone:
+            return answer
+        known[key] = answer
+        return answer
+
+    return propagate
+
+
+def _question(propagator: Any, schema: Any) -> tuple[Any, Any]:
+    """The one mesh of a schema, and all else that the answer depends on."""
+    meshes: list[Any] = []
+    asked = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
+    if not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0].get_coordinate() is None:
+        raise Alone
+    mesh = meshes[0]
+    return mesh, (
+        schema.op,
+        asked,
+        tuple(mesh.shape),
+        mesh.mesh_dim_names,
+        mesh.device_type,
+        _ambient(propagator, schema),
+    )
+
+
+def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
+    """What changes an answer and stands in no argument: the rule itself, and torch's switches."""
+    from torch.distributed.tensor import _redistribute
+
+    rules = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
+    flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
+    return (
+        *(id(table.get(schema.op)) for table in rules),
+        *(getattr(_redistribute, flag, None) for flag in flags),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+    )
+
+
+def _key(value: Any, meshes: list[Any]) -> Any:
+    """A value as part of a key; its type counts, because 1 and 1.0 and True are equal and mean different things."""
+    if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
+        _check_even(value)
+        meshes.append(value.mesh)
+        meta = value.tensor_meta
+        order = getattr(value, "shard_order", None)
+        return (value.placements, order, tuple(meta.shape), tuple(meta.stride), meta.dtype)
+    if isinstance(value, list | tuple):
+        return (type(value), *[_key(item, meshes) for item in value])
+    if isinstance(value, dict):
+        return tuple((name, _key(item, meshes)) for name, item in value.items())
+    if type(value) in _VALUES:
+        return (type(value), value)
+    raise Alone
+
+
+def _check_even(spec: Any) -> None:
+    """Every rank holds a piece of the same size, and the placements are plain values.  Raises `Alone`."""
+    from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+
+    if spec.tensor_meta is None:
+        raise Alone
+    sizes = list(spec.tensor_meta.shape)
+    for size, placement in zip(spec.mesh.shape, spec.placements, strict=True):
+        if type(placement) is Shard:
+            if not isinstance(sizes[placement.dim], int) or sizes[placement.dim] % size:
+                raise Alone
+            sizes[placement.dim] //= size
+        elif type(placement) not in (Replicate, Partial):
+            raise Alone
+
+
+def _check_shareable(answer: Any) -> None:
+    """All specs in an answer are on one mesh and even.  Raises `Alone`."""
+    meshes: list[Any] = []
+    output = answer.output_spec
+    for spec in output if isinstance(output, list | tuple) else (output,):
+        if spec is not None:
+            _key(spec, meshes)
+    wanted = answer.redistribute_schema
+    if wanted is not None:
+        _key(wanted.args_schema, meshes)
+        _key(wanted.kwargs_schema, meshes)
+    if any(mesh is not meshes[0] for mesh in meshes):
+        raise Alone
+
+
+def _on(mesh: Any, value: Any) -> Any:
+    """The same answer, on another rank's mesh; nothing that can change is shared with the first."""
+    if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
+        changes = {"mesh": mesh} | {
+            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init and f.name != "mesh"
+        }
+        return type(value)(**changes)
+    if hasattr(value, "args_schema"):
+        return dataclasses.replace(
+            value, args_schema=_on(mesh, value.args_schema), kwargs_schema=_on(mesh, value.kwargs_schema)
+        )
+    if hasattr(value, "redistribute_schema"):
+        return dataclasses.replace(
+            value, output_spec=_on(mesh, value.output_spec), redistribute_schema=_on(mesh, value.redistribute_schema)
+        )
+    if isinstance(value, list | tuple):
+        return type(value)([_on(mesh, item) for item in value])
+    if isinstance(value, dict):
+        return {name: _on(mesh, item) for name, item in value.items()}
+    return value

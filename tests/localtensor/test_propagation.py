@@ -1,0 +1,125 @@
+"""Ranks share what DTensor propagates, and only what does not depend on the rank."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import localtensor as lt
+from localtensor import propagation
+
+
+def propagator():
+    return DTensor._op_dispatcher.sharding_propagator
+
+
+def asked_of_torch(program, ranks):
+    """What the ranks return, and the ops that torch itself was asked about, one for each time."""
+    asked = []
+    kind = type(propagator())
+    original = kind.propagate_op_sharding_non_cached
+
+    def counting(self, schema):
+        asked.append(str(schema.op))
+        return original(self, schema)
+
+    kind.propagate_op_sharding_non_cached = counting
+    try:
+        return lt.run(program, ranks=ranks).values, asked
+    finally:
+        kind.propagate_op_sharding_non_cached = original
+
+
+def even_product():
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    x = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Shard(0)])
+    w = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
+    y = x @ w
+    return y.placements, y.device_mesh is mesh, y.to_local().sum().item(), y.full_tensor().sum().item()
+
+
+def uneven_product():
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    x = distribute_tensor(torch.arange(28.0).reshape(7, 4), mesh, [Shard(0)])
+    y = x.reshape(7, 2, 2)
+    return tuple(y.to_local().shape), y.full_tensor().shape, torch.equal(y.full_tensor().flatten(), torch.arange(28.0))
+
+
+def even_view():
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    x = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Shard(0)])
+    y = x.view(8, 2, 2)
+    return tuple(y.to_local().shape), y.device_mesh is mesh
+
+
+def embedding():
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    weight = distribute_tensor(torch.arange(16.0).reshape(8, 2), mesh, [Shard(0)])
+    which = distribute_tensor(torch.tensor([0, 7, 3, 4]), mesh, [Replicate()])
+    return torch.nn.functional.embedding(which, weight).full_tensor().tolist()
+
+
+def test_one_rank_computes_and_the_others_get_the_same_on_their_own_mesh():
+    values, asked = asked_of_torch(even_product, 4)
+    assert asked.count("aten.mm.default") == 1
+    whole = torch.arange(32.0).reshape(4, 8).sum(1) * 4
+    assert [value[2] for value in values] == whole.tolist()
+    assert all(value[:2] == ((Shard(0),), True) for value in values)
+    assert all(value[3] == 4 * sum(range(32)) for value in values)
+
+
+def test_arguments_that_torch_rewrites_for_even_pieces_are_shared_too():
+    values, asked = asked_of_torch(even_view, 4)
+    assert values == (((2, 2, 2), True),) * 4
+    assert asked.count("aten.view.default") == 1
+
+
+def test_uneven_pieces_are_each_ranks_own_matter():
+    values, asked = asked_of_torch(uneven_product, 4)
+    assert [value[0] for value in values] == [(2, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2)]
+    assert all(value[1:] == (torch.Size([7, 2, 2]), True) for value in values)
+    assert asked.count("aten.view.default") == 4
+
+
+def test_placements_that_carry_state_are_each_ranks_own():
+    values, asked = asked_of_torch(embedding, 4)
+    assert values == ([[0, 1], [14, 15], [6, 7], [8, 9]],) * 4
+    assert asked.count("aten.embedding.default") == 4
+
+
+def test_equal_arguments_of_another_type_are_another_question():
+    meshes = []
+    keys = {propagation._key(value, meshes) for value in (1, 1.0, True)}
+    assert len(keys) == 3
+    assert meshes == []
+
+
+def test_a_rule_that_changes_during_the_run_is_asked_again():
+    schema = type("Schema", (), {"op": torch.ops.aten.mm.default})()
+    table = propagator().op_single_dim_strategy_funcs
+    before = propagation._ambient(propagator(), schema)
+    rule = table.pop(schema.op)
+    try:
+        assert propagation._ambient(propagator(), schema) != before
+    finally:
+        table[schema.op] = rule
+
+
+def test_torchs_propagator_is_as_before_after_a_run():
+    before = propagator().propagate_op_sharding
+    lt.run(even_product, ranks=2)
+    assert propagator().propagate_op_sharding is before
+    assert "propagate_op_sharding_non_cached" not in vars(propagator())
+
+
+def test_torch_still_has_the_private_parts_that_are_touched():
+    import importlib
+
+    missing = []
+    for name in propagation.PRIVATE:
+        module, _, part = name.rpartition(".")
+        if module.endswith(".DTensor"):
+            found = hasattr(DTensor, part)
+        else:
+            found = hasattr(importlib.import_module(module), part)
+        missing += [] if found else [name]
+    assert missing == [], f"torch {torch.__version__} no longer has these: propagation.py must be looked at"

@@ -1,0 +1,412 @@
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import localtensor as lt
+from localtensor import threads
+from localtensor.errors import LocalTensorError, NeverEnded, RankRaised
+
+HERE = "test_threads.py"
+
+
+def line(fn, offset=1):
+    return fn.__code__.co_firstlineno + offset
+
+
+# -- programs that end badly, of many kinds
+
+
+def raises():
+    raise ValueError("no")
+
+
+def exits():
+    sys.exit(3)
+
+
+def one_raises_and_others_wait():
+    if dist.get_rank() == 1:
+        raise KeyError("no")
+    dist.barrier()
+
+
+def returns_early():
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def goes_round():
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
+
+def differs_in_shape():
+    dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+
+def differs_in_kind():
+    dist.barrier() if dist.get_rank() else dist.all_reduce(torch.ones(1))
+
+
+def does_not_wait():
+    dist.all_reduce(torch.ones(1), async_op=True)
+
+
+def reads_before_the_wait():
+    x = torch.ones(1)
+    dist.all_reduce(x, async_op=True)
+    x.tolist()
+
+
+def writes_before_the_wait():
+    x = torch.ones(1)
+    work = dist.all_reduce(x, async_op=True)
+    x.zero_()
+    work.wait()
+
+
+def leaves_a_letter():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(1), 1).wait() if not dist.is_initialized() else dist.isend(torch.ones(1), 1)
+
+
+def groups_differ():
+    dist.new_group([0] if dist.get_rank() else [0, 1])
+
+
+def runs_within_a_run():
+    lt.run(dist.get_rank, ranks=2)
+
+
+def fails_backward():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            dist.all_reduce(grad)
+            raise ArithmeticError("backward")
+
+    Fails.apply(torch.ones(1, requires_grad=True)).backward()
+
+
+def asks_for_another_world():
+    dist.init_process_group("gloo", world_size=7)
+
+
+def disagrees():
+    lt.assert_same_on_all_ranks(dist.get_rank())
+
+
+def changes_everything_and_raises():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(99)
+    os.environ["LT_TEST_LEFT"] = "1"
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    warnings.simplefilter("ignore")
+    torch.use_deterministic_algorithms(True)
+    torch.set_grad_enabled(False)
+    dist.all_reduce(torch.ones(2), async_op=True)
+    raise ValueError("all changed")
+
+
+FAILING = (
+    raises, exits, one_raises_and_others_wait, returns_early, goes_round, differs_in_shape, differs_in_kind,
+    does_not_wait, reads_before_the_wait, writes_before_the_wait, leaves_a_letter, groups_differ, runs_within_a_run,
+    fails_backward, asks_for_another_world, disagrees, changes_everything_and_raises,
+)  # fmt: skip
+
+
+def good():
+    x = torch.full((2,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    return x.tolist(), torch.rand(1).item(), torch.get_default_dtype()
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_a_thousand_failing_programs_a_good_one_is_right_and_nothing_has_grown():
+    expected, before = lt.run(good, ranks=2).values, threading.enumerate()
+    sizes = {}
+    for count in range(1, 1001):
+        with pytest.raises(LocalTensorError):
+            lt.run(FAILING[count % len(FAILING)], ranks=2, schedule=f"shuffled:{count}")
+        if count in (100, 1000):
+            gc.collect()
+            sizes[count] = resident()
+    assert threading.enumerate() == before
+    assert lt.run(good, ranks=2).values == expected
+    assert sizes[1000] - sizes[100] < 50e6, sizes
+
+
+# -- what is left behind
+
+
+def process_state():
+    names = ("_world", "_new_process_group_helper", "init_process_group", "split_group")
+    kernels = [torch._C._dispatch_dump(f"c10d::{op}") for op in ("allreduce_", "send", "barrier", "alltoall_base_")]
+    return {
+        "rng": (torch.get_rng_state().tolist(), random.getstate()),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "world": [getattr(c10d, name) for name in names],
+        "inside": [cell.cell_contents for cell in c10d.init_process_group.__closure__],
+        "excepthook": (sys.excepthook, threading.excepthook),
+        "environment": dict(os.environ),
+        "mesh": sorted(vars(DeviceMesh)),
+        "kernels": kernels,
+        "hooks": dict(torch.nn.modules.module._global_forward_hooks),
+        "warnings": (list(warnings.filters), warnings.showwarning),
+        "signals": signal.getsignal(signal.SIGINT),
+        "modes": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
+        "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "initialized": dist.is_initialized(),
+    }
+
+
+@pytest.mark.parametrize("program", [good, *FAILING], ids=lambda fn: fn.__name__)
+def test_torch_and_the_process_are_as_they_were(program):
+    lt.run(good, ranks=2)  # what torch and Python set up at their first use is not on trial
+    alive, before = threading.enumerate(), process_state()
+    if program is good:
+        lt.run(program, ranks=2)
+    else:
+        with pytest.raises(LocalTensorError):
+            lt.run(program, ranks=2)
+    after = process_state()
+    assert {name: after[name] for name in after if after[name] != before[name]} == {}
+    assert threading.enumerate() == alive
+
+
+@pytest.fixture(params=["gloo", "fake"])
+def real_group(request):
+    """A default group of another backend, and a call that shows that it works."""
+    store, ranks = (dist.HashStore(), 1) if request.param == "gloo" else (FakeStore(), 2)
+    hook = sys.excepthook
+    dist.init_process_group(request.param, store=store, rank=0, world_size=ranks)
+
+    def works():
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        name = dist.group.WORLD.group_name
+        y = torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", name)
+        group = dist.new_group([0])
+        dist.destroy_process_group(group)
+        return x.tolist(), torch.ops._c10d_functional.wait_tensor(y).tolist(), dist.get_world_size(), dist.get_backend()
+
+    yield works
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+def test_a_real_group_works_before_and_after_and_no_rank_sees_it(real_group):
+    before, world, group = real_group(), c10d._world, dist.group.WORLD
+    for _ in range(2):
+        assert lt.run(lambda: (dist.get_world_size(), good()[0]), ranks=3).values == ((3, [6.0, 6.0]),) * 3
+        with pytest.raises(RankRaised):
+            lt.run(raises, ranks=2)
+        assert real_group() == before == ([1.0, 1.0], [1.0, 1.0], group.size(), dist.get_backend())
+        assert c10d._world is world and dist.group.WORLD is group
+
+
+def test_a_group_of_another_backend_can_be_used_by_a_rank(real_group):
+    outside = dist.group.WORLD
+
+    def program():
+        x = torch.ones(2)
+        outside.allreduce([x]).wait()
+        dist.all_reduce(x)
+        return x.tolist()
+
+    assert lt.run(program, ranks=2).values == ([2.0, 2.0],) * 2
+
+
+def test_a_rank_given_up_for_lost_that_comes_back_harms_no_one(real_group, monkeypatch):
+    monkeypatch.setattr(threads, "GRACE", 0.1)
+    expected, alive = real_group(), threading.enumerate()
+    shut = threading.Lock()
+    shut.acquire()
+    with pytest.raises(NeverEnded) as caught:
+        lt.run(shut.acquire, ranks=2, timeout=0.1)
+    assert caught.value.left_behind == (0,) and real_group() == expected
+    lost = [thread for thread in threading.enumerate() if thread not in alive]
+    assert [thread.name for thread in lost] == ["rank 0"]
+    shut.release()
+    for thread in lost:
+        thread.join()
+    assert real_group() == expected and threading.enumerate() == alive
+
+
+def test_a_rank_that_comes_back_into_another_run_takes_no_part_in_it(monkeypatch):
+    monkeypatch.setattr(threads, "GRACE", 0.1)
+    shut, after = threading.Lock(), []
+    shut.acquire()
+
+    def stuck():
+        shut.acquire()
+        after.append("came back")
+        dist.all_reduce(torch.ones(2))
+        after.append("took part")
+
+    with pytest.raises(NeverEnded):
+        lt.run(stuck, ranks=2, timeout=0.1)
+    (lost,) = [thread for thread in threading.enumerate() if thread.name == "rank 0"]
+
+    def lets_it_out():
+        if dist.get_rank() == 0:
+            shut.release()
+            lost.join()
+        return good()[0]
+
+    assert lt.run(lets_it_out, ranks=2).values == ([3.0, 3.0],) * 2
+    assert after == ["came back"]
+
+
+# -- runs that do not end
+
+
+def python_loop():
+    while True:
+        pass
+
+
+def naps():
+    for _ in range(10_000):
+        time.sleep(0.01)
+
+
+def collective_loop():
+    while True:
+        dist.barrier()
+
+
+def says(program, rank, offset, where=None):
+    place = f"{HERE}:{line(program, offset)} in {where or program.__name__}"
+    return (
+        f"run: timeout: timeout=0.2: the run has not ended in time; rank {rank} was running at {place}. "
+        "Look for a loop without end there, or give timeout= more seconds."
+    )
+
+
+@pytest.mark.parametrize(("program", "lines"), [(python_loop, (1, 2)), (naps, (1, 2)), (collective_loop, (1, 2))])
+def test_a_run_past_its_limit_names_the_line_and_leaves_no_thread(program, lines):
+    before, began = threading.enumerate(), time.perf_counter()
+    with pytest.raises(NeverEnded) as caught:
+        lt.run(program, ranks=2, timeout=0.2)
+    took = time.perf_counter() - began
+    first = str(caught.value).splitlines()[0]
+    assert first in [says(program, rank, offset) for rank in (0, 1) for offset in lines]
+    assert caught.value.left_behind == () and took < 4
+    assert threading.enumerate() == before
+
+
+def test_a_rank_stuck_in_c_is_named_and_the_others_end(monkeypatch):
+    monkeypatch.setattr(threads, "GRACE", 0.1)
+    before, shut = threading.enumerate(), threading.Lock()
+    shut.acquire()
+
+    def stuck():
+        if dist.get_rank() == 1:
+            shut.acquire()
+        dist.barrier()
+
+    with pytest.raises(NeverEnded) as caught:
+        lt.run(stuck, ranks=3, timeout=0.2)
+    first, *rest = str(caught.value).splitlines()
+    barrier = f"waits for ranks 1, 2 in barrier #0 in group 0 at {HERE}:{line(stuck, 3)} in stuck"
+    assert first == says(stuck, 1, 2)
+    assert rest == [f"  rank 0 {barrier}", "  rank 1 could not be stopped: the thread goes on until the process ends"]
+    assert caught.value.left_behind == (1,)
+    lost = [thread for thread in threading.enumerate() if thread not in before]
+    assert [thread.name for thread in lost] == ["rank 1"]
+    shut.release()
+    lost[0].join()
+    assert threading.enumerate() == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs a signal to one thread")
+@pytest.mark.parametrize("program", [python_loop, collective_loop])
+def test_ctrl_c_ends_every_rank_and_leaves_nothing(program):
+    lt.run(good, ranks=2)
+    alive, before, main = threading.enumerate(), process_state(), threading.main_thread().ident
+
+    def interrupted():
+        if dist.get_rank() == 0:
+            signal.pthread_kill(main, signal.SIGINT)
+        program()
+
+    with pytest.raises(KeyboardInterrupt):
+        lt.run(interrupted, ranks=3, timeout=60)
+    after = process_state()
+    assert {name: after[name] for name in after if after[name] != before[name]} == {}
+    assert threading.enumerate() == alive
+    assert lt.run(good, ranks=2)[0][0] == [3.0, 3.0]
+
+
+# -- who may run what
+
+
+def test_a_rank_may_not_start_a_run():
+    with pytest.raises(RankRaised) as caught:
+        lt.run(runs_within_a_run, ranks=1)
+    place = f"{HERE}:{line(runs_within_a_run)} in runs_within_a_run"
+    assert str(caught.value) == (
+        f"run: rank 0: NestedRun: run: fn: called by rank 0 at {place}: the ranks of a run cannot start another. "
+        "Call run where no run is going on, or make a process group inside this one with new_group. "
+        f"at {place}: this is the first rank that raised. "
+        "Repair this line first: what the other ranks say may only be its echo."
+    )
+
+
+def test_two_threads_may_run_one_after_the_other():
+    got, together = {}, threading.Barrier(3)
+
+    def runs(ranks):
+        together.wait()
+        got[ranks] = lt.run(good, ranks=ranks)[0][0]
+
+    others = [threading.Thread(target=runs, args=(ranks,)) for ranks in (1, 2, 3)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    assert got == {1: [1.0, 1.0], 2: [3.0, 3.0], 3: [6.0, 6.0]}
+
+
+def test_a_collective_belongs_to_the_thread_of_its_rank():
+    def program():
+        told = []
+
+        def elsewhere():
+            try:
+                dist.all_reduce(torch.ones(1))
+            except LocalTensorError as error:
+                told.append(str(error))
+
+        other = threading.Thread(target=elsewhere, name="helper")
+        other.start()
+        other.join()
+        return told
+
+    assert lt.run(program, ranks=1)[0] == [
+        "a collective: thread: called from helper: a collective belongs to a rank, and this thread is none. "
+        "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
+    ]
