@@ -72,7 +72,7 @@ def _groups() -> tuple[Any, ...]:
 
 
 def _move_in(mine: Home) -> None:
-    """This process is as the caller's, but for what a rank has for itself."""
+    """The process is as the caller's, but for what a rank has for itself."""
     for slot in FLAGS:
         slot.load(mine.flags[slot.name])
     own = {name: os.environ[name] for name in OWN if name in os.environ}

@@ -70,7 +70,7 @@ def users_part(trace: TracebackType | None, ours: str) -> TracebackType | None:
 
 
 def _stay_with_parent(pipe: int) -> None:
-    """This process ends when its parent does, however that ends."""
+    """The process ends when its parent does, however that ends."""
     os.set_inheritable(pipe, False)
 
     def watch() -> None:
@@ -104,5 +104,6 @@ def main(words: list[str]) -> None:
     try:
         execute(script)
     except Exception as error:  # why: whatever the script raises is shown as python would show it
-        sys.excepthook(type(error), error, users_part(error.__traceback__, os.path.dirname(__file__) + os.sep))
+        error.__traceback__ = users_part(error.__traceback__, os.path.dirname(__file__) + os.sep)
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)

@@ -154,8 +154,8 @@ def _answer(message: bytes, room: int) -> Reply:
         kind = "raised"
         value = fn(*args)
     except BaseException as error:  # why: what the job raises is its outcome, SystemExit too
-        body = (*told(error), time.monotonic()) if kind == "raised" else told(error)
-        return Reply(kind, body, _steps(before, room))
+        why: tuple[Any, ...] = (*told(error), time.monotonic()) if kind == "raised" else told(error)
+        return Reply(kind, why, _steps(before, room))
     try:
         body = packed(value)
     except BaseException as error:  # why: a value's own pickling may raise anything

@@ -102,7 +102,9 @@ def _collective_ops() -> tuple[tuple[str, Any], ...]:
 def _previous(full: str, key: str) -> Callable[..., Any] | None:
     """What serves the groups of other backends."""
     get_kernel = getattr(torch.library, "get_kernel", None)
-    return get_kernel(full, key) if get_kernel and torch._C._dispatch_has_kernel_for_dispatch_key(full, key) else None
+    if get_kernel is None or not torch._C._dispatch_has_kernel_for_dispatch_key(full, key):
+        return None
+    return functools.partial(get_kernel(full, key).call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
 def _plain(argument: Any) -> Any:

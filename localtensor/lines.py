@@ -24,12 +24,12 @@ class RankLines:
 
 
 class Tagged:
-    """What one rank writes.
+    r"""What one rank writes.
 
     >>> import sys
     >>> with RankLines(sys.stdout, prefix=True).of(3) as lines:
     ...     lines.write("one ")
-    ...     lines.write("line\\ntwo")
+    ...     lines.write("line\ntwo")
     [rank 3] one line
     [rank 3] two
     """

@@ -48,9 +48,10 @@ class Kernels:
         device = compared[0].device if compared else None
         root = None if brought.root is None else group.ranks[brought.root]
         key = key_of(served.kind, tensors, device, brought.op, root, served.alike)
+        kind = served.kind.removesuffix("_coalesced") if len(brought.writes) == 1 else served.kind
         part = Part(
             rank,
-            served.kind,
+            kind,
             group,
             brought.reads,
             tensors,

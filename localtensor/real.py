@@ -50,9 +50,8 @@ def run_in_processes(
     function, mine = _by_name(fn), home(seed, device)
     limit = PATIENCE if timeout is None else timeout
     try:
-        with _context.pool_of((ranks, on), lambda: Pool(ranks, backend=on, grace=GRACE, leave=LEAVE)) as pool:
-            with _meshes_come_home_in_silence():
-                outcomes = pool.call(live, [(function, args, mine) for args in pieces], timeout=limit)
+        with _pool(ranks, on) as pool, _meshes_come_home_in_silence():
+            outcomes = pool.call(live, [(function, args, mine) for args in pieces], timeout=limit)
     except LocalTensorError as refused:
         refused.args = tuple(_said_by_run(text) for text in refused.args)
         raise
@@ -62,6 +61,10 @@ def run_in_processes(
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return tuple(outcome.value for outcome in outcomes if isinstance(outcome, Returned))
     raise fault(outcomes, limit)
+
+
+def _pool(ranks: int, on: str) -> contextlib.AbstractContextManager[Any]:
+    return _context.pool_of((ranks, on), lambda: Pool(ranks, backend=on, grace=GRACE, leave=LEAVE))
 
 
 @contextlib.contextmanager

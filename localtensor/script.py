@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -164,7 +164,7 @@ class _Streams:
     def __enter__(self) -> None:
         self.real = (sys.stdout, sys.stderr)
         self.lines = [RankLines(stream, prefix=True) for stream in self.real]
-        sys.stdout, sys.stderr = (_Shared(self.mine, at, stream) for at, stream in enumerate(self.real))  # type: ignore[assignment]
+        sys.stdout, sys.stderr = (_Shared(self.mine, at, stream) for at, stream in enumerate(self.real))
 
     def __exit__(self, *error: object) -> None:
         if self.real is not None:

@@ -30,7 +30,7 @@ _RANK = f"import sys; sys.path.append({_HOME!r}); from localtensor._script_rank 
 DRAIN = 2.0  # seconds for what the ranks have printed; a grandchild may hold the pipe for ever
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Who:
     rank: int
     ranks: int

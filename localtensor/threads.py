@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor import propagation, stand_ins, worlds
+from localtensor import limits, propagation, stand_ins, worlds
 from localtensor._context import entered, running
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
@@ -91,6 +91,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
         stack.enter_context(propagation.shared())
+        stack.enter_context(limits.kept())
         yield simulation, rank_worlds
 
 

@@ -87,28 +87,28 @@ class _LateFuture(torch.futures.Future):
         super().__init__()
         self._work: RankWork | None = work
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         work, self._work = self._work, None
         if work is not None:
             self.set_result(work.result())
 
     def wait(self) -> Any:
-        self._settle()
+        self.settle()
         return super().wait()
 
     def value(self) -> Any:
-        self._settle()
+        self.settle()
         return super().value()
 
     def done(self) -> bool:
         if self._work is not None and self._work.is_completed():
-            self._settle()
+            self.settle()
         return super().done()
 
     def then(self, callback: Any) -> Any:
-        self._settle()
+        self.settle()
         return super().then(callback)
 
     def add_done_callback(self, callback: Any) -> None:
-        self._settle()
+        self.settle()
         super().add_done_callback(callback)

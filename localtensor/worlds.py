@@ -35,6 +35,8 @@ PRIVATE = {
     "torch.distributed.distributed_c10d._unregister_all_process_groups": "a rank's group names go when it ends",
     "torch._C._AutoDispatchBelowADInplaceOrView": "results are written as a backend writes them: unseen by autograd",
     "torch._C._DisableAutocast": "collectives compute in the tensors' own dtype",
+    "torch._C._DisableTorchDispatch": "results are written unseen by dispatch modes",
+    "torch._C.DisableTorchFunction": "what a collective does in Python is unseen by function modes",
     "torch._C._dispatch_get_all_op_names": "every c10d op is served, or refused by its name",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "whether another backend's kernel stands there already",
 }

@@ -37,10 +37,9 @@ def assert_same(sim: Sequence[Any], real: Sequence[Any], *, rtol: float = 0, ato
 
 def _check(sim: Any, real: Any, rtol: float, atol: float) -> None:
     for name, run in (("first", sim), ("second", real)):
-        if not isinstance(run, Sequence) or isinstance(run, str):
-            raise AssertionError(
-                f"the {name} is a {type(run).__name__}: compare what run returned, or two lists by rank"
-            )
+        by_rank = isinstance(run, Sequence) and not isinstance(run, str)
+        if not by_rank:
+            raise AssertionError(f"the {name} is a {type(run).__name__}: compare what run returned, or lists by rank")
     if rtol < 0 or atol < 0:
         raise AssertionError(f"rtol={rtol}, atol={atol}: a tolerance is 0 or more")
     if len(sim) != len(real):

@@ -13,7 +13,7 @@ localtensor.errors.base localtensor.events localtensor._policies localtensor._co
 localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults
 localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs
 localtensor.errors
-localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines
+localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.limits localtensor.lines
 localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules localtensor.baton localtensor.rank_random localtensor.rank_shared
 localtensor.shards localtensor.agreement localtensor.meetings localtensor.rank_special
 localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state localtensor.judging

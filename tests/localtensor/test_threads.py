@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def writes_before_the_wait():
 
 def leaves_a_letter():
     if dist.get_rank() == 0:
-        dist.isend(torch.ones(1), 1).wait() if not dist.is_initialized() else dist.isend(torch.ones(1), 1)
+        dist.isend(torch.ones(1), 1)
 
 
 def groups_differ():
@@ -261,7 +262,8 @@ def test_a_rank_that_comes_back_into_another_run_takes_no_part_in_it(monkeypatch
     shut.acquire()
 
     def stuck():
-        shut.acquire()
+        with suppress(BaseException):  # it does not even obey
+            shut.acquire()
         after.append("came back")
         dist.all_reduce(torch.ones(2))
         after.append("took part")
@@ -343,18 +345,24 @@ def test_a_rank_stuck_in_c_is_named_and_the_others_end(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs a signal to one thread")
-@pytest.mark.parametrize("program", [python_loop, collective_loop])
-def test_ctrl_c_ends_every_rank_and_leaves_nothing(program):
+@pytest.mark.parametrize("busy", [int, dist.barrier])
+def test_ctrl_c_ends_every_rank_and_leaves_nothing(busy):
     lt.run(good, ranks=2)
-    alive, before, main = threading.enumerate(), process_state(), threading.main_thread().ident
+    alive, before = threading.enumerate(), process_state()
+    main, began = threading.main_thread().ident, time.perf_counter()
 
     def interrupted():
-        if dist.get_rank() == 0:
-            signal.pthread_kill(main, signal.SIGINT)
-        program()
+        while dist.get_rank() == 0:
+            signal.pthread_kill(main, signal.SIGINT)  # again, because Python can miss one on its way into a wait
+            patience = time.perf_counter() + 0.5
+            while time.perf_counter() < patience:
+                busy()
+        while True:
+            busy()
 
     with pytest.raises(KeyboardInterrupt):
         lt.run(interrupted, ranks=3, timeout=60)
+    assert time.perf_counter() - began < 30
     after = process_state()
     assert {name: after[name] for name in after if after[name] != before[name]} == {}
     assert threading.enumerate() == alive
@@ -368,11 +376,10 @@ def test_a_rank_may_not_start_a_run():
     with pytest.raises(RankRaised) as caught:
         lt.run(runs_within_a_run, ranks=1)
     place = f"{HERE}:{line(runs_within_a_run)} in runs_within_a_run"
-    assert str(caught.value) == (
-        f"run: rank 0: NestedRun: run: fn: called by rank 0 at {place}: the ranks of a run cannot start another. "
-        "Call run where no run is going on, or make a process group inside this one with new_group. "
-        f"at {place}: this is the first rank that raised. "
-        "Repair this line first: what the other ranks say may only be its echo."
+    assert type(caught.value.__cause__).__name__ == "NestedRun"
+    assert str(caught.value.__cause__) == (
+        f"run: fn: called by rank 0 at {place}: the ranks of a run cannot start another. "
+        "Call run where no run is going on, or make a process group inside this one with new_group."
     )
 
 

@@ -185,10 +185,13 @@ def save_tensors(folder: str, mesh_shape: Sequence[int], placed: str) -> list[st
     return sorted(file.name for file in Path(folder).iterdir())
 
 
-def load_tensors(folder: str, mesh_shape: Sequence[int], placed: str) -> dict[str, object]:
-    """What this rank has of each tensor afterwards."""
-    mesh = init_device_mesh("cpu", tuple(mesh_shape))
-    placements = _placements(placed)
+def load_tensors(folder: str, layouts: Sequence[tuple[Sequence[int], str]]) -> list[dict[str, object]]:
+    """For each layout, a shape of the mesh and placements: what this rank has of each tensor afterwards."""
+    return [_loaded(folder, tuple(mesh_shape), _placements(placed)) for mesh_shape, placed in layouts]
+
+
+def _loaded(folder: str, mesh_shape: tuple[int, ...], placements: list[Placement]) -> dict[str, object]:
+    mesh = init_device_mesh("cpu", mesh_shape)
     state: dict[str, Any] = {
         name: zeros(x.shape, dtype=x.dtype, device_mesh=mesh, placements=placements) for name, x in tensors().items()
     }

@@ -1,16 +1,18 @@
 """Tensors from one placement to the next, uneven, strided and complex ones, and their gradients on the way back."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
+
+Case: TypeAlias = tuple[tuple[int, ...], torch.dtype, Sequence[str]]  # shape, dtype, placements from first to last
 
 
 def placements(text: str) -> tuple[Placement, ...]:
@@ -29,9 +31,13 @@ def contribution(x: Tensor, rank: int, ranks: int) -> Tensor:
     return x * (rank + 1) if rank + 1 < ranks else x - x * (ranks * (ranks - 1) // 2)
 
 
-def walk(mesh_shape: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, path: Sequence[str]) -> list[Tensor]:
-    """What this rank has after each step of the path, the first included."""
+def walks(mesh_shape: tuple[int, ...], cases: tuple[Case, ...]) -> list[list[Tensor]]:
+    """For each case, what this rank has after each step of the path, the first included, and the whole in the end."""
     mesh = init_device_mesh("cpu", mesh_shape)
+    return [_walk(mesh, *case) for case in cases]
+
+
+def _walk(mesh: DeviceMesh, shape: tuple[int, ...], dtype: torch.dtype, path: Sequence[str]) -> list[Tensor]:
     x = values(shape, dtype)
     if "P(sum)" in path[0]:
         mine = contribution(x, dist.get_rank(), dist.get_world_size())
@@ -45,15 +51,23 @@ def walk(mesh_shape: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype
     return [*seen, here.full_tensor()]
 
 
-def there_and_back(mesh_shape: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, path: Sequence[str]) -> Any:
-    """The gradient that arrives at this rank's piece at the start of the path, from weights given at its end."""
+def there_and_back(mesh_shape: tuple[int, ...], cases: tuple[Case, ...]) -> list[dict[str, object]]:
+    """For each case, the gradient at this rank's piece at the start of the path, from weights given at its end."""
     mesh = init_device_mesh("cpu", mesh_shape)
+    gradients = [_there_and_back(mesh, *case) for case in cases]
+    return [
+        {"placements": ", ".join(map(lt.short, gradient.placements)), "local": gradient.to_local()}
+        for gradient in gradients
+    ]
+
+
+def _there_and_back(mesh: DeviceMesh, shape: tuple[int, ...], dtype: torch.dtype, path: Sequence[str]) -> DTensor:
     start = distribute_tensor(values(shape, dtype), mesh, placements(path[0]), src_data_rank=None).requires_grad_()
     here = start
     for step in path[1:]:
         here = here.redistribute(mesh, placements(step))
     here.backward(distribute_tensor(values(shape, dtype, seed=1), mesh, placements(path[-1]), src_data_rank=None))
-    return {"placements": [lt.short(placement) for placement in start.grad.placements], "local": start.grad.to_local()}
+    return start.grad
 
 
 def pieces(mesh_shape: tuple[int, ...], x: Tensor, placed: str) -> list[Tensor]:

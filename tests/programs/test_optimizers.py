@@ -6,11 +6,10 @@ Of the fused kernels that the CPU has, DTensor has rules for those of Adam and A
 import pytest
 import torch
 
-from tests.programs.optimizers import OPTIMIZERS, accepts, on_one_device, refused, train
+from tests.programs.optimizers import NOT_FUSED, OPTIMIZERS, on_one_device, refused, train
 from tests.programs.three_ways import on_both
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64; a norm is a sum over ranks
-NOT_FUSED = {"SGD": "sgd", "Adagrad": "adagrad"}
 LAYOUTS = {
     "a row of four": ((4,), ("S(0)", "S(1)", "S(0)", "R")),
     "two by two": ((2, 2), ("S(0), S(1)", "S(0), R", "S(0), S(0)", "R, R")),
@@ -20,19 +19,16 @@ STEPS = 2
 EVERYWHERE = ("SGD", "AdamW")  # the others on one mesh: each new operator costs DTensor a search
 
 
-@pytest.mark.parametrize("how", ["one by one", "foreach", "fused"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_optimizers_move_as_on_one_device(how, layout):
+def test_optimizers_move_as_on_one_device(layout):
     mesh_shape, placed = LAYOUTS[layout]
-    chosen = OPTIMIZERS if layout == "two by two" else EVERYWHERE
-    names = tuple(name for name in chosen if accepts(name, how) and not (how == "fused" and name in NOT_FUSED))
-    assert "AdamW" in names
-    per_rank = on_both(train, names, how, mesh_shape, placed, STEPS, ranks=4)
-    for name in names:
-        expected = on_one_device(name, len(placed), STEPS)
-        for result in per_rank:
-            torch.testing.assert_close(result[name]["whole"], expected["whole"], **CLOSE)
-            torch.testing.assert_close(result[name]["norms"], expected["norms"], **CLOSE)
+    names = tuple(OPTIMIZERS) if layout == "two by two" else EVERYWHERE
+    for result in on_both(train, names, mesh_shape, placed, STEPS, ranks=4):
+        assert {"SGD, foreach", "AdamW, one by one", "AdamW, foreach", "AdamW, fused"} <= set(result)
+        for name, moved in result.items():
+            expected = on_one_device(name.partition(",")[0], len(placed), STEPS)
+            torch.testing.assert_close(moved["whole"], expected["whole"], **CLOSE)
+            torch.testing.assert_close(moved["norms"], expected["norms"], **CLOSE)
 
 
 @pytest.mark.parametrize("name", NOT_FUSED)

@@ -1,0 +1,114 @@
+"""What torch keeps once per process and no hand-over can swap: made harmless while ranks share the process, or refused.
+
+torch.compile     Dynamo keeps what it compiled by code object and takes `get_rank()` for a constant: the second rank
+                  would run the first one's code.  So compiled functions run eagerly (`torch.compiler.set_stance`).
+torch.profiler    One profiler per process; a second one across a hand-over ends the process.  Refused by name.
+collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import profiler
+
+from localtensor._context import running
+from localtensor.errors import NotServed
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0.
+PRIVATE = {
+    "torch.autograd.profiler.profile._start_trace": "where every profiler of torch begins",
+    "torch._dynamo.eval_frame._stance": "how compiled functions are called now, to be put back",
+}
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """While inside, the limits above hold for all ranks; afterwards everything is as it was before."""
+    with ExitStack() as stack:
+        stack.enter_context(_eagerly())
+        stack.enter_context(_one_profiler())
+        for name in ("collect_all", "wait_all"):
+            stack.enter_context(_replaced(torch.futures, name, _settled_first))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(functools.partial(around, original)))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _settled_first(original: Callable[..., Any], futures: Any) -> Any:
+    for future in futures:
+        settle = getattr(future, "settle", None)
+        if settle is not None:
+            settle()
+    return original(futures)
+
+
+@contextmanager
+def _eagerly() -> Iterator[None]:
+    """Compiled functions run as they were written.  torch's compiler is not imported for that: it takes a second."""
+    with ExitStack() as stack:
+        forced: list[None] = []
+
+        def force() -> None:
+            if not forced:
+                forced.append(None)
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        def compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            compiled = original(*args, **kwargs)
+            force()
+            return compiled
+
+        if "torch._dynamo" in sys.modules:
+            force()
+        stack.enter_context(_replaced(torch, "compile", compiling))
+        yield
+
+
+@contextmanager
+def _one_profiler() -> Iterator[None]:
+    owners: dict[Any, int] = {}
+
+    def start(original: Callable[..., Any], self: Any) -> Any:
+        rank = running().rank()  # type: ignore[union-attr]
+        others = set(owners.values()) - {rank}
+        if others:
+            detail = f"rank {min(others)} profiles already, and torch has one profiler per process: let one rank do it"
+            raise NotServed("torch.profiler", detail)
+        owners[self] = rank
+        return original(self)
+
+    def leave(original: Callable[..., Any], self: Any, *exc: Any) -> Any:
+        owners.pop(self, None)
+        return original(self, *exc)
+
+    with ExitStack() as stack:
+        for name, around in (("_start_trace", start), ("__exit__", leave)):
+            stack.enter_context(_method_replaced(profiler.profile, name, around))
+        yield
+
+
+@contextmanager
+def _method_replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,51 @@
+"""The threads of a run keep to one core, and leave it together when others keep it busy."""
+
+import os
+
+import pytest
+
+import localtensor as lt
+from localtensor import cores
+from localtensor.cores import LOOK, Cores
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs a system with affinity, and two cores",
+)
+
+
+def allowed_here(_rank=None):
+    return frozenset(os.sched_getaffinity(0))
+
+
+def test_all_ranks_run_on_one_core_and_the_caller_on_all_of_his(monkeypatch):
+    monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = allowed_here()
+    used = lt.run(allowed_here, ranks=3).values
+    assert len(used[0]) == 1 and set(used) == {used[0]}
+    assert allowed_here() == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("LOCALTENSOR_CORES", "all"), ("OMP_NUM_THREADS", "2")])
+def test_who_wants_all_cores_gets_them(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert lt.run(allowed_here, ranks=2).values == (allowed_here(), allowed_here())
+
+
+def test_a_starved_run_moves_and_a_busy_one_stays(monkeypatch):
+    moved_to, clock, used = [], [100.0], [5.0]
+    monkeypatch.setattr(cores.os, "sched_setaffinity", lambda pid, where: moved_to.append(where))
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cores.time, "process_time", lambda: used[0])
+    monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run = Cores(2)
+    run.turn(0)
+    assert len(moved_to) == 1  # the thread goes where the run is
+    clock[0], used[0] = clock[0] + 2 * LOOK, used[0] + 2 * LOOK
+    run.turn(0)
+    assert len(moved_to) == 1  # the core was ours all the time
+    clock[0], used[0] = clock[0] + 2 * LOOK, used[0] + 0.1 * LOOK
+    run.turn(0)
+    assert len(moved_to) == 2 and moved_to[0] != moved_to[1]

@@ -1,0 +1,224 @@
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import localtensor as lt
+from localtensor.errors import NotServed, RankRaised
+from localtensor.kernels import RECV, RECV_FROM_ANYONE, SEND, SERVED
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
+ones = torch.ones
+
+
+def world():
+    return dist.group.WORLD
+
+
+def root_only(tensors):
+    return tensors if dist.get_rank() == 0 else None
+
+
+def coalesced(call, *arguments):
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for each in arguments:
+            call(*each)
+    manager.wait()
+
+
+def waited(tensors):
+    return [tensor.wait() for tensor in tensors]
+
+
+def both_ways():
+    if dist.get_rank() == 0:
+        dist.send(ones(2), 1)
+    else:
+        dist.recv(ones(2), 0)
+
+
+def dtensor():
+    mesh = init_device_mesh("cpu", (2,))
+    return DTensor.from_local(ones(2, 4), mesh, [Shard(0)]).redistribute(mesh, [Shard(1)]).full_tensor()
+
+
+PROGRAMS = {
+    "all_reduce": lambda: dist.all_reduce(ones(2)),
+    "all_reduce, later": lambda: dist.all_reduce(ones(2), async_op=True).wait(),
+    "all_reduce, method": lambda: world().allreduce([ones(2)]).wait(),
+    "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([ones(2), ones(3)]),
+    "reduce": lambda: dist.reduce(ones(2), 0),
+    "broadcast": lambda: dist.broadcast(ones(2), 0),
+    "all_gather": lambda: dist.all_gather([ones(2), ones(2)], ones(2)),
+    "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(ones(4), ones(2)),
+    "all_gather_coalesced": lambda: dist.all_gather_coalesced([[ones(2), ones(3)]] * 2, [ones(2), ones(3)]),
+    "gather": lambda: dist.gather(ones(2), root_only([ones(2), ones(2)])),
+    "scatter": lambda: dist.scatter(ones(2), root_only([ones(2), ones(2)])),
+    "reduce_scatter": lambda: dist.reduce_scatter(ones(2), [ones(2), ones(2)]),
+    "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(ones(2), ones(4)),
+    "all_to_all_single": lambda: dist.all_to_all_single(ones(4), ones(4)),
+    "all_to_all": lambda: dist.all_to_all([ones(2), ones(2)], [ones(2), ones(2)]),
+    "barrier": dist.barrier,
+    "send and recv": both_ways,
+    "coalesced all_reduce": lambda: coalesced(dist.all_reduce, (ones(2),), (ones(3),)),
+    "coalesced all_gather": lambda: coalesced(dist.all_gather_into_tensor, (ones(4), ones(2)), (ones(2), ones(1))),
+    "coalesced reduce_scatter": lambda: coalesced(dist.reduce_scatter_tensor, (ones(2), ones(4)), (ones(1), ones(2))),
+    "broadcast_object_list": lambda: dist.broadcast_object_list([1, 2], 0),
+    "all_gather_object": lambda: dist.all_gather_object([None, None], 1),
+    "functional all_reduce": lambda: fc.all_reduce(ones(2), "sum", world()).wait(),
+    "functional broadcast": lambda: fc.broadcast(ones(2), 0, world()).wait(),
+    "functional all_gather": lambda: fc.all_gather_tensor(ones(2), 0, world()).wait(),
+    "functional reduce_scatter": lambda: fc.reduce_scatter_tensor(ones(4), "sum", 0, world()).wait(),
+    "functional all_to_all": lambda: fc.all_to_all_single(ones(4), None, None, world()).wait(),
+    "functional permute": lambda: fc.permute_tensor(ones(4), [1, 0], world()).wait(),
+    "functional all_reduces": lambda: waited(fc.all_reduce_coalesced([ones(2), ones(3)], "sum", world())),
+    "functional all_gathers": lambda: waited(fc.all_gather_into_tensor_coalesced([ones(2), ones(3)], world())),
+    "functional reduce_scatters": lambda: waited(
+        fc.reduce_scatter_tensor_coalesced([ones(4), ones(2)], "sum", [0, 0], world())
+    ),
+    "shard_dim_alltoall": lambda: torch.ops._dtensor.shard_dim_alltoall(ones(4, 4), 0, 1, world().group_name),
+    "DTensor": dtensor,
+}
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+class Counts(CommDebugMode):
+    @property
+    def seen(self):
+        return {str(op): count for op, count in self.get_comm_counts().items()}
+
+
+def seen_by(mode, program):
+    def run():
+        with mode() as seer:
+            program()
+        return seer.seen
+
+    return run
+
+
+@pytest.fixture
+def fake_group():
+    """torch's own fake backend; this process is rank 0 of 2."""
+    hook = sys.excepthook
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+    sys.excepthook = hook
+
+
+@pytest.mark.parametrize("mode", [Ops, Functions, Counts])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_modes_see_what_they_see_on_a_real_backend(name, mode, fake_group):
+    program = seen_by(mode, PROGRAMS[name])
+    expected = program()
+    found = lt.run(program, ranks=2, leftovers="ignore").values
+    if name == "DTensor" and mode is Ops:  # what is cached does not run again
+        found, expected = ([[op for op in seen if "c10d" in op]] for seen in (found[0], expected))
+    assert found[0] == expected
+    assert expected or mode is Counts  # which counts neither barriers nor messages
+
+
+def test_a_mode_can_answer_for_a_collective_itself():
+    class Nothing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops._c10d_functional.all_reduce.default:
+                return args[0] * 10
+            return func(*args, **(kwargs or {}))
+
+    def program():
+        with Nothing():
+            return fc.all_reduce(ones(1), "sum", world()).item()
+
+    assert lt.run(program, ranks=2).values == (10.0, 10.0)
+
+
+def test_comm_debug_mode_counts_a_redistribution():
+    def program():
+        mesh = init_device_mesh("cpu", (2,))
+        sharded = DTensor.from_local(ones(2, 4), mesh, [Shard(0)])
+        with CommDebugMode() as counts:
+            sharded.redistribute(mesh, [Replicate()])
+        return {op.__name__: count for op, count in counts.get_comm_counts().items()}
+
+    assert lt.run(program, ranks=2).values == ({"all_gather_into_tensor": 1},) * 2
+
+
+def ops_with_a_group():
+    names = [full.removeprefix("c10d::") for full in torch._C._dispatch_get_all_op_names() if full.startswith("c10d::")]
+    schemas = {name: getattr(torch.ops.c10d, name).default._schema for name in names}
+    return {name for name, schema in schemas.items() if "process_group" in {a.name for a in schema.arguments}}
+
+
+def test_every_op_of_c10d_is_served():
+    assert ops_with_a_group() == {*SERVED, SEND, RECV, RECV_FROM_ANYONE}
+
+
+def test_an_op_that_is_not_served_is_refused_by_its_name(monkeypatch):
+    monkeypatch.delitem(SERVED, "alltoall_base_")
+    with pytest.raises(RankRaised) as caught:
+        lt.run(PROGRAMS["all_to_all_single"], ranks=2)
+    assert type(caught.value.__cause__) is NotServed
+    assert str(caught.value.__cause__) == (
+        "c10d::alltoall_base_: on: rank threads: this call is not served there "
+        "(no simulated collective of this name exists). Run the program on real processes, with on='gloo'."
+    )
+
+
+REDUCTIONS = {"SUM": 6.0, "AVG": 2.0, "PRODUCT": 6.0, "MIN": 1.0, "MAX": 3.0}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_one_two_and_three(name):
+    def program():
+        x = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(x, getattr(dist.ReduceOp, name))
+        return x.item()
+
+    assert lt.run(program, ranks=3).values == (REDUCTIONS[name],) * 3
+
+
+@pytest.mark.parametrize(("name", "result"), [("BAND", 0), ("BOR", 3), ("BXOR", 0)])
+def test_reductions_of_the_bits_of_one_two_and_three(name, result):
+    def program():
+        x = torch.tensor([dist.get_rank() + 1])
+        dist.all_reduce(x, getattr(dist.ReduceOp, name))
+        return x.item()
+
+    assert lt.run(program, ranks=3).values == (result,) * 3
+
+
+def test_the_factor_of_a_premultiplied_sum_reaches_the_sum():
+    def program():
+        x, y = ones(2), ones(1)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+        dist.reduce_scatter_tensor(y, ones(2), dist._make_nccl_premul_sum(2.0))
+        return x.tolist(), y.tolist()
+
+    assert lt.run(program, ranks=2).values == (([1.0, 1.0], [4.0]),) * 2
