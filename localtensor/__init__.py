@@ -16,7 +16,7 @@ from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.mesh import Mesh as Mesh
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
-    import localtensor.testing as testing  # noqa: PLR0402  # a room behind the door, not a name of it
+    import localtensor.testing as testing  # noqa: F401, PLR0402  # a room behind the door, no name of it
     from localtensor._run import LeftoverWarning as LeftoverWarning
     from localtensor._run import Run as Run
     from localtensor._run import run as run

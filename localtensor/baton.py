@@ -44,6 +44,7 @@ class Baton:
         self._turn = turn
         self._runnable = list(range(ranks))
         self._unfinished = set(range(ranks))
+        self._polled: set[int] = set()  # since all that can run last had a turn
         self._locks = [threading.Lock() for _ in range(ranks)]
         for lock in self._locks:
             lock.acquire()
@@ -112,9 +113,13 @@ class Baton:
             self._stand(rank)
 
     def step_aside(self, rank: int) -> None:
-        """A yield point of a rank that polls: any other that can run runs first."""
+        """A yield point of a rank that polls: whoever can run runs first, or two that poll could go on for ever."""
         self.check(rank)
-        others = [other for other in self._runnable if other != rank]
+        self._polled.add(rank)
+        others = [other for other in self._runnable if other not in self._polled]
+        if not others:  # everybody has had a turn
+            self._polled = {rank}
+            others = [other for other in self._runnable if other != rank]
         if others:
             self._pass_on(rank, self._schedule.next(others, rank))
             self._stand(rank)

@@ -78,12 +78,18 @@ def kernels_in_place() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).*previously registered kernel", UserWarning)  # that is the purpose
             for name, schema in _collective_ops():
-                for key in ("CPU", "CUDA"):
+                for key in _keys(f"c10d::{name}"):
                     kernel = _kernel(name, schema, _previous(f"c10d::{name}", key))
                     library.impl(name, kernel, key, allow_override=True)
         yield
     finally:
         library._destroy()
+
+
+def _keys(full: str) -> list[str]:
+    """The kinds of tensors that the op takes; sparse ones too where it does, so that we refuse them."""
+    sparse = [key for key in ("SparseCPU", "SparseCUDA") if torch._C._dispatch_has_kernel_for_dispatch_key(full, key)]
+    return ["CPU", "CUDA", *sparse]
 
 
 @functools.cache
@@ -104,7 +110,9 @@ def _previous(full: str, key: str) -> Callable[..., Any] | None:
     get_kernel = getattr(torch.library, "get_kernel", None)
     if get_kernel is None or not torch._C._dispatch_has_kernel_for_dispatch_key(full, key):
         return None
-    return functools.partial(get_kernel(full, key).call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
+    return functools.partial(
+        get_kernel(full, key).call_boxed, torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    )
 
 
 def _plain(argument: Any) -> Any:

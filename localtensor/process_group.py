@@ -16,6 +16,7 @@ from localtensor.errors import CollectiveFailed
 from localtensor.frames import origin
 from localtensor.kernels import SEND, Brought, Served
 from localtensor.meetings import Group, Part, key_of
+from localtensor.offers import check_message, check_offer
 from localtensor.simulation import Simulation
 from localtensor.watch import Watch
 from localtensor.works import RankWork
@@ -70,6 +71,7 @@ class Kernels:
         simulation = self.simulation
         rank = simulation.rank()
         brought = served.read(*arguments)
+        check_offer(served.kind, brought, rank, group.ranks)
         part, hands_out = self.part(served, brought, rank, group)
         hands_out = hands_out and later
         read = _flat(brought.reads) if hands_out else ()
@@ -137,6 +139,7 @@ class Kernels:
         rank = simulation.rank()
         line, hands_out = origin(sys._getframe(2))
         sends = name == SEND
+        check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
         inputs = [x.detach().clone() for x in tensors] if sends else None
         signature = tuple([(x.dtype, x.shape) for x in tensors])
         part = Part(rank, "send" if sends else "recv", group, inputs, signature, tensors[0].device, line=line, tag=tag)

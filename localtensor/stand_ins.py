@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch.distributed.nn.functional  # noqa: F401  # binds the default group of its arguments now, when there is none
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -27,6 +28,7 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     asked = named(original, args, kwargs)
     must_fit(asked, world.rank, world.simulation.ranks)
     shown = str(asked.get("backend") or "gloo")
+    _must_be_known(shown)
     implicit, world.implicit = world.implicit and world.default_pg is not None, False
     if implicit:
         show(world, world.default_pg, shown)
@@ -76,6 +78,7 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     if not ranks:
         world.epoch += 1
     name, shown = str(asked["group_name"]), str(asked["backend"])
+    _must_be_known(shown)
     group = _declare(world, name, ranks or tuple(range(world.simulation.ranks)), default=not ranks)
     asked.update(backend=c10d.Backend(BACKEND), backend_options=None, device_id=None)
     process_group, store = original(**asked)
@@ -83,6 +86,16 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
         world.groups[process_group] = group
         show(world, process_group, "gloo" if shown in (BACKEND, "undefined") else shown)
     return process_group, store
+
+
+def _must_be_known(backend: str) -> None:
+    """A backend that torch has, or one for each kind of device: "cpu:gloo,cuda:nccl"."""
+    for part in backend.split(","):
+        name = part.rpartition(":")[2]
+        if name not in c10d.Backend.backend_list:
+            known = ", ".join(sorted({*c10d.Backend.backend_list} - {BACKEND, c10d.Backend.UNDEFINED}))
+            problem = f"torch knows no backend {name!r}"
+            raise BadGroup("new_group", "backend", f"backend={backend!r}", problem, f"Name one of {known}.")
 
 
 def _declare(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bool) -> Group:

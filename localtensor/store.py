@@ -36,6 +36,8 @@ class RankStore(Store):
         return self._values[key]
 
     def add(self, key: str, amount: int) -> int:
+        if amount == 0:
+            self._polled()
         total = int(self._values.get(key, b"0")) + amount
         self.set(key, str(total))
         return total
@@ -43,13 +45,24 @@ class RankStore(Store):
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         if (key not in self._values and not _bytes(expected)) or self._values.get(key) == _bytes(expected):
             self.set(key, desired)
-        return self._values.get(key, _bytes(expected))
+            return _bytes(desired)
+        held = self._values.get(key, _bytes(expected))
+        self._polled()
+        return held
 
     def append(self, key: str, value: Any) -> None:
         self.set(key, self._values.get(key, b"") + _bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self._values for key in keys)
+        found = all(key in self._values for key in keys)
+        if not found:
+            self._polled()
+        return found
+
+    def _polled(self) -> None:
+        """The others have had a turn: this may be a question in a loop."""
+        if self._simulation.is_rank():
+            self._simulation.baton.step_aside(self._simulation.rank())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -76,7 +89,7 @@ class RankStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """All keys are there; until then the others run, and a key that nobody can set is a deadlock."""
-        if self.check(keys):
+        if all(key in self._values for key in keys):
             return
         rank = self._simulation.rank()
         others = tuple(other for other in self._everyone.ranks if other != rank)

@@ -108,6 +108,7 @@ def _one_core_each() -> Iterator[None]:
 
 def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dict[int, dict[str, worlds.Made]]) -> None:
     """One rank's life, in its thread."""
+    torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
     worlds.join(world)
     try:

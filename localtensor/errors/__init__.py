@@ -23,6 +23,7 @@ from localtensor.errors.collectives import DtypesDiffer as DtypesDiffer
 from localtensor.errors.collectives import ListFromNonRoot as ListFromNonRoot
 from localtensor.errors.collectives import ListsDiffer as ListsDiffer
 from localtensor.errors.collectives import NegativeSplit as NegativeSplit
+from localtensor.errors.collectives import NegativeTag as NegativeTag
 from localtensor.errors.collectives import NotAPermutation as NotAPermutation
 from localtensor.errors.collectives import NotContiguous as NotContiguous
 from localtensor.errors.collectives import NotDense as NotDense
@@ -91,7 +92,7 @@ __all__ = [
     "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer", "DtypeMismatch", "DtypeNotCarried",
     "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread", "GroupMismatch", "GroupsLeftOver",
     "KindMismatch", "LengthMismatch", "ListFromNonRoot", "ListsDiffer", "LocalTensorError", "MessageMismatch",
-    "MessagesLeftOver", "NegativeSplit", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim",
+    "MessagesLeftOver", "NegativeSplit", "NegativeTag", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim",
     "NoSuchScript", "NoTime", "NotAPermutation", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense",
     "NotImportable", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce",
     "PiecesDiffer", "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised",

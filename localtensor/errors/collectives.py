@@ -234,6 +234,13 @@ class SelfSend(LocalTensorError):
         super().__init__(refusal(call, "pairs", f"({rank}, {rank})", problem, remedy))
 
 
+class NegativeTag(LocalTensorError):
+    """A message with a tag below zero."""
+
+    def __init__(self, call: str, tag: int) -> None:
+        super().__init__(refusal(call, "tag", f"tag={tag}", "a tag is 0 or more", "Count tags from 0."))
+
+
 class TwoSenders(LocalTensorError):
     """Two ranks send to the same rank in one call."""
 

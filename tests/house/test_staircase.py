@@ -18,7 +18,7 @@ localtensor.placement localtensor.partials localtensor.reductions localtensor.te
 localtensor.shards localtensor.agreement localtensor.meetings localtensor.rank_special
 localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state localtensor.judging
 localtensor._worker localtensor._script_rank localtensor.kernels localtensor.simulation localtensor.testing.same
-localtensor._crew localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.c10d_ops
+localtensor._crew localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.c10d_ops localtensor.offers
 localtensor.processes localtensor.process_group localtensor.stand_ins localtensor.testing localtensor.script_processes
 localtensor.threads localtensor._job
 localtensor.real localtensor.script

@@ -69,7 +69,7 @@ def test_a_full_disk_is_known_to_all_ranks_and_the_last_good_checkpoint_is_loade
 
 def test_a_rank_that_dies_before_it_saves_leaves_the_last_good_checkpoint(tmp_path):
     for name, way in WAYS.items():
-        with pytest.raises(Exception, match="no space left"):
+        with pytest.raises(RankRaised, match="DiskFull: no space left"):
             way(train, str(tmp_path / name), 2, 9, 2, False, ranks=2)
     resumed = on_each_in_its_folder(tmp_path, resume, 2, ranks=2)
     assert [result["from"] for result in resumed] == [1, 1]

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+import localtensor as lt
 from tests.programs.pipelines import batches, model, relay, train, train_in_columns, train_on_one_device
-from tests.programs.three_ways import on_both
+from tests.programs.three_ways import assert_same_bits, on_both, on_threads
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64; the order of sums differs: microbatches, kernels for other shapes
 
@@ -53,6 +54,13 @@ def test_pipelines_side_by_side_average_their_gradients(schedule):
     torch.testing.assert_close(merged(per_rank), dict(alone["weights"]), **CLOSE)
     losses = torch.stack([torch.stack(result["losses"]).mean(1) for result in per_rank if result["losses"]])
     torch.testing.assert_close(losses.mean(0), torch.stack(alone["losses"]), **CLOSE)
+
+
+@pytest.mark.parametrize(("schedule", "ranks"), [("1F1B", 4), ("Interleaved1F1B", 2)])
+def test_who_runs_when_changes_nothing(schedule, ranks):
+    usual = on_threads(train, schedule, 4, 1, 2, ranks=ranks)
+    for seed in range(3):
+        assert_same_bits(usual, list(lt.run(train, schedule, 4, 1, 2, ranks=ranks, schedule=lt.shuffled(seed))))
 
 
 def test_a_mask_that_is_split_otherwise_would_be_seen():

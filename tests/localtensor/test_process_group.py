@@ -1,0 +1,232 @@
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+from torch.distributed.nn.functional import all_gather as gather_with_gradients
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import localtensor as lt
+from localtensor.errors import CollectiveFailed
+
+SCHEDULES = ["round_robin", "shuffled:1"]
+
+
+def run(program, *args, ranks=2, schedule="round_robin"):
+    return lt.run(program, *args, ranks=ranks, schedule=schedule, leftovers="raise").values
+
+
+WRITES = {
+    "all_reduce": lambda x: dist.all_reduce(x),
+    "all_reduce, later": lambda x: dist.all_reduce(x, async_op=True).wait(),
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "scatter": lambda x: dist.scatter(x, [torch.ones(4)] * 2 if dist.get_rank() == 0 else None),
+    "all_gather": lambda x: dist.all_gather([x, torch.zeros(4)], torch.ones(4)),
+    "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(x, torch.ones(2)),
+    "reduce_scatter_tensor": lambda x: dist.reduce_scatter_tensor(x, torch.ones(8)),
+    "all_to_all_single": lambda x: dist.all_to_all_single(x, torch.ones(4)),
+    "send and recv": lambda x: dist.recv(x, 0) if dist.get_rank() else dist.send(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_version_counters_do_not_notice_what_a_collective_writes(name):
+    def program():
+        x = torch.full((4,), 2.0)
+        before = x._version
+        WRITES[name](x)
+        return x._version - before
+
+    assert run(program) == (0, 0)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_backward_needs_may_be_overwritten_as_on_a_real_backend(name):
+    """Autograd does not see the write, so it computes with the new numbers instead of raising."""
+
+    def program():
+        x, leaf = torch.full((4,), 2.0), torch.ones(4, requires_grad=True)
+        product = (leaf * x).sum()
+        WRITES[name](x)
+        product.backward()
+        return torch.equal(leaf.grad, x)
+
+    assert run(program) == (True, True)
+
+
+def test_a_leaf_may_be_written_though_it_wants_a_gradient():
+    def program():
+        leaf = torch.full((2,), float(dist.get_rank()), requires_grad=True)
+        dist.broadcast(leaf, 1)
+        (leaf * leaf).sum().backward()
+        return leaf.is_leaf, leaf.grad.tolist()
+
+    assert run(program) == ((True, [2.0, 2.0]),) * 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
+def test_a_leaf_that_is_distributed_keeps_its_gradient(placement, schedule):
+    def program():
+        mesh = init_device_mesh("cpu", (3,))
+        leaf = torch.arange(20, dtype=torch.float64).reshape(5, 4).requires_grad_()
+        spread = distribute_tensor(leaf, mesh, [placement])
+        (spread * spread).sum().backward()
+        first = leaf.grad.full_tensor() if hasattr(leaf.grad, "full_tensor") else leaf.grad
+        again = distribute_tensor(leaf, mesh, [Replicate()]).redistribute(mesh, [Shard(0)])
+        again.full_tensor().sum().backward()
+        return leaf._version, first.shape, torch.equal(spread.full_tensor().detach(), leaf.detach())
+
+    assert run(program, ranks=3, schedule=schedule) == ((0, (5, 4), True),) * 3
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_flow_through_redistributions(schedule):
+    def program():
+        mesh = init_device_mesh("cpu", (2, 2))
+        whole = torch.arange(15, dtype=torch.float64).reshape(5, 3)
+        x = distribute_tensor(whole, mesh, [Shard(0), Shard(1)]).requires_grad_()
+        y = x.redistribute(mesh, [Shard(1), Replicate()]).redistribute(mesh, [Replicate(), Replicate()])
+        (y.to_local(grad_placements=[Partial(), Partial()]) ** 2).sum().backward()
+        return torch.equal(x.grad.full_tensor(), whole * 2 * 4)
+
+    assert run(program, ranks=4, schedule=schedule) == (True,) * 4
+
+
+def test_functional_collectives_and_those_of_nn_carry_gradients():
+    def program():
+        x = torch.full((2,), dist.get_rank() + 1.0, requires_grad=True)
+        fc.all_gather_tensor_autograd(x, 0, dist.group.WORLD).pow(2).sum().backward()
+        first, x.grad = x.grad, None
+        torch.cat(gather_with_gradients(x)).pow(2).sum().backward()
+        return first.tolist(), x.grad.tolist()
+
+    assert run(program) == (([4.0, 4.0], [4.0, 4.0]), ([8.0, 8.0], [8.0, 8.0]))
+
+
+def test_a_collective_inside_backward_is_served_in_the_ranks_own_thread():
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            grad = grad.clone()
+            dist.all_reduce(grad)
+            return grad
+
+    def program():
+        x = torch.ones(2, requires_grad=True)
+        (Summed.apply(x) * (dist.get_rank() + 1)).sum().backward()
+        return x.grad.tolist()
+
+    assert run(program, ranks=3, schedule="shuffled:5") == ([6.0, 6.0],) * 3
+
+
+def test_autocast_and_inference_mode_do_not_touch_a_collective():
+    def program():
+        x = torch.full((2,), 1.0 + 2**-20, dtype=torch.float64)
+        with torch.autocast("cpu", torch.bfloat16):
+            dist.all_reduce(x, dist.ReduceOp.PRODUCT)
+        with torch.inference_mode():
+            y = torch.ones(2)
+            dist.all_reduce(y)
+        return x.dtype, x[0].item() == (1.0 + 2**-20) ** 2, y.tolist(), y.is_inference()
+
+    assert run(program) == ((torch.float64, True, [2.0, 2.0], True),) * 2
+
+
+def test_a_default_device_is_not_for_what_a_collective_makes_by_itself():
+    def program():
+        x = torch.ones(4)
+        torch.set_default_device("meta")
+        dist.all_reduce(x)
+        dist.barrier()
+        y = fc.all_reduce(x, "sum", dist.group.WORLD).wait()
+        return x.tolist(), y.tolist()
+
+    assert run(program) == (([2.0] * 4, [4.0] * 4),) * 2
+
+
+def test_strided_buffers_are_written_through_their_strides():
+    def program():
+        whole = torch.zeros(4, 4)
+        column = whole[:, dist.get_rank()]
+        column.copy_(torch.arange(4.0))
+        dist.all_reduce(column)
+        target = torch.zeros(4, 2)
+        dist.all_gather_into_tensor(target.T.contiguous().T.view(4, 2)[:, 0:1].squeeze().clone(), torch.ones(2))
+        return whole[:, dist.get_rank()].tolist(), whole.sum().item()
+
+    assert run(program) == (([0.0, 2.0, 4.0, 6.0], 12.0),) * 2
+
+
+def test_ranks_never_share_memory_after_a_collective():
+    def program():
+        x = torch.full((2,), float(dist.get_rank()))
+        held = [torch.zeros(2) for _ in range(3)]
+        dist.all_gather(held, x)
+        dist.broadcast(x, 0)
+        x += dist.get_rank() * 10
+        held[0] += dist.get_rank()
+        dist.barrier()
+        return x.tolist(), [one[0].item() for one in held]
+
+    assert run(program, ranks=3) == (
+        ([0.0, 0.0], [0.0, 1.0, 2.0]), ([10.0, 10.0], [1.0, 1.0, 2.0]), ([20.0, 20.0], [2.0, 1.0, 2.0]),
+    )  # fmt: skip
+
+
+def test_a_buffer_that_does_not_fit_is_refused_with_its_line():
+    def program():
+        dist._c10d_functional if False else None
+        target = torch.zeros(2, 3) if dist.get_rank() else torch.zeros(4)
+        dist.group.WORLD.allgather([[target, torch.zeros(4)]], [torch.ones(4)]).wait()
+
+    with pytest.raises(CollectiveFailed) as caught:
+        run(program)
+    assert "test_process_group.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.complex64, torch.int64], ids=str)
+def test_any_dtype_travels(dtype):
+    def program():
+        rank = dist.get_rank()
+        x = torch.tensor([rank, 1]).to(dtype)
+        held = [torch.zeros(2, dtype=dtype) for _ in range(2)]
+        dist.all_gather(held, x)
+        dist.broadcast(x, 1)
+        return [one.tolist() for one in held], x.tolist()
+
+    sent = [torch.tensor([rank, 1]).to(dtype).tolist() for rank in (0, 1)]
+    assert run(program) == ((sent, sent[1]),) * 2
+
+
+def test_empty_and_scalar_tensors_travel():
+    def program():
+        empty, scalar = torch.zeros(0, 3), torch.tensor(float(dist.get_rank() + 1))
+        dist.all_reduce(empty)
+        dist.all_reduce(scalar)
+        row = torch.zeros(2)
+        dist.all_gather_into_tensor(row, torch.tensor(float(dist.get_rank())))
+        return tuple(empty.shape), scalar.item(), row.tolist()
+
+    assert run(program) == (((0, 3), 3.0, [0.0, 1.0]),) * 2
+
+
+def test_objects_travel():
+    def program():
+        rank = dist.get_rank()
+        everybody = [None] * 3
+        dist.all_gather_object(everybody, {"rank": rank, "x": torch.tensor([rank])})
+        told = [f"from {rank}", {rank}]
+        dist.broadcast_object_list(told, src=2)
+        mine = [None]
+        dist.scatter_object_list(mine, [f"for {r}" for r in range(3)] if rank == 1 else None, src=1)
+        gathered = [None] * 3 if rank == 0 else None
+        dist.gather_object(rank * 2, gathered, dst=0)
+        return [one["x"].item() for one in everybody], told, mine, gathered
+
+    values = run(program, ranks=3)
+    assert values == tuple(([0, 1, 2], ["from 2", {2}], [f"for {r}"], [0, 2, 4] if r == 0 else None) for r in range(3))
