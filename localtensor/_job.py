@@ -46,7 +46,7 @@ def home(seed: int, device: str | torch.device | None) -> Home:
     return Home(seed, None if device is None else str(device), dict(os.environ), flags)
 
 
-def live(function: bytes, args: tuple[Any, ...], mine: Home) -> Any:
+def live(function: bytes, mine: Home, *args: Any) -> Any:
     """One rank's life: what its function returns.  What it changed in this process is as it was before."""
     before = _groups()
     try:
@@ -56,9 +56,8 @@ def live(function: bytes, args: tuple[Any, ...], mine: Home) -> Any:
             except Exception as error:  # why: reading a function imports its module, which may raise anything
                 return Lost(f"{type(error).__name__}: {error}")
             _move_in(mine)
-            args = tuple(moved(value, mine.device) for value in args)
             with inside(c10d.init_process_group, Initializer()):
-                return fn(*args)
+                return fn(*[moved(value, mine.device) for value in args])
     finally:
         torch.set_default_device(None)
         torch.set_grad_enabled(True)

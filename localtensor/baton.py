@@ -9,6 +9,7 @@ import ctypes
 import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from contextlib import suppress
 
 from localtensor.schedule import Schedule
 
@@ -37,6 +38,7 @@ class Baton:
         self.holder: int | None = None
         self.aborting = False
         self.lost: set[int] = set()  # ranks that no longer obey: what they do is ignored
+        self.refusal: Exception | None = None  # what the schedule raised, which ended the run
         self.idents: dict[int, int] = {}
         self._schedule = schedule
         self._swap = swap
@@ -57,18 +59,10 @@ class Baton:
     def start(self, body: Callable[[int], None]) -> None:
         """Each rank has a thread; the first that the schedule names runs `body(rank)`."""
         self._schedule.begin(self.ranks)
-        try:
-            for rank in range(self.ranks):
-                thread = threading.Thread(target=self._live, args=(rank, body), name=f"rank {rank}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        except RuntimeError:  # the machine has no more threads
-            self.aborting = True
-            self._unfinished = set(range(len(self._threads)))
-            if self._unfinished:
-                self._pass_on(None, 0)
-                self.wait(None)
-            raise
+        for rank in range(self.ranks):  # RuntimeError: the machine has no more threads
+            thread = threading.Thread(target=self._live, args=(rank, body), name=f"rank {rank}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
         self._pass_on(None, self._schedule.next(self._runnable, None))
 
     def wait(self, seconds: float | None) -> bool:
@@ -80,7 +74,7 @@ class Baton:
 
     def join(self) -> None:
         for rank, thread in enumerate(self._threads):
-            if rank not in self.lost:
+            if rank not in self.lost and thread.ident is not None:
                 thread.join()
 
     def interrupt(self, grace: float) -> tuple[int, ...]:
@@ -93,6 +87,9 @@ class Baton:
         holder = self.holder
         if holder is not None and holder in self.idents:
             _raise_in(self.idents[holder], Abort)
+        if holder is None and self._unfinished:  # nobody has begun: those that have a thread begin, to end
+            self._unfinished = {rank for rank, thread in enumerate(self._threads) if thread.ident is not None}
+            self._end_the_rest(None)
         while not self.wait(grace):
             stuck = self.holder
             if stuck is None or stuck in self.lost:
@@ -107,7 +104,7 @@ class Baton:
     def pause(self, rank: int) -> None:
         """A yield point: somebody else may have run when it returns."""
         self.check(rank)
-        chosen = self._schedule.next(self._runnable, rank)
+        chosen = self._next(self._runnable, rank)
         if chosen != rank:
             self._pass_on(rank, chosen)
             self._stand(rank)
@@ -121,7 +118,7 @@ class Baton:
             self._polled = {rank}
             others = [other for other in self._runnable if other != rank]
         if others:
-            self._pass_on(rank, self._schedule.next(others, rank))
+            self._pass_on(rank, self._next(others, rank))
             self._stand(rank)
 
     def block(self, rank: int) -> None:
@@ -132,7 +129,7 @@ class Baton:
             self._judge()
             self.aborting = True
             raise Abort
-        self._pass_on(rank, self._schedule.next(self._runnable, rank))
+        self._pass_on(rank, self._next(self._runnable, rank))
         self._stand(rank)
 
     def wake(self, rank: int) -> None:
@@ -140,17 +137,34 @@ class Baton:
 
     def number(self, below: int) -> int:
         """The schedule's choice among so many."""
-        return self._schedule.number(below)
+        try:
+            return self._schedule.number(below)
+        except Exception as refusal:
+            raise self._refused(refusal) from refusal
 
     def check(self, rank: int) -> None:
         """Raises `Abort` if the run is over."""
         if self.aborting or rank in self.lost:
             raise Abort
 
+    def _next(self, runnable: list[int], rank: int) -> int:
+        """Whom the schedule names; if it refuses (a replay of another program), the run is over."""
+        try:
+            return self._schedule.next(runnable, rank)
+        except Exception as refusal:
+            raise self._refused(refusal) from refusal
+
+    def _refused(self, refusal: Exception) -> Abort:
+        self.refusal = self.refusal or refusal
+        self.aborting = True
+        return Abort()
+
     # -- the threads
 
     def _live(self, rank: int, body: Callable[[int], None]) -> None:
         self.idents[rank] = threading.get_ident()
+        if self.aborting and rank not in self._unfinished:  # the run was interrupted while its threads were made
+            return
         self._locks[rank].acquire()
         self._turn(rank)
         try:
@@ -168,14 +182,15 @@ class Baton:
         if not self.aborting:
             del self._runnable[bisect_left(self._runnable, rank)]
             if self._runnable:
-                self._pass_on(rank, self._schedule.next(self._runnable, rank))
-                return
-            if self._unfinished:
+                with suppress(Abort):
+                    self._pass_on(rank, self._next(self._runnable, rank))
+                    return
+            elif self._unfinished:
                 self._judge()
                 self.aborting = True
         self._end_the_rest(rank)
 
-    def _end_the_rest(self, rank: int) -> None:
+    def _end_the_rest(self, rank: int | None) -> None:
         """The next unfinished rank gets the baton, to unwind; after the last, the run is over."""
         if self._unfinished:
             self._pass_on(rank, min(self._unfinished))

@@ -15,7 +15,7 @@ from torch import Tensor
 from localtensor.errors import CollectiveFailed
 from localtensor.frames import origin
 from localtensor.kernels import SEND, Brought, Served
-from localtensor.meetings import Group, Part, key_of
+from localtensor.meetings import Compute, Group, Part, key_of
 from localtensor.offers import check_message, check_offer
 from localtensor.simulation import Simulation
 from localtensor.watch import Watch
@@ -81,8 +81,7 @@ class Kernels:
         def deliver(results: Sequence[Tensor]) -> None:
             self.write(part, brought.writes, results)
 
-        with torch._C._DisableAutocast(), torch.no_grad():
-            ticket = simulation.meet(part, served.compute, deliver, hands_out=hands_out)
+        ticket = simulation.meet(part, _plainly(served.compute), deliver, hands_out=hands_out)
         if not later:
             simulation.wait(ticket)
             return self.answer(served, arguments, self.over)
@@ -151,6 +150,17 @@ class Kernels:
         work = self.work(rank, ticket, [] if sends else tensors, (tensors if sends else []) if hands_out else None)
         simulation.baton.pause(rank)
         return work.boxed()
+
+
+@functools.cache
+def _plainly(compute: Compute) -> Compute:
+    """The same arithmetic, in the tensors' own dtype and without a record for autograd, whoever comes last."""
+
+    def plain(parts: Sequence[Part]) -> Sequence[Any]:
+        with torch._C._DisableAutocast(), torch.no_grad():
+            return compute(parts)
+
+    return plain
 
 
 def _flat(reads: Any) -> list[Tensor]:

@@ -51,7 +51,7 @@ def run_in_processes(
     limit = PATIENCE if timeout is None else timeout
     try:
         with _pool(ranks, on) as pool, _meshes_come_home_in_silence():
-            outcomes = pool.call(live, [(function, args, mine) for args in pieces], timeout=limit)
+            outcomes = pool.call(live, [(function, mine, *args) for args in pieces], timeout=limit)
     except LocalTensorError as refused:
         refused.args = tuple(_said_by_run(text) for text in refused.args)
         raise

@@ -136,7 +136,7 @@ def _rendezvous(port: int) -> dict[str, str]:
 
 
 def _pass_on(stream: IO[str], out: RankLines, rank: int) -> None:
-    with out.of(rank) as lines:
+    with stream, out.of(rank) as lines:
         _copy(stream, lines)
 
 

@@ -91,7 +91,7 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 def _must_be_known(backend: str) -> None:
     """A backend that torch has, or one for each kind of device: "cpu:gloo,cuda:nccl"."""
     for part in backend.split(","):
-        name = part.rpartition(":")[2]
+        name = part.rpartition(":")[2].lower()
         if name not in c10d.Backend.backend_list:
             known = ", ".join(sorted({*c10d.Backend.backend_list} - {BACKEND, c10d.Backend.UNDEFINED}))
             problem = f"torch knows no backend {name!r}"

@@ -58,6 +58,8 @@ def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeou
             raise
         finally:
             simulation.baton.join()
+        if simulation.baton.refusal is not None:
+            raise simulation.baton.refusal
         simulation.close()
         if simulation.verdict is not None:
             raise _with_replay(simulation.verdict, schedule)

@@ -1,6 +1,7 @@
 """One DTensor training step of an MLP, 16x64 @ 64x256 @ 256x64, by each way to have many ranks.
 
 `python -m tests.bench.mlp_step WAY RANKS STEPS` runs one way in a process of its own and prints its figures.
+Everything runs with torch's defaults; OMP_NUM_THREADS=1 in the environment gives each thread a team of one.
 """
 
 from __future__ import annotations
@@ -105,7 +106,6 @@ WAYS = {"floor": floor, "ours": ours, "threaded": threaded, "gloo": gloo}
 
 def main() -> None:
     way, ranks, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
     start = time.perf_counter()
     seconds = WAYS[way](ranks, steps)
     figures = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ class Beside:
     floor: Figures
     ours: Figures
     threaded: Figures
+    threaded_on_one_core: Figures  # OMP_NUM_THREADS=1: torch's threads do not fight for cores then
 
     @property
     def over_floor(self) -> float:
@@ -41,6 +43,10 @@ class Beside:
     @property
     def ratio(self) -> float:
         return self.threaded.step / self.ours.step
+
+    @property
+    def ratio_on_one_core(self) -> float:
+        return self.threaded_on_one_core.step / self.ours.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +62,16 @@ class Compared:
     def figures(self) -> dict[str, object]:
         return asdict(self) | {
             "over_floor": {one.ranks: one.over_floor for one in self.by_ranks},
+            "ratio_on_one_core": {one.ranks: one.ratio_on_one_core for one in self.by_ranks},
             "ratio": {one.ranks: one.ratio for one in self.by_ranks},
             "job_ratio": self.job_ratio,
         }
 
 
-def run_way(way: str, ranks: int, steps: int) -> Figures:
+def run_way(way: str, ranks: int, steps: int, **environment: str) -> Figures:
     words = [sys.executable, "-m", "tests.bench.mlp_step", way, str(ranks), str(steps)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
+    env = os.environ | environment
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
     if done.returncode:
         raise RuntimeError(f"{way} on {ranks} ranks failed with {done.returncode}:\n{done.stderr[-2000:]}")
     return Figures(**json.loads(done.stdout.splitlines()[-1]))
@@ -80,6 +88,7 @@ def compare(console: Console) -> Compared:
                 floor=run_way("floor", ranks, 200),
                 ours=run_way("ours", ranks, STEPS[ranks]),
                 threaded=run_way("threaded", ranks, STEPS[ranks]),
+                threaded_on_one_core=run_way("threaded", ranks, STEPS[ranks], OMP_NUM_THREADS="1"),
             )
         )
     console.print(f"{JOB_RANKS} gloo processes ...", style="dim")
@@ -87,7 +96,17 @@ def compare(console: Console) -> Compared:
 
 
 def show(console: Console, compared: Compared) -> None:
-    table = Table("ranks", "floor ms", "ours ms", "over floor", "torch's threads ms", "times faster", "peak MiB")
+    table = Table(
+        "ranks",
+        "floor ms",
+        "ours ms",
+        "over floor",
+        "torch's threads ms",
+        "ratio",
+        "with OMP=1 ms",
+        "ratio",
+        "peak MiB",
+    )
     for one in compared.by_ranks:
         table.add_row(
             str(one.ranks),
@@ -96,6 +115,8 @@ def show(console: Console, compared: Compared) -> None:
             f"{one.over_floor:.2f}x",
             f"{one.threaded.step * 1e3:.1f}",
             f"{one.ratio:.1f}x",
+            f"{one.threaded_on_one_core.step * 1e3:.1f}",
+            f"{one.ratio_on_one_core:.1f}x",
             f"{one.ours.peak_mib:.0f}",
         )
     console.print(table)

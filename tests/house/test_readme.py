@@ -19,6 +19,12 @@ EXIT_CODES = {
     "localtensor validate --help": 0,
     "localtensor validate cumprod": 1,
     "localtensor validate --rules my_rules": 1,
+    "python same_both_ways.py": 0,
+    "localtensor run -n 8 train.py 0.5": 0,
+    "localtensor run -n 8 --schedule shuffled:7 train.py 0.5": 0,
+    "localtensor run -n 2 --on gloo train.py 0.5": 0,
+    "localtensor run -n 2 -m train 0.5": 0,
+    "localtensor run --help": 0,
 }
 TOO_SLOW = {
     "make validate": "installs torch, then judges every rule",

@@ -11,8 +11,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor.errors import NotServed, RankRaised
-from localtensor.kernels import RECV, RECV_FROM_ANYONE, SEND, SERVED
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
 ones = torch.ones
@@ -170,27 +168,6 @@ def test_comm_debug_mode_counts_a_redistribution():
     assert lt.run(program, ranks=2).values == ({"all_gather_into_tensor": 1},) * 2
 
 
-def ops_with_a_group():
-    names = [full.removeprefix("c10d::") for full in torch._C._dispatch_get_all_op_names() if full.startswith("c10d::")]
-    schemas = {name: getattr(torch.ops.c10d, name).default._schema for name in names}
-    return {name for name, schema in schemas.items() if "process_group" in {a.name for a in schema.arguments}}
-
-
-def test_every_op_of_c10d_is_served():
-    assert ops_with_a_group() == {*SERVED, SEND, RECV, RECV_FROM_ANYONE}
-
-
-def test_an_op_that_is_not_served_is_refused_by_its_name(monkeypatch):
-    monkeypatch.delitem(SERVED, "alltoall_base_")
-    with pytest.raises(RankRaised) as caught:
-        lt.run(PROGRAMS["all_to_all_single"], ranks=2)
-    assert type(caught.value.__cause__) is NotServed
-    assert str(caught.value.__cause__) == (
-        "c10d::alltoall_base_: on: rank threads: this call is not served there "
-        "(no simulated collective of this name exists). Run the program on real processes, with on='gloo'."
-    )
-
-
 REDUCTIONS = {"SUM": 6.0, "AVG": 2.0, "PRODUCT": 6.0, "MIN": 1.0, "MAX": 3.0}
 
 
@@ -212,13 +189,3 @@ def test_reductions_of_the_bits_of_one_two_and_three(name, result):
         return x.item()
 
     assert lt.run(program, ranks=3).values == (result,) * 3
-
-
-def test_the_factor_of_a_premultiplied_sum_reaches_the_sum():
-    def program():
-        x, y = ones(2), ones(1)
-        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
-        dist.reduce_scatter_tensor(y, ones(2), dist._make_nccl_premul_sum(2.0))
-        return x.tolist(), y.tolist()
-
-    assert lt.run(program, ranks=2).values == (([1.0, 1.0], [4.0]),) * 2

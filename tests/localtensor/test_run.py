@@ -15,6 +15,9 @@ from localtensor.errors import GroupsLeftOver, NoRanks, NotCallableWith, NotCopy
 RANKS_SAY = "a group has at least one rank, and a whole number of them. Ask for 1 rank or more."
 TIME_SAYS = "a limit is more than 0 seconds, and at most a day. Give it 30, say."
 FN_SAYS = "Pass a function, and after it the arguments that it takes on one rank."
+PIECES_SAY = "Make it 2 long, or pass a tuple to give it whole to every rank."
+LOCK_SAYS = "cannot pickle '_thread.lock' object"
+COPY_SAYS = "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
 BAD_INPUT = {
     "no function": (NotCallableWith, (5,), {}, f"run: fn: 5: it is not a function. {FN_SAYS}"),
     "an argument is missing": (
@@ -47,13 +50,11 @@ BAD_INPUT = {
     ),
     "a piece too many": (
         PiecesDiffer, (abs, [1, 2, 3]), {},
-        "run: x: a list of 3 for 2 ranks: a list is dealt out, one piece for each rank. "
-        "Make it 2 long, or pass a tuple to give it whole to every rank.",
+        f"run: x: a list of 3 for 2 ranks: a list is dealt out, one piece for each rank. {PIECES_SAY}",
     ),
     "not copyable": (
         NotCopyable, (abs, threading.Lock()), {},
-        "run: x: lock: each rank gets its own deep copy, and this one failed (cannot pickle '_thread.lock' object). "
-        "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it.",
+        f"run: x: lock: each rank gets its own deep copy, and this one failed ({LOCK_SAYS}). {COPY_SAYS}",
     ),
 }  # fmt: skip
 

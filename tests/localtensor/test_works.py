@@ -72,7 +72,7 @@ def test_works_may_be_waited_for_in_any_order_and_each_rank_in_its_own(runs):
     def program():
         begun = [begin(float(number)) for number in range(5)]
         rank = dist.get_rank()
-        for x, work in (begun, begun[::-1], begun[2:] + begun[:2])[rank]:
+        for _, work in (begun, begun[::-1], begun[2:] + begun[:2])[rank]:
             work.wait()
         return [x[0].item() for x, _ in begun]
 
@@ -134,7 +134,11 @@ def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for(runs
         first = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
         second = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
         third = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
-        return [x.wait().sum().item() for x in first], [(x + 0).sum().item() for x in second[::-1]], third[1].sum().item()
+        return (
+            [x.wait().sum().item() for x in first],
+            [(x + 0).sum().item() for x in second[::-1]],
+            third[1].sum().item(),
+        )
 
     assert runs(program, 2) == (([4.0, 12.0], [12.0, 4.0], 12.0),) * 2
 

@@ -1,0 +1,256 @@
+"""`localtensor run`: one script on rank threads and on real processes, to the same end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from localtensor.script import Asked, run_script
+
+WAYS = ("threads", "gloo")
+COMMAND = [sys.executable, "-c", "from strategies.cli import main; main()"]
+HEAD = "import os, pickle, sys\nimport torch, torch.distributed as dist\n"
+INIT = HEAD + "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Writes a script, and runs it from its folder: exit code, output by stream."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, **asked):
+        Path("train.py").write_text(text)
+        return Asked("train.py", **{"ranks": 2, "timeout": 60.0, **asked})
+
+    return write
+
+
+def outcome(asked, capfd):
+    code = run_script(asked)
+    out, err = capfd.readouterr()
+    return code, sorted(out.splitlines()), err
+
+
+@pytest.mark.parametrize("on", WAYS)
+def test_each_rank_runs_it_as_torchrun_would(on, script, capfd):
+    Path("helper.py").write_text("value = 7\n")
+    code, out, err = outcome(script(HEAD + """
+import helper
+class Point:
+    pass
+assert not dist.is_initialized()
+assert __name__ == "__main__" and __file__ == os.path.abspath("train.py")
+assert sys.modules["__main__"].__dict__ is globals()
+dist.init_process_group()
+rank = dist.get_rank()
+assert type(pickle.loads(pickle.dumps(Point()))) is Point
+x = torch.rand(2)
+dist.all_reduce(x)
+sys.argv.append(str(rank))
+print(rank, os.environ["LOCAL_RANK"], sys.argv, helper.value, x.tolist())
+dist.destroy_process_group()
+""", arguments=("--ranks", "2", "3"), on=on, seed=5), capfd)  # fmt: skip
+    assert (code, err) == (0, "")
+    drawn = str((2 * torch.rand(2, generator=torch.Generator().manual_seed(5))).tolist())
+    assert out == [
+        f"[rank {rank}] {rank} {rank} ['train.py', '--ranks', '2', '3', '{rank}'] 7 {drawn}" for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("on", WAYS)
+def test_lines_go_out_whole_with_their_rank(on, script, capfd):
+    text = INIT + """
+print("one", end=" ")
+dist.barrier()
+print("line")
+sys.stderr.write("to the other stream\\n")
+sys.stdout.writelines(["two\\n", "three"])
+"""
+    code, out, err = outcome(script(text, on=on), capfd)
+    assert code == 0
+    assert out == sorted(f"[rank {r}] {words}" for r in (0, 1) for words in ("one line", "two", "three"))
+    assert sorted(err.splitlines()) == [f"[rank {r}] to the other stream" for r in (0, 1)]
+
+
+@pytest.mark.parametrize("on", WAYS)
+@pytest.mark.parametrize("asked", [{"ranks": 1}, {"prefix": False}], ids=["one rank", "no prefix"])
+def test_the_prefix_is_left_out(on, asked, script, capfd):
+    code, out, err = outcome(script(INIT + "print('plain')\n", on=on, **asked), capfd)
+    assert (code, set(out), err) == (0, {"plain"}, "")
+
+
+@pytest.mark.parametrize(("on", "leave", "want"), [
+    ("threads", "sys.exit()", 0), ("threads", "sys.exit(0)", 0), ("threads", "sys.exit(None)", 0),
+    ("threads", "raise SystemExit", 0), ("threads", "sys.exit(rank * 5)", 5), ("threads", "sys.exit(rank * -1)", 255),
+    ("threads", "sys.exit('words' if rank else 0)", 1), ("gloo", "sys.exit(None)", 0), ("gloo", "sys.exit(rank * 5)", 5),
+    ("gloo", "sys.exit('words' if rank else 0)", 1),
+])  # fmt: skip
+def test_the_exit_code_is_that_of_the_first_rank_that_failed(on, leave, want, script, capfd):
+    code, _, err = outcome(script(f"{INIT}{leave}\n", on=on), capfd)
+    assert code == want
+    assert ("[rank 1] words" in err) == ("words" in leave)
+    told = f"run: script: rank 1 with exit code {want}: these ranks ended with an error. "
+    assert (told in err) == bool(want)
+
+
+@pytest.mark.parametrize("on", WAYS)
+def test_an_exception_is_shown_as_python_shows_it_and_no_line_of_ours(on, script, capfd):
+    code, _, err = outcome(script(INIT + "if rank:\n    raise ValueError('oh')\ndist.barrier()\n", on=on), capfd)
+    assert code == 1
+    shown = re.findall(r"^\[rank 1\] (?:\[rank1\]: )?(.*)$", err, re.MULTILINE)
+    assert shown[:3] == [
+        "Traceback (most recent call last):", f'  File "{Path("train.py").absolute()}", line 6, in <module>',
+        "    raise ValueError('oh')",
+    ]  # fmt: skip
+    assert "ValueError: oh" in shown
+    assert "/localtensor/" not in err.replace(str(Path.cwd()), "")
+    assert re.search(r"^run: (script: )?rank 1", err, re.MULTILINE)
+
+
+def test_a_fault_of_the_program_is_told_without_a_traceback(script, capfd):
+    code, _, err = outcome(script(INIT + "if rank:\n    dist.barrier()\n"), capfd)
+    assert code == 1
+    assert err.startswith("run: fn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
+    assert "at train.py:6 in <module>" in err
+
+
+def test_a_rank_that_left_with_an_error_is_named_though_others_wait_for_it(script, capfd):
+    code, _, err = outcome(script(INIT + "if rank:\n    sys.exit(4)\ndist.barrier()\n"), capfd)
+    assert code == 4
+    assert "run: fn: rank 1 returned while rank 0 waits for it" in err and "rank 1 with exit code 4" in err
+
+
+@pytest.mark.parametrize("on", WAYS)
+def test_a_module_runs_as_python_runs_it(on, script, capfd):
+    Path("pack").mkdir()
+    Path("pack/__init__.py").write_text("")
+    Path("pack/__main__.py").write_text("import sys\nfrom pack.near import x\nprint(x, __package__, len(sys.argv))\n")
+    Path("pack/near.py").write_text("x = 5\n")
+    for name in ("pack", "pack.__main__"):
+        code, out, err = outcome(Asked(name, ("a",), 2, on, module=True), capfd)
+        assert (code, out, err) == (0, ["[rank 0] 5 pack 2", "[rank 1] 5 pack 2"], "")
+    sys.modules.pop("pack.near", None), sys.modules.pop("pack", None)
+
+
+def test_a_schedule_is_replayed_and_told(script, capfd):
+    text = INIT + "dist.barrier()\nprint(rank, flush=True)\n"
+    orders = set()
+    for seed in range(6):
+        run_script(script(text, ranks=3, schedule=f"shuffled:{seed}"))
+        first = capfd.readouterr().out
+        run_script(script(text, ranks=3, schedule=f"shuffled:{seed}"))
+        assert capfd.readouterr().out == first
+        orders.add(first)
+    assert len(orders) > 1
+
+
+def test_what_the_caller_had_is_back(script, capfd):
+    before = (sys.argv, list(sys.path), sys.modules["__main__"], sys.stdout, sys.stderr, dict(os.environ))
+    run_script(script(INIT + "sys.path.append('x')\nsys.argv = []\nos.environ['LT_X'] = '1'\n"))
+    assert before == (sys.argv, list(sys.path), sys.modules["__main__"], sys.stdout, sys.stderr, dict(os.environ))
+
+
+PATH_SAYS = "there is no such file. Give the path of a Python file that exists."
+ON_SAYS = "there is no such way to run. Write 'threads', 'gloo'."
+TIME_SAYS = "a limit is more than 0 seconds, and at most a day. Give it 30, say."
+BAD = {
+    "no script": ({"name": "nope.py"}, f"run: script: nope.py: {PATH_SAYS}"),
+    "a folder": ({"name": "."}, f"run: script: .: {PATH_SAYS}"),
+    "no module": (
+        {"name": "nope.x", "module": True},
+        "run: script: nope.x: there is no such module. Give the dotted name of a module or package that can be "
+        "imported and run from here.",
+    ),
+    "no ranks": (
+        {"ranks": 0}, "run: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for 1 rank "
+        "or more.",
+    ),
+    "another way": ({"on": "mpi"}, f"run: on: on='mpi': {ON_SAYS}"),
+    "no time": ({"timeout": -1.0}, f"run: timeout: timeout=-1.0: {TIME_SAYS}"),
+    "a bad schedule": (
+        {"schedule": "x"},
+        "run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Copy the text after 'Replay:' in an "
+        "error's message whole.",
+    ),
+    "a schedule for processes": (
+        {"schedule": "round_robin", "on": "gloo"},
+        "run: schedule: schedule=round_robin: it says who runs next, and with on='gloo' that is up to the operating "
+        "system. Leave it out, or run on threads.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_question_is_refused_word_for_word(name, script, capfd):
+    asked, message = BAD[name]
+    Path("train.py").write_text("print('never')\n")
+    code, out, err = outcome(Asked(**{"name": "train.py", **asked}), capfd)
+    assert (code, out, err) == (2, [], f"{message}\n")
+
+
+def test_a_script_that_does_not_compile_is_shown(script, capfd):
+    code, _, err = outcome(script("def f(:\n"), capfd)
+    assert code == 1 and "train.py" in err and "SyntaxError" in err and "Traceback" not in err
+
+
+SLEEPS = INIT + "print('up', os.getpid(), flush=True)\nimport time\ntime.sleep(60)\n"
+
+
+def gone(pid):
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kill"])
+def test_no_process_is_left_when_we_are_stopped(how, script):
+    script(SLEEPS)
+    process = subprocess.Popen([*COMMAND, "run", "-n", "2", "--on", "gloo", "train.py"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == (130 if how == "interrupt" else -9)
+    assert err == ("localtensor: stopped by Ctrl-C.\n" if how == "interrupt" else "")
+    assert all(gone(pid) for pid in pids)
+
+
+def test_ctrl_c_stops_rank_threads(script):
+    script(INIT + "print('up', flush=True)\nwhile True:\n    pass\n")
+    process = subprocess.Popen([*COMMAND, "run", "-n", "2", "train.py"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout.readline().endswith("up\n")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "localtensor: stopped by Ctrl-C.\n")
+
+
+@pytest.mark.parametrize("on", WAYS)
+def test_a_limit_ends_it(on, script, capfd):
+    loop = SLEEPS.replace("time.sleep(60)", "\nwhile True:\n    time.sleep(0.01)")
+    code, _, err = outcome(script(loop, on=on, timeout=4.0 if on == "gloo" else 0.5), capfd)
+    assert code == 1
+    assert re.search(r"^run: timeout: timeout=[\d.]+: the run has not ended in time; ", err, re.MULTILINE)
+
+
+def test_the_command_leaves_the_scripts_words_alone(script):
+    script("import sys\nprint(sys.argv[1:])\n")
+    words = ["--ranks", "2", "3", "-n", "5", "--help", "--dtype=bool"]
+    done = subprocess.run([*COMMAND, "run", "--ranks", "1", "train.py", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{words}\n", "")
+
+
+def test_help_has_examples():
+    done = subprocess.run([*COMMAND, "run", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "localtensor run -n 8 train.py --epochs 1" in done.stdout

@@ -1,0 +1,212 @@
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+import localtensor as lt
+from localtensor.errors import LocalTensorError
+
+# -- programs that end badly, of many kinds
+
+
+def raises():
+    raise ValueError("no")
+
+
+def exits():
+    sys.exit(3)
+
+
+def one_raises_and_others_wait():
+    if dist.get_rank() == 1:
+        raise KeyError("no")
+    dist.barrier()
+
+
+def returns_early():
+    if dist.get_rank() == 0:
+        dist.barrier()
+
+
+def goes_round():
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
+
+def differs_in_shape():
+    dist.all_reduce(torch.ones(2 + dist.get_rank()))
+
+
+def differs_in_kind():
+    dist.barrier() if dist.get_rank() else dist.all_reduce(torch.ones(1))
+
+
+def does_not_wait():
+    dist.all_reduce(torch.ones(1), async_op=True)
+
+
+def reads_before_the_wait():
+    x = torch.ones(1)
+    dist.all_reduce(x, async_op=True)
+    x.tolist()
+
+
+def writes_before_the_wait():
+    x = torch.ones(1)
+    work = dist.all_reduce(x, async_op=True)
+    x.zero_()
+    work.wait()
+
+
+def leaves_a_letter():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(1), 1)
+
+
+def groups_differ():
+    dist.new_group([0] if dist.get_rank() else [0, 1])
+
+
+def runs_within_a_run():
+    lt.run(dist.get_rank, ranks=2)
+
+
+def fails_backward():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x + 1
+
+        @staticmethod
+        def backward(_ctx, grad):
+            dist.all_reduce(grad)
+            raise ArithmeticError("backward")
+
+    Fails.apply(torch.ones(1, requires_grad=True)).backward()
+
+
+def asks_for_another_world():
+    dist.init_process_group("gloo", world_size=7)
+
+
+def disagrees():
+    lt.assert_same_on_all_ranks(dist.get_rank())
+
+
+def changes_everything_and_raises():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(99)
+    os.environ["LT_TEST_LEFT"] = "1"
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    warnings.simplefilter("ignore")
+    torch.use_deterministic_algorithms(True)
+    torch.set_grad_enabled(False)
+    dist.all_reduce(torch.ones(2), async_op=True)
+    raise ValueError("all changed")
+
+
+FAILING = (
+    raises, exits, one_raises_and_others_wait, returns_early, goes_round, differs_in_shape, differs_in_kind,
+    does_not_wait, reads_before_the_wait, writes_before_the_wait, leaves_a_letter, groups_differ, runs_within_a_run,
+    fails_backward, asks_for_another_world, disagrees, changes_everything_and_raises,
+)  # fmt: skip
+
+
+def good():
+    x = torch.full((2,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    return x.tolist(), torch.rand(1).item(), torch.get_default_dtype()
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_after_a_thousand_failing_programs_a_good_one_is_right_and_nothing_has_grown():
+    expected, before = lt.run(good, ranks=2).values, threading.enumerate()
+    sizes = {}
+    for count in range(1, 1001):
+        with pytest.raises(LocalTensorError):
+            lt.run(FAILING[count % len(FAILING)], ranks=2, schedule=f"shuffled:{count}")
+        if count in (100, 1000):
+            gc.collect()
+            sizes[count] = resident()
+    assert threading.enumerate() == before
+    assert lt.run(good, ranks=2).values == expected
+    assert sizes[1000] - sizes[100] < 50e6, sizes
+
+
+# -- what is left behind
+
+
+def process_state():
+    names = ("_world", "_new_process_group_helper", "init_process_group", "split_group")
+    kernels = [torch._C._dispatch_dump(f"c10d::{op}") for op in ("allreduce_", "send", "barrier", "alltoall_base_")]
+    return {
+        "rng": (torch.get_rng_state().tolist(), random.getstate()),
+        "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad": torch.is_grad_enabled(),
+        "world": [getattr(c10d, name) for name in names],
+        "inside": [cell.cell_contents for cell in c10d.init_process_group.__closure__],
+        "excepthook": (sys.excepthook, threading.excepthook),
+        "environment": dict(os.environ),
+        "mesh": sorted(vars(DeviceMesh)),
+        "kernels": kernels,
+        "hooks": dict(torch.nn.modules.module._global_forward_hooks),
+        "warnings": (list(warnings.filters), warnings.showwarning),
+        "signals": signal.getsignal(signal.SIGINT),
+        "modes": (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()),
+        "affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "initialized": dist.is_initialized(),
+    }
+
+
+@pytest.mark.parametrize("program", [good, *FAILING], ids=lambda fn: fn.__name__)
+def test_torch_and_the_process_are_as_they_were(program):
+    lt.run(good, ranks=2)  # what torch and Python set up at their first use is not on trial
+    alive, before = threading.enumerate(), process_state()
+    if program is good:
+        lt.run(program, ranks=2)
+    else:
+        with pytest.raises(LocalTensorError):
+            lt.run(program, ranks=2)
+    after = process_state()
+    assert {name: after[name] for name in after if after[name] != before[name]} == {}
+    assert threading.enumerate() == alive
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs a signal to one thread")
+@pytest.mark.parametrize("busy", [int, dist.barrier])
+def test_ctrl_c_ends_every_rank_and_leaves_nothing(busy):
+    lt.run(good, ranks=2)
+    alive, before = threading.enumerate(), process_state()
+    main, began = threading.main_thread().ident, time.perf_counter()
+
+    def interrupted():
+        while dist.get_rank() == 0:
+            signal.pthread_kill(main, signal.SIGINT)  # again, because Python can miss one on its way into a wait
+            patience = time.perf_counter() + 0.5
+            while time.perf_counter() < patience:
+                busy()
+        while True:
+            busy()
+
+    with pytest.raises(KeyboardInterrupt):
+        lt.run(interrupted, ranks=3, timeout=60)
+    assert time.perf_counter() - began < 30
+    after = process_state()
+    assert {name: after[name] for name in after if after[name] != before[name]} == {}
+    assert threading.enumerate() == alive
+    assert lt.run(good, ranks=2)[0][0] == [3.0, 3.0]
