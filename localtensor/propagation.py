@@ -10,6 +10,7 @@ torch's private parts are touched through `PRIVATE`.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,23 +32,47 @@ class Alone(Exception):
     """Not for sharing: each rank finds out for itself."""
 
 
-@contextmanager
-def shared() -> Iterator[dict[Any, Any]]:
-    """While inside, threads share what they propagate; the dict holds it by what was asked."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._sharding_prop import LocalLRUCache
+class Sharing:
+    """What the ranks of one run share; nothing before the program has imported DTensor, which takes a second."""
 
-    propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    before = propagator.propagate_op_sharding
-    known: dict[Any, Any] = {}
-    ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, known)
-    propagator.propagate_op_sharding = LocalLRUCache(ours)  # asked where torch has no C++ cache for a call
-    propagator.propagate_op_sharding_non_cached = ours
+    def __init__(self) -> None:
+        self.known: dict[Any, Any] = {}  # answers by what was asked
+        self._propagator: Any = None
+        self._before: Any = None
+
+    def look(self) -> None:
+        """Sharing goes on from here if DTensor is there now.  Asked at each hand-over, so it must be quick."""
+        if self._propagator is None and "torch.distributed.tensor" in sys.modules:
+            self._begin()
+
+    def _begin(self) -> None:
+        dispatcher = getattr(getattr(sys.modules["torch.distributed.tensor"], "DTensor", None), "_op_dispatcher", None)
+        if dispatcher is None:
+            return  # it is just being imported
+        from torch.distributed.tensor._sharding_prop import LocalLRUCache
+
+        self._propagator = propagator = dispatcher.sharding_propagator
+        self._before = propagator.propagate_op_sharding
+        ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, self.known)
+        propagator.propagate_op_sharding = LocalLRUCache(ours)  # asked where torch has no C++ cache for a call
+        propagator.propagate_op_sharding_non_cached = ours
+
+    def end(self) -> None:
+        """torch's propagator is as it was."""
+        if self._propagator is not None:
+            self._propagator.propagate_op_sharding = self._before
+            del self._propagator.propagate_op_sharding_non_cached  # the method of the class is there again
+
+
+@contextmanager
+def shared() -> Iterator[Sharing]:
+    """While inside, threads share what they propagate."""
+    sharing = Sharing()
+    sharing.look()
     try:
-        yield known
+        yield sharing
     finally:
-        propagator.propagate_op_sharding = before
-        del propagator.propagate_op_sharding_non_cached  # the method of the class is there again
+        sharing.end()
 
 
 def _sharing(propagator: Any, compute: Callable[[Any], Any], known: dict[Any, Any]) -> Callable[[Any], Any]:

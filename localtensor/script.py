@@ -106,7 +106,7 @@ def _first_on_path(asked: Asked) -> Iterator[None]:
 def _on_threads(asked: Asked, script: Script, *, prefix: bool) -> int:
     codes: dict[int, int] = {}  # by rank, in the order in which they ended
     argv = [script.file if asked.module else asked.name, *asked.arguments]
-    streams = _Streams() if prefix else None
+    streams = _Streams(prefix=prefix) if asked.ranks > 1 else None
 
     def body(rank: int) -> None:
         dist.destroy_process_group()  # a script makes its own, as under torchrun
@@ -157,13 +157,14 @@ def _say(text: str) -> None:
 class _Streams:
     """sys.stdout and sys.stderr, which know what rank writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, prefix: bool) -> None:
+        self.prefix = prefix
         self.mine = threading.local()
         self.real: tuple[TextIO, TextIO] | None = None
 
     def __enter__(self) -> None:
         self.real = (sys.stdout, sys.stderr)
-        self.lines = [RankLines(stream, prefix=True) for stream in self.real]
+        self.lines = [RankLines(stream, prefix=self.prefix) for stream in self.real]
         sys.stdout, sys.stderr = (_Shared(self.mine, at, stream) for at, stream in enumerate(self.real))
 
     def __exit__(self, *error: object) -> None:

@@ -96,17 +96,18 @@ def _ranks(
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The processes; none is left afterwards, and all that they printed is out."""
     shared = environ(ranks)
+    way_out = subprocess.PIPE if ranks > 1 else None  # whole lines, whoever is faster
     pipe, ours = os.pipe()  # ends when this process does
     processes: list[subprocess.Popen[str]] = []
     readers: list[threading.Thread] = []
-    outs = [RankLines(stream, prefix=True) for stream in (sys.stdout, sys.stderr)]
+    outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
     try:
         for rank in range(ranks):
             own = {**shared, **torchrun_environment(_Who(rank, ranks, seed)), **_rendezvous(port)}
             process = subprocess.Popen(
                 [sys.executable, "-c", _RANK, str(pipe), *command],
                 env=own, pass_fds=[pipe], text=True, errors="replace",
-                stdout=subprocess.PIPE if prefix else None, stderr=subprocess.PIPE if prefix else None,
+                stdout=way_out, stderr=way_out,
             )  # fmt: skip
             processes.append(process)
             for stream, out in zip((process.stdout, process.stderr), outs):

@@ -78,6 +78,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
     rank_worlds: list[worlds.RankWorld] = []
 
     def swap(old: int | None, new: int | None) -> None:
+        sharing.look()
         switch(None if old is None else states[old], None if new is None else states[new])
         if new is not None:
             c10d._world = rank_worlds[new]
@@ -92,7 +93,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
         stack.enter_context(stand_ins.installed())
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
-        stack.enter_context(propagation.shared())
+        sharing = stack.enter_context(propagation.shared())
         stack.enter_context(limits.kept())
         yield simulation, rank_worlds
 

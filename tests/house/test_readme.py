@@ -59,7 +59,7 @@ def write_examples(text: str, folder: Path) -> None:
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    where = folder if command.startswith("localtensor") else ROOT
+    where = ROOT if command.startswith("make") else folder
     return subprocess.run(
         command, shell=True, cwd=where, env={**os.environ, "PATH": bin_first}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=300, check=False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from localtensor import errors
-from localtensor.events import Call, Place, Wait
+from localtensor.events import Call, Place, Wait, Waiting
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 WAIT = Wait(0, (1,), Call(0, "all_reduce", "0", (0, 1), 4, place=THERE))
@@ -90,6 +90,21 @@ CASES = {
     "script": Case(
         errors.NoSuchScript("train.py"),
         "run: script: train.py: there is no such file. Give the path of a Python file that exists.",
+    ),
+    "module": Case(
+        errors.NoSuchScript("a.b", "module"),
+        "run: script: a.b: there is no such module. Give the dotted name of a module or package that can be imported "
+        "and run from here.",
+    ),
+    "threads only": Case(
+        errors.ThreadsOnly("schedule", "pct:7", "gloo"),
+        "run: schedule: schedule=pct:7: it says who runs next, and with on='gloo' that is up to the operating "
+        "system. Leave it out, or run on threads.",
+    ),
+    "processes at work": Case(
+        errors.NeverEnded(2, None, None, busy=[Waiting(0, "a.py:1 in f: g()"), Waiting(2, "a.py:1 in f: g()")]),
+        "run: timeout: timeout=2: the run has not ended in time; ranks 0, 2 were still at work. Look for a loop "
+        "without end there, or give timeout= more seconds.\n  ranks 0, 2 were at a.py:1 in f: g()",
     ),
     "exit codes": Case(
         errors.ScriptFailed({0: 0, 1: 1, 2: 1, 3: -9}),

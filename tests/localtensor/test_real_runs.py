@@ -248,7 +248,9 @@ def give_a_generator():
 def test_what_cannot_travel_is_refused_in_the_name_of_run():
     with pytest.raises(NotSendable) as refused:
         on_gloo(give_a_generator)
-    assert str(refused.value).startswith("run: returned value: a generator of rank 0: it cannot be pickled or read back")
+    assert str(refused.value).startswith(
+        "run: returned value: a generator of rank 0: it cannot be pickled or read back"
+    )
     with pytest.raises(NotImportable) as refused:
         on_gloo(lambda: 1)
     assert re.match(r"run: fn: .*<lambda>: worker processes find a function by module and name", str(refused.value))

@@ -65,13 +65,16 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("on", WAYS)
 def test_lines_go_out_whole_with_their_rank(on, script, capfd):
-    text = INIT + """
+    text = (
+        INIT
+        + """
 print("one", end=" ")
 dist.barrier()
 print("line")
 sys.stderr.write("to the other stream\\n")
 sys.stdout.writelines(["two\\n", "three"])
 """
+    )
     code, out, err = outcome(script(text, on=on), capfd)
     assert code == 0
     assert out == sorted(f"[rank {r}] {words}" for r in (0, 1) for words in ("one line", "two", "three"))
@@ -164,24 +167,24 @@ BAD = {
     "a folder": ({"name": "."}, f"run: script: .: {PATH_SAYS}"),
     "no module": (
         {"name": "nope.x", "module": True},
-        "run: script: nope.x: there is no such module. Give the dotted name of a module or package that can be "
-        "imported and run from here.",
+        ("run: script: nope.x: there is no such module. Give the dotted name of a module or package that can be "
+         "imported and run from here."),
     ),
     "no ranks": (
-        {"ranks": 0}, "run: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for 1 rank "
-        "or more.",
+        {"ranks": 0}, ("run: ranks: ranks=0: a group has at least one rank, and a whole number of them. Ask for "
+                       "1 rank or more."),
     ),
     "another way": ({"on": "mpi"}, f"run: on: on='mpi': {ON_SAYS}"),
     "no time": ({"timeout": -1.0}, f"run: timeout: timeout=-1.0: {TIME_SAYS}"),
     "a bad schedule": (
         {"schedule": "x"},
-        "run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Copy the text after 'Replay:' in an "
-        "error's message whole.",
+        ("run: schedule: 'x': there is no policy x, only round_robin, shuffled, pct. Copy the text after 'Replay:' "
+         "in an error's message whole."),
     ),
     "a schedule for processes": (
         {"schedule": "round_robin", "on": "gloo"},
-        "run: schedule: schedule=round_robin: it says who runs next, and with on='gloo' that is up to the operating "
-        "system. Leave it out, or run on threads.",
+        ("run: schedule: schedule=round_robin: it says who runs next, and with on='gloo' that is up to the operating "
+         "system. Leave it out, or run on threads."),
     ),
 }  # fmt: skip
 
@@ -247,7 +250,9 @@ def test_a_limit_ends_it(on, script, capfd):
 def test_the_command_leaves_the_scripts_words_alone(script):
     script("import sys\nprint(sys.argv[1:])\n")
     words = ["--ranks", "2", "3", "-n", "5", "--help", "--dtype=bool"]
-    done = subprocess.run([*COMMAND, "run", "--ranks", "1", "train.py", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*COMMAND, "run", "--ranks", "1", "train.py", *words], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{words}\n", "")
 
 

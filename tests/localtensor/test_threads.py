@@ -20,6 +20,10 @@ def line(fn, offset=1):
     return fn.__code__.co_firstlineno + offset
 
 
+def runs_within_a_run():
+    lt.run(dist.get_rank, ranks=2)
+
+
 def good():
     x = torch.full((2,), dist.get_rank() + 1.0)
     dist.all_reduce(x)

@@ -374,7 +374,7 @@ def functional_backwards() -> Any:
 
 
 def shard_dims_exchanged() -> Any:
-    import torch.distributed.tensor  # noqa: F401  # registers the op
+    import torch.distributed.tensor  # registers the op
 
     name = dist.group.WORLD.group_name
     given = torch.ops._dtensor.shard_dim_alltoall(mine(2, 3), 0, 1, name)

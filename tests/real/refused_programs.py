@@ -265,7 +265,7 @@ def permutation_outside() -> Any:
 
 
 def shards_exchanged_unevenly() -> Any:
-    import torch.distributed.tensor  # noqa: F401  # registers the op
+    import torch.distributed.tensor  # registers the op
 
     functional.wait_tensor(torch.ops._dtensor.shard_dim_alltoall(mine(2, 3), 0, 1, dist.group.WORLD.group_name))
 

@@ -100,7 +100,9 @@ def test_every_program_stands_in_a_table_and_every_difference_has_a_reason():
     tables = (*WITH_THREE, *WITH_FOUR, *GLOO_SAYS, *WE_ANSWER, *WE_REFUSE, *BOTH_ANSWER)
     assert len(set(tables)) == len(tables)
     rooms = (api_programs, refused_programs, different_programs)
-    written = {f for room in rooms for f in vars(room).values() if inspect.isfunction(f) and f.__module__ == room.__name__}
+    written = {
+        f for room in rooms for f in vars(room).values() if inspect.isfunction(f) and f.__module__ == room.__name__
+    }
     helpers = {api_programs.mine, api_programs.like, api_programs.here}
     assert written - helpers == set(tables)
     reasons = [why for table in (WE_ANSWER, WE_REFUSE, BOTH_ANSWER) for _, why in table.values()]

@@ -1,0 +1,218 @@
+import threading
+
+import pytest
+
+from localtensor import replay, round_robin, shuffled
+from localtensor.baton import Abort, Baton
+
+
+class Told:
+    """A baton over plain Python, and what it told: who handed over to whom, and whether it had to judge."""
+
+    def __init__(self, ranks, schedule=None):
+        self.swaps, self.judged, self.log = [], 0, []
+        self.baton = Baton(ranks, schedule or round_robin(), lambda *pair: self.swaps.append(pair), self.judge)
+
+    def judge(self):
+        self.judged += 1
+
+    def run(self, body):
+        self.baton.start(body)
+        assert self.baton.wait(20)
+        self.baton.join()
+        return self
+
+    @property
+    def order(self):
+        return [new for _, new in self.swaps]
+
+
+def test_each_hand_over_is_told_from_the_first_to_nobody():
+    told = Told(3)
+    told.run(lambda rank: told.log.append((rank, told.baton.holder)))
+    assert told.swaps == [(None, 0), (0, 1), (1, 2), (2, None)]
+    assert told.log == [(0, 0), (1, 1), (2, 2)] and told.baton.holder is None and told.judged == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_only_one_rank_runs_at_a_time(seed):
+    told, inside = Told(4, shuffled(seed)), []
+
+    def body(rank):
+        for _ in range(50):
+            inside.append(rank)
+            assert inside == [rank]
+            inside.remove(rank)
+            told.baton.pause(rank)
+
+    told.run(body)
+    assert inside == [] and len(told.swaps) > 100
+
+
+def test_round_robin_goes_on_with_the_same_rank_at_a_pause():
+    told = Told(2)
+    told.run(lambda rank: [told.baton.pause(rank) for _ in range(5)])
+    assert told.order == [0, 1, None]
+
+
+def test_who_blocks_runs_again_when_it_has_been_woken():
+    told = Told(3)
+
+    def body(rank):
+        if rank < 2:
+            told.baton.block(rank)
+        else:
+            told.baton.wake(1)
+            told.baton.wake(0)
+        told.log.append(rank)
+
+    told.run(body)
+    assert sorted(told.log) == [0, 1, 2] and told.log[0] == 2 and told.judged == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("polling", [2, 3, 4])
+def test_ranks_that_poll_do_not_keep_the_others_from_running(polling, seed):
+    told, come = Told(5, replay(f"pct:{seed}:1:10")), []
+
+    def body(rank):
+        if rank >= polling:
+            told.baton.pause(rank)
+            return come.append(rank)
+        for _ in range(100):
+            if len(come) == 5 - polling:
+                return told.log.append(rank)
+            told.baton.step_aside(rank)
+        return None
+
+    told.run(body)
+    assert sorted(told.log) == list(range(polling))
+
+
+def test_when_everybody_waits_it_is_judged_once_and_all_are_ended():
+    told = Told(3)
+
+    def body(rank):
+        try:
+            told.baton.block(rank)
+        except Abort:
+            told.log.append(rank)
+            raise
+
+    told.run(body)
+    assert sorted(told.log) == [0, 1, 2] and told.judged == 1 and told.swaps[-1][1] is None
+
+
+def test_when_the_last_that_could_wake_others_returns_it_is_judged():
+    told = Told(2)
+    told.run(lambda rank: told.baton.block(rank) if rank == 0 else None)
+    assert told.judged == 1 and told.baton.aborting
+
+
+def test_no_call_gets_through_once_a_run_is_over():
+    told = Told(2)
+
+    def body(rank):
+        if rank == 0:
+            told.baton.aborting = True
+        for act in (told.baton.pause, told.baton.step_aside, told.baton.block, told.baton.check):
+            with pytest.raises(Abort):
+                act(rank)
+        told.log.append(rank)
+
+    told.baton.start(body)
+    told.baton.wait(None)
+    told.baton.join()
+    assert told.log == [0]
+
+
+class Refuses:
+    """A schedule that raises at its n-th question."""
+
+    text = "refuses"
+
+    def __init__(self, count):
+        self.count = count
+
+    def begin(self, ranks):
+        self.left = self.count
+
+    def next(self, runnable, current):
+        self.left -= 1
+        if self.left < 0:
+            raise LookupError(f"question {self.count}")
+        return runnable[0] if current is None or current not in runnable else runnable[-1]
+
+    def number(self, below):
+        return self.next([0], 0)
+
+
+@pytest.mark.parametrize("count", range(12))
+def test_a_schedule_that_refuses_ends_the_run_and_no_thread_stays(count):
+    before = threading.enumerate()
+    told = Told(3, Refuses(count))
+
+    def body(rank):
+        told.baton.pause(rank)
+        told.baton.number(2)
+        told.baton.step_aside(rank)
+
+    try:
+        told.baton.start(body)
+    except LookupError:
+        told.log.append("at the start")
+    assert told.baton.interrupt(5) == ()
+    told.baton.join()
+    assert threading.enumerate() == before and told.swaps[-1:] in ([], [(told.swaps[-1][0], None)])
+    assert (told.log == ["at the start"]) == (count == 0)
+
+
+def test_a_rank_that_runs_for_ever_is_interrupted():
+    told, began = Told(2), threading.Event()
+
+    def body(rank):
+        began.set()
+        while True:
+            pass
+
+    told.baton.start(body)
+    began.wait()
+    assert not told.baton.wait(0.01)
+    assert told.baton.interrupt(20) == ()
+    told.baton.join()
+    assert told.baton.holder is None and told.swaps[-1][1] is None
+
+
+def test_a_rank_that_does_not_obey_is_named_and_the_others_end_without_it():
+    told, shut, began = Told(3), threading.Lock(), threading.Event()
+    shut.acquire()
+
+    def body(rank):
+        if rank == 0:
+            began.set()
+            shut.acquire()
+        told.baton.pause(rank)
+        told.log.append(rank)
+
+    told.baton.start(body)
+    began.wait()
+    assert told.baton.interrupt(0.05) == (0,)
+    told.baton.join()
+    assert told.log == []
+    shut.release()
+
+
+def test_a_machine_without_more_threads_ends_those_that_there_are(monkeypatch):
+    before, told, start = threading.enumerate(), Told(5), threading.Thread.start
+
+    def fails_at_the_third(thread):
+        if thread.name == "rank 3":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails_at_the_third)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        told.baton.start(told.log.append)
+    assert told.baton.interrupt(5) == ()
+    told.baton.join()
+    assert threading.enumerate() == before and told.log == []

@@ -1,0 +1,173 @@
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import localtensor as lt
+from localtensor.errors import BufferReused, ReadBeforeWait
+
+
+def begin(x=None):
+    x = torch.ones(4) if x is None else x
+    return x, dist.all_reduce(x, async_op=True)
+
+
+def gather():
+    target, source = torch.zeros(8), torch.ones(4)
+    return target, source, dist.all_gather_into_tensor(target, source, async_op=True)
+
+
+READS = {
+    "adds": lambda x: x + 1, "item": lambda x: x[0].item(), "tolist": lambda x: x.tolist(), "numpy": lambda x: x.numpy(),
+    "prints": str, "formats": lambda x: f"{x[0]:.2f}", "array": np.asarray, "compares": lambda x: x == x,
+    "truth": lambda x: bool(x[0]), "copies from": lambda x: torch.zeros(4).copy_(x), "clones": torch.clone,
+    "a view of it": lambda x: x[1:].T.reshape(3, 1) + 1, "saves": lambda x: torch.cat([x, x]),
+    "sends": lambda x: dist.send(x, 1 - dist.get_rank()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READS)
+def test_who_reads_an_output_before_its_wait_is_told(name):
+    def program():
+        x, work = begin()
+        READS[name](x)
+        work.wait()
+
+    with pytest.raises((ReadBeforeWait, BufferReused)) as caught:
+        lt.run(program, ranks=2)
+    assert {place.function for place in caught.value.places} >= {"begin"}
+    if name != "sends":
+        assert type(caught.value) is ReadBeforeWait
+
+
+WRITES = {
+    "adds": lambda x: x.add_(1), "fills": lambda x: x.fill_(1), "through a view": lambda x: x[1:].zero_(),
+    "assigns": lambda x: x.__setitem__(0, 5.0), "out": lambda x: torch.ones(4, out=x),
+    "another collective": dist.all_reduce, "receives": lambda x: dist.recv(x, 1 - dist.get_rank()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_who_writes_a_buffer_before_its_wait_is_told(name):
+    def program():
+        x, work = begin()
+        WRITES[name](x)
+        work.wait()
+
+    with pytest.raises((BufferReused, ReadBeforeWait)):
+        lt.run(program, ranks=2)
+
+
+def test_who_writes_an_input_is_told_and_who_reads_it_is_not():
+    def reads():
+        target, source, work = gather()
+        total = source.sum().item()
+        work.wait()
+        return total, target.sum().item()
+
+    def writes():
+        _, source, work = gather()
+        source.zero_()
+        work.wait()
+
+    assert lt.run(reads, ranks=2).values == ((4.0, 8.0),) * 2
+    with pytest.raises(BufferReused) as caught:
+        lt.run(writes, ranks=2)
+    line = writes.__code__.co_firstlineno + 2
+    assert str(caught.value).splitlines()[0] == (
+        f"all_gather_into_tensor #0 in group 0: buffer: written by aten.zero_.default on rank {caught.value.ranks[0]} "
+        f"at test_watch.py:{line} in writes: until wait() the collective may still read it, or write to it. "
+        "Call wait() before the tensor is written, or pass the call a clone."
+    )
+
+
+def test_metadata_views_and_other_memory_may_be_looked_at():
+    def program():
+        whole = torch.ones(4, 4)
+        row, work = begin(whole[0])
+        found = row.shape, row.view(2, 2).dtype, row.data_ptr() == whole.data_ptr(), whole[1].sum().item()
+        whole[2:] += 1
+        work.wait()
+        return found, whole.sum().item()
+
+    assert lt.run(program, ranks=2).values == ((((4,), torch.float32, True, 4.0), 4.0 * 2 + 4 + 16),) * 2
+
+
+class Passes(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Calls(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def stacks():
+    return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
+
+
+def test_blocks_of_the_users_modes_nest_with_what_is_in_flight_in_any_order():
+    def program():
+        depth = [stacks()]
+        x, first = begin()
+        with Passes(), Calls():
+            y, second = begin()
+            first.wait()
+            z, third = begin()
+            inner = stacks()
+            second.wait()
+        third.wait()
+        depth.append(stacks())
+        return [t[0].item() for t in (x, y, z)], inner, depth
+
+    assert lt.run(program, ranks=2).values == (([2.0] * 3, (2, 2), [(0, 0), (0, 0)]),) * 2
+
+
+def test_a_block_that_ends_while_something_is_in_flight_is_still_the_users():
+    def program():
+        with Passes():
+            x, work = begin()
+        y = torch.ones(1) + 1
+        work.wait()
+        return x[0].item(), y.item(), stacks()
+
+    assert lt.run(program, ranks=2).values == ((2.0, 2.0, (0, 0)),) * 2
+
+
+def test_what_one_rank_has_in_flight_is_nothing_to_another():
+    def program():
+        x, work = begin()
+        shared.append(x)
+        dist.barrier()
+        if dist.get_rank() == 1:
+            found = shared[0].sum().item()  # a bug of another kind: ranks do not share memory
+        work.wait()
+        return found if dist.get_rank() == 1 else None
+
+    shared: list = []
+    assert lt.run(program, ranks=2)[1] in (4.0, 8.0)
+
+
+def test_functional_collectives_wait_by_themselves_and_are_not_watched():
+    def program():
+        x = torch.ones(2)
+        y = fc.all_reduce(x, "sum", dist.group.WORLD)
+        x += 1
+        return (y + 0).tolist(), x.tolist()
+
+    assert lt.run(program, ranks=2).values == (([2.0, 2.0], [2.0, 2.0]),) * 2
+
+
+def test_gradients_may_be_computed_while_something_else_is_in_flight():
+    def program():
+        leaf = torch.ones(3, requires_grad=True)
+        other, work = begin()
+        (leaf * 2).sum().backward()
+        work.wait()
+        return leaf.grad.tolist(), other[0].item()
+
+    assert lt.run(program, ranks=2).values == (([2.0] * 3, 2.0),) * 2
