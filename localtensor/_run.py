@@ -81,7 +81,8 @@ def run(
     timeout    seconds for the whole run, None for no limit; a debugger that holds a rank stops the clock.
                The environment variable LOCALTENSOR_TIMEOUT replaces the default; 0 is no limit.
     device     where tensor arguments go, and the default device of each rank: "cpu", "cuda".
-    leftovers  what becomes of process groups that `fn` made and did not destroy: "warn", "raise", "ignore".
+    leftovers  what becomes of process groups that `fn` made and did not destroy, on threads: "warn", "raise",
+               "ignore".  Real processes clear them away.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
@@ -119,7 +120,10 @@ def limit(timeout: float | None) -> float | None:
     """The seconds that a run may take; None if no limit."""
     said = os.environ.get("LOCALTENSOR_TIMEOUT")
     if timeout == TIMEOUT and said:
-        timeout = float(said) or None
+        try:
+            timeout = float(said) or None
+        except ValueError:
+            raise NoTime("run", "LOCALTENSOR_TIMEOUT", said) from None
     return timeout
 
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 
 from localtensor.schedule import Schedule
 
+COURTESY = 0.1  # seconds in which the rank that runs may still come to a yield point by itself, which is safer
+
 
 class Abort(BaseException):
     """Ends a rank whose program has been judged already.  Not an `Exception`: a program must not catch it."""
@@ -84,6 +86,8 @@ class Baton:
         others are then ended without it.
         """
         self.aborting = True
+        if self.holder is not None and self.wait(COURTESY):
+            return ()
         holder = self.holder
         if holder is not None and holder in self.idents:
             _raise_in(self.idents[holder], Abort)
@@ -139,7 +143,7 @@ class Baton:
         """The schedule's choice among so many."""
         try:
             return self._schedule.number(below)
-        except Exception as refusal:
+        except Exception as refusal:  # why: a schedule of the user's may raise anything
             raise self._refused(refusal) from refusal
 
     def check(self, rank: int) -> None:
@@ -151,7 +155,7 @@ class Baton:
         """Whom the schedule names; if it refuses (a replay of another program), the run is over."""
         try:
             return self._schedule.next(runnable, rank)
-        except Exception as refusal:
+        except Exception as refusal:  # why: a schedule of the user's may raise anything
             raise self._refused(refusal) from refusal
 
     def _refused(self, refusal: Exception) -> Abort:

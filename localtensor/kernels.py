@@ -36,7 +36,8 @@ class Served:
     """One op: `read` sorts its arguments (without the process group), `compute` gives each rank what it writes.
 
     `alike` says what of the tensors must be the same on all ranks; `returns` what the op gives back besides
-    its Work: the index of the argument, or None.  `by_output`: ranks are compared by what they write.
+    its Work: the index of the argument, or None.  `by_output`: ranks are compared by what they write;
+    `in_place`: a backend goes through memory as it lies, so that the ranks' strides must be alike, too.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Served:
     alike: str = "shapes"
     returns: int | None = 0
     by_output: bool = False
+    in_place: bool = False
 
 
 def _held(parts: Sequence[Part]) -> list[Any]:
@@ -96,6 +98,7 @@ SERVED: dict[str, Served] = {
         "all_reduce",
         lambda tensors, op, sparse: Brought(tensors[0], tensors, op=op),
         lambda parts: _singly(collectives.all_reduce(_held(parts), parts[0].op)),
+        in_place=True,
     ),
     "allreduce_coalesced_": Served(
         "all_reduce_coalesced",
@@ -108,11 +111,13 @@ SERVED: dict[str, Served] = {
         lambda tensors, op, root, index: Brought(tensors[0], tensors, op=op, root=root),
         lambda parts: _singly(collectives.reduce(_held(parts), parts[0].op, root=_root(parts))),
         returns=None,
+        in_place=True,
     ),
     "broadcast_": Served(
         "broadcast",
         lambda tensors, root, index: Brought(tensors[0], tensors, root=root),
         lambda parts: _singly(collectives.broadcast(_held(parts), _root(parts))),
+        in_place=True,
     ),
     "allgather_": Served(
         "all_gather",

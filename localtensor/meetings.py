@@ -4,7 +4,7 @@ The n-th collective that one rank makes on a group meets the n-th of each other 
 compared before anything moves; if it is not, the meeting is broken, and the error shows every part that arrived.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from localtensor.errors import (
     DeviceMismatch,
     DtypeMismatch,
     KindMismatch,
+    LayoutMismatch,
     LengthMismatch,
     ReduceOpMismatch,
     RootMismatch,
@@ -51,6 +52,7 @@ class Part:
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
     line: Line = None
+    layout: tuple[tuple[int, ...], ...] | None = None  # strides, of buffers that are not contiguous
 
     @property
     def bytes(self) -> int:
@@ -60,6 +62,10 @@ class Part:
     def place(self) -> Place | None:
         return Place(*self.line) if self.line else None
 
+    def _texts(self) -> Iterator[str]:
+        for i, (dtype, shape) in enumerate(self.tensors):
+            yield shape_text(shape, dtype) + (f" strides {self.layout[i]}" if self.layout else "")
+
     def call(self) -> Call:
         return Call(
             rank=self.rank,
@@ -67,7 +73,7 @@ class Part:
             group_name=self.group.name,
             group=self.group.ranks,
             number=self.number,
-            tensors=tuple(shape_text(shape, dtype) for dtype, shape in self.tensors),
+            tensors=tuple(self._texts()),
             bytes=self.bytes,
             device=None if self.device is None else str(self.device),
             op=None if self.op is None else str(self.op),
@@ -89,11 +95,18 @@ FIELDS: tuple[tuple[str, type[CollectiveMismatch]], ...] = (
     ("dtype", DtypeMismatch),
     ("device", DeviceMismatch),
     ("shape", ShapeMismatch),
+    ("layout", LayoutMismatch),
 )
 
 
 def key_of(
-    kind: str, tensors: Signature, device: torch.device | None, op: object, root: int | None, alike: str
+    kind: str,
+    tensors: Signature,
+    device: torch.device | None,
+    op: object,
+    root: int | None,
+    alike: str,
+    layout: tuple[tuple[int, ...], ...] | None = None,
 ) -> tuple[Any, ...]:
     """What all ranks' parts must have in common; `alike` is "shapes", "dtypes" (of all tensors) or "dtype"."""
     dtypes = tuple([dtype for dtype, _ in tensors])
@@ -105,6 +118,7 @@ def key_of(
         dtypes[:1] if alike == "dtype" else dtypes,
         device,
         tuple([shape for _, shape in tensors]) if alike == "shapes" else None,
+        layout,
     )
 
 

@@ -40,7 +40,7 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     ours = world.groups[group or dist.group.WORLD]
     kind = "assert_same_on_all_ranks"
     line = None if place is None else (place.file, place.line, place.function)
-    part = Part(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None), line=line)
+    part = Part(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None, None), line=line)
     simulation.wait(simulation.meet(part, lambda parts: _agree(what, parts), _ignore, hands_out=False))
 
 

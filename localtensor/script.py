@@ -68,9 +68,9 @@ def run_script(asked: Asked) -> int:
         first = fault.raised[0].rank
         with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
             lines.write(_users_traceback(fault.__cause__))
-        _say(str(fault))
+        _say(_told(fault))
     except errors.LocalTensorError as fault:
-        _say(str(fault))
+        _say(_told(fault))
     return FAILED
 
 
@@ -129,7 +129,7 @@ def _on_threads(asked: Asked, script: Script, *, prefix: bool) -> int:
         except errors.ProgramFault as fault:
             if not any(codes.values()) or isinstance(fault, errors.RankRaised):
                 raise
-            stack.callback(_say, str(fault))  # one left with an error, and others waited for it
+            stack.callback(_say, _told(fault))  # one left with an error, and others waited for it
     if any(codes.values()):
         _say(str(errors.ScriptFailed(codes)))
     return next((code for code in codes.values() if code), FINE)
@@ -147,6 +147,11 @@ def _users_traceback(error: BaseException | None) -> str:
     if error is None:
         return ""
     return "".join(traceback.format_exception(type(error), error, users_part(error.__traceback__, _OURS)))
+
+
+def _told(fault: errors.LocalTensorError) -> str:
+    """A fault of the program by its name, for which one can search; a refusal of the command line without."""
+    return f"{type(fault).__name__}: {fault}" if isinstance(fault, errors.ProgramFault) else str(fault)
 
 
 def _say(text: str) -> None:

@@ -39,7 +39,7 @@ class Simulation:
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, where
         self.store: Any = None
         self.kernels: Any = None
-        self.mail: dict[str, Mailbox] = {}
+        self.mail: dict[Group, Mailbox] = {}
         self.log: deque[Part] = deque(maxlen=LOG)
         self.ended: dict[int, Ended] = {}
         self.verdict: LocalTensorError | None = None
@@ -122,7 +122,7 @@ class Simulation:
         return ticket
 
     def _mail(self, part: Part) -> Mailbox:
-        return self.mail.setdefault(part.group.name, Mailbox())
+        return self.mail.setdefault(part.group, Mailbox())
 
     def _deliver_message(self, send: Ticket, recv: Ticket) -> None:
         if send.part.tensors != recv.part.tensors:

@@ -46,6 +46,7 @@ from localtensor.errors.mismatches import DeviceMismatch as DeviceMismatch
 from localtensor.errors.mismatches import DtypeMismatch as DtypeMismatch
 from localtensor.errors.mismatches import GroupMismatch as GroupMismatch
 from localtensor.errors.mismatches import KindMismatch as KindMismatch
+from localtensor.errors.mismatches import LayoutMismatch as LayoutMismatch
 from localtensor.errors.mismatches import LengthMismatch as LengthMismatch
 from localtensor.errors.mismatches import MessageMismatch as MessageMismatch
 from localtensor.errors.mismatches import ReduceOpMismatch as ReduceOpMismatch
@@ -91,7 +92,7 @@ __all__ = [
     "BadGroup", "BadMesh", "BadPlacement", "BadSchedule", "BufferReused", "CollectiveFailed", "CollectiveMismatch",
     "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer", "DtypeMismatch", "DtypeNotCarried",
     "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread", "GroupMismatch", "GroupsLeftOver",
-    "KindMismatch", "LengthMismatch", "ListFromNonRoot", "ListsDiffer", "LocalTensorError", "MessageMismatch",
+    "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot", "ListsDiffer", "LocalTensorError", "MessageMismatch",
     "MessagesLeftOver", "NegativeSplit", "NegativeTag", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim",
     "NoSuchScript", "NoTime", "NotAPermutation", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense",
     "NotImportable", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce",

@@ -110,7 +110,7 @@ class ShapeMismatch(_TensorMismatch):
 
     @staticmethod
     def _of(tensor: str) -> str:
-        return "[" + tensor.partition("[")[2]
+        return "[" + tensor.partition("[")[2].partition("]")[0] + "]"
 
     def _remedy(self, facts: Mapping[int, str]) -> str:
         kind = self.calls[0].kind.replace("_", "")
@@ -144,6 +144,20 @@ class DtypeMismatch(_TensorMismatch):
         return (
             f"Convert to {to} with x.to(...) before the call; see what autocast or a default dtype does on each rank."
         )
+
+
+class LayoutMismatch(_TensorMismatch):
+    """Tensors of one shape lie in memory in different orders: their elements would meet in the wrong pairs.
+
+    A real backend adds up memory, element by element as it lies there; gloo says nothing, NCCL refuses such tensors.
+    """
+
+    PROBLEM = "the ranks of a group must lay their elements out in one order"
+    REMEDY = "Pass x.contiguous() on every rank, and copy the result back."
+
+    @staticmethod
+    def _of(tensor: str) -> str:
+        return tensor.partition("] ")[2] or "contiguous"
 
 
 class DeviceMismatch(CollectiveMismatch):

@@ -20,6 +20,7 @@ EXIT_CODES = {
     "localtensor validate cumprod": 1,
     "localtensor validate --rules my_rules": 1,
     "python same_both_ways.py": 0,
+    "localtensor run -n 4 hangs.py": 1,
     "localtensor run -n 8 train.py 0.5": 0,
     "localtensor run -n 8 --schedule shuffled:7 train.py 0.5": 0,
     "localtensor run -n 2 --on gloo train.py 0.5": 0,
@@ -76,8 +77,16 @@ def test_the_command_ends_with_the_code_that_we_promise(command, tmp_path):
     write_examples(README.read_text(), tmp_path)
     done = run(command, tmp_path)
     assert done.returncode == EXIT_CODES[command], done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.strip()
+    assert (done.stdout + done.stderr).strip()
     assert "Traceback" not in done.stderr
+
+
+def test_what_the_hanging_script_says_is_what_the_readme_shows(tmp_path):
+    write_examples(README.read_text(), tmp_path)
+    shown = next(block for block in fences(README.read_text(), "console") if "hangs.py" in block)
+    command, _, words = shown.partition("\n")
+    done = run(command.removeprefix("$ "), tmp_path)
+    assert done.stderr == words
 
 
 def test_the_python_sessions_are_true():

@@ -158,11 +158,11 @@ def test_a_schedule_that_refuses_ends_the_run_and_no_thread_stays(count):
         told.baton.step_aside(rank)
 
     try:
-        told.baton.start(body)
+        told.run(body)
     except LookupError:
         told.log.append("at the start")
-    assert told.baton.interrupt(5) == ()
-    told.baton.join()
+        assert told.baton.interrupt(5) == ()
+        told.baton.join()
     assert threading.enumerate() == before and told.swaps[-1:] in ([], [(told.swaps[-1][0], None)])
     assert (told.log == ["at the start"]) == (count == 0)
 

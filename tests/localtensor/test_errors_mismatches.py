@@ -32,6 +32,14 @@ class Case:
 
 
 CASES = {
+    "layout": Case(
+        errors.LayoutMismatch(three(tensors=(("f32[3,2]",), ("f32[3,2] strides (1, 3)",)))),
+        "all_reduce #4 in group 0: tensor: strides (1, 3) on rank 1, contiguous on ranks 0, 2: the ranks of a group must "
+        "lay their elements out in one order. Pass x.contiguous() on every rank, and copy the result back.\n"
+        "Likely culprit: rank 1; ranks 0, 2 agree.\n"
+        "  rank 1: all_reduce #4 of f32[3,2] strides (1, 3) on cpu, in group 0 (ranks 0, 1, 2), at a.py:9 in f\n"
+        "  ranks 0, 2: all_reduce #4 of f32[3,2] on cpu, in group 0 (ranks 0, 1, 2), at a.py:3 in f",
+    ),
     "kind": Case(
         errors.KindMismatch([call(0), call(1, kind="broadcast", root=0, place=THERE), call(2)], [call(0, number=3)]),
         "call #4 in group 0: call: broadcast on rank 1, all_reduce on ranks 0, 2: the ranks of a group must call "

@@ -44,6 +44,19 @@ def test_groups_do_not_hear_each_others_messages(schedule):
     assert lt.run(program, ranks=2, schedule=schedule)[1] == ((0, 2.0), (0, 1.0))
 
 
+def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before():
+    def program():
+        work = dist.isend(number(1), 1) if dist.get_rank() == 0 else dist.barrier
+        dist.destroy_process_group()
+        dist.init_process_group()
+        heard(0) if dist.get_rank() else dist.barrier()
+        return work
+
+    with pytest.raises(Deadlock) as caught:
+        lt.run(program, ranks=2, leftovers="ignore")
+    assert [wait.call.kind for wait in caught.value.waits] == ["barrier", "recv"]
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_receive_from_anyone_says_who_it_was(schedule):
     def program():

@@ -6,7 +6,7 @@ from torch.distributed.nn.functional import all_gather as gather_with_gradients
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
-from localtensor.errors import CollectiveFailed
+from localtensor.errors import CollectiveFailed, LayoutMismatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
 SCHEDULES = ["round_robin", "shuffled:1"]
@@ -236,3 +236,26 @@ def test_objects_travel():
 
     values = run(program, ranks=3)
     assert values == tuple(([0, 1, 2], ["from 2", {2}], [f"for {r}"], [0, 2, 4] if r == 0 else None) for r in range(3))
+
+
+def summed_in_columns_on_one_rank():
+    x = torch.arange(6.0)
+    x = x.reshape(3, 2) if dist.get_rank() == 0 else x.reshape(2, 3).t()
+    dist.all_reduce(x)
+    return x.tolist()
+
+
+def summed_in_columns():
+    x = torch.arange(6.0).reshape(2, 3).t()
+    dist.all_reduce(x)
+    return x.tolist()
+
+
+def test_buffers_that_lie_in_different_orders_are_refused():
+    with pytest.raises(LayoutMismatch) as refused:
+        lt.run(summed_in_columns_on_one_rank, ranks=2)
+    assert "contiguous on rank 0, strides (1, 3) on rank 1" in str(refused.value)
+
+
+def test_buffers_that_lie_in_one_order_are_added_whatever_it_is():
+    assert lt.run(summed_in_columns, ranks=2).values == ([[0, 6], [2, 8], [4, 10]],) * 2

@@ -86,7 +86,11 @@ def test_the_whole_message():
         "the ranks disagree, rank 1 from rank 0 in 1 of 2 elements, by up to 0.5. "
         "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank."
     )
-    assert all(f"test_same.py:{line} in program" in text for text in rest)
+    assert rest == [
+        "Likely culprit: rank 1; ranks 0, 2 agree.",
+        f"  rank 1: f32[2] [1.0, 2.5] at test_same.py:{line} in program",
+        f"  ranks 0, 2: f32[2] [1.0, 2.0] at test_same.py:{line} in program",
+    ]
 
 
 def test_a_rank_that_does_not_ask_is_missed_as_in_a_barrier():

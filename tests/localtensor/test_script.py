@@ -113,13 +113,13 @@ def test_an_exception_is_shown_as_python_shows_it_and_no_line_of_ours(on, script
     ]  # fmt: skip
     assert "ValueError: oh" in shown
     assert "/localtensor/" not in err.replace(str(Path.cwd()), "")
-    assert re.search(r"^run: (script: )?rank 1", err, re.MULTILINE)
+    assert re.search(r"^(RankRaised: )?run: (script: )?rank 1", err, re.MULTILINE)
 
 
 def test_a_fault_of_the_program_is_told_without_a_traceback(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    dist.barrier()\n"), capfd)
     assert code == 1
-    assert err.startswith("run: fn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
+    assert err.startswith("EarlyReturn: run: fn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
     assert "at train.py:6 in <module>" in err
 
 
@@ -244,7 +244,7 @@ def test_a_limit_ends_it(on, script, capfd):
     loop = SLEEPS.replace("time.sleep(60)", "\nwhile True:\n    time.sleep(0.01)")
     code, _, err = outcome(script(loop, on=on, timeout=4.0 if on == "gloo" else 0.5), capfd)
     assert code == 1
-    assert re.search(r"^run: timeout: timeout=[\d.]+: the run has not ended in time; ", err, re.MULTILINE)
+    assert re.search(r"^NeverEnded: run: timeout: timeout=[\d.]+: the run has not ended in time; ", err, re.MULTILINE)
 
 
 def test_the_command_leaves_the_scripts_words_alone(script):

@@ -133,7 +133,11 @@ def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for(runs
         ones = torch.ones(2), torch.ones(3) * 2
         first = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
         second = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
-        third = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
+        name = dist.group.WORLD.group_name
+        third = [
+            torch.ops._c10d_functional.wait_tensor(x)
+            for x in torch.ops._c10d_functional.all_reduce_coalesced(list(ones), "sum", name)
+        ]
         return (
             [x.wait().sum().item() for x in first],
             [(x + 0).sum().item() for x in second[::-1]],

@@ -1,0 +1,237 @@
+"""The slow obvious twin of a rank program: plain loops over numpy arrays, one rank after the other.
+
+It shares no line with the engine.  It says what each rank must hold in the end, or `Illegal`: what is wrong with the
+program, whatever the schedule.  So an injected fault is harmless exactly if the twin still gets to the end.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from tests.laws.rank_programs import IN_PLACE, LISTS, MESSAGES, OBJECTS, PRIME, REDUCING, SIZE, SPLITS, Event, Program, Step
+
+PAIR = {
+    "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+class Illegal(Exception):
+    """The program is wrong: it hangs, or its numbers are not what anybody could want."""
+
+
+def fold(held: list[Any], op: str) -> Any:
+    total = held[0]
+    for x in held[1:]:
+        total = PAIR[op](total, x)
+    return (total / len(held)).astype(total.dtype) if op == "avg" else total
+
+
+def got(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) -> list[Any]:
+    """What the rank holds after a collective, as it asked for it."""
+    me, held = step.members.index(rank), [brought[member] for member in step.members]
+    match step.kind:
+        case "all_reduce" | "reduce":
+            return [fold(held, step.op)]
+        case "broadcast" | "broadcast_object_list":
+            return [brought[step.root]]
+        case "all_gather" | "gather" | "all_gather_object" | "gather_object":
+            return held
+        case "all_gather_into_tensor":
+            return [np.concatenate(held, step.dim)]
+        case "scatter":
+            return [brought[step.root][me]]
+        case "scatter_object_list":
+            return [[*brought[step.root], me]]
+        case "reduce_scatter":
+            return [fold([x[me] for x in held], step.op)]
+        case "reduce_scatter_tensor":
+            wire = [np.concatenate(np.split(x, len(held), steps[m].dim)) for m, x in zip(step.members, held)]
+            return [np.split(fold(wire, step.op), len(held))[me]]
+        case "all_to_all":
+            return [x[me] for x in held]
+        case "all_to_all_single":
+            pieces = []
+            for i, member in enumerate(step.members):
+                rows = steps[member].splits[i]
+                pieces.append(held[i][sum(rows[:me]) : sum(rows[: me + 1])])
+            return [np.concatenate(pieces)]
+        case "permute":
+            return [held[step.order.index(me)]]
+    return []
+
+
+def fits(steps: list[Step]) -> bool:
+    """What these ranks say of one collective goes together."""
+    said = set()
+    for step in steps:
+        rooted = step.root if step.kind in ("reduce", "broadcast", "gather", "scatter") or step.kind in OBJECTS else 0
+        rooted = 0 if step.kind == "all_gather_object" else rooted
+        op = step.op if step.kind in REDUCING else ""
+        typed = () if step.kind in ("barrier", *OBJECTS) else (step.dtype, step.shape[1] if step.kind in SPLITS else step.shape)
+        said.add((step.kind, rooted, op, typed, step.order))
+    if len(said) > 1:
+        return False
+    many = range(len(steps)) if steps[0].kind in SPLITS else ()
+    return all(steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many)
+
+
+class Rank:
+    """One rank of the twin: how far it is, and what it holds."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.at, self.left = rank, 0, False
+        self.acc = np.arange(SIZE) * (rank + 1)
+        self.out: dict[int, list[Any]] = {}
+        self.made: list[int] = []  # groups, in the order in which it made them
+        self.launched = False  # the sync call at which it stands
+        self.flying: dict[int, tuple[bool, bool]] = {}  # step -> whether writing its input, reading its output is a race
+
+    def fed(self, step: Step) -> Any:
+        shape = step.brought(self.rank)
+        if step.kind in OBJECTS:
+            return self.acc[: self.rank % 3 + 1].tolist()
+        if shape is None:
+            return None
+        count, times = int(np.prod(shape)), len(step.members) if step.op == "avg" and step.kind in REDUCING else 1
+        numbers = (self.acc[:count] * step.feed[0] + step.feed[1]) % 11 - (0 if step.dtype == "uint8" else 5)
+        numbers = (numbers * times).astype(step.dtype)
+        return numbers.reshape(shape[::-1]).T if step.layout == "transposed" else numbers.reshape(shape)
+
+    def mix(self, results: list[Any]) -> None:
+        flat = [int(number) for x in results for number in np.asarray(x).reshape(-1)]
+        for i, number in enumerate(flat):
+            self.acc[i] = self.acc[i] * 3 + number
+        self.acc %= PRIME
+
+
+class Referee:
+    """All ranks of the twin, and what is under way between them."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ranks = [Rank(rank) for rank in range(len(program.ranks))]
+        self.count: dict[tuple[int, int], int] = defaultdict(int)  # (group, rank) -> collectives so far
+        self.meetings: dict[tuple[int, int], dict[int, tuple[Step, Any]]] = defaultdict(dict)
+        self.sends: dict[object, list[tuple[Step, Any]]] = defaultdict(list)
+        self.recvs: dict[object, list[Step]] = defaultdict(list)
+        self.stake: dict[tuple[int, int], list[Any]] = {}  # (rank, step) -> what has to be over
+
+    def play(self) -> list[tuple[Any, dict[int, list[Any]]]]:
+        """What each rank holds in the end.  Raises `Illegal`."""
+        while any([self.moved(rank) for rank in self.ranks]):
+            pass
+        if not all(rank.left for rank in self.ranks):
+            raise Illegal("ranks wait for ever")
+        if any(len(self.sends[channel]) != len(self.recvs[channel]) for channel in {*self.sends, *self.recvs}):
+            raise Illegal("messages that nobody meets")
+        if any(rank.flying for rank in self.ranks):
+            raise Illegal("work that nobody waits for")
+        if any(len(parts) < len(self.program.groups[group]) for (group, _), parts in self.meetings.items()):
+            raise Illegal("a collective that not everybody came to")
+        if any(self.ranks[0].made != rank.made for rank in self.ranks):
+            raise Illegal("groups made in another order")
+        return [(rank.acc, rank.out) for rank in self.ranks]
+
+    def moved(self, rank: Rank) -> bool:
+        """The rank has gone as far as it can; whether that was any way at all."""
+        before = rank.at
+        events = self.program.ranks[rank.rank]
+        while not rank.left and (rank.at == len(events) or self.done(rank, events[rank.at])):
+            rank.left = rank.left or rank.at == len(events)
+            rank.at += 1
+        return rank.at != before
+
+    def done(self, rank: Rank, event: Event) -> bool:
+        """The event has happened; False if the rank must wait."""
+        step = event.step
+        match event.what:
+            case "group":
+                rank.made.append(int(event.how))
+            case "local":
+                rank.acc = (rank.acc * int(event.how) + 1) % PRIME
+            case "return":
+                rank.left = True
+            case "raise":
+                raise Illegal("a rank raises")
+            case "launch":
+                return self.launch(rank, step)
+            case "wait":
+                if not self.over(rank, step):
+                    return False
+                rank.flying.pop(step.id, None)
+            case "mix":
+                return self.mixed(rank, step)
+            case "read" if rank.flying.get(step.id, (False, False))[1]:
+                raise Illegal("an output is read before its wait")
+            case "write" if rank.flying.get(step.id, (False, False))[0]:
+                raise Illegal("a buffer is written before its wait")
+        return True
+
+    def launch(self, rank: Rank, step: Step) -> bool:
+        if not rank.launched:
+            x = rank.fed(step)
+            (self.post if step.kind in MESSAGES else self.join)(rank.rank, step, x)
+            if step.style == "async":
+                held = x is not None and x.size > 0
+                takes = step.kind in IN_PLACE and held
+                rank.flying[step.id] = held, takes or (step.kind not in IN_PLACE and self.size(step, rank.rank) > 0)
+        rank.launched = step.style == "sync" and not self.over(rank, step)
+        return not rank.launched
+
+    def size(self, step: Step, rank: int) -> int:
+        rows, columns = step.shape
+        if step.kind in SPLITS:
+            rows = sum(row[step.members.index(rank)] for row in step.splits)
+        return rows * columns if step.gets(rank) else 0
+
+    def join(self, rank: int, step: Step, x: Any) -> None:
+        place = step.group, self.count[step.group, rank]
+        self.count[step.group, rank] += 1
+        self.meetings[place][rank] = step, x
+        self.stake[rank, step.id] = [place]
+        parts = self.meetings[place]
+        if len(parts) == len(step.members) and not fits([parts[member][0] for member in step.members]):
+            raise Illegal("parts that do not fit")
+
+    def post(self, rank: int, step: Step, x: Any) -> None:
+        stake = self.stake[rank, step.id] = []
+        for i, to in enumerate(step.sends(rank)):
+            channel = (step.group, rank, to, step.tag)
+            self.sends[channel].append((step, x[i]))
+            stake.append((channel, len(self.sends[channel]), False))
+        for by in step.recvs(rank):
+            channel = (step.group, by, rank, step.tag)
+            self.recvs[channel].append(step)
+            stake.append((channel, len(self.recvs[channel]), True))
+
+    def over(self, rank: Rank, step: Step) -> bool:
+        for place in self.stake[rank.rank, step.id]:
+            if step.kind not in MESSAGES:
+                if len(self.meetings[place]) < len(step.members):
+                    return False
+                continue
+            channel, number, _ = place
+            if min(len(self.sends[channel]), len(self.recvs[channel])) < number:
+                return False
+            sent, taken = self.sends[channel][number - 1][0], self.recvs[channel][number - 1]
+            if (sent.dtype, sent.shape) != (taken.dtype, taken.shape):
+                raise Illegal("a message that does not fit")
+        return True
+
+    def mixed(self, rank: Rank, step: Step) -> bool:
+        if rank.flying.get(step.id, (False, False))[1]:
+            raise Illegal("an output is read before its wait")
+        if not self.over(rank, step):  # a functional collective waits here; so does nobody whose output is empty
+            return step.style == "async"
+        if step.kind in MESSAGES:
+            stakes = self.stake[rank.rank, step.id]
+            results = [self.sends[channel][number - 1][1] for channel, number, receives in stakes if receives]
+        else:
+            parts = self.meetings[self.stake[rank.rank, step.id][0]]
+            steps, brought = ({m: part[i] for m, part in parts.items()} for i in (0, 1))
+            results = got(step, rank.rank, steps, brought)
+        rank.out[step.id] = results
+        rank.mix(results)
+        return True
