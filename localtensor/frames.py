@@ -8,7 +8,6 @@ from types import FrameType
 from typing import NamedTuple
 
 import torch
-import typing_extensions
 
 from localtensor.events import Place
 
@@ -25,7 +24,6 @@ _ROOM = {
     _TORCH + "_ops.py": OPS,
     _TORCH + "_library/autograd.py": OTHER,
     _TORCH + "overrides.py": OTHER,
-    typing_extensions.__file__: OTHER,  # its @deprecated wraps functions of torch's and of others
 }
 _known: dict[str, int] = {}
 
@@ -50,6 +48,8 @@ def _kind(file: str) -> int:
         return _ROOM[file]
     if file.startswith(_TORCH):
         return TORCH
+    if file.endswith("/typing_extensions.py"):  # its @deprecated wraps functions of torch's and of others
+        return OTHER
     library = file.startswith(_STDLIB) and not file.startswith(_SITE)
     return OTHER if library or file.startswith((_OURS, "<frozen")) else USER
 

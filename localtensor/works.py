@@ -30,7 +30,8 @@ class RankWork(Work):
         simulation, ticket = self._simulation, self._ticket
         self.waits_left -= 1
         if self.waits_left == 0 and self.forget is not None:
-            self.forget()
+            forget, self.forget = self.forget, None  # it knows this work: a circle, else, that only the collector finds
+            forget()
         if self.abandoned or (ticket.waited and ticket.deliver is None):
             return True
         simulation.rank()

@@ -138,8 +138,11 @@ def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for(runs
             torch.ops._c10d_functional.wait_tensor(x)
             for x in torch.ops._c10d_functional.all_reduce_coalesced(list(ones), "sum", name)
         ]
+        totals = [first[0].wait().sum().item()]
+        gc.collect()  # a Work whose Python side is gone would make C++ wait for ever
+        totals.append(first[1].wait().sum().item())
         return (
-            [x.wait().sum().item() for x in first],
+            totals,
             [(x + 0).sum().item() for x in second[::-1]],
             third[1].sum().item(),
         )
@@ -191,7 +194,20 @@ def test_what_a_work_held_is_let_go_when_it_is_over():
             y.wait()
             seen.extend(map(weakref.ref, (x, work)))
         del x, work, y
-        gc.collect()
         return sum(ref() is not None for ref in seen)
 
-    assert lt.run(program, ranks=1).values == (0,)
+    gc.disable()  # nobody has to look for circles
+    try:
+        assert lt.run(program, ranks=1).values == (0,)
+    finally:
+        gc.enable()
+
+
+def test_a_work_that_was_waited_for_says_so_after_the_run_too():
+    def program():
+        _, work = begin()
+        work.wait()
+        return work
+
+    work = lt.run(program, ranks=2)[1]
+    assert work.wait() and work.is_success()
