@@ -8,7 +8,7 @@ schedule's answers.  If nobody can run, `judge` says why, and every rank is ende
 import ctypes
 import threading
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 
 from localtensor.schedule import Schedule
@@ -135,6 +135,10 @@ class Baton:
             raise Abort
         self._pass_on(rank, self._next(self._runnable, rank))
         self._stand(rank)
+
+    def only(self, ranks: Container[int]) -> bool:
+        """No other ranks can run."""
+        return all(rank in ranks for rank in self._runnable)
 
     def wake(self, rank: int) -> None:
         insort(self._runnable, rank)

@@ -10,6 +10,7 @@ from localtensor.errors import (
     CollectiveMismatch,
     Deadlock,
     EarlyReturn,
+    GroupMismatch,
     LengthMismatch,
     ListsDiffer,
     LocalTensorError,
@@ -23,10 +24,10 @@ from localtensor.errors import (
     WrongListLength,
 )
 from localtensor.events import Place, Raised, Wait
-from localtensor.meetings import Meeting, Ticket
+from localtensor.meetings import Line, Meeting, Ticket
 
 # What collectives.py refuses because the ranks do not fit, under the name of what differs between them.
-_MISMATCH: dict[type[LocalTensorError], type[CollectiveMismatch]] = {
+_MISMATCH: dict[type[Exception], type[CollectiveMismatch]] = {
     ShapesDiffer: ShapeMismatch,
     SplitsDisagree: SplitMismatch,
     ListsDiffer: LengthMismatch,
@@ -43,11 +44,17 @@ class Ended:
     place: Place | None = None
 
 
-def refused(meeting: Meeting, refusal: LocalTensorError) -> LocalTensorError:
-    """Everybody is there, and the collective refuses what they bring."""
+def refused(meeting: Meeting, refusal: Exception) -> LocalTensorError:
+    """Everybody is there, and the collective refuses what they bring; what is no refusal of ours is the `__cause__`."""
     calls = [part.call() for part in meeting.parts.values()]
     mismatch = _MISMATCH.get(type(refusal))
-    return mismatch(calls, meeting.group.last()) if mismatch else CollectiveFailed(calls, str(refusal))
+    if mismatch:
+        return mismatch(calls, meeting.group.last())
+    if isinstance(refusal, LocalTensorError):
+        return CollectiveFailed(calls, str(refusal))
+    failed = CollectiveFailed(calls, f"{type(refusal).__name__}: {refusal}")
+    failed.__cause__ = refusal
+    return failed
 
 
 def why_stuck(
@@ -81,6 +88,18 @@ def at_the_end(
     if unmet:
         return MessagesLeftOver([ticket.part.call() for ticket in unmet])
     return WorkNotWaited(unwaited) if unwaited else None
+
+
+def half_made(declared: Mapping[str, Mapping[int, tuple[tuple[int, ...], Line]]]) -> LocalTensorError | None:
+    """A group that some of its members made and others never did: on gloo, those who made it wait there."""
+    for key, by_rank in declared.items():
+        members = next(iter(by_rank.values()))[0]
+        missing = [rank for rank in members if rank not in by_rank]
+        if missing and len(missing) < len(members):
+            made = {rank: by_rank[rank][0] if rank in by_rank else () for rank in sorted({*by_rank, *members})}
+            places = {rank: Place(*line) if line else None for rank, (_, line) in by_rank.items()}
+            return GroupMismatch(key.rpartition("/")[2], made, places)
+    return None
 
 
 def _rank_raised(ended: Mapping[int, Ended], waits: Sequence[Wait]) -> RankRaised:

@@ -5,7 +5,7 @@ torch 2.11 to 2.15, while the methods of ProcessGroup above them have.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +38,9 @@ class Served:
     `alike` says what of the tensors must be the same on all ranks; `returns` what the op gives back besides
     its Work: the index of the argument, or None.  `by_output`: ranks are compared by what they write;
     `in_place`: a backend goes through memory as it lies, so that the ranks' strides must be alike, too.
+
+    `alone` is the op that it is on the wire if it brings one tensor: functional collectives call coalesced ops for
+    one tensor too, and meet ranks that call the plain ones.
     """
 
     kind: str
@@ -47,6 +50,14 @@ class Served:
     returns: int | None = 0
     by_output: bool = False
     in_place: bool = False
+    alone: str | None = None
+
+    def brings(self, arguments: Sequence[Any]) -> "tuple[Served, Brought]":
+        """What a rank's call says, and the op that the calls of its peers have to fit."""
+        brought = self.read(*arguments)
+        if self.alone is None or len(brought.reads) != 1:
+            return self, brought
+        return SERVED[self.alone], replace(brought, reads=brought.reads[0])
 
 
 def _held(parts: Sequence[Part]) -> list[Any]:
@@ -105,6 +116,7 @@ SERVED: dict[str, Served] = {
         lambda tensors, op: Brought(list(tensors), tensors, op=op),
         lambda parts: collectives.all_reduce_coalesced(_held(parts), parts[0].op),
         returns=None,
+        alone="allreduce_",
     ),
     "reduce_": Served(
         "reduce",
@@ -134,12 +146,14 @@ SERVED: dict[str, Served] = {
         lambda outputs, inputs: Brought(list(inputs), outputs),
         _coalesced(_gathered),
         returns=None,
+        alone="_allgather_base_",
     ),
     "allgather_coalesced_": Served(
         "all_gather_coalesced",
         lambda outputs, inputs: Brought(list(inputs), [x for output in outputs for x in output]),
         lambda parts: _by_source(_held(parts)),
         returns=None,
+        alone="allgather_",
     ),
     "gather_": Served(
         "gather",
@@ -168,6 +182,7 @@ SERVED: dict[str, Served] = {
         lambda outputs, inputs, op: Brought(list(inputs), outputs, op=op),
         lambda parts: _coalesced(lambda held: collectives.reduce_scatter_tensor(held, parts[0].op))(parts),
         returns=None,
+        alone="_reduce_scatter_base_",
     ),
     "alltoall_base_": Served(
         "all_to_all_single",

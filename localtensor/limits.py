@@ -3,7 +3,8 @@
 torch.compile     Dynamo keeps what it compiled by code object and takes `get_rank()` for a constant: the second rank
                   would run the first one's code.  So compiled functions run eagerly (`torch.compiler.set_stance`).
 torch.profiler    One profiler per process; a second one across a hand-over ends the process.  Refused by name.
-collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first.
+collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first; so is the one that a
+                  communication hook of DistributedDataParallel returns.
 """
 
 import functools
@@ -13,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.autograd import profiler
 
 from localtensor._context import running
@@ -21,6 +23,7 @@ from localtensor.errors import NotServed
 # Private part of torch: why it is needed.  Tried on torch 2.13.0.
 PRIVATE = {
     "torch.autograd.profiler.profile._start_trace": "where every profiler of torch begins",
+    "torch.distributed._register_comm_hook": "where the hooks of DistributedDataParallel pass into C++",
     "torch._dynamo.eval_frame._stance": "how compiled functions are called now, to be put back",
 }
 
@@ -33,6 +36,7 @@ def kept() -> Iterator[None]:
         stack.enter_context(_one_profiler())
         for name in ("collect_all", "wait_all"):
             stack.enter_context(_replaced(torch.futures, name, _settled_first))
+        stack.enter_context(_replaced(dist, "_register_comm_hook", _settling_hook))
         yield
 
 
@@ -48,10 +52,25 @@ def _replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[Non
 
 def _settled_first(original: Callable[..., Any], futures: Any) -> Any:
     for future in futures:
-        settle = getattr(future, "settle", None)
-        if settle is not None:
-            settle()
+        _settle(future)
     return original(futures)
+
+
+def _settling_hook(original: Callable[..., Any], reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
+    @functools.wraps(hook)
+    def settled(*args: Any) -> Any:
+        future = hook(*args)
+        _settle(future)
+        return future
+
+    return original(reducer, state, settled)
+
+
+def _settle(future: Any) -> None:
+    """A future of ours is done; any other is left as it is."""
+    settle = getattr(future, "settle", None)
+    if settle is not None:
+        settle()
 
 
 @contextmanager

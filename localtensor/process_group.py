@@ -49,11 +49,10 @@ class Kernels:
         device = compared[0].device if compared else None
         root = None if brought.root is None else group.ranks[brought.root]
         layout = _layout(compared) if served.in_place else None
-        key = key_of(served.kind, tensors, device, brought.op, root, served.alike, layout)
-        kind = served.kind.removesuffix("_coalesced") if len(brought.writes) == 1 else served.kind
+        key = key_of(served.kind.removesuffix("_coalesced"), tensors, device, brought.op, root, served.alike, layout)
         part = Part(
             rank,
-            kind,
+            served.kind,
             group,
             brought.reads,
             tensors,
@@ -72,9 +71,9 @@ class Kernels:
         """What the op returns, with its Work."""
         simulation = self.simulation
         rank = simulation.rank()
-        brought = served.read(*arguments)
-        check_offer(served.kind, brought, rank, group.ranks)
-        part, hands_out = self.part(served, brought, rank, group)
+        meant, brought = served.brings(arguments)
+        check_offer(meant.kind, brought, rank, group.ranks)
+        part, hands_out = self.part(meant, brought, rank, group)
         hands_out = hands_out and later
         read = _flat(brought.reads) if hands_out else ()
         if hands_out:  # the user may write it before the others have come
@@ -83,22 +82,28 @@ class Kernels:
         def deliver(results: Sequence[Tensor]) -> None:
             self.write(part, brought.writes, results)
 
-        ticket = simulation.meet(part, _plainly(served.compute), deliver, hands_out=hands_out)
+        ticket = simulation.meet(part, _plainly(meant.compute), deliver, hands_out=hands_out)
         if not later:
             simulation.wait(ticket)
             return self.answer(served, arguments, self.over)
-        work = self.work(rank, ticket, brought.writes, read if hands_out else None)
+        work = self.work(rank, ticket, brought.writes, read if hands_out else None, sends=_only_sends(part))
         simulation.baton.pause(rank)
         return self.answer(served, arguments, work.boxed())
 
-    def work(self, rank: int, ticket: Any, writes: Sequence[Tensor], read: Sequence[Tensor] | None) -> RankWork:
-        """The Work of this part; if `read` is not None, its buffers are watched until it is waited for."""
+    def work(
+        self, rank: int, ticket: Any, writes: Sequence[Tensor], read: Sequence[Tensor] | None, *, sends: bool = False
+    ) -> RankWork:
+        """The Work of this part; if `read` is not None, its buffers are watched until it is waited for.
+
+        What a rank only `sends` may be read meanwhile, even where it is called an output.
+        """
         work = RankWork(self.simulation, ticket, writes)
         self.kept[rank][work] = None
         watch = self.watches[rank]
         if read is not None:
-            written = {id(x) for x in writes}
-            watch.begin(ticket, [x for x in read if id(x) not in written], writes)
+            outputs = [] if sends else writes
+            written = {id(x) for x in outputs}
+            watch.begin(ticket, [x for x in read if id(x) not in written], outputs)
 
         # C++ that finds the Python side gone waits for ever: a functional collective waits once for each output.
         functional = read is None or sys._getframe(3).f_code.co_filename == torch._ops.__file__
@@ -123,11 +128,16 @@ class Kernels:
             torch._C._DisableTorchDispatch(),
             torch._C.DisableTorchFunction(),
         ):
-            for buffer, result in zip(buffers, results):
+            for index, (buffer, result) in enumerate(zip(buffers, results)):
                 if buffer.numel() != result.numel() or buffer.dtype != result.dtype:
                     got, want = f"{tuple(buffer.shape)} of {buffer.dtype}", f"{tuple(result.shape)} of {result.dtype}"
                     detail = f"rank {part.rank} offers a buffer of shape {got} for a result of shape {want}"
-                    self.simulation.fail(CollectiveFailed([part.call()], detail))
+                    calls = [part.call()]
+                    if part.kind == "all_to_all":  # the result is what one other rank has brought
+                        sender = part.group.ranks[index]
+                        detail += f", which rank {sender} sends"
+                        calls += [] if sender == part.rank else self.simulation.parts_like(part, sender)
+                    self.simulation.fail(CollectiveFailed(calls, detail))
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
 
     def answer(self, served: Served, arguments: Sequence[Any], work: Any) -> Any:
@@ -153,6 +163,11 @@ class Kernels:
         work = self.work(rank, ticket, [] if sends else tensors, (tensors if sends else []) if hands_out else None)
         simulation.baton.pause(rank)
         return work.boxed()
+
+
+def _only_sends(part: Part) -> bool:
+    """The root of a broadcast holds already what the others get."""
+    return part.kind == "broadcast" and part.rank == part.root
 
 
 @functools.cache

@@ -95,18 +95,34 @@ def differences(a: Any, b: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tu
 
 
 def _equal(a: Any, b: Any) -> bool:
+    if hasattr(a, "__array__") and hasattr(b, "__array__"):
+        return _equal_arrays(a, b)
     return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+def _equal_arrays(a: Any, b: Any) -> bool:
+    """NumPy answers for each element; and what is not the same as itself is not a number."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal shape, dtype and elements; NaN counts as equal to NaN."""
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
+    a, b = comparable(a), comparable(b)
     if torch.equal(a, b):
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False
     return not _differ(a, b).any()
+
+
+def comparable(x: Tensor) -> Tensor:
+    """The same elements in a layout and dtype that torch compares: it has no == for sparse tensors and float8."""
+    dense = x if x.layout == torch.strided else x.to_dense()
+    return dense.float() if dense.is_floating_point() and dense.element_size() == 1 else dense
 
 
 def _differ(a: Tensor, b: Tensor) -> Tensor:
@@ -126,6 +142,7 @@ def said(value: Any) -> str:
     """A value in short form."""
     if isinstance(value, Tensor):
         text = shape_text(value.shape, value.dtype)
+        value = comparable(value)
         return f"{text} {value.tolist()}" if value.numel() <= 8 else f"{text} {value.flatten()[:6].tolist()}..."
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -134,6 +151,7 @@ def said(value: Any) -> str:
 def how_far(a: Any, b: Any) -> str:
     """By how much two values differ, if that can be said."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype and a.numel():
+        a, b = comparable(a), comparable(b)
         differ = int(_differ(a, b).sum())
         far = f", by up to {(a.double() - b.double()).abs().max().item():.3g}" if a.is_floating_point() else ""
         return f"in {differ} of {a.numel()} elements{far}"

@@ -24,6 +24,7 @@ from localtensor.meetings import Compute, Group, Line, Meeting, Part, Ticket
 from localtensor.messages import Mailbox
 from localtensor.schedule import Schedule
 
+FRUITLESS = 10_000  # questions in a row whether a work is done, by ranks of which none can do anything else
 LOG = 1_000_000  # calls that the event log keeps: the last ones of a very long run
 _serials = itertools.count(1)
 
@@ -45,6 +46,8 @@ class Simulation:
         self.verdict: LocalTensorError | None = None
         self.last_part: dict[int, Part] = {}
         self._waits: dict[int, Ticket] = {}
+        self._polls: dict[int, Ticket] = {}  # what each rank has asked for since anything happened
+        self._fruitless = 0
         self._handed_out: dict[Ticket, None] = {}  # to the user, who must wait for them
         self._broken: Meeting | None = None
         self._broke_first = False
@@ -89,7 +92,7 @@ class Simulation:
             tickets = meeting.group.close(meeting, compute)
         except ProgramFault as fault:
             self.fail(fault)
-        except LocalTensorError as refusal:
+        except Exception as refusal:  # why: in torch's own words, too, it is about what all ranks bring
             self.fail(judging.refused(meeting, refusal))
         for ticket in tickets:
             self._wake(ticket)
@@ -159,6 +162,7 @@ class Simulation:
 
     def wake(self, ticket: Ticket) -> None:
         """What this ticket waited for has come about."""
+        self._something_happened()
         ticket.done = True
         self._wake(ticket)
 
@@ -170,12 +174,24 @@ class Simulation:
             self.baton.wake(rank)
 
     def peek(self, ticket: Ticket) -> bool:
-        """Whether it is done; the others have had a turn, so that a loop around this can end."""
+        """Whether it is done; the others have had a turn, so that a loop around this can end.
+
+        Once all that can run do nothing but ask, ten thousand times, no loop ends any more: that is a deadlock.
+        """
         if not ticket.done:
+            self._polls[ticket.part.rank] = ticket
+            self._fruitless += 1
+            if self._fruitless > FRUITLESS and self.baton.only(self._polls):
+                self.fail(self._why_stuck())
             self.baton.step_aside(ticket.part.rank)
         return ticket.done
 
+    def _something_happened(self) -> None:
+        self._polls.clear()
+        self._fruitless = 0
+
     def _note(self, part: Part) -> None:
+        self._something_happened()
         self.log.append(part)
         self.last_part[part.rank] = part
 
@@ -189,6 +205,7 @@ class Simulation:
         raise Abort
 
     def end(self, rank: int, ended: Ended) -> None:
+        self._something_happened()
         self.ended[rank] = ended
 
     def _judge(self) -> None:
@@ -198,7 +215,9 @@ class Simulation:
 
     def waits(self) -> list[Wait]:
         """Who waits for whom, by rank."""
-        return [Wait(rank, ticket.peers(), ticket.part.call()) for rank, ticket in sorted(self._waits.items())]
+        asked = {rank: ticket for rank, ticket in self._polls.items() if not ticket.done}
+        waits = sorted({**asked, **self._waits}.items())
+        return [Wait(rank, ticket.peers(), ticket.part.call()) for rank, ticket in waits]
 
     def _why_stuck(self) -> LocalTensorError:
         lines = {rank: part.place for rank, part in self.last_part.items()}
@@ -209,6 +228,13 @@ class Simulation:
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
             self.verdict = judging.at_the_end(self.ended, self._broken, unmet, list(self._handed_out))
+        if self.verdict is None:
+            self.verdict = judging.half_made(self.declared)
+
+    def parts_like(self, part: Part, rank: int) -> list[Call]:
+        """The part that another rank takes in the same collective, if the log still has it."""
+        same = (one for one in reversed(self.log) if one.rank == rank and one.group is part.group)
+        return [one.call() for one in same if one.number == part.number and one.kind == part.kind][:1]
 
     def calls(self) -> list[Call]:
         """What every rank called, in the order in which it happened."""

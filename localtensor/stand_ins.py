@@ -103,8 +103,8 @@ def _declare(world: RankWorld, name: str, ranks: tuple[int, ...], *, default: bo
     simulation, (line, by_program) = world.simulation, origin(sys._getframe(2))
     key = f"{world.epoch}/{name}"
     declared = simulation.declared.setdefault(key, {})
-    declared[world.rank] = (ranks, line)
-    if any(other != ranks for other, _ in declared.values()):
+    declared[world.rank] = (() if default else ranks, line)
+    if any(other != declared[world.rank][0] for other, _ in declared.values()):
         places = {rank: None if where is None else Place(*where) for rank, (_, where) in declared.items()}
         simulation.fail(GroupMismatch(name, {rank: members for rank, (members, _) in declared.items()}, places))
     if world.rank in ranks and not default and by_program:
@@ -126,7 +126,9 @@ def _create(options: Any, backend_options: Any = None) -> Any:
             "this backend lives inside a simulation only",
             "Call your function through localtensor.run(fn, ranks=...).",
         )
-    return c10d_cpp.FakeProcessGroup._create_internal(options.group_rank, options.group_size)
+    fake = c10d_cpp.FakeProcessGroup
+    make = getattr(fake, "_create_internal", fake)  # older torch has a public constructor
+    return make(options.group_rank, options.group_size)
 
 
 @contextmanager

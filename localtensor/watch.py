@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import _python_dispatch as dispatch
@@ -55,9 +56,13 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if (
+            torch._C._get_dispatch_mode(_FAKE) is not None
+        ):  # DTensor propagates shapes so, while real data is on the way
+            return func(*args, **kwargs)
         if any(getattr(kind, "__torch_dispatch__", None) is not _PLAIN for kind in types):
             return NotImplemented  # a DTensor, say: what it does with its local tensors comes by again
-        if not _only_views(func) and func.overloadpacket is not _WAIT:
+        if not _only_views(func) and not _only_shapes(func) and func.overloadpacket is not _WAIT:
             self._look(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -88,6 +93,7 @@ def _locals(tensor: Tensor) -> list[Tensor]:
 
 _WAIT = torch.ops._c10d_functional.wait_tensor
 _PLAIN = getattr(Tensor, "__torch_dispatch__", None)
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
 def _only_views(func: Any) -> bool:
@@ -96,12 +102,32 @@ def _only_views(func: Any) -> bool:
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
+def _only_shapes(func: Any) -> bool:
+    """It makes a new tensor after its argument's shape and dtype, or compares those; the schemas do not say so.
+
+    >>> [_only_shapes(op.default) for op in (torch.ops.aten.zeros_like, torch.ops.aten.new_ones, torch.ops.aten.clone)]
+    [True, True, False]
+    """
+    name = func.overloadpacket.__name__
+    return func.namespace == "aten" and (name.endswith("_like") or name.startswith("new_") or name in _ASK_METADATA)
+
+
+_ASK_METADATA = frozenset({"is_same_size", "is_pinned", "record_stream", "_assert_tensor_metadata"})
+
+
+def _only_sends(func: Any, args: Any) -> bool:
+    """A send, or a broadcast on its root: the tensor stays as it is, though neither schema nor name says so."""
+    if func is torch.ops.c10d.broadcast_.default:
+        return bool(dist.ProcessGroup.unbox(args[1]).rank() == args[2])
+    return func is torch.ops.c10d.send.default
+
+
 def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, bool]]:
     """Each tensor that the op gets, and whether it writes it.  The schemas of c10d's ops do not say: names do."""
     for index, argument in enumerate(func._schema.arguments):
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         if func.namespace == "c10d":
-            written = not argument.name.startswith("input") and func is not torch.ops.c10d.send.default
+            written = not argument.name.startswith("input") and not _only_sends(func, args)
         else:
             written = argument.alias_info is not None and argument.alias_info.is_write
         for tensor in _tensors(value):

@@ -217,18 +217,23 @@ class SplitMismatch(CollectiveMismatch):
 
 
 class GroupMismatch(CollectiveMismatch):
-    """A process group has other members on one rank than on another: the ranks made groups in different orders."""
+    """A process group has other members on one rank than on another: the ranks made groups in different orders.
+
+    A rank whose members in `groups` are () is a member itself, and never made the group.
+    """
 
     def __init__(self, name: str, groups: Mapping[int, tuple[int, ...]], places: Mapping[int, Place | None]) -> None:
         self.calls, self.last = (), ()
         self.name, self.groups = name, dict(groups)
-        facts = {rank: f"[{short_ranks(members)}]" for rank, members in groups.items()}
+        facts = {rank: f"[{short_ranks(members)}]" if members else "never made" for rank, members in groups.items()}
         order = [rank for _, ranks in minority_first(facts) for rank in ranks]
         sentence = refusal(
             "new_group", "ranks", said(facts), f"process group {name} must have the same members on every rank",
             "Make all process groups on every rank, in the same order, also those that the rank is no member of.",
         )  # fmt: skip
-        lines = [(rank, f"group {name} of {facts[rank]}{at(places.get(rank))}") for rank in order]
+        lines = [
+            (rank, f"group {name}{' of' * bool(groups[rank])} {facts[rank]}{at(places.get(rank))}") for rank in order
+        ]
         ProgramFault.__init__(
             self, sentence, [*suspicion(facts), *folded(lines)], [places.get(rank) for rank in order], order
         )

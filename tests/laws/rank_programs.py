@@ -83,7 +83,7 @@ class Step:
             return (rows, many * columns) if self.dim else (many * rows, columns)
         if self.kind in SPLITS:
             return (sum(self.splits[self.members.index(rank)]), columns)
-        return (rows, columns)
+        return (rows * columns,) if self.kind == "permute" else (rows, columns)  # permute_tensor counts elements
 
     def gets(self, rank: int) -> bool:
         """Whether there is anything that the rank may look at afterwards."""
@@ -280,12 +280,15 @@ def called(step: Step, rank: int) -> Iterator[str]:
 
 def functional_call(step: Step, rank: int) -> str:
     x, group = f"x{step.id}", f"group=g{step.group} or dist.group.WORLD"
+    if step.kind == "broadcast":  # the one that counts its root within the group
+        return f"functional.broadcast({x}, {step.members.index(step.root)}, {group})"
     if step.kind == "all_to_all_single":
         me = step.members.index(rank)
-        return f"functional.all_to_all_single({x}, {[row[me] for row in step.splits]}, {list(step.splits[me])}, {group})"
+        return (
+            f"functional.all_to_all_single({x}, {[row[me] for row in step.splits]}, {list(step.splits[me])}, {group})"
+        )
     return {
         "all_reduce": f"functional.all_reduce({x}, '{step.op}', {group})",
-        "broadcast": f"functional.broadcast({x}, {step.root}, {group})",
         "all_gather_into_tensor": f"functional.all_gather_single({x}, {step.dim}, {group})",
         "reduce_scatter_tensor": f"functional.reduce_scatter_single({x}, '{step.op}', {step.dim}, {group})",
         "permute": f"functional.permute_tensor({x}, {list(step.order)}, {group})",
@@ -295,12 +298,22 @@ def functional_call(step: Step, rank: int) -> str:
 def messages(step: Step, rank: int) -> Iterator[str]:
     s, rest = step.id, f"group=g{step.group}, tag={step.tag}"
     if step.kind == "batch":
-        ops = [f"dist.P2POp(dist.isend, x{s}[{i}], {to}, g{step.group}, {step.tag})" for i, to in enumerate(step.sends(rank))]
-        ops += [f"dist.P2POp(dist.irecv, y{s}[{i}], {by}, g{step.group}, {step.tag})" for i, by in enumerate(step.recvs(rank))]
+        ops = [
+            f"dist.P2POp(dist.isend, x{s}[{i}], {to}, g{step.group}, {step.tag})"
+            for i, to in enumerate(step.sends(rank))
+        ]
+        ops += [
+            f"dist.P2POp(dist.irecv, y{s}[{i}], {by}, g{step.group}, {step.tag})"
+            for i, by in enumerate(step.recvs(rank))
+        ]
         started = f"dist.batch_isend_irecv([{', '.join(ops)}])"
         yield f"w{s} = {started}" if step.style == "async" else f"[w.wait() for w in {started}]"
         return
-    way = f"send(x{s}[0], {step.sends(rank)[0]}, {rest})" if step.sends(rank) else f"recv(y{s}[0], {step.recvs(rank)[0]}, {rest})"
+    way = (
+        f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"
+        if step.sends(rank)
+        else f"recv(y{s}[0], {step.recvs(rank)[0]}, {rest})"
+    )
     yield f"w{s} = dist.i{way}" if step.style == "async" else f"dist.{way}"
 
 
@@ -323,7 +336,15 @@ def objects(step: Step, rank: int, mine: str) -> Iterator[str]:
 
 def simulated(program: Program, schedule: Any = None, timeout: float = 20.0) -> lt.Run:
     """What lt.run makes of the program: of each rank its accumulator, and what it got from each step."""
-    words = {"torch": torch, "dist": dist, "functional": functional, "feed": feed, "mix": mix, "blank": blank, "Planted": Planted}
+    words = {
+        "torch": torch,
+        "dist": dist,
+        "functional": functional,
+        "feed": feed,
+        "mix": mix,
+        "blank": blank,
+        "Planted": Planted,
+    }
     exec(compile(render(program).source, FILE, "exec"), words)
 
     def body() -> Any:

@@ -1,5 +1,6 @@
 """What torch keeps once per process: harmless among rank threads, or refused by name."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import profiler
@@ -53,6 +54,27 @@ def test_compiling_is_as_before_after_a_run():
 def test_futures_that_are_collected_are_waited_for():
     assert lt.run(gathered_futures, ranks=2, timeout=20).values == ([2.0, 4.0], [2.0, 4.0])
     assert lt.run(waited_futures, ranks=2, timeout=20).values == ([2.0], [2.0])
+
+
+@pytest.mark.parametrize("divided", [True, False], ids=["a future of its own", "the future of a collective"])
+def test_the_future_of_a_communication_hook_is_waited_for(divided):
+    def hook(state, bucket):
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] / 2) if divided else future
+
+    def program():
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        model.register_comm_hook(None, hook)
+        model(torch.full((1, 2), dist.get_rank() + 1.0)).sum().backward()
+        return model.module.weight.grad.tolist()
+
+    if divided:
+        assert lt.run(program, ranks=2, timeout=20).values == ([[1.5, 1.5]],) * 2
+    else:  # torch wants a tensor and finds a list, on gloo as well
+        with pytest.raises(RankRaised) as caught:
+            lt.run(program, ranks=2, timeout=20)
+        assert type(caught.value.__cause__) is RuntimeError
 
 
 def test_one_rank_may_profile():

@@ -30,8 +30,8 @@ MISMATCHES = {  # the error, and what ranks 0 and 1 do; then what rank 2 does
     "dims": (ShapeMismatch, lambda: dist.all_reduce(ones(4)), lambda: dist.all_reduce(ones(2, 2))),
     "how many": (
         LengthMismatch,
+        lambda: world().allreduce_coalesced([ones(1), ones(1), ones(1)]).wait(),
         lambda: world().allreduce_coalesced([ones(1), ones(1)]).wait(),
-        lambda: world().allreduce_coalesced([ones(1)]).wait(),
     ),
     "splits": (
         SplitMismatch,

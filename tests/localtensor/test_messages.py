@@ -88,6 +88,33 @@ def test_what_is_sent_is_what_the_tensor_was_at_the_send():
     assert lt.run(program, ranks=2).values == (True, (0, 5.0))
 
 
+def test_a_sender_that_went_on_may_write_what_it_has_sent():
+    def program():
+        x = number(5)
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            x.zero_()
+            return dist.barrier()
+        x.zero_()
+        work = dist.irecv(x, 0)
+        dist.barrier()
+        work.wait()
+        return x.item()
+
+    assert lt.run(program, ranks=2)[1] == 5.0
+
+
+def test_of_several_that_wait_the_schedule_chooses_who_is_heard():
+    def program():
+        posted = [dist.isend(number(dist.get_rank()), 0)] if dist.get_rank() else []
+        dist.barrier()
+        return [heard()[0] for _ in range(3)] if not posted else posted[0].wait()
+
+    orders = {tuple(lt.run(program, ranks=4, schedule=f"pct:{seed}:1")[0]) for seed in range(20)}
+    assert len(orders) > 2 and {tuple(sorted(order)) for order in orders} == {(1, 2, 3)}
+    assert lt.run(program, ranks=4)[0] == [1, 2, 3]
+
+
 def test_a_batch_of_messages_goes_round_the_ring():
     def program():
         rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,6 +28,9 @@ ALIKE = {
     "text": lambda: ("a", 1, 2.5, b"x", {"k": (True,)}),
     "an object": lambda: Named("a"),
     "empty": lambda: [torch.zeros(0, 3), [], {}],
+    "an array": lambda: {"a": np.array([[1.0, NAN]]), "b": np.array(["x"]), "c": np.float32(2)},
+    "a sparse tensor": lambda: torch.eye(3).to_sparse(),
+    "eight bits": lambda: torch.tensor([1.5, NAN]).to(torch.float8_e4m3fn),
     "without a gradient here": lambda: torch.ones(2).requires_grad_(dist.get_rank() == 0),
 }
 
@@ -55,6 +59,10 @@ DIFFER = {
     "a parameter": (lambda: torch.nn.Linear(1, 1) if rank() % 2 else torch.nn.Linear(1, 1, bias=False), "value"),
     "an object": (lambda: Named(rank() % 2), "value"),
     "a number": (lambda: rank() % 2, "value"),
+    "an array": (lambda: np.arange(2) + rank() % 2, "value: array([1, 2]) on rank 1, array([0, 1]) on ranks 0, 2"),
+    "the shape of an array": (lambda: np.zeros(1 + rank() % 2), "value"),
+    "a sparse tensor": (lambda: (torch.eye(2) * (1 + rank() % 2)).to_sparse(), "in 2 of 4 elements, by up to 1"),
+    "eight bits": (lambda: torch.ones(1).mul(1 + rank() % 2).to(torch.float8_e4m3fn), "by up to 1"),
 }
 
 

@@ -26,16 +26,17 @@ def test_who_asks_for_a_key_waits_until_another_rank_sets_it(schedule):
     assert lt.run(program, ranks=4, schedule=schedule).values == (b"", b"0", b"01", b"012")
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *(f"shuffled:{seed}" for seed in range(3, 20))])
 def test_who_waits_for_many_keys_waits_for_the_last(schedule):
     def program():
-        rank = dist.get_rank()
+        rank, alone = dist.get_rank(), [dist.new_group([rank]) for rank in range(3)]
         if rank == 0:
             store().wait(["a 1", "a 2"], timedelta(seconds=1))
             return store().check(["a 1", "a 2"]), store().check(["a 1", "nobody's"])
+        dist.barrier(alone[rank])  # where another may run
         return store().set(f"a {rank}", "here")
 
-    assert lt.run(program, ranks=3, schedule=schedule)[0] == (True, False)
+    assert lt.run(program, ranks=3, schedule=schedule, leftovers="ignore")[0] == (True, False)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -78,6 +79,26 @@ def test_who_asks_in_a_loop_lets_the_others_run(schedule):
         return store().get("count")
 
     assert lt.run(program, ranks=4, schedule=schedule, leftovers="ignore").values == (b"4",) * 4
+
+
+POLLS = {
+    "check": lambda: not store().check(["key"]),
+    "add": lambda: store().add("count", 0) == 0,
+    "compare_set": lambda: store().compare_set("key", "set", "seen") != b"seen",
+}
+
+
+@pytest.mark.parametrize("name", POLLS)
+def test_a_question_in_a_loop_ends(name):
+    def program():
+        if dist.get_rank() == 2:
+            store().add("count", 1)
+            return store().set("key", "set")
+        while POLLS[name]():
+            pass
+        return "seen"
+
+    assert lt.run(program, ranks=3, timeout=20).values == ("seen", "seen", None)
 
 
 def answers(kept):

@@ -74,7 +74,7 @@ def test_a_group_of_another_backend_can_be_used_by_a_rank(real_group):
 
 
 def test_a_rank_given_up_for_lost_that_comes_back_harms_no_one(real_group, monkeypatch):
-    monkeypatch.setattr(threads, "GRACE", 0.1)
+    monkeypatch.setattr(threads, "GRACE", 1.0)
     expected, alive = real_group(), threading.enumerate()
     shut = threading.Lock()
     shut.acquire()
@@ -90,7 +90,7 @@ def test_a_rank_given_up_for_lost_that_comes_back_harms_no_one(real_group, monke
 
 
 def test_a_rank_that_comes_back_into_another_run_takes_no_part_in_it(monkeypatch):
-    monkeypatch.setattr(threads, "GRACE", 0.1)
+    monkeypatch.setattr(threads, "GRACE", 1.0)
     shut, after = threading.Lock(), []
     shut.acquire()
 
@@ -154,7 +154,7 @@ def test_a_run_past_its_limit_names_the_line_and_leaves_no_thread(program, lines
 
 
 def test_a_rank_stuck_in_c_is_named_and_the_others_end(monkeypatch):
-    monkeypatch.setattr(threads, "GRACE", 0.1)
+    monkeypatch.setattr(threads, "GRACE", 1.0)
     before, shut = threading.enumerate(), threading.Lock()
     shut.acquire()
 

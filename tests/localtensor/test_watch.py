@@ -3,6 +3,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,6 +97,78 @@ def test_metadata_views_and_other_memory_may_be_looked_at():
         return found, whole.sum().item()
 
     assert lt.run(program, ranks=2).values == ((((4,), torch.float32, True, 4.0), 4.0 * 2 + 4 + 16),) * 2
+
+
+LOOKS = {
+    "zeros like it": torch.zeros_like, "empty like it": torch.empty_like, "random like it": torch.rand_like,
+    "full like it": lambda x: torch.full_like(x, 3), "new zeros": lambda x: x.new_zeros(2),
+    "new strides": lambda x: x.new_empty_strided((2,), (1,)), "is it pinned": lambda x: x.is_pinned(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_who_asks_for_shape_or_dtype_only_reads_nothing(name):
+    def program():
+        x, work = begin()
+        LOOKS[name](x)
+        work.wait()
+        return x.sum().item()
+
+    assert lt.run(program, ranks=2).values == (8.0, 8.0)
+
+
+def test_the_root_of_a_broadcast_may_read_what_it_sends_and_send_it_twice():
+    def program():
+        groups = [dist.new_group([0, 1]), dist.new_group([0, 2])]
+        x = torch.full((2,), dist.get_rank() + 1.0)
+        works = [dist.broadcast(x, 0, group=group, async_op=True) for group in groups]
+        total = x.sum().item() if dist.get_rank() == 0 else None
+        for work in filter(None, works):
+            work.wait()
+        return total, x.tolist()
+
+    assert lt.run(program, ranks=3, leftovers="ignore").values == (
+        (2.0, [1.0, 1.0]), (None, [1.0, 1.0]), (None, [1.0, 1.0]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["reads on another rank", "writes on the root"])
+def test_a_broadcast_is_watched_where_it_writes_and_guarded_where_it_reads(what):
+    def program():
+        x = torch.ones(2)
+        work = dist.broadcast(x, 0, async_op=True)
+        if what == "writes on the root" and dist.get_rank() == 0:
+            x.zero_()
+        if what == "reads on another rank" and dist.get_rank() == 1:
+            x.sum()
+        work.wait()
+
+    with pytest.raises((ReadBeforeWait, BufferReused)) as caught:
+        lt.run(program, ranks=2)
+    assert type(caught.value) is (BufferReused if what == "writes on the root" else ReadBeforeWait)
+
+
+def test_dtensors_may_be_computed_while_something_else_is_in_flight():
+    def program():
+        mesh = init_device_mesh("cpu", (2,))
+        sharded = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])
+        other, work = begin()
+        total = (sharded @ sharded.T).softmax(0).sum().full_tensor()
+        work.wait()
+        return round(total.item(), 3), other[0].item()
+
+    assert lt.run(program, ranks=2).values == ((3.0, 2.0),) * 2
+
+
+def test_fake_tensors_may_be_computed_while_something_is_in_flight():
+    def program():
+        x, work = begin()
+        with FakeTensorMode():
+            shape = tuple((torch.ones(4, 2) + 1).sum(1).shape)
+        work.wait()
+        return shape, x[0].item()
+
+    assert lt.run(program, ranks=2).values == (((4,), 2.0),) * 2
 
 
 class Passes(TorchDispatchMode):

@@ -1,5 +1,7 @@
+import gc
 import importlib
 import sys
+import weakref
 
 import pytest
 import torch
@@ -82,3 +84,17 @@ def test_meshes_of_different_ranks_and_of_different_runs_are_not_equal():
     meshes = [*first, *second]
     assert [[a == b for b in meshes] for a in meshes] == [[i == j for j in range(4)] for i in range(4)]
     assert len({hash(mesh) for mesh in meshes}) == 4
+
+
+def test_no_cache_of_torchs_keeps_a_mesh_of_a_run_that_is_over():
+    meshes = []
+
+    def program():
+        mesh = init_device_mesh("cpu", (2, 2))
+        spread = distribute_tensor(torch.ones(5, 3), mesh, WAYS[0])
+        (spread.redistribute(mesh, WAYS[1]) + 1).full_tensor()
+        meshes.append(weakref.ref(mesh))
+
+    lt.run(program, ranks=4)
+    gc.collect()
+    assert [mesh() for mesh in meshes] == [None] * 4

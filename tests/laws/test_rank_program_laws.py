@@ -1,0 +1,204 @@
+"""Whole rank programs: a right one gives what its slow twin gives, under every schedule; one fault is found and placed.
+
+CI runs the same few programs each time; `--hypothesis-profile=thorough` draws others, and many more.
+"""
+
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import localtensor as lt
+from localtensor.errors import NeverEnded, ProgramFault
+from tests.laws.rank_draws import PLANTS, Fault, faults, planted, programs
+from tests.laws.rank_gradients import adjoint, chains, gradients
+from tests.laws.rank_programs import IN_PLACE, KINDS, Event, Program, Step, render, simulated
+from tests.laws.rank_referee import Illegal, Referee
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch renames all_gather_into_tensor and others
+
+SECONDS = 1.0  # of processor time, for one diagnosis
+ACCUSED = 0.95  # of the faults: the error names the rank that has it, or a line of that rank
+
+Seeds = st.integers(0, 2**32)
+thorough = settings.get_current_profile_name() == "thorough"
+whole_programs = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def schedules(seed: int) -> list[Any]:
+    return [lt.round_robin(), lt.shuffled(seed), lt.pct(seed)]
+
+
+def check_values(run: lt.Run, want: list[Any]) -> None:
+    """Each rank holds what the twin says: the same numbers, of the same shapes and dtypes."""
+    for rank, ((acc, out), (wanted_acc, wanted_out)) in enumerate(zip(run, want, strict=True)):
+        assert out.keys() == wanted_out.keys()
+        for id, results in out.items():  # noqa: A001
+            expected = [plain(x) for x in wanted_out[id]]
+            assert [plain(x) for x in results] == expected, f"rank {rank}, step {id}"
+        assert acc.tolist() == wanted_acc.tolist(), f"rank {rank}"
+
+
+def plain(x: Any) -> Any:
+    x = x.numpy() if isinstance(x, Tensor) else x
+    return (x.dtype, x.shape, x.tolist()) if isinstance(x, np.ndarray) else x
+
+
+# -- right programs
+
+
+@whole_programs
+@given(program=programs(), seed=Seeds)
+def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_again_when_replayed(program, seed):
+    want = Referee(program).play()
+    for schedule in schedules(seed):
+        run = simulated(program, schedule)
+        check_values(run, want)
+        again = simulated(program, run.replay)
+        assert again.calls == run.calls
+        assert again.replay == run.replay
+
+
+@whole_programs
+@given(program=programs(), seed=Seeds)
+def test_one_schedule_gives_one_diary(program, seed):
+    for first, second in zip(schedules(seed), schedules(seed), strict=True):
+        runs = simulated(program, first), simulated(program, second)
+        assert runs[0].calls == runs[1].calls
+        assert runs[0].replay == runs[1].replay
+
+
+def test_the_draws_reach_every_kind_and_style():
+    seen = set()
+
+    @settings(max_examples=100, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(program=programs())
+    def look(program: Program) -> None:
+        seen.update((event.step.kind, event.step.style) for events in program.ranks for event in events if event.step)
+
+    look()
+    assert {kind for kind, _ in seen} == set(KINDS)
+    assert {(kind, style) for kind in IN_PLACE for style in ("sync", "async")} | {("all_reduce", "functional")} <= seen
+
+
+# -- programs with one fault
+
+SANE = Program(
+    ((0, 1),), tuple((Event("launch", step := Step(0, "all_reduce", 0, (0, 1))), Event("mix", step)) for _ in range(2))
+)
+"""A right program, to be run after a wrong one."""
+
+
+def verdict(fault: Fault, seed: int) -> str:
+    """ "harmless", or how well the error names who has the fault; raises if the engine is wrong about this program."""
+    want, why = refereed(fault.program)
+    begin, run, error = time.process_time(), None, None
+    try:
+        run = simulated(fault.program, schedules(seed)[seed % 3])
+    except ProgramFault as said:
+        error = said
+    seconds = time.process_time() - begin
+    of = f"{fault.name} on rank {fault.rank} ({why or 'harmless'})\n{error}\n{fault.program}"
+    assert bool(error) == bool(why), f"{'a false alarm' if error else 'silent'} about {of}"
+    assert not isinstance(error, NeverEnded), f"it hangs: {of}"
+    if error is None:
+        check_values(run, want)
+        return "harmless"
+    assert seconds < SECONDS or simulated_again(fault) < SECONDS, f"{seconds} s for {of}"
+    return accused(fault, error)
+
+
+def refereed(program: Program) -> tuple[Any, str]:
+    """What the ranks must hold, and why they cannot."""
+    try:
+        return Referee(program).play(), ""
+    except Illegal as illegal:
+        return None, str(illegal)
+
+
+def accused(fault: Fault, error: ProgramFault) -> str:
+    by_line = any(rank == fault.rank for rank, _ in render(fault.program).events_at(error.places))
+    if error.ranks[:1] == (fault.rank,):
+        return "first"
+    return "named" if by_line or fault.rank in error.ranks else "not named"
+
+
+def simulated_again(fault: Fault) -> float:
+    """What the diagnosis takes when it does not also pay for what torch imports on first use."""
+    begin = time.process_time()
+    with pytest.raises(ProgramFault):
+        simulated(fault.program)
+    return time.process_time() - begin
+
+
+def test_one_fault_is_told_at_once_unless_the_twin_shows_it_to_be_harmless(capsys):
+    """What is harmless, the referee says: a program that is right after all, whose values are then the twin's."""
+    counted: Counter[tuple[str, str]] = Counter()
+
+    @settings(whole_programs, max_examples=1000 if thorough else 100)
+    @given(fault=faults(), seed=Seeds)
+    def law(fault: Fault, seed: int) -> None:
+        counted[fault.name, verdict(fault, seed)] += 1
+        check_values(simulated(SANE), Referee(SANE).play())
+
+    law()
+    faulty = sum(many for (_, said), many in counted.items() if said != "harmless")
+    named = faulty - sum(many for (_, said), many in counted.items() if said == "not named")
+    with capsys.disabled():
+        if thorough:
+            print("\n", sorted(counted.items()), f"\n{named} of {faulty} accused")
+    assert faulty > len(PLANTS)
+    assert named >= ACCUSED * faulty, counted
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_each_kind_of_fault_is_seen(name):
+    """In one program that has something of everything, at every place where the fault can be."""
+    told = [verdict(fault, at) for at, fault in enumerate(planted(everything(), name))]
+    assert any(said != "harmless" for said in told)
+    assert told.count("not named") <= (1 - ACCUSED) * len(told)
+
+
+def everything() -> Program:
+    """Three ranks, two groups besides the world, and steps of every style."""
+    groups = ((0, 1, 2), (0, 1), (1, 2))
+    splits = ((1, 0, 2), (0, 1, 1), (2, 1, 0))
+    steps = [
+        Step(0, "all_reduce", 0, groups[0], "async", shape=(2, 2)),
+        Step(1, "all_gather", 1, groups[1], "sync"),
+        Step(2, "reduce", 2, groups[2], "sync", root=2),
+        Step(3, "all_to_all_single", 0, groups[0], "functional", splits=splits),
+        Step(4, "message", 0, groups[0], "async", pairs=((2, 0),)),
+        Step(5, "barrier", 0, groups[0]),
+        Step(6, "broadcast_object_list", 1, groups[1], root=1),
+        Step(7, "batch", 0, groups[0], pairs=((0, 1), (1, 2), (2, 0)), tag=1),
+        Step(8, "reduce_scatter_tensor", 0, groups[0], "async", op="max"),
+    ]
+    ranks = []
+    for rank in range(3):
+        events = [Event("group", how="1"), Event("group", how="2")]
+        for step in (step for step in steps if rank in step.involved):
+            events.append(Event("launch", step))
+            events += [Event("wait", step)] * (step.style == "async") + [Event("mix", step)] * step.gets(rank)
+        ranks.append(tuple(events))
+    return Program(groups, tuple(ranks))
+
+
+def test_that_program_is_right():
+    check_values(simulated(everything()), Referee(everything()).play())
+
+
+# -- gradients
+
+
+@whole_programs
+@given(chain=chains(), seed=Seeds)
+def test_the_gradient_through_collectives_is_the_adjoint_of_the_twin(chain, seed):
+    want = adjoint(chain)
+    for schedule in schedules(seed):
+        assert gradients(chain, schedule) == want
