@@ -7,11 +7,13 @@ schedule's answers.  If nobody can run, `judge` says why, and every rank is ende
 
 import ctypes
 import threading
+import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container
-from contextlib import suppress
 
 from localtensor.schedule import Schedule
+
+BRIEF = 0.01  # seconds that a rank has to end, once its peers have used up the time for it
 
 COURTESY = 0.1  # seconds in which the rank that runs may still come to a yield point by itself, which is safer
 
@@ -80,10 +82,10 @@ class Baton:
                 thread.join()
 
     def interrupt(self, grace: float) -> tuple[int, ...]:
-        """Every rank has ended, or is named in the answer: it did not obey within `grace` seconds.
+        """Every rank has ended, or is named in the answer: it did not obey.
 
-        The rank that runs is sent an exception; one that is stuck in a call into C cannot be stopped, and the
-        others are then ended without it.
+        The rank that runs is sent an exception, and has `grace` seconds; one that is stuck in a call into C cannot be
+        stopped.  The others are then ended without it, and have as long, but all together: there may be hundreds.
         """
         self.aborting = True
         if self.holder is not None and self.wait(COURTESY):
@@ -94,10 +96,12 @@ class Baton:
         if holder is None and self._unfinished:  # nobody has begun: those that have a thread begin, to end
             self._unfinished = {rank for rank, thread in enumerate(self._threads) if thread.ident is not None}
             self._end_the_rest(None)
-        while not self.wait(grace):
+        last = None
+        while not self.wait(grace if last is None else max(last - time.monotonic(), BRIEF)):
             stuck = self.holder
             if stuck is None or stuck in self.lost:
                 break
+            last = last or time.monotonic() + grace
             self.lost.add(stuck)
             self._unfinished.discard(stuck)
             self._end_the_rest(stuck)
@@ -173,27 +177,33 @@ class Baton:
         self.idents[rank] = threading.get_ident()
         if self.aborting and rank not in self._unfinished:  # the run was interrupted while its threads were made
             return
-        self._locks[rank].acquire()
-        self._turn(rank)
         try:
+            self._locks[rank].acquire()
+            self._turn(rank)
             if not self.aborting:
                 body(rank)
         except Abort:
             pass
         finally:
-            self._leave(rank)
+            try:
+                self._leave(rank)
+            except Abort:  # it was sent when the rank was on its way out; that happens once
+                self._leave(rank)
 
     def _leave(self, rank: int) -> None:
-        if rank in self.lost:
+        """The rank is gone, and another has the baton; a second call does what the first could not."""
+        if rank in self.lost or (self.holder != rank and rank not in self._unfinished):
             return
+        if self.holder != rank:  # it was sent away when it had handed over, and did not stand still yet
+            self._locks[rank].acquire()
+        self.idents.pop(rank, None)  # the system gives the number to the next thread, which may be one of the user's
         self._unfinished.discard(rank)
         if not self.aborting:
             del self._runnable[bisect_left(self._runnable, rank)]
             if self._runnable:
-                with suppress(Abort):
-                    self._pass_on(rank, self._next(self._runnable, rank))
-                    return
-            elif self._unfinished:
+                self._pass_on(rank, self._next(self._runnable, rank))
+                return
+            if self._unfinished:
                 self._judge()
                 self.aborting = True
         self._end_the_rest(rank)

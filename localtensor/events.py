@@ -93,6 +93,7 @@ class Call:
     input_splits: tuple[int, ...] | None = None
     output_splits: tuple[int, ...] | None = None
     place: Place | None = None
+    handling: str | None = None  # the exception that this rank was handling when it made the call
 
     def __str__(self) -> str:
         of = f" of {', '.join(self.tensors)}" if self.tensors else ""
@@ -101,6 +102,7 @@ class Call:
         extra = "".join(f", {name}={value}" for name in named if (value := getattr(self, name)) is not None)
         members = ", ".join(map(str, self.group))
         at = f", at {self.place}" if self.place else ""
+        at += f", while handling {self.handling}" if self.handling else ""
         return f"rank {self.rank}: {self.kind} #{self.number}{of}{on}{extra}, in group {self.group_name} (ranks {members}){at}"
 
 

@@ -4,6 +4,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 from typing import NamedTuple
 
@@ -105,6 +106,20 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def handled() -> str | None:
+    """The exception that this thread is handling, in a line: what it does now may be part of its cleaning up."""
+    error = sys.exc_info()[1]
+    if error is None:
+        return None
+    lines = user_lines(walk_tb(error.__traceback__))
+    where = f" at {lines[-1]}" if lines else ""
+    try:
+        words = str(error).partition("\n")[0][:80]
+    except Exception:  # why: an exception's own __str__ may raise anything
+        words = ""
+    return f"{type(error).__name__}{': ' * bool(words)}{words}{where}"
 
 
 def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:

@@ -111,4 +111,8 @@ def _rank_raised(ended: Mapping[int, Ended], waits: Sequence[Wait]) -> RankRaise
 
 
 def _raised(rank: int, error: BaseException) -> Raised:
-    return Raised(rank, type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    kind = type(error).__name__
+    try:
+        return Raised(rank, kind, str(error), "".join(traceback.format_exception(error)))
+    except Exception as worse:  # why: an exception's own __str__ may raise anything
+        return Raised(rank, kind, f"(its own text failed: {type(worse).__name__})", "")

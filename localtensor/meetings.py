@@ -52,6 +52,7 @@ class Part:
     input_splits: list[int] | None = None
     output_splits: list[int] | None = None
     line: Line = None
+    handling: str | None = None
     layout: tuple[tuple[int, ...], ...] | None = None  # strides, of buffers that are not contiguous
 
     @property
@@ -83,6 +84,7 @@ class Part:
             input_splits=tuple(self.input_splits) if self.input_splits else None,
             output_splits=tuple(self.output_splits) if self.output_splits else None,
             place=self.place,
+            handling=self.handling,
         )
 
 
@@ -116,7 +118,7 @@ def key_of(
         op,
         root,
         dtypes[:1] if alike == "dtype" else dtypes,
-        device,
+        None if device is None else device.type,
         tuple([shape for _, shape in tensors]) if alike == "shapes" else None,
         layout,
     )

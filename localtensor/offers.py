@@ -3,13 +3,15 @@
 Real backends refuse some of it here, too, and read or write the wrong bytes with the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from localtensor import agreement as agree
-from localtensor.errors import NegativeTag, NotContiguous
+from localtensor.errors import DtypeNotCarried, NegativeTag, NotContiguous
 from localtensor.kernels import Brought
+from localtensor.reductions import CARRIED, carrier, check_reducible
 
 # gloo works on the memory of these as it lies: gaps are filled with what belongs elsewhere, and the rest stays.
 _IN_PLACE = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", "broadcast"})
@@ -17,7 +19,16 @@ _IN_ORDER = frozenset({"scatter", "reduce_scatter", "all_to_all_single"})  # row
 
 
 def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) -> None:
-    """`members` are the ranks of the group, `rank` one of them.  Raises `RankOutside`, `WrongListLength`, `NotDense`, `NotContiguous`."""
+    """`members` are the ranks of the group, `rank` one of them.
+
+    Raises `DtypeNotCarried`, `DtypeNotReducible`, `UnknownReduction`, `RankOutside`, `WrongListLength`, `NotDense`,
+    `NotContiguous`: each rank by itself, so that a program can catch it, as it can on gloo.
+    """
+    for x in _flat(brought.reads):
+        if x.dtype not in CARRIED:
+            raise DtypeNotCarried(kind, "tensor", x.dtype, carrier(x.dtype))
+        if brought.op is not None:
+            check_reducible(kind, brought.op, x.dtype)
     if brought.root is not None:
         agree.check_rank(kind, "root", brought.root, len(members))
     if kind == "all_gather" or (kind == "gather" and rank == members[brought.root or 0]):
@@ -41,6 +52,14 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
     for x in tensors:
         if not x.is_contiguous():
             raise NotContiguous(kind, "tensor", x.shape, x.stride())
+
+
+def _flat(reads: Any) -> Iterator[Tensor]:
+    if isinstance(reads, Tensor):
+        yield reads
+    else:
+        for each in reads:
+            yield from _flat(each)
 
 
 def _without_gaps(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import CollectiveFailed
-from localtensor.frames import origin
+from localtensor.frames import handled, origin
 from localtensor.kernels import SEND, Brought, Served
 from localtensor.meetings import Compute, Group, Part, key_of
 from localtensor.offers import check_message, check_offer
@@ -64,7 +64,9 @@ class Kernels:
             output_splits=brought.output_splits,
             line=line,
             layout=layout,
+            handling=handled(),
         )
+        _settle(device)
         return part, hands_out
 
     def collective(self, name: str, served: Served, group: Group, arguments: Sequence[Any], *, later: bool) -> Any:
@@ -139,6 +141,7 @@ class Kernels:
                         calls += [] if sender == part.rank else self.simulation.parts_like(part, sender)
                     self.simulation.fail(CollectiveFailed(calls, detail))
                 buffer.copy_(result if buffer.shape == result.shape else result.view(buffer.shape))
+            _settle(buffers[0].device if buffers else None)
 
     def answer(self, served: Served, arguments: Sequence[Any], work: Any) -> Any:
         if served.kind == "monitored_barrier":
@@ -155,6 +158,8 @@ class Kernels:
         inputs = [x.detach().clone() for x in tensors] if sends else None
         signature = tuple([(x.dtype, x.shape) for x in tensors])
         part = Part(rank, "send" if sends else "recv", group, inputs, signature, tensors[0].device, line=line, tag=tag)
+        part.handling = handled()
+        _settle(part.device)
         part.peer = None if peer is None else group.ranks[peer]
         if sends:
             ticket = simulation.send(part)
@@ -176,9 +181,30 @@ def _plainly(compute: Compute) -> Compute:
 
     def plain(parts: Sequence[Part]) -> Sequence[Any]:
         with torch._C._DisableAutocast(), torch.no_grad():
-            return compute(parts)
+            results = compute(_on_one_device(parts))
+        _settle(parts[0].device)
+        return results
 
     return plain
+
+
+def _settle(device: torch.device | None) -> None:
+    """What this rank has asked of its GPU is done: another rank, on another stream, reads it next."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def _on_one_device(parts: Sequence[Part]) -> Sequence[Part]:
+    """Ranks with a GPU each bring their tensors to the first one's; each copies its own result back."""
+    devices = {part.device for part in parts if part.device is not None}
+    if len(devices) > 1:
+        for part in parts:
+            part.inputs = _moved(part.inputs, parts[0].device)
+    return parts
+
+
+def _moved(reads: Any, device: torch.device | None) -> Any:
+    return reads.to(device) if isinstance(reads, Tensor) else [_moved(each, device) for each in reads]
 
 
 def _flat(reads: Any) -> list[Tensor]:

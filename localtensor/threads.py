@@ -139,7 +139,7 @@ def _await(simulation: Simulation, timeout: float | None) -> None:
     baton = simulation.baton
     while not baton.wait(timeout):
         holder = baton.holder
-        frame = None if holder is None else stack_of(baton.idents[holder])
+        frame = None if holder is None else stack_of(baton.idents.get(holder, 0))
         if in_debugger(frame):
             continue
         running_at, waits = place_of(frame), simulation.waits()

@@ -36,6 +36,8 @@ PRIVATE = {
     "torch._C._AutoDispatchBelowADInplaceOrView": "results are written as a backend writes them: unseen by autograd",
     "torch._C._DisableAutocast": "collectives compute in the tensors' own dtype",
     "torch._C._DisableTorchDispatch": "results are written unseen by dispatch modes",
+    "torch._C._get_dispatch_mode": "whether a fake mode is on, in which nothing in flight is read or written",
+    "torch._C._TorchDispatchModeKey": "the name of that mode",
     "torch._C.DisableTorchFunction": "what a collective does in Python is unseen by function modes",
     "torch._C._dispatch_get_all_op_names": "every c10d op is served, or refused by its name",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "whether another backend's kernel stands there already",

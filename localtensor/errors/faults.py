@@ -86,7 +86,8 @@ def brief(call: Call) -> str:
     else:
         name += f" {'from' if 'recv' in call.kind else 'to'} {call.peer}"
     tag = f" with tag {call.tag}" if call.tag else ""
-    return f"{name}{tag}{at(call.place)}"
+    handling = f", while handling {call.handling}" if call.handling else ""
+    return f"{name}{tag}{at(call.place)}{handling}"
 
 
 def without_rank(call: Call) -> str:

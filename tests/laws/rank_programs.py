@@ -18,7 +18,7 @@ from torch import Tensor
 import localtensor as lt
 from localtensor.events import Place
 
-SIZE, PRIME = 40, 1009  # of the accumulator: its elements, and all are below that prime
+SIZE, PRIME = 48, 1009  # of the accumulator: its elements, and all are below that prime
 FILE = "/a user's project/rank_program.py"
 
 IN_PLACE = ("all_reduce", "reduce", "broadcast")
@@ -62,6 +62,13 @@ class Step:
     @property
     def involved(self) -> tuple[int, ...]:
         return tuple(sorted({rank for pair in self.pairs for rank in pair})) if self.pairs else self.members
+
+    @property
+    def blocks(self) -> bool:
+        """The call returns once its peers have made theirs; so does a functional gather along another dim than 0."""
+        return self.style == "sync" or (
+            self.style == "functional" and self.kind == "all_gather_into_tensor" and self.dim > 0
+        )
 
     def sends(self, rank: int) -> list[int]:
         return [receiver for sender, receiver in self.pairs if sender == rank]

@@ -209,7 +209,7 @@ class Referee:
                 held = x is not None and x.size > 0
                 takes = step.kind in IN_PLACE and held
                 rank.flying[step.id] = held, takes or (step.kind not in IN_PLACE and self.size(step, rank.rank) > 0)
-        rank.launched = step.style == "sync" and not self.over(rank, step)
+        rank.launched = step.blocks and not self.over(rank, step)
         return not rank.launched
 
     def size(self, step: Step, rank: int) -> int:

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import localtensor as lt
-from localtensor.errors import NeverEnded, ProgramFault
+from localtensor.errors import CollectiveFailed, EarlyReturn, GroupMismatch, NeverEnded, ProgramFault
 from tests.laws.rank_draws import PLANTS, Fault, faults, planted, programs
 from tests.laws.rank_gradients import adjoint, chains, gradients
-from tests.laws.rank_programs import IN_PLACE, KINDS, Event, Program, Step, render, simulated
+from tests.laws.rank_programs import IN_PLACE, KINDS, MESSAGES, Event, Program, Step, render, simulated
 from tests.laws.rank_referee import Illegal, Referee
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch renames all_gather_into_tensor and others
@@ -65,6 +68,12 @@ def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_agai
 
 
 @whole_programs
+@given(program=programs(MESSAGES, min_ranks=2, max_ranks=2), seed=Seeds)
+def test_messages_between_two_ranks_meet_by_their_tags_in_whatever_order(program, seed):
+    check_values(simulated(program, lt.shuffled(seed)), Referee(program).play())
+
+
+@settings(whole_programs, max_examples=500 if thorough else 20)
 @given(program=programs(), seed=Seeds)
 def test_one_schedule_gives_one_diary(program, seed):
     for first, second in zip(schedules(seed), schedules(seed), strict=True):
@@ -76,7 +85,7 @@ def test_one_schedule_gives_one_diary(program, seed):
 def test_the_draws_reach_every_kind_and_style():
     seen = set()
 
-    @settings(max_examples=100, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=300, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(program=programs())
     def look(program: Program) -> None:
         seen.update((event.step.kind, event.step.style) for events in program.ranks for event in events if event.step)
@@ -202,3 +211,56 @@ def test_the_gradient_through_collectives_is_the_adjoint_of_the_twin(chain, seed
     want = adjoint(chain)
     for schedule in schedules(seed):
         assert gradients(chain, schedule) == want
+
+
+# -- what these laws have found, each in its smallest form
+
+
+def ranks_mix(first: Any, others: Any) -> Any:
+    def body() -> Any:
+        return others() if dist.get_rank() else first()
+
+    return lt.run(body, ranks=2, timeout=20, leftovers="ignore")
+
+
+def plain_gather() -> list[float]:
+    x, whole = torch.full((1,), float(dist.get_rank())), torch.zeros(2)
+    dist.all_gather_into_tensor(whole, x)
+    return whole.tolist()
+
+
+def functional_gather() -> list[float]:
+    return functional.all_gather_tensor(torch.full((1,), float(dist.get_rank())), 0, dist.group.WORLD).tolist()
+
+
+def test_a_functional_collective_meets_the_plain_one():
+    assert ranks_mix(functional_gather, plain_gather).values == ([0.0, 1.0], [0.0, 1.0])
+
+
+def poll() -> None:
+    work = dist.barrier(async_op=True)
+    while not work.is_completed():
+        pass
+
+
+def test_a_loop_that_asks_for_ever_is_told():
+    with pytest.raises(EarlyReturn) as told:
+        ranks_mix(lambda: None, poll)
+    assert told.value.ranks == (0, 1)
+
+
+def test_a_group_that_one_of_its_members_never_makes_is_told():
+    with pytest.raises(GroupMismatch) as told:
+        ranks_mix(lambda: None, lambda: dist.new_group([0, 1]) and None)
+    assert told.value.groups == {0: (), 1: (0, 1)}
+    assert ranks_mix(lambda: None, lambda: dist.new_group([1]) and None).values == (None, None)
+
+
+def swap_pieces(rows: list[int]) -> None:
+    dist.all_to_all([torch.zeros(1), torch.zeros(1)], [torch.ones(many) for many in rows])
+
+
+def test_who_sends_a_piece_that_does_not_fit_is_named():
+    with pytest.raises(CollectiveFailed, match="which rank 0 sends") as told:
+        ranks_mix(lambda: swap_pieces([1, 2]), lambda: swap_pieces([1, 1]))
+    assert set(told.value.ranks) == {0, 1}

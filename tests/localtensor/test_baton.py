@@ -1,4 +1,7 @@
+import sys
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -199,7 +202,9 @@ def test_a_rank_that_does_not_obey_is_named_and_the_others_end_without_it():
     assert told.baton.interrupt(0.05) == (0,)
     told.baton.join()
     assert told.log == []
+    (lost,) = [thread for thread in threading.enumerate() if thread.name == "rank 0"]
     shut.release()
+    lost.join()
 
 
 def test_a_machine_without_more_threads_ends_those_that_there_are(monkeypatch):
@@ -216,3 +221,51 @@ def test_a_machine_without_more_threads_ends_those_that_there_are(monkeypatch):
     assert told.baton.interrupt(5) == ()
     told.baton.join()
     assert threading.enumerate() == before and told.log == []
+
+
+def test_ranks_that_do_not_obey_have_little_time_together_and_not_each():
+    told, over = Told(20), threading.Event()
+
+    def body(rank):
+        with suppress(Abort):
+            told.baton.step_aside(rank)
+        over.wait()  # no exception gets in there
+
+    before = threading.enumerate()
+    told.baton.start(body)
+    assert not told.baton.wait(0.1)
+    lost = [thread for thread in threading.enumerate() if thread not in before]
+    began = time.monotonic()
+    assert told.baton.interrupt(0.5) == tuple(range(20))
+    assert time.monotonic() - began < 5
+    over.set()
+    for thread in lost:
+        thread.join()
+
+
+@pytest.mark.parametrize("at", range(20))
+def test_a_rank_may_be_sent_away_at_any_moment_of_the_hand_over(at):
+    """What `interrupt` sends arrives where a call begins or has just ended: here at the `at`-th, counted from the wish."""
+    told, calls = Told(3), []
+
+    def profile(frame, event, arg):
+        name, ours = frame.f_code.co_name, frame.f_code.co_filename == Baton.check.__code__.co_filename
+        over = (name, event) == ("_live", "return")  # the thread's last moment: it has nothing more to do
+        if ours and not over and event in ("call", "return", "c_return") and told.baton.aborting:
+            calls.append((name, event))
+            if len(calls) == at + 1:
+                raise Abort
+
+    def body(rank):
+        if rank == 1:
+            sys.setprofile(profile)
+        for _ in range(3):
+            told.baton.step_aside(rank)
+        if rank == 1:
+            told.baton.aborting = True
+        told.baton.step_aside(rank)
+
+    before = threading.enumerate()
+    told.run(body)
+    assert threading.enumerate() == before and told.baton.holder is None
+    assert len(calls) > at or calls[-1][0] == "_leave"

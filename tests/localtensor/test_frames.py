@@ -1,8 +1,10 @@
 import json
+import re
 import sys
 import threading
 import traceback
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
@@ -10,6 +12,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
+from localtensor.errors import KindMismatch
 from localtensor.frames import in_debugger, place_of, stack_of, user_lines
 
 
@@ -117,3 +120,20 @@ def test_a_frame_in_a_debugger_is_known_by_its_module():
     space: dict = {"__name__": "pydevd_bundle.bdb_like", "sys": sys}
     exec("def frame():\n    return sys._getframe(0)", space)
     assert in_debugger(space["frame"]()) and not in_debugger(here()) and not in_debugger(None)
+
+
+def cleans_up_with_a_barrier():
+    try:
+        if dist.get_rank() == 1:
+            raise ValueError("boom")
+        dist.all_reduce(torch.ones(2))
+    finally:
+        dist.barrier()
+
+
+def test_a_call_that_is_made_while_cleaning_up_says_after_what():
+    with pytest.raises(KindMismatch) as told:
+        lt.run(cleans_up_with_a_barrier, ranks=2)
+    line = next(line for line in str(told.value).splitlines() if line.startswith("  rank 1: barrier"))
+    assert re.search(r", while handling ValueError: boom at test_frames.py:\d+ in cleans_up_with_a_barrier$", line)
+    assert "handling" not in next(line for line in str(told.value).splitlines() if line.startswith("  rank 0:"))

@@ -16,6 +16,18 @@ from localtensor.errors import (
 ORDERS = ["round_robin", "shuffled:0", "shuffled:1", "pct:0"]
 
 
+class Speechless(Exception):
+    def __str__(self):
+        raise KeyError("no words")
+
+
+class Incomparable:
+    def __eq__(self, other):
+        raise ZeroDivisionError("not with me")
+
+    __hash__ = None
+
+
 def verdict(program, ranks=3, schedule="round_robin"):
     with pytest.raises(lt.LocalTensorError) as caught:
         lt.run(program, ranks=ranks, schedule=schedule)
@@ -110,3 +122,40 @@ def test_a_collective_that_refuses_what_fits_is_told_with_its_call():
     error = verdict(program)
     assert isinstance(error, CollectiveFailed | RankRaised | ShapeMismatch)
     assert "test_judging.py" in str(error) and "reduce_scatter_tensor" in str(error)
+
+
+def test_an_exception_without_words_is_told_all_the_same():
+    def program():
+        if dist.get_rank() == 1:
+            raise Speechless
+        dist.barrier()
+
+    with pytest.raises(RankRaised) as caught:
+        lt.run(program, ranks=2)
+    assert caught.value.raised[0].kind == "Speechless"
+    assert "Speechless: (its own text failed: KeyError)" in str(caught.value)
+    assert type(caught.value.__cause__) is Speechless
+
+
+def test_what_torch_itself_refuses_is_about_all_ranks_and_not_the_last_to_come(monkeypatch):
+    def program():
+        dist.all_reduce(torch.ones(2))
+
+    def full(*arguments):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("localtensor.collectives.fold", full)
+    with pytest.raises(CollectiveFailed) as caught:
+        lt.run(program, ranks=3)
+    assert caught.value.ranks == (0, 1, 2)
+    assert str(caught.value).splitlines()[0] == (
+        "all_reduce #0 in group 0: tensors: of ranks 0, 1, 2: all ranks have arrived, and what they bring is refused. "
+        "RuntimeError: out of memory"
+    )
+    assert type(caught.value.__cause__) is RuntimeError
+
+
+def test_values_that_cannot_be_compared_are_told_with_the_reason():
+    with pytest.raises(CollectiveFailed) as caught:
+        lt.run(lambda: lt.assert_same_on_all_ranks(Incomparable()), ranks=2)
+    assert type(caught.value.__cause__) is ZeroDivisionError

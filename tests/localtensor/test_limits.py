@@ -107,5 +107,7 @@ def test_torch_still_has_the_private_parts_that_are_touched():
     assert set(limits.PRIVATE) == {
         "torch.autograd.profiler.profile._start_trace",
         "torch._dynamo.eval_frame._stance",
+        "torch.distributed._register_comm_hook",
     }
     assert hasattr(profiler.profile, "_start_trace") and hasattr(eval_frame, "_stance")
+    assert hasattr(dist, "_register_comm_hook")

@@ -1,7 +1,9 @@
 import pytest
 import torch
+import torch.distributed as dist
 
-from localtensor.errors import LocalTensorError
+import localtensor as lt
+from localtensor.errors import DtypeNotCarried, LocalTensorError
 from localtensor.kernels import Brought
 from localtensor.offers import check_message, check_offer
 
@@ -72,3 +74,17 @@ def test_what_gloo_moves_well_passes(kind, x):
 def test_a_list_beside_the_root_and_a_message_from_anyone_pass():
     assert check_offer("gather", Brought(X, [], root=1), 3, (3, 5)) is None
     assert check_message("recv", [X], None, 0, 2) is None
+
+
+def summed_or_caught():
+    try:
+        dist.all_reduce(torch.ones(2, dtype=torch.int16))
+    except DtypeNotCarried as refused:
+        caught = str(refused)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return caught.partition(":")[0], x.tolist()
+
+
+def test_what_every_rank_is_refused_each_can_catch():
+    assert lt.run(summed_or_caught, ranks=2).values == (("all_reduce", [2.0, 2.0]),) * 2

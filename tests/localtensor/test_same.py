@@ -61,7 +61,10 @@ DIFFER = {
     "a number": (lambda: rank() % 2, "value"),
     "an array": (lambda: np.arange(2) + rank() % 2, "value: array([1, 2]) on rank 1, array([0, 1]) on ranks 0, 2"),
     "the shape of an array": (lambda: np.zeros(1 + rank() % 2), "value"),
-    "a sparse tensor": (lambda: (torch.eye(2) * (1 + rank() % 2)).to_sparse(), "in 2 of 4 elements, by up to 1"),
+    "a sparse tensor": (
+        lambda: torch.diag(torch.ones(2) + rank() % 2).to_sparse(sparse_dim=2),
+        "in 2 of 4 elements, by up to 1",
+    ),
     "eight bits": (lambda: torch.ones(1).mul(1 + rank() % 2).to(torch.float8_e4m3fn), "by up to 1"),
 }
 

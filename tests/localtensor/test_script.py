@@ -119,7 +119,9 @@ def test_an_exception_is_shown_as_python_shows_it_and_no_line_of_ours(on, script
 def test_a_fault_of_the_program_is_told_without_a_traceback(script, capfd):
     code, _, err = outcome(script(INIT + "if rank:\n    dist.barrier()\n"), capfd)
     assert code == 1
-    assert err.startswith("EarlyReturn: run: fn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
+    assert (
+        err.startswith("EarlyReturn: run: fn: rank 0 returned while rank 1 waits for it: ") and "Traceback" not in err
+    )
     assert "at train.py:6 in <module>" in err
 
 

@@ -136,20 +136,19 @@ def collective_loop():
 def says(program, rank, offset, where=None):
     place = f"{HERE}:{line(program, offset)} in {where or program.__name__}"
     return (
-        f"run: timeout: timeout=0.2: the run has not ended in time; rank {rank} was running at {place}. "
+        f"run: timeout: timeout=1: the run has not ended in time; rank {rank} was running at {place}. "
         "Look for a loop without end there, or give timeout= more seconds."
     )
 
 
 @pytest.mark.parametrize(("program", "lines"), [(python_loop, (1, 2)), (naps, (1, 2)), (collective_loop, (1, 2))])
 def test_a_run_past_its_limit_names_the_line_and_leaves_no_thread(program, lines):
-    before, began = threading.enumerate(), time.perf_counter()
+    before = threading.enumerate()
     with pytest.raises(NeverEnded) as caught:
-        lt.run(program, ranks=2, timeout=0.2)
-    took = time.perf_counter() - began
+        lt.run(program, ranks=2, timeout=1)
     first = str(caught.value).splitlines()[0]
     assert first in [says(program, rank, offset) for rank in (0, 1) for offset in lines]
-    assert caught.value.left_behind == () and took < 4
+    assert caught.value.left_behind == ()
     assert threading.enumerate() == before
 
 
@@ -164,7 +163,7 @@ def test_a_rank_stuck_in_c_is_named_and_the_others_end(monkeypatch):
         dist.barrier()
 
     with pytest.raises(NeverEnded) as caught:
-        lt.run(stuck, ranks=3, timeout=0.2)
+        lt.run(stuck, ranks=3, timeout=1)
     first, *rest = str(caught.value).splitlines()
     barrier = f"waits for ranks 1, 2 in barrier #0 in group 0 at {HERE}:{line(stuck, 3)} in stuck"
     assert first == says(stuck, 1, 2)
@@ -226,3 +225,22 @@ def test_a_collective_belongs_to_the_thread_of_its_rank():
         "a collective: thread: called from helper: a collective belongs to a rank, and this thread is none. "
         "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
     )
+
+
+def test_a_thread_of_the_users_is_no_rank_though_it_has_the_number_of_one_that_has_ended():
+    def program():
+        told = []
+
+        def elsewhere():
+            try:
+                dist.barrier()
+            except BaseException as error:
+                told.append(type(error).__name__)
+
+        for _ in range(3):
+            other = threading.Thread(target=elsewhere)
+            other.start()
+            other.join()
+        return told
+
+    assert lt.run(program, ranks=8).values == (["ForeignThread"] * 3,) * 8

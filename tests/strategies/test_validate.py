@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from localtensor._context import close_pools
 from strategies import report as reports
 from strategies.settings import Settings, UnknownOp
 from strategies.validate import validate
@@ -50,6 +51,7 @@ def family():
 
 @pytest.fixture
 def no_process_left():
+    close_pools()  # those that other tests of this session have run programs on, and keep
     before = family()
     yield
     assert multiprocessing.active_children() == []
