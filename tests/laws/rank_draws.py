@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -34,36 +35,35 @@ def programs(draw: st.DrawFn, kinds: Sequence[str] = KINDS, min_ranks: int = 1, 
     everyone = tuple(range(ranks))
     some = st.sets(st.sampled_from(everyone), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
     groups = (everyone, *draw(st.lists(some, max_size=MOST_GROUPS)))
-    few = draw(st.booleans())  # the same few kinds again and again meet in more ways than all of them
-    kinds = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3, unique=True)) if few else kinds
-    steps = [draw(drawn_step(s, groups, kinds)) for s in range(draw(st.integers(1, MOST_STEPS)))]
+    if draw(st.booleans()):  # the same few kinds again and again meet in more ways than all of them
+        kinds = Random(f"{groups}/{draw(st.integers(0, 2**32))}").sample(kinds, 2)
+    many, seed = draw(st.integers(1, MOST_STEPS)), draw(st.integers(0, 2**32))
+    steps = [drawn_step(s, groups, kinds, Random(f"{seed}/{s}/{many}/{groups}")) for s in range(many)]
     return Program(groups, tuple(tuple(draw(timeline(rank, groups, steps))) for rank in everyone))
 
 
-@st.composite
-def drawn_step(draw: st.DrawFn, id: int, groups: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> Step:  # noqa: A002
-    group = draw(st.integers(0, len(groups) - 1))
+def drawn_step(id: int, groups: Sequence[tuple[int, ...]], kinds: Sequence[str], dice: Random) -> Step:  # noqa: A002
+    """By dice, of which Hypothesis draws the seed: its own choices come in long rows of the same."""
+    group = dice.randrange(len(groups))
     members = groups[group]
-    able = [kind for kind in kinds if kind not in MESSAGES or len(members) > 1]
-    kind = draw(st.sampled_from(able or ["barrier"]))
-    dtype = draw(st.sampled_from(DTYPES))
-    step = Step(id, kind, group, members, dtype=dtype, shape=(draw(st.integers(0, 3)), draw(st.integers(1, 2))),
-                feed=(draw(st.integers(1, 9)), draw(st.integers(0, 10))))  # fmt: skip
+    kind = dice.choice([kind for kind in kinds if kind not in MESSAGES or len(members) > 1] or ["barrier"])
+    dtype = dice.choice(DTYPES)
+    step = Step(id, kind, group, members, dtype=dtype, shape=(dice.choice((0, 1, 2, 2, 3)), dice.randint(1, 2)),
+                feed=(dice.randint(1, 9), dice.randint(0, 10)))  # fmt: skip
     if kind in REDUCING:
-        step = replace(step, op=draw(st.sampled_from(OPS_OF[dtype.rstrip("0123456789")])))
+        step = replace(step, op=dice.choice(OPS_OF[dtype.rstrip("0123456789")]))
     if kind in ROOTED:
-        step = replace(step, root=draw(st.sampled_from(members)))
+        step = replace(step, root=dice.choice(members))
     if kind in IN_PLACE:
-        step = replace(step, layout=draw(st.sampled_from(["plain", "plain", "transposed", "window"])))
+        step = replace(step, layout=dice.choice(("plain", "plain", "transposed", "window")))
     if kind in SPLITS:
-        row = st.tuples(*[st.integers(0, 2)] * len(members))
-        step = replace(step, splits=draw(st.tuples(*[row] * len(members))))
+        step = replace(step, splits=tuple(tuple(dice.randint(0, 2) for _ in members) for _ in members))
     if kind == "permute":
-        step = replace(step, order=tuple(draw(st.permutations(range(len(members))))))
+        step = replace(step, order=tuple(dice.sample(range(len(members)), len(members))))
     if kind in MESSAGES:
-        pair = st.permutations(members).map(lambda order: (order[0], order[1]))
-        many = 1 if kind == "message" else 4
-        step = replace(step, pairs=tuple(draw(st.lists(pair, min_size=1, max_size=many))), tag=draw(st.integers(0, 1)))
+        many = 1 if kind == "message" else dice.randint(1, 4)
+        pairs = tuple((pair[0], pair[1]) for pair in (dice.sample(members, 2) for _ in range(many)))
+        step = replace(step, pairs=pairs, tag=dice.randint(0, 1))
     return step
 
 

@@ -15,6 +15,7 @@ from tests.laws.rank_programs import (
     OBJECTS,
     PRIME,
     REDUCING,
+    ROOTED,
     SIZE,
     SPLITS,
     Event,
@@ -81,21 +82,23 @@ def reduced(step: Step, me: int, held: list[Any], steps: dict[int, Step]) -> lis
 
 def fits(steps: list[Step]) -> bool:
     """What these ranks say of one collective goes together."""
-    said = set()
-    for step in steps:
-        rooted = step.root if step.kind in ("reduce", "broadcast", "gather", "scatter") or step.kind in OBJECTS else 0
-        rooted = 0 if step.kind == "all_gather_object" else rooted
-        op = step.op if step.kind in REDUCING else ""
-        typed = (
-            ()
-            if step.kind in ("barrier", *OBJECTS)
-            else (step.dtype, step.shape[1] if step.kind in SPLITS else step.shape)
-        )
-        said.add((step.kind, rooted, op, typed, step.order))
-    if len(said) > 1:
+    if len({said(step) for step in steps}) > 1:
         return False
-    many = range(len(steps)) if steps[0].kind in SPLITS else ()
-    return all(steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many)
+    many = range(len(steps))
+    if steps[0].kind == "permute":
+        return all(np.prod(steps[i].shape) == np.prod(steps[steps[0].order[i]].shape) for i in many)
+    return steps[0].kind not in SPLITS or all(
+        steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many
+    )
+
+
+def said(step: Step) -> tuple[object, ...]:
+    """What has to be the same on all ranks."""
+    root = step.root if step.kind in ROOTED else None
+    if step.kind in ("barrier", *OBJECTS):
+        return step.kind, root
+    shape = {"permute": step.order, "all_to_all_single": step.shape[1]}.get(step.kind, step.shape)
+    return step.kind, root, step.op if step.kind in REDUCING else "", step.dtype, shape
 
 
 class Rank:
@@ -151,20 +154,20 @@ class Referee:
             raise Illegal("messages that nobody meets")
         if any(rank.flying for rank in self.ranks):
             raise Illegal("work that nobody waits for")
-        if any(len(parts) < len(self.program.groups[group]) for (group, _), parts in self.meetings.items()):
+        if any(len(parts) < len(step.members) for parts in self.meetings.values() for step, _ in parts.values()):
             raise Illegal("a collective that not everybody came to")
         for n in range(max(len(rank.made) for rank in self.ranks)):
-            self.check_made({rank.rank: self.program.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)})
+            makers = self.check_made(n)
+            if 0 < sum(rank in makers for rank in makers[min(makers)]) < len(makers[min(makers)]):
+                raise Illegal("a group that one of its members never makes")  # who is no member may leave the last out
         return [(rank.acc, rank.out) for rank in self.ranks]
 
-    def check_made(self, made: dict[int, tuple[int, ...]]) -> None:
-        """All that made this group mean the same by it, and no member waits in it for another that never made it.
-
-        A rank that is no member, and makes no group after it, may leave it out: nobody can tell.
-        """
-        members = next(iter(made.values()))
-        if len(set(made.values())) > 1 or 0 < sum(rank in made for rank in members) < len(members):
+    def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
+        """The members of the n-th group that each rank has made so far: all of them mean the same by it."""
+        made = {rank.rank: self.program.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
+        if len(set(made.values())) > 1:
             raise Illegal("groups made in another order")
+        return made
 
     def moved(self, rank: Rank) -> bool:
         """The rank has gone as far as it can; whether that was any way at all."""
@@ -181,6 +184,7 @@ class Referee:
         match event.what:
             case "group":
                 rank.made.append(int(event.how))
+                self.check_made(len(rank.made) - 1)
             case "local":
                 rank.acc = (rank.acc * int(event.how) + 1) % PRIME
             case "return":
@@ -218,9 +222,14 @@ class Referee:
             rows = sum(row[step.members.index(rank)] for row in step.splits)
         return rows * columns if step.gets(rank) else 0
 
+    def known(self, rank: int, step: Step) -> int:
+        """The group as all ranks know it: by when it was made.  Two may have the same members."""
+        return self.ranks[rank].made.index(step.group) + 1 if step.group else 0
+
     def join(self, rank: int, step: Step, x: Any) -> None:
-        place = step.group, self.count[step.group, rank]
-        self.count[step.group, rank] += 1
+        group = self.known(rank, step)
+        place = group, self.count[group, rank]
+        self.count[group, rank] += 1
         self.meetings[place][rank] = step, x
         self.stake[rank, step.id] = [place]
         parts = self.meetings[place]
@@ -228,13 +237,14 @@ class Referee:
             raise Illegal("parts that do not fit")
 
     def post(self, rank: int, step: Step, x: Any) -> None:
-        stake = self.stake[rank, step.id] = []
+        stake, group = [], self.known(rank, step)
+        self.stake[rank, step.id] = stake
         for i, to in enumerate(step.sends(rank)):
-            channel = (step.group, rank, to, step.tag)
+            channel = (group, rank, to, step.tag)
             self.sends[channel].append((step, x[i]))
             stake.append((channel, len(self.sends[channel]), False))
         for by in step.recvs(rank):
-            channel = (step.group, by, rank, step.tag)
+            channel = (group, by, rank, step.tag)
             self.recvs[channel].append(step)
             stake.append((channel, len(self.recvs[channel]), True))
 
