@@ -3,6 +3,7 @@
 CI runs the same few programs each time; `--hypothesis-profile=thorough` draws others, and many more.
 """
 
+import itertools
 import time
 from collections import Counter
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor
 
 import localtensor as lt
 from localtensor.errors import CollectiveFailed, EarlyReturn, GroupMismatch, NeverEnded, ProgramFault
-from tests.laws.rank_draws import PLANTS, Fault, faults, planted, programs
+from tests.laws.rank_draws import DTYPES, OPS_OF, PLANTS, Fault, faults, planted, programs
 from tests.laws.rank_gradients import adjoint, chains, gradients
-from tests.laws.rank_programs import IN_PLACE, KINDS, MESSAGES, Event, Program, Step, render, simulated
+from tests.laws.rank_programs import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Program, Step, render, simulated
 from tests.laws.rank_referee import Illegal, Referee
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch renames all_gather_into_tensor and others
@@ -55,7 +56,7 @@ def plain(x: Any) -> Any:
 # -- right programs
 
 
-@whole_programs
+@settings(whole_programs, max_examples=1000 if thorough else 60)
 @given(program=programs(), seed=Seeds)
 def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_again_when_replayed(program, seed):
     want = Referee(program).play()
@@ -80,6 +81,18 @@ def test_one_schedule_gives_one_diary(program, seed):
         runs = simulated(program, first), simulated(program, second)
         assert runs[0].calls == runs[1].calls
         assert runs[0].replay == runs[1].replay
+
+
+def test_every_reduction_of_every_dtype_gives_what_the_twin_gives():
+    """The draws would come upon each of them some day; this is today."""
+    steps = []
+    for kind, dtype in itertools.product(REDUCING, DTYPES):
+        for op in OPS_OF[dtype.rstrip("0123456789")]:
+            style = ("sync", "async")[len(steps) % 2]
+            fed = (len(steps) % 9 + 1, len(steps) % 11)
+            steps.append(Step(len(steps), kind, 0, (0, 1, 2), style, dtype, (2, 2), op, root=1, feed=fed))
+    program = in_turn(((0, 1, 2),), steps)
+    check_values(simulated(program), Referee(program).play())
 
 
 def test_the_draws_reach_every_kind_and_style():
@@ -188,9 +201,14 @@ def everything() -> Program:
         Step(7, "batch", 0, groups[0], pairs=((0, 1), (1, 2), (2, 0)), tag=1),
         Step(8, "reduce_scatter_tensor", 0, groups[0], "async", op="max"),
     ]
+    return in_turn(groups, steps)
+
+
+def in_turn(groups: tuple[tuple[int, ...], ...], steps: list[Step]) -> Program:
+    """Each step waits for the one before, and has used what it got."""
     ranks = []
-    for rank in range(3):
-        events = [Event("group", how="1"), Event("group", how="2")]
+    for rank in groups[0]:
+        events = [Event("group", how=str(g)) for g in range(1, len(groups))]
         for step in (step for step in steps if rank in step.involved):
             events.append(Event("launch", step))
             events += [Event("wait", step)] * (step.style == "async") + [Event("mix", step)] * step.gets(rank)
