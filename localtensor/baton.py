@@ -15,6 +15,8 @@ from localtensor.schedule import Schedule
 
 BRIEF = 0.01  # seconds that a rank has to end, once its peers have used up the time for it
 
+SLICE = 1.0  # seconds
+
 COURTESY = 0.1  # seconds in which the rank that runs may still come to a yield point by itself, which is safer
 
 
@@ -71,8 +73,11 @@ class Baton:
 
     def wait(self, seconds: float | None) -> bool:
         """True once every rank has finished; False if `seconds` passed before."""
-        if not self._done.acquire(timeout=-1 if seconds is None else seconds):
-            return False
+        end = None if seconds is None else time.monotonic() + seconds
+        # In slices: a Ctrl-C that comes just before the wait is seen only when a wait ends.
+        while not self._done.acquire(timeout=SLICE if end is None else max(0.0, min(SLICE, end - time.monotonic()))):
+            if end is not None and time.monotonic() >= end:
+                return False
         self._done.release()
         return True
 

@@ -235,6 +235,8 @@ def _way_out(calls: Sequence[Call]) -> str:
     """What to do about a circle through these calls."""
     if not calls:
         return "Let the ranks that are waited for make the call too."
+    if all(call.kind.startswith("store.") for call in calls):
+        return "Let one of the ranks set the key before it waits for it."
     if all(call.peer is None for call in calls):
         return "Call the collectives of all groups in one order on every rank."
     if all("recv" in call.kind for call in calls):

@@ -161,3 +161,12 @@ def test_a_rank_may_make_a_store_of_its_own():
         return own.get("mine"), torch.ones(1).item()
 
     assert lt.run(program, ranks=2).values == ((b"0", 1.0), (b"1", 1.0))
+
+
+def test_a_key_that_nobody_sets_says_what_to_do():
+    def waits():
+        dist.distributed_c10d._get_default_store().get("never")
+
+    with pytest.raises(Deadlock) as told:
+        lt.run(waits, ranks=2)
+    assert "Let one of the ranks set the key before it waits for it." in str(told.value)
