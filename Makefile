@@ -28,7 +28,7 @@ validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules 
 test: $(READY) ## the whole suite, on two workers; what CI runs  (under 15 minutes)
 	@$(PYTEST) -n 2
 
-check: $(READY) ## format, lint, types, staircase, fast tests; before every commit  (under 60 s)
+check: $(READY) ## format, lint, types, staircase, fast tests; before every commit  (about a minute)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
