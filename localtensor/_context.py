@@ -4,6 +4,7 @@ Only one simulation can run at a time, because it owns what torch keeps once per
 from one call to the next, since it takes a moment to start them.
 """
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -13,8 +14,14 @@ from typing import Any
 MOST_KEPT = 16  # real processes that wait idle, in all pools together
 _turn = threading.Lock()
 _running: list[Any] = []
+_serials = itertools.count(1)
 _pools_turn = threading.Lock()
 _pools: dict[Hashable, Any] = {}  # the one used last is last
+
+
+def next_serial() -> int:
+    """A number that no other simulation of this process has."""
+    return next(_serials)
 
 
 def running() -> Any | None:

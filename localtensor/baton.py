@@ -171,6 +171,10 @@ class Baton:
         except Exception as refusal:  # why: a schedule of the user's may raise anything
             raise self._refused(refusal) from refusal
 
+    def give_up(self, crash: Exception) -> None:
+        """The run is over, and `refusal` says why.  Never returns."""
+        raise self._refused(crash) from crash
+
     def _refused(self, refusal: Exception) -> Abort:
         self.refusal = self.refusal or refusal
         self.aborting = True

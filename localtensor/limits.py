@@ -19,6 +19,7 @@ from torch.autograd import profiler
 
 from localtensor._context import running
 from localtensor.errors import NotServed
+from localtensor.replaced import wrapped
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0.
 PRIVATE = {
@@ -35,19 +36,9 @@ def kept() -> Iterator[None]:
         stack.enter_context(_eagerly())
         stack.enter_context(_one_profiler())
         for name in ("collect_all", "wait_all"):
-            stack.enter_context(_replaced(torch.futures, name, _settled_first))
-        stack.enter_context(_replaced(dist, "_register_comm_hook", _settling_hook))
+            stack.enter_context(wrapped(torch.futures, name, _settled_first))
+        stack.enter_context(wrapped(dist, "_register_comm_hook", _settling_hook))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(functools.partial(around, original)))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _settled_first(original: Callable[..., Any], futures: Any) -> Any:
@@ -91,7 +82,7 @@ def _eagerly() -> Iterator[None]:
 
         if "torch._dynamo" in sys.modules:
             force()
-        stack.enter_context(_replaced(torch, "compile", compiling))
+        stack.enter_context(wrapped(torch, "compile", compiling))
         yield
 
 
@@ -114,20 +105,5 @@ def _one_profiler() -> Iterator[None]:
 
     with ExitStack() as stack:
         for name, around in (("_start_trace", start), ("__exit__", leave)):
-            stack.enter_context(_method_replaced(profiler.profile, name, around))
+            stack.enter_context(wrapped(profiler.profile, name, around))
         yield
-
-
-@contextmanager
-def _method_replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
-
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -24,7 +24,7 @@ def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) 
     Raises `DtypeNotCarried`, `DtypeNotReducible`, `UnknownReduction`, `RankOutside`, `WrongListLength`, `NotDense`,
     `NotContiguous`: each rank by itself, so that a program can catch it, as it can on gloo.
     """
-    for x in _flat(brought.reads):
+    for x in flat(brought.reads):
         if x.dtype not in CARRIED:
             raise DtypeNotCarried(kind, "tensor", x.dtype, carrier(x.dtype))
         if brought.op is not None:
@@ -54,12 +54,13 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
             raise NotContiguous(kind, "tensor", x.shape, x.stride())
 
 
-def _flat(reads: Any) -> Iterator[Tensor]:
+def flat(reads: Any) -> Iterator[Tensor]:
+    """The tensors of what a collective reads: a tensor, a list, or a list of lists."""
     if isinstance(reads, Tensor):
         yield reads
     else:
         for each in reads:
-            yield from _flat(each)
+            yield from flat(each)
 
 
 def _without_gaps(x: Tensor) -> bool:

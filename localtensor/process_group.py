@@ -16,7 +16,7 @@ from localtensor.errors import CollectiveFailed
 from localtensor.frames import handled, origin
 from localtensor.kernels import SEND, Brought, Served
 from localtensor.meetings import Compute, Group, Part, key_of
-from localtensor.offers import check_message, check_offer
+from localtensor.offers import check_message, check_offer, flat
 from localtensor.simulation import Simulation
 from localtensor.watch import Watch
 from localtensor.works import RankWork
@@ -44,7 +44,7 @@ class Kernels:
     def part(self, served: Served, brought: Brought, rank: int, group: Group) -> tuple[Part, bool]:
         """The rank's part in a collective, and whether its Work goes to the user."""
         line, hands_out = origin(sys._getframe(2))
-        compared = brought.writes if served.by_output else _flat(brought.reads)
+        compared = brought.writes if served.by_output else list(flat(brought.reads))
         tensors = tuple([(x.dtype, x.shape) for x in compared])
         device = compared[0].device if compared else None
         root = None if brought.root is None else group.ranks[brought.root]
@@ -77,7 +77,7 @@ class Kernels:
         check_offer(meant.kind, brought, rank, group.ranks)
         part, hands_out = self.part(meant, brought, rank, group)
         hands_out = hands_out and later
-        read = _flat(brought.reads) if hands_out else ()
+        read = list(flat(brought.reads)) if hands_out else ()
         if hands_out:  # the user may write it before the others have come
             part.inputs = _copied(brought.reads)
 
@@ -205,10 +205,6 @@ def _on_one_device(parts: Sequence[Part]) -> Sequence[Part]:
 
 def _moved(reads: Any, device: torch.device | None) -> Any:
     return reads.to(device) if isinstance(reads, Tensor) else [_moved(each, device) for each in reads]
-
-
-def _flat(reads: Any) -> list[Tensor]:
-    return [reads] if isinstance(reads, Tensor) else [x for each in reads for x in _flat(each)]
 
 
 def _layout(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...] | None:

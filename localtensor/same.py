@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from localtensor import _context
-from localtensor.errors import RanksDisagree
+from localtensor.errors import CollectiveFailed, RanksDisagree
 from localtensor.events import Place
 from localtensor.frames import origin
 from localtensor.meetings import Part
@@ -49,7 +49,12 @@ def _ignore(result: None) -> None:
 
 
 def _agree(what: str, parts: Sequence[Part]) -> list[None]:
-    _compare(what, {part.rank: part.inputs for part in parts}, {part.rank: part.place for part in parts})
+    try:
+        _compare(what, {part.rank: part.inputs for part in parts}, {part.rank: part.place for part in parts})
+    except RanksDisagree:
+        raise
+    except Exception as problem:  # why: the == of a user's class may raise anything
+        raise CollectiveFailed([part.call() for part in parts], f"{type(problem).__name__}: {problem}") from problem
     return [None for _ in parts]
 
 

@@ -3,13 +3,12 @@
 Nothing here knows torch.distributed: `process_group.py` says what a collective reads and writes.
 """
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from localtensor import judging
+from localtensor import _context, judging
 from localtensor.baton import Abort, Baton
 from localtensor.cores import Cores
 from localtensor.errors import (
@@ -26,7 +25,6 @@ from localtensor.schedule import Schedule
 
 FRUITLESS = 10_000  # questions in a row whether a work is done, by ranks of which none can do anything else
 LOG = 1_000_000  # calls that the event log keeps: the last ones of a very long run
-_serials = itertools.count(1)
 
 
 class Simulation:
@@ -34,7 +32,7 @@ class Simulation:
 
     def __init__(self, ranks: int, schedule: Schedule, swap: Callable[[int | None, int | None], None]) -> None:
         self.ranks = ranks
-        self.serial = next(_serials)
+        self.serial = _context.next_serial()
         self.baton = Baton(ranks, schedule, swap, self._judge, Cores(ranks).turn)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, where
@@ -92,8 +90,10 @@ class Simulation:
             tickets = meeting.group.close(meeting, compute)
         except ProgramFault as fault:
             self.fail(fault)
-        except Exception as refusal:  # why: in torch's own words, too, it is about what all ranks bring
+        except (LocalTensorError, RuntimeError, MemoryError) as refusal:  # torch's own words are RuntimeErrors
             self.fail(judging.refused(meeting, refusal))
+        except Exception as crash:  # why: it is ours, and no verdict about the program: `run` raises it as it is
+            self.baton.give_up(crash)
         for ticket in tickets:
             self._wake(ticket)
 

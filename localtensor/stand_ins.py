@@ -18,6 +18,7 @@ from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
 from localtensor.events import Place
 from localtensor.frames import origin
 from localtensor.meetings import Group, Line
+from localtensor.replaced import replaced
 from localtensor.worlds import BACKEND, DEVICES, RankWorld, c10d_cpp, init, innermost, show, world_now
 
 
@@ -137,11 +138,11 @@ def installed() -> Iterator[None]:
     if not hasattr(c10d.Backend, BACKEND.upper()):
         c10d.Backend.register_backend(BACKEND, _create, extended_api=True, devices=list(DEVICES))
     with ExitStack() as stack:
-        stack.enter_context(_set(c10d, "_world", c10d._world))
-        stack.enter_context(_set(c10d, "_new_process_group_helper", _around(c10d._new_process_group_helper)))
+        stack.enter_context(replaced(c10d, "_world", c10d._world))
+        stack.enter_context(replaced(c10d, "_new_process_group_helper", _around(c10d._new_process_group_helper)))
         stack.enter_context(inside(c10d.init_process_group, _init_process_group))
         stack.enter_context(inside(c10d.split_group, _split_group))
-        stack.enter_context(_set(DeviceMesh, "_thread_id", property(_mesh_owner, _own_mesh)))
+        stack.enter_context(replaced(DeviceMesh, "_thread_id", property(_mesh_owner, _own_mesh)))
         c10d_cpp._set_thread_isolation_mode(True)
         stack.callback(c10d_cpp._set_thread_isolation_mode, False)
         stack.callback(forget_meshes)
@@ -174,20 +175,6 @@ def _own_mesh(mesh: DeviceMesh, value: Any) -> None:
     """A mesh belongs to one rank of one simulation: torch compares meshes by this, too, and caches by mesh."""
     world = world_now()
     mesh.__dict__["_thread_id"] = value if world is None else (world.simulation.serial, world.rank)
-
-
-@contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    missing = object()
-    before = vars(owner).get(name, missing)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 @contextmanager

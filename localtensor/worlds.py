@@ -4,7 +4,8 @@ A group is an ordinary `ProcessGroup` with torch's own fake backend under it, re
 "localtensor"; `process_group.py` serves its collectives.  A program that asks for gloo or nccl gets it too,
 and `get_backend()` answers what it asked for.
 
-torch's private parts are touched here and in process_group.py, and listed in `PRIVATE`.
+torch's private parts that a simulation touches, here and in process_group.py, c10d_ops.py, stand_ins.py and
+watch.py, are listed in `PRIVATE`; limits.py and propagation.py have tables of their own.
 """
 
 import sys
@@ -36,6 +37,16 @@ PRIVATE = {
     "torch._C._AutoDispatchBelowADInplaceOrView": "results are written as a backend writes them: unseen by autograd",
     "torch._C._DisableAutocast": "collectives compute in the tensors' own dtype",
     "torch._C._DisableTorchDispatch": "results are written unseen by dispatch modes",
+    "torch.distributed.distributed_c10d._get_default_group": "which group a split begins with",
+    "torch.library.Library._destroy": "torch's own kernels stand there again",
+    "torch._C.DispatchKeySet": "how another backend's kernel is called",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "the watch lies below the modes of the user",
+    "torch.utils._python_dispatch._pop_mode": "to put it there",
+    "torch.utils._python_dispatch._push_mode": "to put it there",
+    "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": "no compiler is imported for the watch",
+    "torch.overrides._get_current_function_mode_stack": "the same for function modes",
+    "torch.overrides._pop_mode": "the same for function modes",
+    "torch.overrides._push_mode": "the same for function modes",
     "torch._C._get_dispatch_mode": "whether a fake mode is on, in which nothing in flight is read or written",
     "torch._C._TorchDispatchModeKey": "the name of that mode",
     "torch._C.DisableTorchFunction": "what a collective does in Python is unseen by function modes",

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = """
-localtensor.errors.base localtensor.events localtensor._policies localtensor._context
+localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced
 localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults
 localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs
 localtensor.errors

@@ -159,3 +159,14 @@ def test_values_that_cannot_be_compared_are_told_with_the_reason():
     with pytest.raises(CollectiveFailed) as caught:
         lt.run(lambda: lt.assert_same_on_all_ranks(Incomparable()), ranks=2)
     assert type(caught.value.__cause__) is ZeroDivisionError
+
+
+def test_a_crash_of_ours_is_raised_as_it_is_and_is_no_verdict(monkeypatch):
+    def crashes(*arguments):
+        raise AttributeError("ours")
+
+    monkeypatch.setattr("localtensor.collectives.fold", crashes)
+    with pytest.raises(AttributeError, match=r"^ours$"):
+        lt.run(lambda: dist.all_reduce(torch.ones(2)), ranks=3)
+    monkeypatch.undo()
+    assert lt.run(dist.get_rank, ranks=2).values == (0, 1)

@@ -53,3 +53,10 @@ def test_large_ones_are_compared_by_their_ranges(a, b, shared):
 def test_views_of_another_dtype_share_bytes():
     as_bytes = BASE.view(torch.uint8)
     assert overlap(as_bytes[3:4], BASE[0:1]) and not overlap(as_bytes[4:5], BASE[0:1])
+
+
+def test_large_strided_views_overlap_only_if_they_are_the_same():
+    x = torch.zeros(600, 600)
+    left, right = x[:, :300], x[:, 300:]
+    assert overlap(left, left)
+    assert not overlap(left, right)
