@@ -1,4 +1,5 @@
-"""The simulation that runs now, and the real processes that wait for work: all ambient state there is.
+"""The simulation that runs now, the lockstep of each thread, and the real processes that wait for work: all ambient
+state there is.
 
 Only one simulation can run at a time, because it owns what torch keeps once per process.  Real processes are kept
 from one call to the next, since it takes a moment to start them.
@@ -52,6 +53,42 @@ def pool_of(key: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
         while len(_pools) > 1 and sum(kept.ranks for kept in _pools.values()) > MOST_KEPT:
             _pools.pop(next(iter(_pools))).close()
         yield pool
+
+
+# -- lockstep: each thread has its own modes; those of other threads are nothing to it
+
+
+class _Ambient(threading.local):
+    def __init__(self) -> None:
+        self.modes: list[Any] = []
+
+
+_ambient = _Ambient()
+_make_idle: list[Callable[[int], Any]] = []
+_idle: dict[int, Any] = {}
+
+
+def lockstep() -> Any | None:
+    """The LocalTensorMode of this thread, or None."""
+    modes = _ambient.modes
+    return modes[-1] if modes else None
+
+
+def lockstep_modes() -> list[Any]:
+    """The modes of this thread, the innermost last; who enters one, appends it."""
+    return _ambient.modes
+
+
+def makes_idle_modes(make: Callable[[int], Any]) -> None:
+    """How to make a mode that nobody enters, for LocalTensors outside of any."""
+    _make_idle[:] = [make]
+
+
+def idle_mode(world: int) -> Any:
+    """The mode of so many ranks that LocalTensors made outside of any mode belong to."""
+    if world not in _idle:
+        _idle[world] = _make_idle[0](world)
+    return _idle[world]
 
 
 def close_pools() -> None:

@@ -32,12 +32,7 @@ _PREMUL = int(_ReduceOp.RedOpType.PREMUL_SUM)
 
 def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Callable[..., Any]:
     """What stands at a c10d op while a simulation runs."""
-    names = [argument.name for argument in schema.arguments]
-    at = names.index("process_group")
-    when = names.index("async_op") if "async_op" in names else None
-    count = len([one for one in names if one not in ("process_group", "async_op", "timeout")])
-    if name == "monitored_barrier_":
-        count += 1  # its time limit is an argument like any other
+    at, when, count = positions(name, schema)
     served = SERVED.get(name)
 
     def kernel(*arguments: Any) -> Any:
@@ -47,7 +42,7 @@ def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Call
             if previous is None:
                 raise NotServed(f"c10d::{name}", "the group is of another backend, and this torch cannot hand it on")
             return previous(*arguments)
-        rest = [_plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
+        rest = [plain(a) for a in (*arguments[:at], *arguments[at + 1 :])][:count]
         with torch._C.DisableTorchFunction():  # a mode of the user's, or a default device, is not for what we do
             if served is not None:
                 later = when is None or len(arguments) <= when or bool(arguments[when])
@@ -59,6 +54,15 @@ def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Call
         raise NotServed(f"c10d::{name}", "no simulated collective of this name exists")
 
     return kernel
+
+
+def positions(name: str, schema: Any) -> tuple[int, int | None, int]:
+    """Of a c10d op: where its group and its async_op (None: it has none) stand, and how many other arguments count."""
+    names = [argument.name for argument in schema.arguments]
+    when = names.index("async_op") if "async_op" in names else None
+    count = len([one for one in names if one not in ("process_group", "async_op", "timeout")])
+    # The time limit of a monitored barrier is an argument like any other.
+    return names.index("process_group"), when, count + (name == "monitored_barrier_")
 
 
 _AT_ONCE = ("monitored_barrier_",)
@@ -115,7 +119,7 @@ def _previous(full: str, key: str) -> Callable[..., Any] | None:
     )
 
 
-def _plain(argument: Any) -> Any:
+def plain(argument: Any) -> Any:
     """An argument as the tables of kernels.py want it: a reduction by its name."""
     return _reduction(argument) if isinstance(argument, torch.ScriptObject) else argument
 

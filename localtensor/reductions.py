@@ -10,7 +10,6 @@ hold it there.  In three places this room differs from gloo, on purpose:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -39,16 +38,34 @@ class PremulSum:
     factor: float
 
     def __call__(self, held: Sequence[Tensor]) -> Tensor:
-        factor = torch.tensor(self.factor, dtype=held[0].dtype, device=held[0].device)
-        return total([x * factor for x in held])
+        return total([self.times(x) for x in held])
+
+    def times(self, x: Tensor) -> Tensor:
+        """What one rank brings, times the factor."""
+        return x * torch.tensor(self.factor, dtype=x.dtype, device=x.device)
 
 
 Op: TypeAlias = str | PremulSum
 
 
+def by_pairs(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor]) -> Tensor:
+    """Neighbours are folded in pairs, then their results, until one is left.
+
+    As good an order as gloo's ring or tree, whose own depends on sizes; and one in which groups of equal values can
+    be folded together (folded.py).
+
+    >>> by_pairs(lambda a, b: f"({a}{b})", "abcde")
+    '(((ab)(cd))e)'
+    """
+    while len(held) > 1:
+        even = len(held) // 2 * 2
+        held = [*(pair(held[i], held[i + 1]) for i in range(0, even, 2)), *held[even:]]
+    return held[0]
+
+
 def total(held: Sequence[Tensor]) -> Tensor:
     """The sum.  Integers wrap around, a sum of bools is their 'or'; both as in gloo."""
-    return reduce(torch.add, held)
+    return by_pairs(torch.add, held)
 
 
 def mean(held: Sequence[Tensor]) -> Tensor:
@@ -57,7 +74,7 @@ def mean(held: Sequence[Tensor]) -> Tensor:
 
 
 def _folding(pair: Callable[[Tensor, Tensor], Tensor]) -> Fold:
-    return lambda held: reduce(pair, held)
+    return lambda held: by_pairs(pair, held)
 
 
 FOLDS: dict[str, Fold] = {
@@ -132,3 +149,8 @@ def fold(held: Sequence[Tensor], op: Op) -> Tensor:
     tensor([1, 2])
     """
     return op(held) if isinstance(op, PremulSum) else FOLDS[op](held)
+
+
+def premultiplied(op: Op, x: Tensor) -> tuple[str, Tensor]:
+    """The reduction without its factor, which has gone into what the ranks bring."""
+    return ("sum", op.times(x)) if isinstance(op, PremulSum) else (op, x)

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from localtensor._context import running
 from localtensor.meetings import Group, Line
+from localtensor.own_world import OwnWorld
 from localtensor.simulation import Simulation
 
 c10d_cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
@@ -55,35 +56,17 @@ PRIVATE = {
 }
 
 
-class RankWorld(c10d._World):
+class RankWorld(OwnWorld):
     """The groups of one rank."""
 
     def __init__(self, simulation: Simulation, rank: int) -> None:
         super().__init__()
-        self.group_count = 0
         self.simulation = simulation
         self.rank = rank
         self.implicit = False  # the default group was made by us, and the program has not asked for it
         self.epoch = 0  # how many default groups it has had: torch begins to count names anew with each
         self.groups: dict[Any, Group] = {}
         self.made: dict[str, Made] = {}
-
-
-def _own(name: str) -> property:
-    """A property whose value belongs to the object, where torch's belongs to the module."""
-
-    def read(self: RankWorld) -> Any:
-        return self.__dict__.setdefault(f"_own_{name}", {})
-
-    def write(self: RankWorld, value: Any) -> None:
-        self.__dict__[f"_own_{name}"] = value
-
-    return property(read, write)
-
-
-for _name, _value in vars(c10d._World).items():
-    if isinstance(_value, property) and _name not in ("default_pg", "pg_coalesce_state", "comms", "pg_config_info"):
-        setattr(RankWorld, _name, _own(_name))
 
 
 def world_now() -> RankWorld | None:

@@ -6,6 +6,7 @@ collectives, processes     what ranks bring to a collective; pools of real proce
 faults                     what all faults of a user's program share
 mismatches, programs       calls that do not fit; what a real run would not tell
 runs                       what `run` cannot do
+lockstep                   what one control flow for all ranks cannot do
 """
 
 from localtensor.errors.arguments import BadMesh as BadMesh
@@ -41,6 +42,13 @@ from localtensor.errors.collectives import UnevenDim as UnevenDim
 from localtensor.errors.collectives import UnknownReduction as UnknownReduction
 from localtensor.errors.collectives import WrongListLength as WrongListLength
 from localtensor.errors.faults import ProgramFault as ProgramFault
+from localtensor.errors.lockstep import AnotherMode as AnotherMode
+from localtensor.errors.lockstep import ModeBusy as ModeBusy
+from localtensor.errors.lockstep import NotHeld as NotHeld
+from localtensor.errors.lockstep import NotInLockstep as NotInLockstep
+from localtensor.errors.lockstep import OutsideWrite as OutsideWrite
+from localtensor.errors.lockstep import RanksDiverge as RanksDiverge
+from localtensor.errors.lockstep import ValuesDiffer as ValuesDiffer
 from localtensor.errors.mismatches import CollectiveMismatch as CollectiveMismatch
 from localtensor.errors.mismatches import DeviceMismatch as DeviceMismatch
 from localtensor.errors.mismatches import DtypeMismatch as DtypeMismatch
@@ -89,16 +97,17 @@ from localtensor.errors.runs import TorchChanged as TorchChanged
 from localtensor.errors.runs import UnknownWay as UnknownWay
 
 __all__ = [
-    "BadGroup", "BadMesh", "BadPlacement", "BadSchedule", "BufferReused", "CollectiveFailed", "CollectiveMismatch",
-    "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer", "DtypeMismatch", "DtypeNotCarried",
-    "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread", "GroupMismatch", "GroupsLeftOver",
-    "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot", "ListsDiffer", "LocalTensorError", "MessageMismatch",
-    "MessagesLeftOver", "NegativeSplit", "NegativeTag", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim",
-    "NoSuchScript", "NoTime", "NotAPermutation", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense",
-    "NotImportable", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce",
-    "PiecesDiffer", "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised",
-    "RanksDisagree", "ReadBeforeWait", "ReduceOpMismatch", "ReplayDiverged", "RootMismatch", "ScalarTensor",
-    "ScriptFailed", "SelfSend", "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum",
-    "SplitsDisagree", "ThreadsOnly", "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction", "UnknownWay",
+    "AnotherMode", "BadGroup", "BadMesh", "BadPlacement", "BadSchedule", "BufferReused", "CollectiveFailed",
+    "CollectiveMismatch", "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer", "DtypeMismatch",
+    "DtypeNotCarried", "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread", "GroupMismatch",
+    "GroupsLeftOver", "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot", "ListsDiffer",
+    "LocalTensorError", "MessageMismatch", "MessagesLeftOver", "ModeBusy", "NegativeSplit", "NegativeTag", "NestedRun",
+    "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim", "NoSuchScript", "NoTime", "NotAPermutation",
+    "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense", "NotHeld", "NotImportable", "NotInLockstep",
+    "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce", "OutsideWrite", "PiecesDiffer",
+    "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised", "RanksDisagree", "RanksDiverge",
+    "ReadBeforeWait", "ReduceOpMismatch", "ReplayDiverged", "RootMismatch", "ScalarTensor", "ScriptFailed", "SelfSend",
+    "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum", "SplitsDisagree", "ThreadsOnly",
+    "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction", "UnknownWay", "ValuesDiffer",
     "WorkNotWaited", "WrongArguments", "WrongListLength", "WrongPieces", "refusal",
 ]  # fmt: skip

@@ -1,0 +1,134 @@
+"""From the results of an op on each cell to what the op returns: LocalTensors, ints per rank, or one plain value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localtensor.cells import gathered, is_in_blocks, joined, row_by_row
+from localtensor.errors import NotInLockstep, RanksDiverge
+from localtensor.folding import Partition
+from localtensor.frames import origin
+from localtensor.memory import Memory
+from localtensor.rank_ints import rank_int
+from localtensor.tensor import LocalTensor, wrap
+from localtensor.ways import Facts
+
+
+class Rowwise(list[Any]):
+    """The results of the rows of one cell, not stacked yet."""
+
+
+class Answers:
+    """What a call returns."""
+
+    def __init__(
+        self, mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, memory: Memory | None
+    ) -> None:
+        self.mode, self.func, self.known, self.args, self.kwargs = mode, func, known, args, kwargs
+        self.final, self.memory = final, memory
+
+    def of(self, results: list[Any]) -> Any:
+        """The results of all cells, in the structure that the op returns."""
+        returns = self.known.returns
+        if len(returns) == 1:
+            return self.one(0, results)
+        if not returns:
+            return None
+        columns = [_column(results, index) for index in range(len(returns))]
+        return tuple(self.one(index, column) for index, column in enumerate(columns))
+
+    def one(self, index: int, results: list[Any]) -> Any:
+        written = self.known.returns[index]
+        if written is None:
+            return self.value(results)
+        if written < len(self.args):
+            return self.args[written]
+        return self.kwargs[self.func._schema.arguments[written].name]
+
+    def value(self, results: list[Any]) -> Any:
+        """One result, of which each cell has its own."""
+        first = results[0][0] if type(results[0]) is Rowwise else results[0]
+        if isinstance(first, Tensor):
+            return self.tensor(results)
+        if first is None:
+            return None
+        if isinstance(first, list | tuple):
+            lengths = {len(one) for one in _each(results)}
+            if len(lengths) > 1:
+                raise NotInLockstep(str(self.func), f"ranks get lists of different lengths: {sorted(lengths)}")
+            found = [self.value(_column(results, index)) for index in range(len(first))]
+            return type(first)(found)
+        return self.plain(results)
+
+    def tensor(self, results: list[Any]) -> LocalTensor:
+        final = self.final
+        if any(type(one) is Rowwise for one in results):
+            rows = [row for one in results for row in (one if type(one) is Rowwise else [one])]
+            cells, final = gathered(rows, final)
+            return wrap(cells, final, self.mode)
+        if self.memory is not None:
+            return wrap(tuple(results), final, self.mode, self.memory)
+        for cell, rows in enumerate(final.sizes):
+            if rows > 1:
+                results[cell] = tidy(results[cell])
+        if len(results) == 1:
+            return wrap((results[0],), final, self.mode)
+        return wrap(*joined(tuple(results), final), self.mode)
+
+    def plain(self, results: list[Any]) -> Any:
+        """A number or the like: the same on all ranks, or an int for each."""
+        final = self.final
+        rows: list[Any] = []
+        for cell, one in enumerate(results):
+            rows.extend(one if type(one) is Rowwise else [one] * final.sizes[cell])
+        first = rows[0]
+        if all(same(row, first) for row in rows):
+            return first
+        if type(first) is int and self.func.name() != "aten::_local_scalar_dense":
+            return rank_int(np.array(rows)[final.row_of], final.held)
+        values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
+        place = origin(sys._getframe(4)).place
+        raise RanksDiverge(_asked(self.func), "", values, place)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, or both not a number."""
+    return bool(one == other) or (one != one and other != other)
+
+
+def _asked(func: Any) -> str:
+    return "Tensor.item" if func.name() == "aten::_local_scalar_dense" else str(func)
+
+
+def _each(results: Sequence[Any]) -> Any:
+    for one in results:
+        if type(one) is Rowwise:
+            yield from one
+        else:
+            yield one
+
+
+def _column(results: Sequence[Any], index: int) -> list[Any]:
+    return [Rowwise([row[index] for row in one]) if type(one) is Rowwise else one[index] for one in results]
+
+
+def tidy(cell: Tensor) -> Tensor:
+    """A stack whose rows lie as the op alone would have left them: each dense."""
+    if cell.layout is not torch.strided or cell.is_contiguous() or is_in_blocks(cell):
+        return cell
+    return row_by_row(cell)
+
+
+def reshaped(func: Any, args: Any, kwargs: Any, results: list[Any], final: Partition) -> Any:
+    """The first argument has another shape from now on, in its cells and as it looks from outside."""
+    x = args[0]
+    with torch._C._DisableTorchDispatch():
+        func(x, *args[1:], **kwargs)
+    x._cells = tuple(results)
+    return x

@@ -1,0 +1,111 @@
+"""Cells: the tensors behind a partition.  What has one shape lies in one stack, each row a dense block."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localtensor.folding import NOWHERE, Partition, merged, partition
+
+Cells = tuple[Tensor, ...]
+
+
+def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """The strides of a dense copy that keeps the order of the dims in memory, and its elements.
+
+    >>> dense_strides((2, 3), (1, 7))
+    ((1, 2), 6)
+    """
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides), step
+
+
+def is_in_blocks(cell: Tensor) -> bool:
+    """Whether the rows of this stack are blocks, one behind the other, and nothing else is in its storage."""
+    size = cell.untyped_storage().nbytes()
+    step = cell.stride(0)
+    return step * cell.element_size() * cell.shape[0] == size and cell.storage_offset() < max(step, 1)
+
+
+def row_by_row(cell: Tensor) -> Tensor:
+    """A copy of a stack whose rows are blocks, one behind the other, each dense in the order that its dims had."""
+    strides, step = dense_strides(cell.shape[1:], cell.stride()[1:])
+    fresh = torch.empty_strided(cell.shape, (step, *strides), dtype=cell.dtype, device=cell.device)
+    return fresh.copy_(cell)
+
+
+def in_blocks(cell: Tensor, rows: int) -> Tensor:
+    """The cell, if each of its rows has a block of its own; else a copy of which that is true."""
+    if rows == 1 or cell.layout is not torch.strided or cell.numel() == 0 or is_in_blocks(cell):
+        return cell
+    return row_by_row(cell)
+
+
+def stack(rows: Sequence[Tensor]) -> Tensor:
+    """One stack of rows of one shape, which keep the order of their dims in memory."""
+    first = rows[0]
+    if first.is_contiguous():
+        return torch.stack([row.resolve_conj().resolve_neg() for row in rows] if first.is_complex() else list(rows))
+    strides, step = dense_strides(first.shape, first.stride())
+    fresh = torch.empty_strided((len(rows), *first.shape), (step, *strides), dtype=first.dtype, device=first.device)
+    for place, row in zip(fresh, rows, strict=True):
+        place.copy_(row)
+    return fresh
+
+
+def kind_of(x: Tensor) -> Any:
+    """What rows of one stack have in common."""
+    if x.layout is not torch.strided:
+        return (id(x),)
+    return (tuple(x.shape), x.stride())
+
+
+def gathered(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:
+    """The cells of a value with one tensor for each row of `whole`, and which rank reads what.
+
+    Rows that are the same object are held once, and those of one shape in one stack.
+    """
+    place: dict[int, int] = {}
+    number = np.array([place.setdefault(id(row), len(place)) for row in rows])
+    kept = [rows[int(first)] for first in np.unique(number, return_index=True)[1]]
+    groups: dict[Any, list[int]] = {}
+    for index, row in enumerate(kept):
+        groups.setdefault(kind_of(row), []).append(index)
+    order = [index for group in groups.values() for index in group]
+    row_of = np.empty(len(kept), np.int64)
+    row_of[order] = np.arange(len(order))
+    by_rank = np.where(whole.row_of >= 0, row_of[number[whole.row_of]], NOWHERE)
+    cells = tuple(stack([kept[i] for i in group]) if len(group) > 1 else kept[group[0]] for group in groups.values())
+    return cells, partition(by_rank, [len(group) for group in groups.values()])
+
+
+def joined(cells: Cells, held: Partition) -> tuple[Cells, Partition]:
+    """Fresh cells, those of one shape in one stack."""
+    if len(cells) == 1:
+        return cells, held
+    kinds = tuple(
+        (tuple(cell.shape[1:] if rows > 1 else cell.shape),) if cell.layout is torch.strided else (index,)
+        for index, (cell, rows) in enumerate(zip(cells, held.sizes, strict=True))
+    )
+    if len(set(kinds)) == len(kinds):
+        return cells, held
+    whole, groups = merged(held, kinds)
+    return tuple(_one(group, cells, held) for group in groups), whole
+
+
+def _one(group: tuple[int, ...], cells: Cells, held: Partition) -> Tensor:
+    if len(group) == 1:
+        return cells[group[0]]
+    if all(held.sizes[index] == 1 for index in group):
+        return stack([cells[index] for index in group])
+    return torch.cat([cells[index] if held.sizes[index] > 1 else cells[index][None] for index in group])
+
+
+def rows_of(cell: Tensor, rows: int) -> list[Tensor]:
+    """The rows of a cell, as views."""
+    return list(cell.unbind()) if rows > 1 else [cell]

@@ -1,0 +1,5 @@
+"""DTensor in lockstep."""
+
+
+def install() -> None:
+    pass

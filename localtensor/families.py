@@ -1,0 +1,73 @@
+"""The groups of one collective, all of them: while one rank is in one of them, lockstep serves them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Family:
+    """Disjoint groups of ranks, each in group order: any groups, not only those along an axis of a mesh.
+
+    `index` is the group of each rank and `position` its place there, both int64 of shape [world], -1 for ranks that
+    are in none.  `matrix` has a row for each group if they are of one size, else it is None.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    world: int
+    index: np.ndarray[Any, Any]
+    position: np.ndarray[Any, Any]
+    matrix: np.ndarray[Any, Any] | None
+
+    @property
+    def members(self) -> Any:
+        """Which ranks are in a group: bools of shape [world]."""
+        return self.index >= 0
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all ranks are."""
+        return bool((self.index >= 0).all())
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        return self.groups[int(self.index[rank])] if self.index[rank] >= 0 else ()
+
+    def __repr__(self) -> str:
+        return f"Family({len(self.groups)} groups, {self.world} ranks)"
+
+
+@lru_cache(1024)
+def family(groups: tuple[tuple[int, ...], ...], world: int) -> Family:
+    """The family of these groups.
+
+    >>> family(((0, 2), (1, 3)), 4).position.tolist()
+    [0, 0, 1, 1]
+    """
+    index, position = np.full(world, -1), np.full(world, -1)
+    for number, group in enumerate(groups):
+        ranks = list(group)
+        index[ranks] = number
+        position[ranks] = np.arange(len(ranks))
+    sizes = {len(group) for group in groups}
+    matrix = np.array(groups) if len(sizes) == 1 else None
+    return Family(groups, world, index, position, matrix)
+
+
+def of_lists(groups: Sequence[Sequence[int]], world: int) -> Family:
+    """The family of groups given as lists."""
+    return family(tuple(tuple(int(rank) for rank in group) for group in groups), world)
+
+
+def one_size(whole: Family) -> list[Family]:
+    """The same groups, those of one size together, so that each part has a matrix."""
+    if whole.matrix is not None:
+        return [whole]
+    sizes: dict[int, list[tuple[int, ...]]] = {}
+    for group in whole.groups:
+        sizes.setdefault(len(group), []).append(group)
+    return [family(tuple(groups), whole.world) for groups in sizes.values()]

@@ -1,0 +1,240 @@
+"""LocalTensorMode: one control flow for all ranks, whose tensors hold every rank's value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from localtensor import _context, c10d, dtensor, engine, lockstep_doors
+from localtensor.draws import Streams
+from localtensor.errors import AnotherMode, BufferReused, ModeBusy, NoRanks, NotHeld, ValuesDiffer, WorkNotWaited
+from localtensor.folding import Partition, everyone, partition
+from localtensor.frames import origin
+from localtensor.lockstep_groups import LockstepWorld
+from localtensor.rank_ints import rank_int
+from localtensor.tensor import LocalTensor, by_rank, size_of, wrap
+
+_SIZES = frozenset(
+    f"aten::{name}" for name in ("dim", "sym_size", "size", "sym_stride", "stride", "sym_numel", "numel",
+                                 "sym_storage_offset", "is_contiguous", "sym_is_contiguous", "is_contiguous.memory_format",
+                                 "is_strides_like_format", "is_non_overlapping_and_dense", "sym_size.int", "sym_stride.int")
+)  # fmt: skip
+
+
+class LocalTensorMode(TorchDispatchMode):
+    """All ranks at once, in one thread: under this mode every tensor holds each rank's value, equal ones once.
+
+    `ranks` is their number, or the ranks themselves.  A default process group of all of them exists inside, and
+    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside may be
+    used: it is the same on every rank, and can be written only with what is.  Every rank's random stream starts where
+    the generator is when the mode is entered, and the generator is put back when it ends.
+
+    Raises `NoRanks`; `ModeBusy` on entering inside of a rank of `run`, or while another thread is in one.
+
+    >>> with LocalTensorMode(1024):
+    ...     x = rank_map(torch.tensor)
+    ...     torch.distributed.all_reduce(x)
+    >>> x
+    LocalTensor(1024 ranks, the same on all: tensor(523776))
+    """
+
+    def __init__(self, ranks: int | Iterable[int]) -> None:
+        super().__init__()
+        self.ranks = tuple(range(ranks)) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
+        if isinstance(ranks, bool) or not self.ranks or not all(isinstance(r, int) and r >= 0 for r in self.ranks):
+            raise NoRanks("LocalTensorMode", ranks)
+        self.world = self.ranks[-1] + 1
+        rows = np.full(self.world, -1)
+        rows[list(self.ranks)] = 0
+        self.everyone: Partition = partition(rows, [1]) if len(self.ranks) < self.world else everyone(self.world)
+        self.serial = _context.next_serial()
+        self.streams = Streams(self.world)
+        self.in_flight: list[Any] = []
+        self.standing: int | None = None  # the rank as which torch's own code runs now
+        self._paused = False
+        self._state: Any = None
+        self.groups = LockstepWorld(self, self.serial)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes longer than most programs
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> LocalTensorMode:
+        if _context.running() is not None:
+            inside = _context.running().is_rank()
+            raise ModeBusy("this is a rank of localtensor.run" if inside else "localtensor.run is at work in another thread")
+        if self in _context.lockstep_modes():
+            raise ModeBusy("this mode is entered already")
+        lockstep_doors.install()
+        dtensor.install()
+        self._state = torch.default_generator.get_state()
+        _context.lockstep_modes().append(self)
+        self.groups.open()
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self.groups.close()
+            _context.lockstep_modes().remove(self)
+            torch.default_generator.set_state(self._state)
+            self.streams = Streams(self.world)
+            left, self.in_flight = self.in_flight, []
+        if left and kind is None:
+            raise WorkNotWaited([work.call for work in left])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for each in types:
+            if each is not LocalTensor and not issubclass(each, LocalTensor):
+                return NotImplemented
+        if self._paused:
+            return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op on every rank."""
+        route = _routes.get(func)
+        if route is None:
+            route = _routes[func] = _route(func)
+        return route(self, func, args, kwargs)
+
+    # -- making LocalTensors
+
+    def rank_map(self, make: Callable[[int], Tensor]) -> LocalTensor:
+        """The LocalTensor of what `make(rank)` gives for each rank, with that rank's random stream.
+
+        Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims.
+        """
+        return self.gather({rank: self._as_rank(rank, make, rank) for rank in self.ranks})
+
+    def tensor_map(self, x: LocalTensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
+        """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing."""
+        found = {rank: self._as_rank(rank, change, rank, x.__localtensor_on__(rank)) for rank in x.ranks}
+        return self.gather({rank: value for rank, value in found.items() if value is not None})
+
+    def _as_rank(self, rank: int, do: Callable[..., Any], *args: Any) -> Any:
+        with self.streams.on(rank), self.standing_at(rank), self.disable():
+            return do(*args)
+
+    def gather(self, values: Mapping[int, Tensor]) -> LocalTensor:
+        """The LocalTensor of these ranks' plain tensors.  Raises `ValuesDiffer`, `NotHeld`."""
+        if not values or not set(values) <= set(self.ranks):
+            raise NotHeld("LocalTensor", sorted(set(values) - set(self.ranks)), self.ranks)
+        values = {rank: value.on(rank) if isinstance(value, LocalTensor) else value for rank, value in values.items()}
+        self._check_alike(values)
+        with torch._C._DisableTorchDispatch():
+            return by_rank(values, self)
+
+    def _check_alike(self, values: Mapping[int, Any]) -> None:
+        first = min(values)
+        for rank, value in sorted(values.items()):
+            if not isinstance(value, Tensor):
+                raise ValuesDiffer("rank_map", "type", rank, first, type(value).__name__, "Tensor")
+            for name in ("dtype", "device", "layout", "ndim"):
+                mine, theirs = getattr(value, name), getattr(values[first], name)
+                if mine != theirs:
+                    raise ValuesDiffer("rank_map", name, rank, first, mine, theirs)
+
+    @staticmethod
+    def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool) -> LocalTensor:
+        """A LocalTensor in the mode of this thread, or outside of any."""
+        mode = _context.lockstep()
+        if mode is None or mode.world != held.world:
+            mode = _context.idle_mode(held.world)
+        return wrap(cells, held, mode).requires_grad_(requires_grad)
+
+    # -- for a while
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """While inside, plain tensors stay plain."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
+    def standing_at(self, rank: int | None) -> Iterator[None]:
+        """While inside, `get_rank()` is that rank: for code that has to be some rank, and means the same on all."""
+        before, self.standing = self.standing, rank
+        try:
+            yield
+        finally:
+            self.standing = before
+
+    def rank(self) -> int | torch.SymInt:
+        """Each rank's own number."""
+        return rank_int(np.arange(self.world), self.everyone.held) if self.standing is None else self.standing
+
+    def check_not_in_flight(self, x: LocalTensor, op: str) -> None:
+        """Raises `BufferReused` if a collective that was not waited for reads or writes this tensor's memory."""
+        for work in self.in_flight:
+            for y in work.tensors:
+                if y is x or (x._memory is not None and getattr(y, "_memory", None) is x._memory):
+                    raise BufferReused(work.call, op, origin(sys._getframe(4)).place)
+
+
+def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return size_of(func._schema.name.removeprefix("aten::"), *args)
+
+
+def _as_it_is(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+_routes: dict[Any, Any] = {}
+
+
+def _route(func: Any) -> Any:
+    if func.namespace in ("profiler", "prim"):
+        return _as_it_is
+    if func.name() in _SIZES:
+        return _metadata
+    return c10d.handler(func.namespace) or engine.run
+
+
+def current(call: str) -> LocalTensorMode:
+    """The mode of this thread.  Raises `AnotherMode` outside of any."""
+    mode = _context.lockstep()
+    if mode is None:
+        raise AnotherMode(call, origin(sys._getframe(2)).place)
+    return mode  # type: ignore[no-any-return]
+
+
+def rank_map(make: Callable[[int], Tensor]) -> LocalTensor:
+    """The LocalTensor of what `make(rank)` gives for each rank of the mode; see `LocalTensorMode.rank_map`.
+
+    >>> with LocalTensorMode(2):
+    ...     rank_map(lambda rank: torch.full((2,), rank))
+    LocalTensor(2 ranks, 2 different values,
+      rank 0: tensor([0, 0]),
+      rank 1: tensor([1, 1]))
+    """
+    return current("rank_map").rank_map(make)
+
+
+def tensor_map(x: LocalTensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
+    """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing.
+
+    >>> with LocalTensorMode(2):
+    ...     tensor_map(rank_map(torch.tensor), lambda rank, x: x + 10 if rank else None)
+    LocalTensor(rank 1 of 2, the same on all: tensor(11))
+    """
+    return current("tensor_map").tensor_map(x, change)
+
+
+_context.makes_idle_modes(LocalTensorMode)

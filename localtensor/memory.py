@@ -1,0 +1,179 @@
+"""What views share: a write of finer values splits the memory under all views of it at once.
+
+A cell with k rows lies in one storage as k blocks of equal size, one behind the other, so that every view of a row
+has the same place in its block.  Splitting copies blocks, and puts each view at its old place in its new block.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from localtensor.cells import in_blocks, joined, row_by_row
+from localtensor.folding import Partition, Take, common, takes
+
+
+class Member(Protocol):
+    """A tensor that lives in a memory: a LocalTensor."""
+
+    _cells: tuple[Tensor, ...]
+    _partition: Partition
+    _memory: Memory | None
+
+
+class Memory:
+    """The blocks behind a tensor and its views.
+
+    `outside` says that the caller made the first tensor outside of the mode: it is one tensor for all ranks.
+    """
+
+    __slots__ = ("_members", "outside")
+
+    def __init__(self, first: Member, *, outside: bool = False) -> None:
+        self._members = [weakref.ref(first)]
+        self.outside = outside
+
+    def join(self, member: Member) -> None:
+        self._members.append(weakref.ref(member))
+        member._memory = self
+        if len(self._members) % 64 == 0:  # a base of many short-lived views
+            self._members = [one for one in self._members if one() is not None]
+
+    def members(self) -> list[Member]:
+        """Those that still live."""
+        return [member for one in self._members if (member := one()) is not None]
+
+    def split(self, finer: Partition) -> None:
+        """All members are held by this finer partition."""
+        members = self.members()
+        wanted = takes(finer, members[0]._partition)
+        once = _used_once(wanted, finer)
+        blocks = [
+            _block(take, members[0]._cells[take.cell], rows, keep=take.cell in once)
+            for take, rows in zip(wanted, finer.sizes, strict=True)
+        ]
+        for member in members:
+            member._cells = tuple(
+                _placed(member._cells[take.cell], block, finer.sizes[cell], member._partition.sizes[take.cell])
+                for cell, (take, block) in enumerate(zip(wanted, blocks, strict=True))
+            )
+            member._partition = finer
+
+
+def memory_of(x: Member) -> Memory:
+    """The memory that a tensor lives in; from now on, it has one."""
+    if x._memory is None:
+        x._cells = tuple(in_blocks(cell, size) for cell, size in zip(x._cells, x._partition.sizes, strict=True))
+        x._memory = Memory(x)
+    return x._memory
+
+
+def make_finer(x: Member, finer: Partition) -> None:
+    """The tensor, and whatever shares memory with it, is held by this finer partition."""
+    if x._partition is finer:
+        return
+    if x._memory is not None:
+        x._memory.split(finer)
+        return
+    wanted = takes(finer, x._partition)
+    once = _used_once(wanted, finer)
+    x._cells = tuple(
+        x._cells[take.cell] if take.cell in once else _copy(take, x._cells, rows)
+        for take, rows in zip(wanted, finer.sizes, strict=True)
+    )
+    x._partition = finer
+
+
+def _copy(take: Take, cells: tuple[Tensor, ...], rows: int) -> Tensor:
+    """A copy of the rows, one for each that the new cell has."""
+    cell = take.of(cells)
+    return cell.clone() if take.stacked or rows == 1 else row_by_row(cell.expand(rows, *cell.shape))
+
+
+def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
+    """The old cells that one new cell takes as they are: nothing has to be copied."""
+    users = Counter(take.cell for take in wanted)
+    return {
+        take.cell
+        for take, rows in zip(wanted, finer.sizes, strict=True)
+        if users[take.cell] == 1 and take.rows is None and take.stacked == (rows > 1)
+    }
+
+
+def _block(take: Take, cell: Tensor, rows: int, *, keep: bool) -> torch.UntypedStorage:
+    """The blocks of a new cell's rows, in a storage of their own."""
+    storage = cell.untyped_storage()
+    if keep or storage.nbytes() == 0:
+        return storage
+    flat = torch.empty(0, dtype=torch.uint8, device=cell.device).set_(storage)  # type: ignore[call-overload]
+    if take.rows is not None or take.stacked:
+        blocks = flat.view(cell.shape[0], storage.nbytes() // cell.shape[0])
+        flat = blocks if take.rows is None else blocks[take.rows]
+    if not take.stacked:
+        flat = flat.expand(rows, flat.shape[0])
+    return flat.clone(memory_format=torch.contiguous_format).untyped_storage()
+
+
+def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: int) -> Tensor:
+    """The same view of each row as before, in the new blocks."""
+    size, stride = old.shape, old.stride()
+    if rows_before > 1:
+        size, stride = size[1:], stride[1:]
+    if rows > 1:
+        block = storage.nbytes() // rows // old.element_size()
+        size, stride = (rows, *size), (block, *stride)
+    return torch.empty(0, dtype=old.dtype, device=old.device).set_(  # type: ignore[call-overload, no-any-return]
+        storage, old.storage_offset(), size, stride
+    )
+
+
+def overwrite(x: Member, cells: tuple[Tensor, ...], held: Partition) -> None:
+    """The tensor holds these fresh values, and all its views see them.
+
+    Where the tensor is all that lies in its memory, the values are held as they come, however coarse; else they are
+    copied to where it lies.  Each rank's value has as many elements as its tensor.
+    """
+    if _is_whole(x):
+        shape = x._cells[0].shape[1:] if x._partition.sizes[0] > 1 else x._cells[0].shape
+        if all(cell.numel() == shape.numel() * rows for cell, rows in zip(cells, held.sizes, strict=True)):
+            _replace(x, [_shaped(cell, rows, shape) for cell, rows in zip(cells, held.sizes, strict=True)], held)
+            return
+    make_finer(x, common(x._partition, held))
+    for cell, rows, take in zip(x._cells, x._partition.sizes, takes(x._partition, held), strict=True):
+        shape = cell.shape[1:] if rows > 1 else cell.shape
+        value = take.of(cells)
+        cell.copy_(value.reshape(rows, *shape) if take.stacked else value.reshape(shape))
+
+
+def _shaped(cell: Tensor, rows: int, shape: torch.Size) -> Tensor:
+    return cell.reshape(rows, *shape) if rows > 1 else cell.reshape(shape)
+
+
+def _is_whole(x: Member) -> bool:
+    """Whether the tensor is dense, of one shape on all ranks, and alone fills its memory."""
+    if len(x._cells) != 1 or (x._memory is not None and x._memory.outside):
+        return False
+    cell = x._cells[0]
+    return cell.is_contiguous() and cell.untyped_storage().nbytes() == cell.numel() * cell.element_size()
+
+
+def _alone(cell: Tensor) -> Tensor:
+    """The dense cell in a storage that holds nothing else."""
+    return cell if cell.untyped_storage().nbytes() == cell.numel() * cell.element_size() else cell.clone()
+
+
+def _replace(x: Member, cells: list[Tensor], held: Partition) -> None:
+    if len(cells) > 1:
+        fresh, held = joined(tuple(cells), held)
+        cells = list(fresh)
+    cells = [_alone(cell.contiguous()) for cell in cells]
+    for member in [x] if x._memory is None else x._memory.members():
+        old, before = member._cells[0], member._partition.sizes[0]
+        member._cells = tuple(
+            _placed(old, cell.untyped_storage(), rows, before) for cell, rows in zip(cells, held.sizes, strict=True)
+        )
+        member._partition = held

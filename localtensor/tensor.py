@@ -1,0 +1,314 @@
+"""LocalTensor: a tensor that holds every rank's value, and each different value once."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localtensor import _context
+from localtensor.cells import gathered
+from localtensor.errors import NotHeld, RanksDisagree
+from localtensor.folding import Partition, by_value, of_ranks
+from localtensor.frames import origin
+from localtensor.memory import Memory, memory_of
+from localtensor.rank_ints import rank_int
+from localtensor.same import differences, how_far, said
+from localtensor.shown import shown
+
+_make = torch.Tensor._make_wrapper_subclass
+
+
+class Mode(Protocol):
+    """What a LocalTensor asks of the LocalTensorMode that it belongs to."""
+
+    world: int
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def gather(self, values: Mapping[int, Tensor]) -> Any: ...
+    @staticmethod
+    def unpickled(cells: tuple[Tensor, ...], partition: Partition, requires_grad: bool) -> Any: ...
+
+
+class LocalTensor(Tensor):
+    """A tensor with a value on each rank; ranks that hold the same value hold it once.
+
+    Of one shape on all ranks, it looks like an ordinary tensor of that shape; where a size differs, `x.shape` has an
+    int for each rank there.  Made by `rank_map` and by everything that makes a tensor under a `LocalTensorMode`.
+
+    >>> from localtensor import LocalTensorMode, rank_map
+    >>> with LocalTensorMode(4):
+    ...     x = rank_map(lambda rank: torch.tensor([rank // 2, 1]))
+    >>> x
+    LocalTensor(4 ranks, 2 different values,
+      ranks 0, 1: tensor([0, 1]),
+      ranks 2, 3: tensor([1, 1]))
+    >>> (x * 10).on(3)
+    tensor([10, 10])
+    """
+
+    _cells: tuple[Tensor, ...]
+    _partition: Partition
+    _memory: Memory | None
+    _mode: Mode
+
+    def __new__(
+        cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
+    ) -> LocalTensor:
+        """As torch's own: {rank: tensor}, or a list with a tensor for each rank."""
+        mode = _context.lockstep() or _context.idle_mode(_world_of(local_tensors))
+        given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
+        made: LocalTensor = mode.gather(given)
+        return made.requires_grad_(requires_grad) if requires_grad else made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An op outside of the mode: the mode that the tensor was made in does it."""
+        for kind in types:
+            if not issubclass(kind, LocalTensor):
+                return NotImplemented
+        mode = _context.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
+        return mode.run(func, args, kwargs or {})
+
+    # -- what one rank holds
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold a value."""
+        return tuple(int(rank) for rank in np.flatnonzero(self._partition.row_of >= 0))
+
+    def on(self, rank: int) -> Tensor:
+        """What that rank holds: a plain tensor, a copy, without history.  Raises `NotHeld`.
+
+        >>> from localtensor import LocalTensorMode, rank_map
+        >>> with LocalTensorMode(2):
+        ...     rank_map(torch.tensor).on(1)
+        tensor(1)
+        """
+        value = self.__localtensor_on__(rank).clone()
+        return value.requires_grad_(self.requires_grad) if value.is_floating_point() or value.is_complex() else value
+
+    def __localtensor_on__(self, rank: int) -> Tensor:
+        """What that rank holds, not copied: how `run` deals a LocalTensor to its ranks."""
+        if not 0 <= rank < self._partition.world or self._partition.row_of[rank] < 0:
+            raise NotHeld("LocalTensor.on", [rank], list(self.ranks))
+        cell, row = self._partition.place(rank)
+        found = self._cells[cell]
+        with torch._C._DisableTorchDispatch():
+            return found[row] if self._partition.sizes[cell] > 1 else found
+
+    @property
+    def _local_tensors(self) -> dict[int, Tensor]:
+        """As torch's own LocalTensor calls it: what each rank holds, by rank."""
+        return {rank: self.__localtensor_on__(rank) for rank in self.ranks}
+
+    def values(self) -> list[tuple[list[int], Tensor]]:  # type: ignore[override]  # of sparse tensors only
+        """Each value that is held once, with the ranks that read it, by first rank; nothing is copied."""
+        rows = [(self._partition.ranks(row), row) for row in range(self._partition.rows)]
+        return [(ranks, self.__localtensor_on__(ranks[0])) for ranks, _ in sorted(rows)]
+
+    def reconcile(self) -> Tensor:
+        """The one value on which all ranks agree, bit for bit; a copy without history.
+
+        Raises `RanksDisagree`, which says which ranks differ, where, and by how much.
+
+        >>> from localtensor import LocalTensorMode, all_reduce, rank_map
+        >>> with LocalTensorMode(4):
+        ...     all_reduce(rank_map(torch.tensor), "sum").reconcile()
+        tensor(6)
+        """
+        (first, value), *others = self.values()
+        for ranks, other in others:
+            for path, a, b in differences(value, other):
+                shorts = {rank: said(held) for holders, held in self.values() for rank in holders}
+                place = origin(sys._getframe(1)).place
+                how = f"rank {ranks[0]} from rank {first[0]} {how_far(a, b)}".strip()
+                raise RanksDisagree("".join(["value", *(f"[{key!r}]" for key in path)]), shorts, dict.fromkeys(shorts, place), how)
+        return self.on(first[0])
+
+    # -- as any tensor
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        with torch._C._DisableTorchDispatch():
+            return shown(self.values(), self._partition, self.requires_grad)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The one value of all ranks.  Raises `RanksDisagree`."""
+        return self.reconcile().numpy(force=force)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.reconcile().detach().numpy().astype(dtype) if dtype else self.reconcile().detach().numpy()
+
+    def tolist(self) -> Any:
+        """The one value of all ranks as lists of numbers.  Raises `RanksDisagree`."""
+        return self.reconcile().tolist()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalTensor:
+        if id(self) not in memo:
+            if not self.is_leaf:  # as torch says it of any tensor
+                raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            with torch._C._DisableTorchDispatch():
+                cells = tuple(cell.clone() for cell in self._cells)
+            twin = memo[id(self)] = wrap(cells, self._partition, self._mode)
+            twin.requires_grad_(self.requires_grad)
+            twin.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in _OWN})
+            if self.grad is not None:
+                twin.grad = copy.deepcopy(self.grad, memo)
+        found: LocalTensor = memo[id(self)]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            cells = tuple(cell.detach().clone() for cell in self._cells)
+        return self._mode.unpickled, (cells, self._partition, self.requires_grad)
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """The cells are the inner tensors; the context is the partition and the mode."""
+        return [f"_cell_{number}" for number in range(len(self._cells))], (self._partition, self._mode)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> LocalTensor:
+        partition, mode = context
+        return wrap(tuple(inner[f"_cell_{number}"] for number in range(len(inner))), partition, mode)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_cell_"):
+            return self._cells[int(name.removeprefix("_cell_"))]
+        raise AttributeError(f"'LocalTensor' object has no attribute {name!r}")
+
+    @property
+    def data(self) -> Any:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        """The same tensor, with another's values: the two share memory from now on."""
+        if not isinstance(other, LocalTensor):
+            other = self._mode.run(torch.ops.aten.alias.default, (other,), {})
+        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        self._cells, self._partition = other._cells, other._partition
+        memory_of(other).join(self)
+        self._cells = other._cells
+
+
+_OWN = ("_cells", "_partition", "_memory", "_mode")
+
+
+def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Memory | None = None) -> LocalTensor:
+    """A LocalTensor of these cells; one that shares `memory` joins it."""
+    first = cells[0]
+    shape, stride, policy = first.shape, first.stride() if first.layout is torch.strided else None, None
+    if len(cells) == 1:
+        if partition.sizes[0] > 1:
+            shape, stride = shape[1:], stride[1:] if stride is not None else None
+    else:
+        shape, stride = _sizes(partition, *_shapes(cells, partition))
+        policy = "sizes" if any(type(size) is not int for size in shape) else None
+    x: LocalTensor = _make(
+        LocalTensor, shape, strides=stride, storage_offset=_offset(first), dtype=first.dtype, layout=first.layout,
+        device=first.device, dispatch_sizes_strides_policy=policy,
+    )  # fmt: skip
+    x._cells = cells
+    x._partition = partition
+    x._mode = mode
+    x._memory = None
+    if memory is not None:
+        memory.join(x)
+    return x
+
+
+def _offset(cell: Tensor) -> int | None:
+    return cell.storage_offset() if cell.layout is torch.strided else None
+
+
+def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Of each cell's rows: the shapes, and the strides."""
+    shapes = tuple(tuple(c.shape[1:] if k > 1 else c.shape) for c, k in zip(cells, partition.sizes, strict=True))
+    if cells[0].layout is not torch.strided:
+        return shapes, ()
+    strides = tuple(c.stride()[1:] if k > 1 else c.stride() for c, k in zip(cells, partition.sizes, strict=True))
+    return shapes, strides
+
+
+@lru_cache(4096)
+def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], list[Any] | None]:
+    """Each dim's size, and stride: an int, or an int for each rank."""
+
+    def by_rank(numbers: Any) -> list[Any]:
+        rows = np.repeat(np.array(numbers, np.int64).reshape(len(partition.sizes), -1), partition.sizes, axis=0)
+        held = partition.held
+        return [rank_int(rows[:, dim][partition.row_of], held) for dim in range(rows.shape[1])]
+
+    if not shapes[0]:
+        return [], [] if strides else None
+    return by_rank(shapes), by_rank(strides) if strides else None
+
+
+def size_of(name: str, x: LocalTensor, dim: int | None = None, **format: Any) -> Any:
+    """A size, or the like, of a tensor whose shape differs between ranks: an int for each rank where it does."""
+    shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
+    if name == "dim":
+        return len(shape)
+    if name in ("sym_size", "size"):
+        return tuple(shape) if dim is None else shape[dim]
+    if name in ("sym_stride", "stride"):
+        return tuple(stride or ()) if dim is None else (stride or [])[dim]
+    if name in ("sym_numel", "numel"):
+        return math.prod(shape)
+    if name == "sym_storage_offset":
+        return x._cells[0].storage_offset()
+    with torch._C._DisableTorchDispatch():  # whether it is contiguous, in one sense or another: on all ranks
+        pairs = zip(x._cells, x._partition.sizes, strict=True)
+        return all((cell[0] if rows > 1 else cell).is_contiguous(**format) for cell, rows in pairs)
+
+
+def by_rank(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
+    """A LocalTensor of one plain tensor for each rank; those that are one object, or of one rank, are held once."""
+    ranks = sorted(values)
+    numbers = {id(value): number for number, value in enumerate(values.values())}
+    if len(numbers) == 1:
+        same = np.full(mode.world, -1)
+        same[ranks] = 0
+        value = values[ranks[0]].detach()
+        return wrap((value,), _one_row(same), mode)
+    order = np.full(mode.world, -1)
+    order[ranks] = np.arange(len(ranks))
+    whole = of_ranks(ranks, mode.world)
+    return stacked([values[rank].detach() for rank in ranks], whole, mode)
+
+
+def _one_row(rows: Any) -> Partition:
+    return by_value(np.zeros(len(rows)), None if (rows >= 0).all() else rows >= 0)
+
+
+def stacked(rows: Sequence[Tensor], whole: Partition, mode: Mode) -> LocalTensor:
+    """A LocalTensor of one tensor for each row of a partition: those of one shape in one stack."""
+    return wrap(*gathered(rows, whole), mode)
+
+
+def _world_of(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
+    return max(values) + 1 if isinstance(values, Mapping) else len(values)
+
+
+def _first_mode(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, LocalTensor):
+            return value._mode
+        if isinstance(value, list | tuple):
+            found = _first_mode(value)
+            if found is not None:
+                return found
+    return None
+

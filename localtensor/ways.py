@@ -1,0 +1,138 @@
+"""How each overload is done for many values at once, and what it does to its arguments: a table that can be listed.
+
+    stack     on the stacks as they are: ops that torch tags as pointwise, and those with a form in physical.py
+    vmap      the same op under vmap: it has a batching rule
+    ranks     row by row: the shape of its result depends on data, or it has no batching rule
+    draws     row by row with the random stream of each rank, see draws.py
+    parts     by its parts: composite ops, which only show up in inference mode
+
+Whatever the way, an op on a value that all ranks share is done once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from localtensor.physical import FORMS
+
+
+# Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the
+# same on all ranks of one shape.
+VALUE_FREE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",
+        "new_empty_strided",
+    )
+)  # fmt: skip
+# Random ops whose result depends on the streams and on shapes only.
+SHAPE_ONLY = frozenset(f"aten::{name}" for name in ("rand_like", "randn_like", "randint_like", "randint_like.low_dtype"))
+# Random ops that overwrite their first argument without reading it.
+DRAWS_INTO = frozenset(
+    f"aten::{name}"
+    for name in (
+        "normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_", "cauchy_",
+        "log_normal_", "random_", "random_.from", "random_.to",
+    )
+)  # fmt: skip
+
+
+class Way(Enum):
+    STACK = "stack"
+    VMAP = "vmap"
+    RANKS = "ranks"
+    DRAWS = "draws"
+    PARTS = "parts"
+
+
+# Overloads whose batching rule says something else than the op does, row by row.  Found by the sweep in
+# tests/localtensor/test_every_overload.py, tried on torch 2.13.0.
+RANK_BY_RANK: dict[str, str] = {}
+
+_BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What is known of one overload.
+
+    `writes` are the positions and names of arguments that it writes to, `returns` says of each result which argument
+    it is (a position or name), or None if it is a tensor of its own; `views` that results share memory with the
+    first tensor argument; `reshapes` that it changes the shape of its first argument in place; `value_free` that only
+    shapes and dtypes of its tensors matter.
+    """
+
+    way: Way
+    writes: tuple[tuple[int, str], ...]
+    returns: tuple[int | None, ...]
+    views: bool
+    reshapes: bool
+    value_free: bool
+
+
+_known: dict[Any, Facts] = {}
+
+
+def facts(op: Any) -> Facts:
+    """The facts of an overload; quick after the first time."""
+    found = _known.get(op)
+    if found is None:
+        found = _known[op] = _learn(op)
+    return found
+
+
+def _learn(op: Any) -> Facts:
+    schema = op._schema
+    writes, aliases = [], {}
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None:
+            aliases.update({name: index for name in argument.alias_info.before_set})
+            if argument.alias_info.is_write:
+                writes.append((index, argument.name))
+    returns, views = [], op.name() == "aten::_unsafe_view"
+    for result in schema.returns:
+        info = result.alias_info
+        index = next((aliases[name] for name in info.before_set if name in aliases), None) if info else None
+        written = info is not None and info.is_write
+        returns.append(index if written else None)
+        views = views or (info is not None and not written)
+    reshapes = torch.Tag.inplace_view in op.tags
+    return Facts(way_of(op), tuple(writes), tuple(returns), views, reshapes, op.name() in VALUE_FREE)
+
+
+def way_of(op: Any) -> Way:
+    """Which way an overload takes where ranks differ.
+
+    >>> way_of(torch.ops.aten.mul.Tensor), way_of(torch.ops.aten.nonzero.default)
+    (<Way.STACK: 'stack'>, <Way.RANKS: 'ranks'>)
+    """
+    name, tags = op.name(), op.tags
+    if torch.Tag.nondeterministic_seeded in tags:
+        return Way.DRAWS
+    if _is_composite(name):
+        return Way.PARTS
+    if name in RANK_BY_RANK or torch.Tag.data_dependent_output in tags:
+        return Way.RANKS
+    if torch.Tag.pointwise in tags or name in FORMS:
+        return Way.STACK
+    if torch.Tag.dynamic_output_shape in tags and not name.startswith("aten::index."):
+        return Way.RANKS
+    batched = any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
+    return Way.VMAP if batched else Way.RANKS
+
+
+def _is_composite(name: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
+
+def table() -> Iterator[tuple[str, Way]]:
+    """Every aten overload, with its way."""
+    for packet in sorted(dir(torch.ops.aten)):
+        found = getattr(torch.ops.aten, packet)
+        for overload in getattr(found, "overloads", list)() if not packet.startswith("_") or "__" not in packet else []:
+            op = getattr(found, overload)
+            yield op.name(), way_of(op)
