@@ -15,7 +15,8 @@ class Family:
     """Disjoint groups of ranks, each in group order: any groups, not only those along an axis of a mesh.
 
     `index` is the group of each rank and `position` its place there, both int64 of shape [world], -1 for ranks that
-    are in none.  `matrix` has a row for each group if they are of one size, else it is None.
+    are in none; `members` says which ranks are in one, `everybody` whether all are.  `matrix` has a row for each
+    group if they are of one size, else it is None.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -23,19 +24,17 @@ class Family:
     index: np.ndarray[Any, Any]
     position: np.ndarray[Any, Any]
     matrix: np.ndarray[Any, Any] | None
-
-    @property
-    def members(self) -> Any:
-        """Which ranks are in a group: bools of shape [world]."""
-        return self.index >= 0
-
-    @property
-    def everybody(self) -> bool:
-        """Whether all ranks are."""
-        return bool((self.index >= 0).all())
+    members: np.ndarray[Any, Any]
+    everybody: bool
 
     def group_of(self, rank: int) -> tuple[int, ...]:
+        """The group that a rank is in; empty if it is in none."""
         return self.groups[int(self.index[rank])] if self.index[rank] >= 0 else ()
+
+    def sizes(self) -> Any:
+        """How many ranks the group of each rank has: int64 of shape [world], -1 for ranks that are in none."""
+        sizes = np.array([len(group) for group in self.groups])
+        return np.where(self.members, sizes[self.index], -1)
 
     def __repr__(self) -> str:
         return f"Family({len(self.groups)} groups, {self.world} ranks)"
@@ -49,13 +48,18 @@ def family(groups: tuple[tuple[int, ...], ...], world: int) -> Family:
     [0, 0, 1, 1]
     """
     index, position = np.full(world, -1), np.full(world, -1)
-    for number, group in enumerate(groups):
-        ranks = list(group)
-        index[ranks] = number
-        position[ranks] = np.arange(len(ranks))
-    sizes = {len(group) for group in groups}
-    matrix = np.array(groups) if len(sizes) == 1 else None
-    return Family(groups, world, index, position, matrix)
+    if len({len(group) for group in groups}) == 1:
+        matrix = np.array(groups)
+        index[matrix] = np.arange(len(groups))[:, None]
+        position[matrix] = np.arange(matrix.shape[1])
+    else:
+        matrix = None
+        for number, group in enumerate(groups):
+            ranks = list(group)
+            index[ranks] = number
+            position[ranks] = np.arange(len(ranks))
+    members = index >= 0
+    return Family(groups, world, index, position, matrix, members, bool(members.all()))
 
 
 def of_lists(groups: Sequence[Sequence[int]], world: int) -> Family:
@@ -63,11 +67,12 @@ def of_lists(groups: Sequence[Sequence[int]], world: int) -> Family:
     return family(tuple(tuple(int(rank) for rank in group) for group in groups), world)
 
 
-def one_size(whole: Family) -> list[Family]:
+@lru_cache(1024)
+def one_size(whole: Family) -> tuple[Family, ...]:
     """The same groups, those of one size together, so that each part has a matrix."""
     if whole.matrix is not None:
-        return [whole]
+        return (whole,)
     sizes: dict[int, list[tuple[int, ...]]] = {}
     for group in whole.groups:
         sizes.setdefault(len(group), []).append(group)
-    return [family(tuple(groups), whole.world) for groups in sizes.values()]
+    return tuple(family(tuple(groups), whole.world) for groups in sizes.values())

@@ -1,11 +1,12 @@
 """Collectives on stacks: all groups at once, each different value once.
 
 The arithmetic is that of reductions.py and the meaning that of collectives.py, to the bit; what is new is that equal
-operands are met once.  A value is a stack `x` of shape [rows, *shape] and `ids`, the row of each member of each group,
-int64 of shape [groups, members]; results are again rows and who reads which.
+operands are met once.  The operands are a stack of rows and `ids`, the row of each member of each group, int64 of
+shape [groups, members].  What is to be done with the rows depends on `ids` alone: a plan says it, and can be kept.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,67 +15,104 @@ from torch import Tensor
 from localtensor.reductions import Op, fold, premultiplied
 
 Ids = np.ndarray[Any, Any]
+Pick = slice | Tensor  # which rows of a stack; a slice where it can be, for that is a view
 
 
-def _distinct(keys: Ids) -> tuple[Ids, Ids]:
-    """The different rows of a table, and which of them each row is."""
-    if keys.ndim == 1:
-        return np.unique(keys, return_inverse=True)
-    if len(keys) == 1:
-        return keys, np.zeros(1, np.int64)
-    found, inverse = np.unique(keys, axis=0, return_inverse=True)
-    return found, inverse.reshape(-1)
+class Level(NamedTuple):
+    """One step of a fold: neighbours, left and right, and those that have no neighbour yet."""
+
+    left: Pick
+    right: Pick
+    rest: Pick | None
 
 
-def _rows(x: Tensor, ids: Any) -> Tensor:
-    """Some rows of a stack, which may be all of it."""
-    ids = np.ascontiguousarray(ids).reshape(-1)
-    if len(ids) == x.shape[0] and (ids == np.arange(len(ids))).all():
-        return x
-    return x.index_select(0, torch.from_numpy(ids).to(x.device))
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Which rows are taken, after the levels of a fold; `places` is the resulting row of each group."""
+
+    rows: int
+    places: Ids
+    last: Pick
+    levels: tuple[Level, ...]
+    members: int
 
 
-def reduced(x: Tensor, ids: Ids, op: Op) -> tuple[Tensor, Ids]:
-    """What each group folds into: rows, and the row of each group.
+def pick(ids: Any) -> Pick:
+    """The rows of these numbers.
 
-    Neighbours are folded in pairs, then their results, as `reductions.fold` does; a pair that occurs twice is folded
-    once, so that ranks with equal values cost next to nothing.
+    >>> pick([1, 3, 5]), pick([1, 3, 4])
+    (slice(1, 6, 2), tensor([1, 3, 4]))
     """
-    op, x = premultiplied(op, x)
-    members = ids.shape[1]
+    ids = np.ascontiguousarray(ids).reshape(-1)
+    if len(ids) == 1:
+        return slice(int(ids[0]), int(ids[0]) + 1, 1)
+    step = int(ids[1] - ids[0])
+    if step > 0 and (np.diff(ids) == step).all():
+        return slice(int(ids[0]), int(ids[-1]) + 1, step)
+    return torch.from_numpy(ids.copy())
+
+
+def taken(x: Tensor, rows: Pick) -> Tensor:
+    """Those rows of a stack."""
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows.to(x.device))
+
+
+def fold_plan(ids: Ids) -> Plan:
+    """Neighbours are folded in pairs, then their results, as `reductions.fold` does; a pair that occurs twice, once.
+
+    So ranks with equal values cost next to nothing.
+    """
+    members, levels = ids.shape[1], []
     while ids.shape[1] > 1:
         even = ids.shape[1] // 2 * 2
-        pairs = np.stack([ids[:, 0:even:2], ids[:, 1:even:2]], -1).reshape(-1, 2)
-        codes, inverse = np.unique(pairs[:, 0] * x.shape[0] + pairs[:, 1], return_inverse=True)
-        done = fold([_rows(x, codes // x.shape[0]), _rows(x, codes % x.shape[0])], "sum" if op == "avg" else op)
-        next_ids = inverse.reshape(ids.shape[0], even // 2)
-        if even < ids.shape[1]:  # the last one has no neighbour yet
-            rest, places = np.unique(ids[:, -1], return_inverse=True)
-            next_ids = np.concatenate([next_ids, places.reshape(-1, 1) + done.shape[0]], 1)
-            done = torch.cat([done, _rows(x, rest)])
-        x, ids = done, next_ids
+        left, right = ids[:, 0:even:2], ids[:, 1:even:2]
+        many = int(ids.max()) + 1
+        codes, inverse = np.unique(left * many + right, return_inverse=True)
+        next_ids, rest = inverse.reshape(ids.shape[0], even // 2), None
+        if even < ids.shape[1]:
+            alone, places = np.unique(ids[:, -1], return_inverse=True)
+            next_ids, rest = np.concatenate([next_ids, places.reshape(-1, 1) + len(codes)], 1), pick(alone)
+        levels.append(Level(pick(codes // many), pick(codes % many), rest))
+        ids = next_ids
     rows, places = np.unique(ids[:, 0], return_inverse=True)
-    x = _rows(x, rows)
-    return x / members if op == "avg" else x, places.reshape(-1)
+    return Plan(len(rows), places.reshape(-1), pick(rows), tuple(levels), members)
 
 
-def gathered(x: Tensor, ids: Ids) -> tuple[Tensor, Ids]:
-    """All members' tensors one behind the other, along a new dim 0 of the results."""
-    keys, places = _distinct(ids)
-    rows = _rows(x, keys)
-    return rows.reshape(len(keys), ids.shape[1], *x.shape[1:]), places
+def column_plan(ids: Ids, column: int) -> Plan:
+    """One member's row for each group."""
+    rows, places = np.unique(ids[:, column], return_inverse=True)
+    return Plan(len(rows), places.reshape(-1), pick(rows), (), ids.shape[1])
 
 
-def exchanged(x: Tensor, ids: Ids) -> tuple[Tensor, Ids]:
-    """Each member's piece for each other, dim 1 of x being the pieces: result [rows, members, ...], ids for members."""
-    keys, places = _distinct(ids)
-    groups, members = keys.shape
-    pieces = _rows(x, keys).reshape(groups, members, members, *x.shape[2:]).transpose(1, 2)
-    whole = pieces.reshape(groups * members, members, *x.shape[2:])
-    return whole, places[:, None] * members + np.arange(members)
+def table_plan(ids: Ids) -> Plan:
+    """All members' rows for each group; groups with the same have them once.  `rows` are different groups here."""
+    found, places = np.unique(ids, axis=0, return_inverse=True)
+    return Plan(len(found), places.reshape(-1), pick(found), (), ids.shape[1])
 
 
-def dealt(x: Tensor, places: Ids, members: int) -> tuple[Tensor, Ids]:
-    """Each group's row, dim 0 of which are the members' pieces, cut up: rows of pieces, and the row of each member."""
-    cut = x.reshape(x.shape[0] * members, *x.shape[2:])
-    return cut, places[:, None] * members + np.arange(members)
+def reduced(x: Tensor, plan: Plan, op: Op) -> Tensor:
+    """What the groups fold into, a row for each different result."""
+    op, x = premultiplied(op, x)
+    pair = "sum" if op == "avg" else op
+    for left, right, rest in plan.levels:
+        done = fold([taken(x, left), taken(x, right)], pair)
+        x = done if rest is None else torch.cat([done, taken(x, rest)])
+    x = taken(x, plan.last)
+    return x / plan.members if op == "avg" else x
+
+
+def gathered(x: Tensor, plan: Plan) -> Tensor:
+    """All members' tensors one behind the other, along a new dim 1; a row for each different group."""
+    return taken(x, plan.last).reshape(plan.rows, plan.members, *x.shape[1:])
+
+
+def exchanged(x: Tensor, plan: Plan) -> Tensor:
+    """Each member's piece for each other, dim 1 of x being the pieces: rows [groups * members, members, ...]."""
+    members, shape = plan.members, x.shape[2:]
+    pieces = taken(x, plan.last).reshape(plan.rows, members, members, *shape).transpose(1, 2)
+    return pieces.reshape(plan.rows * members, members, *shape)
+
+
+def of_members(plan: Plan) -> Ids:
+    """The row of each member, where each different group has a row for each of its members."""
+    return plan.places[:, None] * plan.members + np.arange(plan.members)

@@ -27,6 +27,8 @@ _SIZES = frozenset(
                                  "is_strides_like_format", "is_non_overlapping_and_dense", "sym_size.int", "sym_stride.int")
 )  # fmt: skip
 
+_get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
 
 class LocalTensorMode(TorchDispatchMode):
     """All ranks at once, in one thread: under this mode every tensor holds each rank's value, equal ones once.
@@ -97,10 +99,13 @@ class LocalTensorMode(TorchDispatchMode):
             raise WorkNotWaited([work.call for work in left])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._paused:
+            return func(*args, **(kwargs or {}))
         for each in types:
             if each is not LocalTensor and not issubclass(each, LocalTensor):
-                return NotImplemented
-        if self._paused:
+                # Under a fake mode shapes are worked out, and no rank is meant.
+                return func(*args, **(kwargs or {})) if _get_mode(_FAKE) is not None else NotImplemented
+        if not types and _get_mode(_FAKE) is not None:
             return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
 

@@ -31,17 +31,19 @@ class Memory:
     `outside` says that the caller made the first tensor outside of the mode: it is one tensor for all ranks.
     """
 
-    __slots__ = ("_members", "outside")
+    __slots__ = ("_members", "_most", "outside")
 
     def __init__(self, first: Member, *, outside: bool = False) -> None:
         self._members = [weakref.ref(first)]
+        self._most = 64
         self.outside = outside
 
     def join(self, member: Member) -> None:
         self._members.append(weakref.ref(member))
         member._memory = self
-        if len(self._members) % 64 == 0:  # a base of many short-lived views
+        if len(self._members) >= self._most:  # a base of many short-lived views
             self._members = [one for one in self._members if one() is not None]
+            self._most = max(64, 2 * len(self._members))
 
     def members(self) -> list[Member]:
         """Those that still live."""

@@ -18,7 +18,6 @@ import torch
 
 from localtensor.physical import FORMS
 
-
 # Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the
 # same on all ranks of one shape.
 VALUE_FREE = frozenset(
@@ -29,7 +28,9 @@ VALUE_FREE = frozenset(
     )
 )  # fmt: skip
 # Random ops whose result depends on the streams and on shapes only.
-SHAPE_ONLY = frozenset(f"aten::{name}" for name in ("rand_like", "randn_like", "randint_like", "randint_like.low_dtype"))
+SHAPE_ONLY = frozenset(
+    f"aten::{name}" for name in ("rand_like", "randn_like", "randint_like", "randint_like.low_dtype")
+)
 # Random ops that overwrite their first argument without reading it.
 DRAWS_INTO = frozenset(
     f"aten::{name}"
@@ -86,18 +87,20 @@ def facts(op: Any) -> Facts:
 
 def _learn(op: Any) -> Facts:
     schema = op._schema
-    writes, aliases = [], {}
+    writes: list[tuple[int, str]] = []
+    aliases: dict[str, int] = {}
     for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None:
-            aliases.update({name: index for name in argument.alias_info.before_set})
+            aliases.update(dict.fromkeys(argument.alias_info.before_set, index))
             if argument.alias_info.is_write:
                 writes.append((index, argument.name))
-    returns, views = [], op.name() == "aten::_unsafe_view"
+    returns: list[int | None] = []
+    views = op.name() == "aten::_unsafe_view"
     for result in schema.returns:
         info = result.alias_info
-        index = next((aliases[name] for name in info.before_set if name in aliases), None) if info else None
+        place = next((aliases[name] for name in info.before_set if name in aliases), None) if info else None
         written = info is not None and info.is_write
-        returns.append(index if written else None)
+        returns.append(place if written else None)
         views = views or (info is not None and not written)
     reshapes = torch.Tag.inplace_view in op.tags
     return Facts(way_of(op), tuple(writes), tuple(returns), views, reshapes, op.name() in VALUE_FREE)
@@ -130,9 +133,21 @@ def _is_composite(name: str) -> bool:
 
 
 def table() -> Iterator[tuple[str, Way]]:
-    """Every aten overload, with its way."""
-    for packet in sorted(dir(torch.ops.aten)):
-        found = getattr(torch.ops.aten, packet)
-        for overload in getattr(found, "overloads", list)() if not packet.startswith("_") or "__" not in packet else []:
-            op = getattr(found, overload)
-            yield op.name(), way_of(op)
+    """Every aten overload that can be called from Python, by name, with its way."""
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        op = overload(name) if name.startswith("aten::") else None
+        if op is not None:
+            yield name, way_of(op)
+
+
+def overload(name: str) -> Any:
+    """The overload of that name, as `aten::add.Tensor`; None if Python cannot call it.
+
+    >>> overload("aten::add.Tensor")
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    packet, _, variant = name.removeprefix("aten::").partition(".")
+    try:
+        return getattr(getattr(torch.ops.aten, packet), variant or "default")
+    except (AttributeError, RuntimeError):  # of TorchScript only, or without an implementation
+        return None

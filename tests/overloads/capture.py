@@ -1,0 +1,186 @@
+"""Calls of aten overloads, as torch's OpInfos reach them: forward, in place, out=, and the backward that autograd runs."""
+
+import copy
+import itertools
+import random
+import zlib
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
+MOST_SAMPLES = 24  # of an OpInfo and dtype that are run
+MOST_NUMEL = 4096
+REFUSED = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError, ArithmeticError)  # fmt: skip
+
+
+@dataclass
+class Call:
+    """One call with plain tensors, and where it was met."""
+
+    op: Any
+    args: tuple
+    kwargs: dict
+    origin: str
+
+
+def infos():
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def foreach_infos():
+    from torch.testing._internal import common_methods_invocations as found
+
+    names = ("foreach_unary_op_db", "foreach_binary_op_db", "foreach_pointwise_op_db", "foreach_reduce_op_db", "foreach_other_op_db")
+    return [info for name in names for info in getattr(found, name)]
+
+
+def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int = 3) -> list[Call]:
+    """Calls that this OpInfo's samples make: `each` of an overload here, and `most` of it over all OpInfos."""
+    if dtype not in info.supported_dtypes("cpu"):
+        return []
+    mixed = zlib.crc32(f"{info.formatted_name} {dtype}".encode())
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed)
+    grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    recorder = Recorder(f"{info.formatted_name} {dtype}", seen, most, each)
+    drawn = info.sample_inputs("cpu", dtype, requires_grad=grad)
+    if hasattr(drawn, "set_seed"):
+        drawn.set_seed = False
+    kept = []
+    try:
+        kept.extend(itertools.islice(drawn, 4 * MOST_SAMPLES))
+    except REFUSED:
+        pass
+    for sample in kept[:: max(1, len(kept) // MOST_SAMPLES)]:
+        try:
+            _run(info, sample, recorder)
+        except REFUSED:
+            pass
+    return recorder.found
+
+
+def _run(info, sample, recorder):
+    given = copy.deepcopy(sample.args) if info.name.startswith("_foreach") else sample.args
+    with recorder:
+        out = info(sample.input, *given, **sample.kwargs)
+    outs = [x for x in (out if isinstance(out, tuple | list) else [out]) if isinstance(x, Tensor) and x.requires_grad]
+    if outs:
+        cotangents = [torch.randn_like(x) for x in outs]
+        with recorder:
+            torch.autograd.backward(outs, cotangents)
+    if info.inplace_variant is None or sample.broadcasts_input:
+        return
+    with torch.no_grad():
+        fresh = sample.input.detach().clone() if isinstance(sample.input, Tensor) else [x.detach().clone() for x in sample.input]
+        with recorder:
+            info.inplace_variant(fresh, *sample.args, **sample.kwargs)
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self, origin: str, seen: Counter, most: int, each: int) -> None:
+        super().__init__()
+        self.origin, self.seen, self.most, self.each = origin, seen, most, each
+        self.found: list[Call] = []
+        self._here: Counter = Counter()
+        self._signatures: defaultdict = defaultdict(set)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        call = self._call(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+            out.fill_(1)
+        if call is not None:
+            self.found += [call, *variants(call)]
+            self.seen[func.name()] += 1
+            self._here[func.name()] += 1
+        return out
+
+    def _call(self, func, args, kwargs):
+        name = func.name()
+        if func.namespace != "aten" or self.seen[name] >= self.most or self._here[name] >= self.each:
+            return None
+        tensors = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if not all(usable(x) for x in tensors) or "generator" in kwargs:
+            return None
+        signature = repr([(tuple(x.shape), x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves((args, kwargs))])
+        if signature in self._signatures[name]:
+            return None
+        self._signatures[name].add(signature)
+        known: dict = {}
+        return Call(func, copied(tuple(args), known), copied(kwargs, known), self.origin)
+
+
+def variants(call: Call) -> list[Call]:
+    """The same call in place and with out=, where there are such overloads."""
+    found = []
+    packet = call.op.overloadpacket
+    names = [(a.name, str(a.type)) for a in call.op._schema.arguments]
+    in_place = getattr(torch.ops.aten, f"{packet.__name__}_", None)
+    for one, wanted in [(in_place, "_"), (packet, "out")] if not packet.__name__.endswith("_") else []:
+        for overload in one.overloads() if one is not None else []:
+            op = getattr(one, overload)
+            given = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+            outs = [a for a in op._schema.arguments if a.is_out]
+            if given == names and bool(outs) == (wanted == "out"):
+                made = _variant(call, op, outs)
+                if made is not None:
+                    found.append(made)
+    return found
+
+
+def _variant(call, op, outs):
+    known: dict = {}
+    args, kwargs = copied(call.args, known), copied(call.kwargs, known)
+    if outs:
+        known = {}
+        try:
+            result = call.op(*copied(call.args, known), **copied(call.kwargs, known))
+        except REFUSED:
+            return None
+        results = result if isinstance(result, tuple) and len(outs) > 1 else [result]
+        if len(results) != len(outs):
+            return None
+        for argument, value in zip(outs, results, strict=True):
+            kwargs[argument.name] = [torch.zeros_like(x) for x in value] if isinstance(value, list | tuple) else torch.zeros_like(value)
+    call = Call(op, args, kwargs, f"{call.origin} as {op.name()}")
+    try:
+        op(*copied(args, {}), **copied(kwargs, {}))
+    except REFUSED:
+        return None
+    return call
+
+
+def usable(x: Tensor) -> bool:
+    return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and not x.is_quantized and x.numel() <= MOST_NUMEL
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from leaves(one)
+    else:
+        yield value
+
+
+def copied(value, known):
+    if isinstance(value, Tensor):
+        if id(value) not in known:
+            known[id(value)] = value, value.detach().clone().resolve_conj().resolve_neg()
+        return known[id(value)][1]
+    if isinstance(value, list | tuple):
+        return type(value)([copied(one, known) for one in value])
+    if isinstance(value, dict):
+        return {name: copied(one, known) for name, one in value.items()}
+    return value

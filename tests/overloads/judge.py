@@ -1,0 +1,164 @@
+"""A call put through lockstep, held against the slow twin."""
+
+import warnings
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from localtensor import engine
+from localtensor.lockstep import LocalTensorMode
+from localtensor.testing.reference import against, envelope, plain, rank_by_rank, within
+from localtensor.ways import facts
+from tests.overloads.capture import REFUSED, Call, leaves
+from tests.overloads.plans import HOW, PLANS, RANKS, filled, operands, placed, tensors_of
+
+
+@dataclass
+class Record:
+    """What was found of one overload."""
+
+    calls: int = 0
+    equal: int = 0
+    near: int = 0
+    worst: float = 0.0  # the largest part of the envelope that was needed
+    wrong: list[str] = field(default_factory=list)
+    ways: Counter = field(default_factory=Counter)
+
+
+class Refused(Exception):
+    """The op itself does not take what the plan makes of its operands."""
+
+
+@contextmanager
+def watched():
+    """Counts how each cell was done: once (one value), stack, vmap or rows."""
+    done: Counter = Counter()
+    before = {name: getattr(engine, name) for name in ("_on_stack", "_under_vmap", "row_after_row")}
+
+    def counting(name, label):
+        def counted(*args, **kwargs):
+            result = before[name](*args, **kwargs)
+            done[label] += result is not NotImplemented
+            return result
+
+        return counted
+
+    for name, label in (("_on_stack", "stack"), ("_under_vmap", "vmap"), ("row_after_row", "rows")):
+        setattr(engine, name, counting(name, label))
+    try:
+        yield done
+    finally:
+        for name, original in before.items():
+            setattr(engine, name, original)
+
+
+def judged(mode: LocalTensorMode, plan: str, calls: list[Call], record: Record) -> None:
+    """One plan of one call (two, of uneven shapes); what was found is written to the record."""
+    for how in HOW:
+        try:
+            _judged(mode, plan, calls, how, record)
+        except Refused:
+            continue
+        return
+
+
+def _judged(mode, plan, calls, how, record):
+    call = calls[0]
+    with mode.disable():
+        try:
+            by_rank = operands(plan, calls, how)
+        except REFUSED as error:
+            raise Refused from error
+    tensors = tensors_of(call)
+    try:
+        made = [placed(plan, mode, one) for one in by_rank]
+    except REFUSED as error:
+        raise Refused from error
+    args, kwargs = filled(call.args, tensors, made), filled(call.kwargs, tensors, made)
+    twin = rank_by_rank(call.op, *args, **kwargs)
+    if any(alone.error is not None for alone in twin.values()):
+        raise Refused
+    with mode.disable():
+        before = {rank: (plain(args, rank, blocks := {}), plain(kwargs, rank, blocks)) for rank in twin}
+    told = f"{plan}, {how}: {call.origin}: {shown(call)}"
+    record.calls += 1
+    try:
+        with watched() as done:
+            result = call.op(*args, **kwargs)
+    except Exception as error:  # why: whatever it is, it is what the sweep looks for
+        record.wrong.append(f"{told}: raised {type(error).__name__}: {str(error)[:300]}")
+        return
+    record.ways.update(done or {"once": 1})
+    found = against(twin, result, args, kwargs)
+    if facts(call.op).views and not found:
+        found = _through_views(twin, result, args, kwargs)
+    if not found:
+        record.equal += 1
+        return
+    with mode.disable():
+        _near_or_wrong(call.op, before, found, record, told)
+
+
+def _through_views(twin, result, args, kwargs):
+    """What is written to a view is seen through the argument, on each rank."""
+    for number, x in enumerate(leaves(result)):
+        if isinstance(x, Tensor) and x.numel() and not any(size > 1 and step == 0 for size, step in zip(x.shape, x.stride(), strict=True)):
+            x.fill_(number % 2)
+            for alone in twin.values():
+                list(leaves(alone.result))[number].fill_(number % 2)
+    return against(twin, result, args, kwargs)
+
+
+def _near_or_wrong(op, before, found, record, told):
+    rooms = {}
+    for difference in found:
+        if difference.what != "value" or not isinstance(difference.alone, Tensor):
+            record.wrong.append(f"{told}: {difference}")
+            return
+        if difference.rank not in rooms:
+            rooms[difference.rank] = envelope(op, *before[difference.rank])
+        if not within(difference, rooms[difference.rank]):
+            record.wrong.append(f"{told}: {difference}; envelope {rooms[difference.rank]:.3g}")
+            return
+    record.near += 1
+
+
+def shown(call: Call) -> str:
+    def one(x):
+        if isinstance(x, Tensor):
+            return f"{str(x.dtype)[6:]}{list(x.shape)}" + ("" if x.is_contiguous() else f"/{x.stride()}")
+        if isinstance(x, list | tuple):
+            return f"[{', '.join(map(one, x))}]"
+        return str(x)
+
+    named = [f"{name}={one(x)}" for name, x in call.kwargs.items()]
+    return f"({', '.join([*map(one, call.args), *named])})"
+
+
+def sweep(calls: list[Call], records: dict[str, Record], plans=tuple(PLANS)) -> None:
+    """All calls, each in every plan that makes sense for it."""
+    from tests.overloads.plans import fits
+
+    earlier: defaultdict = defaultdict(list)
+    with warnings.catch_warnings(), LocalTensorMode(RANKS) as mode:
+        warnings.simplefilter("ignore")
+        for call in calls:
+            record = records.setdefault(call.op.name(), Record())
+            few = len(tensors_of(call))
+            for plan in plans:
+                if (few < 2 and plan in ("first", "rest")) or (not few and plan != "uniform"):
+                    continue
+                if plan != "uneven":
+                    judged(mode, plan, [call], record)
+                    continue
+                other = next((one for one in earlier[call.op] if fits(one, call)), None)
+                if other is not None:
+                    judged(mode, plan, [other, call], record)
+            earlier[call.op].append(call)
+
+
+__all__ = ["Record", "judged", "sweep", "watched"]
+torch.set_num_threads(1)
