@@ -31,10 +31,16 @@ def running() -> Any | None:
 
 
 @contextmanager
-def entered(simulation: object) -> Iterator[None]:
-    """While inside, `running()` is this simulation; a second thread waits outside until it is over."""
+def entered(simulation: object, busy: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
+    """While inside, `running()` is this simulation; a second thread waits outside until it is over.
+
+    Raises what `busy` makes of a clause, if a mode is open: that would not end by waiting where it is this thread's.
+    """
     with _turn:
-        _running.append(simulation)
+        with _gate:
+            if _open_modes:
+                raise busy(_why_busy())
+            _running.append(simulation)
         try:
             yield
         finally:
@@ -58,6 +64,10 @@ def pool_of(key: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
 # -- lockstep: each thread has its own modes; those of other threads are nothing to it
 
 
+_gate = threading.Lock()  # held for a moment only: either a simulation is there, or modes are
+_open_modes: list[Any] = []
+
+
 class _Ambient(threading.local):
     def __init__(self) -> None:
         self.modes: list[Any] = []
@@ -75,8 +85,40 @@ def lockstep() -> Any | None:
 
 
 def lockstep_modes() -> list[Any]:
-    """The modes of this thread, the innermost last; who enters one, appends it."""
+    """The modes of this thread, the innermost last."""
     return _ambient.modes
+
+
+def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
+    """This thread is in the mode.  Raises what `busy` makes of a clause, if something else is in the way."""
+    with _gate:
+        simulation = running()
+        if simulation is not None:
+            raise busy(
+                "this is a rank of localtensor.run" if simulation.is_rank() else "localtensor.run is at work in another thread"
+            )
+        if any(mode is one for one in _open_modes):
+            raise busy("this mode is entered already")
+        _open_modes.append(mode)
+    _ambient.modes.append(mode)
+
+
+def close_mode(mode: Any) -> None:
+    """This thread has left the mode."""
+    with _gate:
+        _open_modes[:] = [one for one in _open_modes if one is not mode]
+    _ambient.modes[:] = [one for one in _ambient.modes if one is not mode]
+
+
+def refuse_inside_mode(busy: Callable[[str], Exception]) -> None:
+    """Raises what `busy` makes of a clause, if this thread is in a mode."""
+    if _ambient.modes:
+        raise busy(_why_busy())
+
+
+def _why_busy() -> str:
+    where = "was called inside of a LocalTensorMode" if _ambient.modes else "was called while another thread is in a LocalTensorMode"
+    return f"localtensor.run {where}"
 
 
 def makes_idle_modes(make: Callable[[int], Any]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, overload
 
 import torch
 
+from localtensor._context import refuse_inside_mode
 from localtensor._job import moved
-from localtensor.errors import NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
+from localtensor.errors import ModeBusy, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
 from localtensor.events import Call
 from localtensor.schedule import Schedule, replay, round_robin
 from localtensor.threads import run_in_threads
@@ -85,7 +86,7 @@ def run(
                "ignore".  Real processes clear them away.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
-    `NestedRun`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
+    `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
     and, where a real run would hang or go wrong in silence, one of localtensor.errors.ProgramFault.
 
     >>> def total(x):
@@ -95,6 +96,7 @@ def run(
     (tensor(3), tensor(3))
     """
     _check(fn, args, ranks, on, timeout, leftovers)
+    refuse_inside_mode(ModeBusy)
     pieces = deal(fn, args, ranks, device if on == "threads" else None)
     if on != "threads":
         from localtensor.real import run_in_processes

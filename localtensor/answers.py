@@ -73,7 +73,7 @@ class Answers:
             cells, final = gathered(rows, final)
             return wrap(cells, final, self.mode)
         if self.memory is not None:
-            return wrap(tuple(results), final, self.mode, self.memory)
+            return seen_alike(wrap(tuple(results), final, self.mode, self.memory))
         for cell, rows in enumerate(final.sizes):
             if rows > 1:
                 results[cell] = tidy(results[cell])
@@ -95,6 +95,16 @@ class Answers:
         values = {rank: rows[row] for rank, row in enumerate(final.row_of) if row >= 0}
         place = origin(sys._getframe(4)).place
         raise RanksDiverge(_asked(self.func), "", values, place)
+
+
+def seen_alike(x: LocalTensor) -> LocalTensor:
+    """A lazy conjugate or negative is one from outside, too."""
+    first = x._cells[0]
+    if first.is_conj():
+        torch._C._set_conj(x, True)
+    if first.is_neg():
+        torch._C._set_neg(x, True)
+    return x
 
 
 def same(one: Any, other: Any) -> bool:
@@ -123,12 +133,3 @@ def tidy(cell: Tensor) -> Tensor:
     if cell.layout is not torch.strided or cell.is_contiguous() or is_in_blocks(cell):
         return cell
     return row_by_row(cell)
-
-
-def reshaped(func: Any, args: Any, kwargs: Any, results: list[Any], final: Partition) -> Any:
-    """The first argument has another shape from now on, in its cells and as it looks from outside."""
-    x = args[0]
-    with torch._C._DisableTorchDispatch():
-        func(x, *args[1:], **kwargs)
-    x._cells = tuple(results)
-    return x

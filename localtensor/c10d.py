@@ -6,232 +6,181 @@ c10d's ops are read by the table that serves rank threads (kernels.py), so that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor import collectives, exchange
+from localtensor import exchange, outcomes
 from localtensor.c10d_ops import plain, positions
-from localtensor.engine import check_write, plainly
-from localtensor.errors import NotHeld, NotInLockstep
+from localtensor.engine import brief, check_write, plainly
+from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
 from localtensor.exchange import Value
-from localtensor.families import Family
+from localtensor.families import Family, one_size
 from localtensor.frames import origin
-from localtensor.kernels import SERVED, Brought, Served
-from localtensor.lockstep_groups import family_of
-from localtensor.meetings import Group, Part
+from localtensor.kernels import SERVED, Brought
+from localtensor.lockstep_groups import group_of
+from localtensor.lockstep_works import LockstepWork, calls_of, over
 from localtensor.memory import overwrite
-from localtensor.offers import check_offer
+from localtensor.offers import check_offer, flat
+from localtensor.outcomes import value_of
 from localtensor.tensor import LocalTensor, wrap
-from localtensor.lockstep_works import LockstepWork, over
 
-
-def value_of(mode: Any, x: Tensor) -> Value:
-    """What every rank brings: a plain tensor is the same on all of them."""
-    return Value(x._cells, x._partition) if isinstance(x, LocalTensor) else Value((x.detach(),), mode.everyone)
+_NO_PAIRS = "who sends to whom differs from rank to rank"
 
 
 def serve(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One of c10d's ops, for all groups of the family that its process group stands for."""
     name = func._schema.name.removeprefix("c10d::")
-    served = SERVED.get(name)
-    if served is None:
-        raise NotInLockstep(f"torch.distributed ({name})", "who sends to whom differs from rank to rank")
-    at, when, count = positions(name, func._schema)
-    whole = family_of(mode, args[at])
+    if name == "check_for_nan":
+        return None
+    if name not in SERVED:
+        raise NotInLockstep(f"torch.distributed ({name})", _NO_PAIRS)
+    at, when, count = _positions(func)
     rest = [plain(a) for a in (*args[:at], *args[at + 1 :])][:count]
-    meant, brought = served.brings(rest)
-    check_offer(meant.kind, brought, whole.groups[0][0], whole.groups[0])
-    for buffer in brought.writes:
-        check_write(mode, buffer, str(func))
-    with plainly():
-        for buffer, value in zip(brought.writes, results(mode, meant, brought, whole), strict=True):
-            write(mode, buffer, value, meant.kind)
+    later = when is not None and (len(args) <= when or bool(args[when]))
+    work = collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
+    served = SERVED[name]
     if served.kind == "monitored_barrier":
         return None
-    later = when is not None and len(args) > when and bool(args[when]) and origin(sys._getframe(2)).hands_work_out
-    work = LockstepWork(mode, meant.kind, brought, whole).boxed() if later else over()
-    return work if served.returns is None else (rest[served.returns], work)
+    boxed = over() if work is None else work.boxed()
+    return boxed if served.returns is None else (rest[served.returns], boxed)
 
 
-def results(mode: Any, served: Served, brought: Brought, whole: Family) -> Sequence[Value]:
-    """What each written buffer holds afterwards."""
-    quick = _QUICK.get(served.kind)
-    found = None if quick is None else quick(mode, brought, whole)
-    return found if found is not None else _by_ranks(mode, served, brought, whole)
+@lru_cache(256)
+def _positions(func: Any) -> tuple[int, int | None, int]:
+    return positions(func._schema.name.removeprefix("c10d::"), func._schema)
 
 
-def write(mode: Any, buffer: Tensor, value: Value, call: str) -> None:
+def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
+    """What c10d's op of this name says is done; a Work if it is to be waited for."""
+    group = group_of(mode, group)
+    whole, served = group.family, SERVED[name]
+    meant, brought = served.brings(arguments)
+    if brought.root is not None:
+        brought = replace(brought, root=group.place(brought.root))
+    check_offers(meant.kind, brought, whole)
+    for x in flat(brought.reads) if mode.in_flight else ():
+        mode.check_read(x, meant.kind)
+    for buffer in brought.writes:
+        check_write(mode, buffer, meant.kind)
+    with plainly():
+        for buffer, value in zip(brought.writes, outcomes.results(mode, meant, brought, whole), strict=True):
+            write(mode, buffer, value, meant.kind, brought, whole)
+    return LockstepWork(mode, meant.kind, brought, whole) if later else None
+
+
+# -- before and after
+
+
+def check_offers(kind: str, brought: Brought, whole: Family) -> None:
+    """Each shape of what the ranks offer is fit by itself; see offers.py."""
+    for each in _seen_by_ranks(brought):
+        for part in one_size(whole):
+            group, root = part.groups[0], brought.root or 0
+            check_offer(kind, each, group[root] if 0 <= root < len(group) else -1, group)
+
+
+def _seen_by_ranks(brought: Brought) -> Iterator[Brought]:
+    """The same with plain tensors: as some rank of each cell has them."""
+    cells = max([len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1)
+    with plainly():
+        for cell in range(cells):
+            writes = [_seen(x, cell) for x in brought.writes]
+            yield replace(brought, reads=_seen(brought.reads, cell), writes=writes)
+
+
+def _seen(x: Any, cell: int) -> Any:
+    if isinstance(x, LocalTensor):
+        cell = min(cell, len(x._cells) - 1)
+        return x._cells[cell][0] if x._partition.sizes[cell] > 1 else x._cells[cell]
+    return x if isinstance(x, Tensor) else [_seen(each, cell) for each in x]
+
+
+def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, whole: Family) -> None:
     """The buffer holds the value; one from outside the mode can, if all ranks agree on it."""
+    old = value_of(mode, buffer)
+    if value.held is not old.held:
+        has, gets = old.held.row_of >= 0, value.held.row_of >= 0
+        if (gets & ~has).any():
+            raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())
+        if (has & ~gets).any():  # who is in no group keeps what it had
+            _check_fits(old, value, kind, brought, whole)
+            value = exchange.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
+    _check_fits(old, value, kind, brought, whole)
     if isinstance(buffer, LocalTensor):
         outside = buffer._memory is not None and buffer._memory.outside
-        missing = set(buffer.ranks) - {rank for rank, row in enumerate(value.held.row_of) if row >= 0}
-        if missing:  # who is in no group keeps what it had
-            kept = {r: value_of(mode, buffer).on(r) for r in missing}
-            kept.update({r: value.on(r) for r in buffer.ranks if r not in missing})
-            value = exchange.of_ranks(kept, mode.world)
-        if not (outside and value.held.rows > 1):
+        if not outside or value.held.rows * buffer._partition.rows == 1:
             overwrite(buffer, value.cells, value.held)
             return
-    elif value.held.rows == 1 and value.held.row_of.tobytes() == mode.everyone.row_of.tobytes():
+    elif value.held is mode.everyone or value.held.row_of.tobytes() == mode.everyone.row_of.tobytes():
         buffer.detach().copy_(value.cells[0].reshape(buffer.shape))
         return
-    from localtensor.errors import OutsideWrite
-
-    raise OutsideWrite(call, origin(sys._getframe(2)).place, f"{value.held.rows} different values")
+    raise OutsideWrite(kind, origin(sys._getframe(2)).place, brief(buffer))
 
 
-# -- the quick ways, by kind
+def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Family) -> None:
+    """Each rank's buffer takes what it gets: as many elements, of the same dtype."""
+    if old.cells[0].dtype == value.cells[0].dtype:
+        if len(old.cells) == len(value.cells) == 1:
+            if old.cells[0].numel() * value.held.rows == value.cells[0].numel() * old.held.rows:
+                return
+        elif not (_numels(old) != _numels(value))[value.held.row_of >= 0].any():
+            return
+    both = (old.held.row_of >= 0) & (value.held.row_of >= 0)
+    differ = both & ((_numels(old) != _numels(value)) | (old.cells[0].dtype != value.cells[0].dtype))
+    rank = int(np.flatnonzero(differ)[0])
+    mine, result = old.on(rank), value.on(rank)
+    got, want = f"{tuple(mine.shape)} of {mine.dtype}", f"{tuple(result.shape)} of {result.dtype}"
+    detail = f"rank {rank} offers a buffer of shape {got} for a result of shape {want}"
+    raise CollectiveFailed([calls_of(kind, brought, whole, origin(sys._getframe(3)).place, [rank])[0]], detail)
 
 
-def _all_reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [all_reduced(value_of(mode, brought.reads), whole, brought.op)]
-
-
-def all_reduced(value: Value, whole: Family, op: Any) -> Value:
-    return exchange.all_reduce(value, whole, op, lambda held: collectives.all_reduce(held, op))
-
-
-def _reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    root = brought.root or 0
-    plainly_done = lambda held: collectives.reduce(held, brought.op, root=root)  # noqa: E731
-    return [exchange.reduce(value_of(mode, brought.reads), whole, brought.op, root, plainly_done)]
-
-
-def _broadcast(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [broadcasted(value_of(mode, brought.reads), whole, brought.root or 0)]
-
-
-def broadcasted(value: Value, whole: Family, root: int) -> Value:
-    return exchange.broadcast(value, whole, root, lambda held: collectives.broadcast(held, root))
-
-
-def gathered(value: Value, whole: Family) -> Value:
-    """All members' tensors, along a new dim 0."""
-    return exchange.all_gather(value, whole, lambda held: [torch.stack(each) for each in collectives.all_gather(held)])
-
-
-def _all_gather(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    cells, held = gathered(value_of(mode, brought.reads), whole)
-    pairs = list(zip(cells, held.sizes, strict=True))
-    return [
-        Value(tuple(cell[:, i] if rows > 1 else cell[i] for cell, rows in pairs), held)
-        for i in range(len(brought.writes))
-    ]
-
-
-def _all_gather_into_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [joined_rows(gathered(value_of(mode, brought.reads), whole))]
-
-
-def joined_rows(value: Value) -> Value:
-    """Dims 0 and 1 of each rank's tensor are one."""
-    shapes = [
-        (cell.flatten(1, 2) if cell.dim() > 2 else cell) if rows > 1 else (cell.flatten(0, 1) if cell.dim() > 1 else cell)
-        for cell, rows in zip(value.cells, value.held.sizes, strict=True)
-    ]
-    return Value(tuple(shapes), value.held)
-
-
-def _reduce_scatter_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [reduce_scattered(value_of(mode, brought.reads), whole, brought.op)]
-
-
-def reduce_scattered(value: Value, whole: Family, op: Any) -> Value:
-    return exchange.reduce_scatter(value, whole, op, lambda held: collectives.reduce_scatter_tensor(held, op))
-
-
-def _all_to_all_single(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-    if brought.input_splits or brought.output_splits:
-        return None
-    return [exchanged(value_of(mode, brought.reads), whole)]
-
-
-def exchanged(value: Value, whole: Family) -> Value:
-    return exchange.all_to_all(value, whole, collectives.all_to_all_single)
-
-
-def _scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
-    found = exchange.scatter([value_of(mode, x) for x in brought.reads], whole, brought.root or 0)
-    return None if found is None else [found]
-
-
-_QUICK: dict[str, Callable[[Any, Brought, Family], list[Value] | None]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "all_to_all_single": _all_to_all_single,
-    "scatter": _scatter,
-}
-
-
-def _by_ranks(mode: Any, served: Served, brought: Brought, whole: Family) -> list[Value]:
-    """As rank threads do it: each rank's own tensors, group by group."""
-    outputs: list[dict[int, Tensor]] = [{} for _ in brought.writes]
-    for number, ranks in enumerate(whole.groups):
-        group = Group(str(number), ranks)
-        parts = [_part(mode, served, brought, rank, group) for rank in ranks]
-        for rank, mine in zip(ranks, served.compute(parts), strict=True):
-            for output, x in zip(outputs, mine, strict=False):  # the root alone gets a gathered list
-                output[rank] = x
-    return [exchange.of_ranks(output, mode.world) for output in outputs]
-
-
-def _part(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Part:
-    reads = _on(mode, brought.reads, rank)
-    if served.kind == "scatter" and rank != group.ranks[brought.root or 0]:
-        reads = []
-    part = Part(rank, served.kind, group, reads, (), None, op=brought.op)
-    part.root = None if brought.root is None else group.ranks[brought.root]
-    part.input_splits, part.output_splits = brought.input_splits, brought.output_splits
-    return part
-
-
-def _on(mode: Any, reads: Any, rank: int) -> Any:
-    if not isinstance(reads, Tensor):
-        return [_on(mode, each, rank) for each in reads]
-    value = value_of(mode, reads)
-    if value.held.row_of[rank] < 0:
-        raise NotHeld("collective", [rank], [r for r, row in enumerate(value.held.row_of) if row >= 0])
-    return value.on(rank)
+def _numels(value: Value) -> Any:
+    """The elements that each rank holds."""
+    sizes = [cell.numel() // rows for cell, rows in zip(value.cells, value.held.sizes, strict=True)]
+    return np.repeat(sizes, value.held.sizes)[value.held.row_of]
 
 
 # -- functional collectives: what comes back is a tensor of its own
 
 
-def _split_sizes(mode: Any, x: Tensor, out: Any, sent: Any, group: Any) -> Value:
-    whole = family_of(mode, group)
-    even = len(set(out)) <= 1 and len(set(sent)) <= 1
-    if even:
-        return exchanged(value_of(mode, x), whole)
-    brought = Brought(x, [x], input_splits=list(sent), output_splits=list(out))
-    return _by_ranks(mode, SERVED["alltoall_base_"], brought, whole)[0]
+def _reduced(mode: Any, value: Value, whole: Family, op: Any) -> Value:
+    return outcomes.all_reduced(value, whole, op)
 
 
-def _moved_shards(mode: Any, x: Tensor, gather_dim: int, shard_dim: int, group: Any) -> Value:
-    """Cut along one dim, sent, joined along the other: an all-to-all with the pieces in front."""
-    whole = family_of(mode, group)
-    done = partial(collectives.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
-    return exchange.move_shards(value_of(mode, x), whole, gather_dim, shard_dim, done)
+def _broadcast(mode: Any, value: Value, whole: Family, root: int) -> Value:
+    return outcomes.broadcasted(value, whole, root)
 
 
-_FUNCTIONAL: dict[str, Callable[..., Value]] = {
-    "all_reduce": lambda mode, x, op, group: all_reduced(value_of(mode, x), family_of(mode, group), op),
-    "broadcast": lambda mode, x, src, group: broadcasted(value_of(mode, x), family_of(mode, group), src),
-    "all_gather_into_tensor": lambda mode, x, size, group: joined_rows(
-        gathered(value_of(mode, x), family_of(mode, group))
-    ),
-    "reduce_scatter_tensor": lambda mode, x, op, size, group: reduce_scattered(
-        value_of(mode, x), family_of(mode, group), op
-    ),
-    "all_to_all_single": _split_sizes,
-    "shard_dim_alltoall": _moved_shards,
+def _gathered(mode: Any, value: Value, whole: Family, size: Any) -> Value:
+    return outcomes.joined_rows(outcomes.gathered(value, whole))
+
+
+def _scattered(mode: Any, value: Value, whole: Family, op: Any, size: Any) -> Value:
+    return outcomes.reduce_scattered(value, whole, op)
+
+
+def _exchanged(mode: Any, value: Value, whole: Family, got: Any, sent: Any) -> Value:
+    return outcomes.exchanged(outcomes.contiguous(value), whole, list(sent), list(got))
+
+
+def _moved(mode: Any, value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
+    return outcomes.moved_shards(value, whole, gather_dim, shard_dim)
+
+
+# By the name of the op without its endings; the last argument is the group, which comes third here.
+_FUNCTIONAL: dict[str, tuple[str, Callable[..., Value]]] = {
+    "all_reduce": ("all_reduce", _reduced),
+    "broadcast": ("broadcast", _broadcast),
+    "all_gather_into_tensor": ("all_gather_into_tensor", _gathered),
+    "reduce_scatter_tensor": ("reduce_scatter_tensor", _scattered),
+    "all_to_all_single": ("all_to_all_single", _exchanged),
+    "shard_dim_alltoall": ("shard_dim_alltoall", _moved),
 }
 
 
@@ -240,26 +189,39 @@ def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[s
     name = func._schema.name.split("::")[1]
     if name in ("wait_tensor", "_wrap_tensor_autograd"):
         return args[0]
-    into = kwargs.get("out")
-    if name.endswith("_coalesced"):
-        one = _FUNCTIONAL[name.removesuffix("_coalesced")]
-        with plainly():
-            values = [one(mode, x, *args[1:]) for x in args[0]]
-        return [wrap(*value, mode) for value in values]
-    plain_name = name.removesuffix("_out").removesuffix("_coalesced_").removesuffix("_")
-    served = _FUNCTIONAL.get(plain_name)
-    if served is None:
-        raise NotInLockstep(f"torch.ops.{func}", "who sends to whom differs from rank to rank")
-    targets = [into] if into is not None else args[0] if name.endswith("_coalesced_") else [args[0]]
-    sources = args[0] if name.endswith("_coalesced_") else [args[0]]
+    base = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
+    if base not in _FUNCTIONAL:
+        raise NotInLockstep(f"torch.ops.{func}", _NO_PAIRS)
+    many = isinstance(args[0], list | tuple)
+    sources = list(args[0]) if many else [args[0]]
+    targets = [kwargs["out"]] if "out" in kwargs else sources if name.endswith("_") else []
+    values = _functional_values(mode, base, sources, targets, args)
+    if not targets:
+        found = [wrap(*value, mode) for value in values]
+        return found if many else found[0]
+    return args[0] if name.endswith("_") else targets[0]
+
+
+def _functional_values(
+    mode: Any, base: str, sources: list[Tensor], targets: list[Tensor], args: tuple[Any, ...]
+) -> list[Value]:
+    group, (kind, do) = group_of(mode, args[-1]), _FUNCTIONAL[base]
+    rest, op, root = list(args[1:-1]), None, None
+    if do in (_reduced, _scattered):
+        op = rest[0] = rest[0].lower()
+    elif do is _broadcast:
+        root = rest[0] = group.place(rest[0])
+    brought = Brought(sources, targets, op=op, root=root)
+    check_offers(kind, brought, group.family)
+    for x in sources if mode.in_flight else ():
+        mode.check_read(x, kind)
+    for target in targets:
+        check_write(mode, target, kind)
     with plainly():
-        values = [served(mode, x, *args[1:]) for x in sources]
-        if not name.endswith(("_out", "_")):
-            return wrap(*values[0], mode)
-        for target, value in zip(targets, values, strict=True):
-            check_write(mode, target, str(func))
-            write(mode, target, value, name)
-    return targets if name.endswith("_coalesced_") else targets[0]
+        values = [do(mode, value_of(mode, x), group.family, *rest) for x in sources]
+        for target, value in zip(targets, values):
+            write(mode, target, value, kind, brought, group.family)
+    return values
 
 
 @lru_cache(256)

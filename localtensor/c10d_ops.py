@@ -130,6 +130,22 @@ def _reduction(boxed: Any) -> Any:
     return _premul_sum() if number == _PREMUL else _REDUCTIONS.get(number, f"reduce op {number}")
 
 
+def named_reduction(op: Any) -> Any:
+    """A reduction by its name, if it comes as torch's ReduceOp; names in any case.
+
+    >>> named_reduction(dist.ReduceOp.MAX), named_reduction("SUM")
+    ('max', 'sum')
+    """
+    if isinstance(op, str):
+        return op.lower()
+    found = getattr(op, "op", op)
+    if not isinstance(op, _ReduceOp | _ReduceOp.RedOpType):
+        return op
+    if int(found) == _PREMUL:
+        return PremulSum(float(op.__getstate__()[1]))
+    return _REDUCTIONS.get(int(found), f"reduce op {int(found)}")
+
+
 def _premul_sum() -> PremulSum:
     frame = sys._getframe(3)
     while frame is not None:

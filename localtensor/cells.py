@@ -1,6 +1,7 @@
 """Cells: the tensors behind a partition.  What has one shape lies in one stack, each row a dense block."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,17 @@ Cells = tuple[Tensor, ...]
 def dense_strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple[int, ...], int]:
     """The strides of a dense copy that keeps the order of the dims in memory, and its elements.
 
-    >>> dense_strides((2, 3), (1, 7))
-    ((1, 2), 6)
+    What is dense already keeps its strides as they are.
+
+    >>> dense_strides((2, 3), (1, 7)), dense_strides((1, 3), (1, 1))
+    (((1, 2), 6), ((1, 1), 3))
     """
-    strides, step = [0] * len(shape), 1
+    strides, step, is_dense = [0] * len(shape), 1, True
     for dim in sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim)):
         strides[dim] = step
+        is_dense = is_dense and (stride[dim] == step or shape[dim] == 1)
         step *= max(shape[dim], 1)
-    return tuple(strides), step
+    return tuple(stride if is_dense else strides), step
 
 
 def is_in_blocks(cell: Tensor) -> bool:
@@ -49,9 +53,9 @@ def in_blocks(cell: Tensor, rows: int) -> Tensor:
 def stack(rows: Sequence[Tensor]) -> Tensor:
     """One stack of rows of one shape, which keep the order of their dims in memory."""
     first = rows[0]
-    if first.is_contiguous():
-        return torch.stack([row.resolve_conj().resolve_neg() for row in rows] if first.is_complex() else list(rows))
     strides, step = dense_strides(first.shape, first.stride())
+    if strides == dense_strides(first.shape, [0] * first.dim())[0]:
+        return torch.stack([row.resolve_conj().resolve_neg() for row in rows])
     fresh = torch.empty_strided((len(rows), *first.shape), (step, *strides), dtype=first.dtype, device=first.device)
     for place, row in zip(fresh, rows, strict=True):
         place.copy_(row)
@@ -63,6 +67,28 @@ def kind_of(x: Tensor) -> Any:
     if x.layout is not torch.strided:
         return (id(x),)
     return (tuple(x.shape), x.stride())
+
+
+def equal_once(values: Sequence[Tensor]) -> list[Tensor]:
+    """The values, equal ones as one object: equal to the bit, in shape, strides and dtype.
+
+    On the CPU; a GPU's are one only if they are the same object, since to look at them takes longer than it saves.
+
+    >>> a, b = equal_once([torch.ones(2), torch.ones(2)])
+    >>> a is b
+    True
+    """
+    first: dict[Any, Tensor] = {}
+    return [first.setdefault(_meaning(value), value) for value in values]
+
+
+def _meaning(x: Tensor) -> Any:
+    """What equal tensors have in common, and no others (a digest of 16 bytes stands for the bits)."""
+    if x.layout is not torch.strided or x.device.type != "cpu":
+        return id(x)
+    bits = x.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    digest = blake2b(bits.view(torch.uint8).numpy().data, digest_size=16).digest() if x.numel() else b""
+    return (tuple(x.shape), x.stride(), x.dtype, digest)
 
 
 def gathered(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:

@@ -12,27 +12,36 @@ from localtensor.folding import NOWHERE, Partition, partition
 from localtensor.shards import bounds
 
 
-def take_chunk(value: Value, dim: int, chunks: int, index: Any) -> Value:
-    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; fresh and contiguous.
+def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: bool = False) -> Value:
+    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; fresh, and contiguous.
 
-    `index` is int64 of shape [world]; a rank whose index is negative takes nothing.
+    `index` is int64 of shape [world]; a rank whose index is negative takes nothing.  With `keep_order`, the dims of a
+    chunk lie in memory in the order that those of the whole have, as in a clone.
     """
     held = value.held
     row_of, cells, sizes, start = np.full(held.world, NOWHERE), [], [], 0
     for cell, rows, first in zip(value.cells, held.sizes, held.starts, strict=True):
         stack = cell if rows > 1 else cell[None]
+        order = _order(stack) if keep_order else list(range(stack.dim()))
+        stack = stack.permute(order)
         here = (held.row_of >= first) & (held.row_of < first + rows) & (index >= 0)
-        for taken, codes, ranks in _pieces(stack, dim + 1, chunks, held.row_of - first, index, here):
+        for taken, codes, ranks in _pieces(stack, order.index(dim + 1), chunks, held.row_of - first, index, here):
             distinct, places = np.unique(codes, return_inverse=True)
             row_of[ranks] = start + places.reshape(-1)
             wanted = torch.from_numpy(distinct).to(taken.device)
             all_in_order = len(distinct) == taken.shape[0]  # codes are row numbers of `taken`, in order
             fresh = taken.clone(memory_format=torch.contiguous_format) if all_in_order else taken.index_select(0, wanted)
+            fresh = fresh.permute(np.argsort(order).tolist())
             cells.append(fresh if len(distinct) > 1 else fresh[0])
             sizes.append(len(distinct))
             start += len(distinct)
     found: tuple[Cells, Partition] = joined(tuple(cells), partition(row_of, sizes))
     return Value(*found)
+
+
+def _order(stack: Tensor) -> list[int]:
+    """The dims of the rows, the one with the largest step in memory first; behind the dim of rows."""
+    return [0, *sorted(range(1, stack.dim()), key=lambda dim: -stack.stride(dim))]
 
 
 def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:

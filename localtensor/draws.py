@@ -1,103 +1,147 @@
 """The random streams of all ranks: ranks that have drawn the same share a generator's state.
 
-Every rank starts with the state that the generator has when the mode is entered, as each process of a job that seeds
-alike does.  As long as all ranks agree, the real generator is the one stream of all; a state is saved and loaded
-only where streams have parted.
+Every rank starts with the state that a generator has when it is first used in the mode, as each process of a job that
+seeds alike does.  As long as all ranks agree, the real generator is the one stream of all; states are saved and
+loaded only where streams have parted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
-from localtensor.folding import Partition, by_value, everyone
+from localtensor.folding import Partition, by_value, each_alone, everyone
 
 
 class Stream:
-    """One generator, on all ranks.  `partition` has a row for each different state."""
+    """One generator, on all ranks.  `partition` has a row for each different state; `whole` is of the mode's ranks."""
 
-    def __init__(self, generator: Any, world: int) -> None:
-        self.generator = generator
-        self.partition = everyone(world)
+    def __init__(self, generator: Any, whole: Partition) -> None:
+        self.generator, self.whole = generator, whole
+        self.partition = everyone(whole.world)
         self.states: list[torch.Tensor] = []  # by row; empty while all ranks agree, and the generator holds it
-        self._next: dict[int, torch.Tensor] = {}
+        self._left = b""  # what the generator held when it was last left, its streams parted
 
     @contextmanager
-    def at(self, wanted: Partition, row: int) -> Iterator[None]:
-        """While inside, the generator is where the ranks of this row of a finer partition have it."""
-        if wanted.rows == 1 and not self.states:
-            yield
-            return
-        if not self.states:
-            self.states = [self.generator.get_state()]
-        rank = wanted.ranks(row)[0]
-        self.generator.set_state(self.states[self.partition.row_of[rank]])
-        yield
-        self._next[row] = self.generator.get_state()
+    def drawing(self, wanted: Partition) -> Iterator[Callable[[int], None]]:
+        """While inside, a call with a row of this finer partition puts the generator where its ranks have it.
 
-    def settle(self, wanted: Partition) -> None:
-        """The draws of all rows of this partition are over: who has the same state now shares it."""
-        if not self._next:
+        Afterwards they have what it was left with, and who has the same state shares it.  After an error, all have
+        what they had.
+        """
+        if wanted.rows == 1 and not self.states and (wanted.complete or wanted is self.whole):
+            yield _stay
             return
-        states, self._next = self._next, {}
-        states.update({wanted.rows + row: state for row, state in enumerate(self.states)})  # of ranks that drew nothing
-        self._share(np.where(wanted.row_of >= 0, wanted.row_of, wanted.rows + self.partition.row_of), states)
+        before = self.states or [self.generator.get_state()]
+        after: dict[int, torch.Tensor] = {}
+        last: list[int] = []
+
+        def at(row: int | None) -> None:
+            if last:
+                after[last.pop()] = self.generator.get_state()
+            if row is not None:
+                self.generator.set_state(before[self.partition.row_of[wanted.ranks(row)[0]]])
+                last.append(row)
+
+        try:
+            yield at
+            at(None)
+        except BaseException:
+            self.generator.set_state(before[0])
+            self._leave()
+            raise
+        numbers = len(after) and np.where(np.isin(wanted.row_of, list(after)), wanted.row_of, -1 - self.partition.row_of)
+        if len(after):
+            self._share(numbers, after | {-1 - row: state for row, state in enumerate(before)})
+
+    def _share(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
+        """Each rank has the state of its number; equal states are one."""
+        first: dict[bytes, int] = {}
+        same = {number: first.setdefault(_bits(state), number) for number, state in states.items()}
+        self.set(np.array([same[int(number)] for number in numbers]), states)
 
     def set(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
         """Each rank has the state of its number."""
         held = by_value(numbers)
         found = [states[int(numbers[held.ranks(row)[0]])] for row in range(held.rows)]
-        if held.uniform:
-            self.generator.set_state(found[0])
-            found = []
-        self.partition, self.states = held, found
+        self.generator.set_state(found[0])
+        self.partition, self.states = held, found if len(found) > 1 else []
+        self._leave()
 
-    def part(self, rank: int, state: torch.Tensor, others: torch.Tensor) -> None:
-        """One rank has drawn by itself, the others, while all agreed, have not."""
-        states = dict(enumerate(self.states or [others])) | {-2: state}
-        numbers = np.array(self.partition.row_of)
-        numbers[rank] = -2
-        self._share(numbers, states)
+    def _leave(self) -> None:
+        self._left = _bits(self.generator.get_state()) if self.states else b""
 
-    def _share(self, numbers: Any, states: dict[int, torch.Tensor]) -> None:
-        first: dict[bytes, int] = {}
-        same = {n: first.setdefault(states[n].numpy().tobytes(), place) for place, n in enumerate(sorted(states))}
-        self.set(np.array([same[int(n)] for n in numbers]), {same[n]: state for n, state in states.items()})
-
-    def forget(self) -> None:
-        """The generator was seeded anew: all ranks have its state."""
-        self.partition, self.states = everyone(self.partition.world), []
+    def look(self) -> None:
+        """Whoever has seeded the generator behind our back has seeded it on all ranks."""
+        if self.states and _bits(self.generator.get_state()) != self._left:
+            self.partition, self.states = everyone(self.whole.world), []
 
     def state_on(self, rank: int) -> torch.Tensor:
         """The state that a rank has."""
         return self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
 
 
+def _stay(row: int) -> None:
+    """All ranks agree: the generator is where they have it."""
+
+
+def _bits(state: torch.Tensor) -> bytes:
+    return state.numpy().tobytes()
+
+
 class Streams:
     """The streams of one mode: of the default generators, and of those that a program makes."""
 
-    def __init__(self, world: int) -> None:
-        self.world = world
+    def __init__(self, whole: Partition) -> None:
+        self._whole = whole
         self._known: dict[int, Stream] = {}
+        self._before: list[tuple[Any, torch.Tensor]] = []  # the default generators, as they were
 
     def of(self, generator: Any = None) -> Stream:
+        """A generator's stream; without one, that of the CPU's default generator."""
         generator = torch.default_generator if generator is None else generator
         found = self._known.get(id(generator))
         if found is None:
-            found = self._known[id(generator)] = Stream(generator, self.world)
+            found = self._known[id(generator)] = Stream(generator, self._whole)
+            if generator is torch.default_generator or generator in torch.cuda.default_generators:
+                self._before.append((generator, generator.get_state()))
+        elif found.states:
+            found.look()
         return found
 
+    def of_call(self, args: Any, kwargs: Mapping[str, Any]) -> Stream:
+        """The stream that an op draws from: of the generator that it is given, or of the device on which it draws."""
+        device = kwargs.get("device")
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                return self.of(value)
+            if device is None and isinstance(value, torch.Tensor):
+                device = value.device
+        if device is None or torch.device(device).type != "cuda":
+            return self.of()
+        device = torch.device(device)
+        return self.of(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+
+    def seed(self, by_rank: Any) -> None:
+        """Each rank has seeded the default generators with its number."""
+        for generator in (torch.default_generator, *torch.cuda.default_generators):
+            make = torch.Generator(generator.device)
+            states = {int(seed): make.manual_seed(int(seed)).get_state() for seed in np.unique(by_rank)}
+            self.of(generator).set(np.array(by_rank), states)
+
+    def close(self) -> None:
+        """The default generators are as they were; any other is where the first rank has it."""
+        for stream in self._known.values():
+            if stream.states:
+                stream.generator.set_state(stream.state_on(int(np.flatnonzero(self._whole.row_of >= 0)[0])))
+        for generator, state in self._before:
+            generator.set_state(state)
+        self._known, self._before = {}, []
+
     @contextmanager
-    def on(self, rank: int) -> Iterator[None]:
-        """While inside, the default generator is that rank's."""
-        stream = self.of()
-        before = stream.state_on(rank)
-        stream.generator.set_state(before)
-        try:
-            yield
-        finally:
-            after = stream.generator.get_state()
-            if stream.states or not torch.equal(before, after):
-                stream.part(rank, after, before)
+    def by_rank(self) -> Iterator[Callable[[int], None]]:
+        """While inside, a call with a rank puts the default generator where that rank has it."""
+        with self.of().drawing(each_alone(self._whole.world)) as at:
+            yield at

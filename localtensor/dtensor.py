@@ -15,76 +15,80 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import _collective_utils, _redistribute, _utils, placement_types
-from torch.distributed.tensor.placement_types import Partial, Shard
+from torch.distributed.tensor.placement_types import Shard, _MaskPartial, _StridedShard
 
-from localtensor import lockstep_mesh
-from localtensor.c10d import value_of
-from localtensor.cells import gathered
+from localtensor import lockstep_mesh, lockstep_modules
 from localtensor.chunks import take_chunk
-from localtensor.engine import Operands, Reader, each_row, plainly
-from localtensor.errors import NotInLockstep
+from localtensor.engine import plainly
+from localtensor.exchange import combined
+from localtensor.folding import by_value, partition
+from localtensor.kinds import arrived, by_kind
 from localtensor.lockstep_doors import Door, route
+from localtensor.offsets import shards
+from localtensor.outcomes import value_of
 from localtensor.rank_ints import is_rank_int, rank_int, values_of
 from localtensor.tensor import LocalTensor, wrap
-
-
-def by_class(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch's own function, once for each different set of arguments; for functions that do not communicate."""
-    final = Operands(mode, original, args, kwargs).final
-    if final is None or final.rows == 0:
-        with mode.disable():
-            return _joined(mode, [original(*args, **kwargs)], mode.everyone)
-    found = []
-    for cell, rows in enumerate(final.sizes):
-        reader = Reader(final, cell)
-        with plainly():
-            each = list(each_row(reader, args, kwargs, rows))
-        for row, (mine, named) in enumerate(each):
-            rank = final.ranks(final.starts[cell] + row)[0]
-            with mode.disable(), mode.standing_at(rank):
-                found.append(original(*mine, **named))
-    return _joined(mode, found, final)
-
-
-def _joined(mode: Any, rows: list[Any], final: Any) -> Any:
-    """One result for each row of a partition, as one value."""
-    first = rows[0]
-    if isinstance(first, Tensor):
-        with torch._C._DisableTorchDispatch():
-            return wrap(*gathered([row.detach() for row in rows], final), mode)
-    if isinstance(first, bool) or first is None:
-        if any(row != first for row in rows):
-            raise NotInLockstep("DTensor", "ranks decide differently")
-        return first
-    if isinstance(first, int):
-        return rank_int(np.array(rows)[final.row_of], final.held)
-    if isinstance(first, list | tuple):
-        if len({len(row) for row in rows}) > 1:
-            raise NotInLockstep("DTensor", "ranks get lists of different lengths")
-        return type(first)(_joined(mode, [row[i] for row in rows], final) for i in range(len(first)))
-    return first
 
 
 def _differs(*values: Any) -> bool:
     return any(is_rank_int(value) for value in values)
 
 
+def kinds_of(place: int, name: str) -> Door:
+    """Torch's own, for each kind of ranks by one of its arguments: ints, or a tensor's sizes."""
+
+    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = args[place] if place < len(args) else kwargs[name]
+        if isinstance(asked, Tensor):
+            asked = asked.shape if isinstance(asked, LocalTensor) and len(asked._cells) > 1 else ()
+        ints = asked if isinstance(asked, Sequence) else (asked,)
+        return by_kind(mode, ints, lambda of: original(*map(of, args), **{k: of(v) for k, v in kwargs.items()}))
+
+    return door
+
+
 # -- cutting
 
 
-def _select_split(mode: Any, original: Any, shard: Shard, tensor: Any, num_chunks: int, index: Any, **options: Any) -> Any:
+def _select_split(mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any) -> Any:
     """Each rank's own chunk: torch cuts all of them on each rank."""
-    mine = values_of(index, mode.world)
-    if mine is None or options.get("with_padding", True) or type(shard) is not Shard:
-        return by_class(mode, original, shard, tensor, num_chunks, index, **options)
-    return _chunk(mode, tensor, shard.dim, num_chunks, index)
+    if not is_rank_int(index):
+        return by_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
+    if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
+        return _chunk(mode, tensor, shard.dim, num_chunks, index, keep_order=options.get("clone", True))
+    padding = options.get("with_padding", True)
+
+    def cut(of: Any) -> Any:
+        whole = shard._split_tensor(of(tensor), num_chunks, with_padding=padding, contiguous=False)[0]
+        return _picked(mode, whole, of(index))
+
+    return by_kind(mode, _sizes(tensor), cut)
 
 
-def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any) -> LocalTensor:
+def _sizes(x: Any) -> Any:
+    return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
+
+
+def _places(index: Any) -> Any:
     held = index.node.held
-    places = np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
+    return np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
+
+
+def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any, *, keep_order: bool) -> LocalTensor:
     with plainly():
-        return wrap(*take_chunk(value_of(mode, tensor), dim % max(tensor.dim(), 1), chunks, places), mode)
+        return wrap(*take_chunk(value_of(mode, tensor), dim, chunks, _places(index), keep_order=keep_order), mode)
+
+
+def _picked(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
+    """Each rank's own of these tensors, a copy."""
+    if not is_rank_int(index):
+        return listed[index].clone()
+    with plainly():
+        return wrap(*combined([value_of(mode, x) for x in listed], _places(index)), mode)
+
+
+def _select_shard(mode: Any, original: Any, shards: Sequence[Tensor], shard_index: Any) -> Any:
+    return _picked(mode, shards, shard_index)
 
 
 def _unpad_with_sizes(
@@ -126,60 +130,38 @@ def _scatter(
     if output.is_meta:
         return None
     group = mesh.get_group(mesh_dim)
-    with mode.standing_at(group.family.groups[0][group_src]):
+    members = group.family.groups[0]
+    with mode.standing_at(members[group_src] if 0 <= group_src < len(members) else None):
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 
 def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
     """As DTensor does it on this device: on the CPU, gather all, then keep a chunk."""
-    if mesh.device_type != "cpu":
+    index = mesh.get_local_rank(mesh_dim)
+    if mesh.device_type != "cpu" or not is_rank_int(index):
         return original(local, gather_dim, shard_dim, mesh, mesh_dim)
     functional: Any = torch.distributed._functional_collectives
     gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    whole = gather(local, gather_dim, (mesh, mesh_dim))
-    whole = whole.wait() if hasattr(whole, "wait") else whole
-    index = mesh.get_local_rank(mesh_dim)
-    chunks = mesh.size(mesh_dim)
-    return _chunk(mode, whole, shard_dim, chunks, index) if is_rank_int(index) else whole.chunk(chunks, shard_dim)[index]
+    whole = arrived(gather(local, gather_dim, (mesh, mesh_dim)))
+    return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
 
 
 def _chunk_cat(
     mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0
-) -> Tensor:
+) -> Any:
     """Chunks along one dim, joined along another: what a gather or scatter does on dims other than 0."""
-    size = tensor.shape[narrow_dim]
-    if narrow_dim == cat_dim or num_chunks < 2 or not isinstance(size, int) or not size or size % num_chunks:
-        return original(tensor, num_chunks, narrow_dim, cat_dim)  # type: ignore[no-any-return]
-    apart = tensor.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
-    return apart.flatten(cat_dim, cat_dim + 1)
+
+    def of_kind(of: Any) -> Any:
+        x, size = of(tensor), of(tensor.shape[narrow_dim])
+        if narrow_dim == cat_dim or num_chunks < 2 or not size or size % num_chunks:
+            return original(x, num_chunks, narrow_dim, cat_dim)
+        apart = x.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
+        return apart.flatten(cat_dim, cat_dim + 1)
+
+    return by_kind(mode, [tensor.shape[narrow_dim]], of_kind)
 
 
-# -- partial values
-
-
-def _partition_value(mode: Any, original: Any, partial: Partial, tensor: Tensor, mesh: Any, mesh_dim: int) -> Any:
-    """What each rank holds of a replicated value that becomes partial: the first rank of a sum differs."""
-    place = mesh.get_local_rank(mesh_dim)
-    if type(partial) is not Partial or not is_rank_int(place):
-        return original(partial, tensor, mesh, mesh_dim)
-    first = rank_int((np.array(place.node.values) != 0).astype(np.int64), place.node.held)
-
-    def of_rank(local: Tensor, later: int, rank: int) -> Tensor:
-        with mode.standing_at(rank):
-            return original(partial, local, mesh, mesh_dim).clone()  # type: ignore[no-any-return]
-
-    return by_class(mode, _AsSomeRank(mode, of_rank), tensor, first)
-
-
-class _AsSomeRank:
-    """A function of each class's values, which is told a rank of the class."""
-
-    def __init__(self, mode: Any, fn: Any) -> None:
-        self.mode, self.fn = mode, fn
-
-    def __call__(self, *args: Any) -> Any:
-        with self.mode.standing_at(self.mode.standing):
-            return self.fn(*args, self.mode.standing)
+# -- the rows of an embedding
 
 
 def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
@@ -191,16 +173,15 @@ def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
     return mask, torch.where(mask, 0, tensor - start).to(tensor.dtype)
 
 
-def _as_tensor(mode: Any, number: Any) -> LocalTensor:
+def _as_tensor(mode: Any, number: Any) -> Any:
     """The int of each rank as a tensor without dims."""
     values = values_of(number, mode.world)
-    values = np.full(mode.world, number) if values is None else values
-    distinct, row_of = np.unique(values, return_inverse=True)
-    with torch._C._DisableTorchDispatch():
-        from localtensor.folding import partition
-
-        rows = torch.from_numpy(distinct.astype(np.int64))
-        return wrap((rows if len(rows) > 1 else rows[0],), partition(row_of.reshape(-1), [len(rows)]), mode)
+    if values is None:
+        return number
+    held = number.node.held
+    with plainly():
+        rows = torch.from_numpy(np.unique(values if held is None else values[held]))
+    return wrap((rows,), partition(by_value(values, held).row_of, [len(rows)]), mode)
 
 
 # -- shapes
@@ -208,29 +189,103 @@ def _as_tensor(mode: Any, number: Any) -> LocalTensor:
 
 def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: Any) -> Any:
     """The sum of all ranks' sizes on the sharded dim: torch gathers them."""
-    if len(placements) != 1 or mesh.ndim != 1 or type(placements[0]) is not Shard:
+    if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
         return original(shape, mesh, placements)
-    dim = placements[0].dim
-    sizes = values_of(shape[dim], mode.world)
-    whole = list(shape)
-    ranks = lockstep_mesh.ranks_of(mesh).reshape(-1)
-    whole[dim] = int(shape[dim]) * mesh.size() if sizes is None else int(sizes[ranks].sum())
+    dim, whole = placements[0].dim, list(shape)
+    if any(is_rank_int(size) for place, size in enumerate(shape) if place != dim % len(whole)):
+        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # as torch says it
+    sizes, total = values_of(shape[dim], mode.world), np.zeros(mode.world, np.int64)
+    with mode.disable():
+        ranks = lockstep_mesh.ranks_of(mesh)
+    total[ranks] = ranks.shape[1] * shape[dim] if sizes is None else sizes[ranks].sum(1, keepdims=True)
+    held = np.isin(np.arange(mode.world), ranks)
+    whole[dim] = rank_int(total, None if held.all() else held)
     return torch.Size(whole)
+
+
+def _shapes_and_offsets(
+    mode: Any, original: Any, global_shape: Any, mesh_shape: Any, my_coordinate: Any, placements: Any, skip_offset: bool = False
+) -> Any:
+    """The shape of each rank's shard, and where it begins in the whole tensor."""
+    if my_coordinate is None or _differs(*global_shape):
+        return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
+    listed = isinstance(my_coordinate, list | tuple)
+    places = [my_coordinate[axis] if listed else my_coordinate(axis) for axis in range(len(placements))]
+    cut = {axis: _cut(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
+    if not _differs(*(places[axis] for axis in cut)):
+        return original(global_shape, mesh_shape, places, placements, skip_offset)
+    shape, offset = list(global_shape), [0] * len(global_shape)
+    for dim in {placements[axis].dim for axis in cut}:
+        axes = [axis for axis in cut if placements[axis].dim == dim]
+        sizes, starts = shards(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
+        shape[dim], offset[dim] = _at(mode, (sizes, starts), [places[axis] for axis in axes])
+    return tuple(shape), () if skip_offset else tuple(offset)
+
+
+def _is_shard(placement: Any) -> bool:
+    return isinstance(placement, Shard | _StridedShard)
+
+
+def _cut(placement: Any, chunks: int) -> tuple[int, int]:
+    return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
+
+
+def _at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """The entry of each rank in each table, by its coordinates."""
+    index: list[Any] = []
+    held = np.ones(mode.world, bool)
+    for place in places:
+        values = values_of(place, mode.world)
+        index.append(np.full(mode.world, place) if values is None else values)
+        if values is not None and place.node.held is not None:
+            held &= place.node.held
+    where = tuple(np.where(held, one, 0) for one in index)
+    return [rank_int(table[where], None if held.all() else held) for table in tables]
+
+
+def _strided_size(
+    mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, offset_mode: Any = None
+) -> Any:
+    """The size of each rank's strided shard, and its first index."""
+    named = {} if offset_mode is None else {"offset_mode": offset_mode}
+    wants_all = offset_mode is not None and getattr(offset_mode, "name", "") == "ALL"
+
+    def of_kind(of: Any) -> Any:
+        size, place = of(curr_local_size), of(rank)
+        if not is_rank_int(place) or wants_all:
+            return by_kind(mode, [place], lambda of: original(shard, size, num_chunks, of(place), **named))
+        sizes, starts = shards(size, (_cut(shard, num_chunks),), -1)
+        own, first = _at(mode, (sizes, starts), [place])
+        return own, None if getattr(offset_mode, "name", "") == "NONE" else first
+
+    return by_kind(mode, [curr_local_size], of_kind)
+
+
+def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: Any) -> Any:
+    if not is_rank_int(rank):
+        return original(sharded_indices, rank)
+    return _at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
 
 
 # Where a function stands, and what serves it.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_select_split_tensor", _select_split),
     (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
-    (placement_types._StridedShard, "_select_split_tensor", _select_split),
-    (placement_types._StridedShard, "_select_shard", by_class),
-    (placement_types._StridedShard, "_local_shard_size", by_class),
-    (placement_types._StridedShard, "local_shard_size_and_offset", by_class),
-    (placement_types._MaskPartial, "_mask_tensor", _mask),
-    (Partial, "_partition_value", _partition_value),
-    (_utils, "_get_shard_size_and_offsets", by_class),
-    (_utils, "_get_first_offset", by_class),
+    (Shard, "_shard_tensor", kinds_of(1, "tensor")),
+    (Shard, "_reduce_shard_tensor", kinds_of(1, "tensor")),
+    (Shard, "_to_replicate_tensor", kinds_of(4, "current_logical_shape")),
+    (Shard, "_to_new_shard_dim", kinds_of(4, "current_logical_shape")),
+    (Shard, "local_shard_size_and_offset", kinds_of(0, "curr_local_size")),
+    (_StridedShard, "_select_split_tensor", _select_split),
+    (_StridedShard, "_select_shard", _select_shard),
+    (_StridedShard, "_shard_tensor", kinds_of(1, "tensor")),
+    (_StridedShard, "_to_replicate_tensor", kinds_of(4, "current_logical_shape")),
+    (_StridedShard, "_local_shard_size", _length),
+    (_StridedShard, "local_shard_size_and_offset", _strided_size),
+    (_MaskPartial, "_mask_tensor", _mask),
+    (_utils, "_compute_local_shape_and_global_offset", _shapes_and_offsets),
     (_utils, "compute_global_tensor_shape", _global_shape),
+    (torch._utils, "_maybe_view_chunk_cat", kinds_of(0, "res")),
     (torch._utils, "_chunk_or_narrow_cat", _chunk_cat),
     (_collective_utils, "pad_tensor", _pad),
     (_collective_utils, "unpad_tensor", _unpad),
@@ -246,11 +301,21 @@ def install() -> None:
         return
     _installed.append(True)
     lockstep_mesh.install()
+    lockstep_modules.install()
     for owner, name, ours in FORMS:
         if not hasattr(owner, name):
             continue  # this version of torch does it elsewhere
         before = getattr(owner, name)
-        route(owner, name, ours)
+        route(owner, name, _of_arrived(ours))
         for module in (placement_types, _redistribute, _utils, torch.distributed._functional_collectives):
             if module is not owner and getattr(module, name, None) is before:
                 setattr(module, name, getattr(owner, name))
+
+
+def _of_arrived(ours: Door) -> Door:
+    """The same, whose tensors are waited for: one that a collective brings is wrapped."""
+
+    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(mode, original, *map(arrived, args), **{name: arrived(value) for name, value in kwargs.items()})
+
+    return door

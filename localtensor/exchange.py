@@ -1,10 +1,12 @@
 """Collectives on values with a partition: what every rank holds afterwards, for all groups of a family at once.
 
-Cost follows the different values and the groups, not the ranks (folded.py).  Whatever these do not cover is done by
-the plain functions of collectives.py, on each rank's own tensors; so are refusals, which are then in the same words.
+Cost follows the different values and the groups, not the ranks (folded.py): who reads which row is worked out once
+for a partition and a family, and kept.  Whatever these do not cover is done by the plain functions of collectives.py,
+on each rank's own tensors; so are refusals, which are then in the same words.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +17,12 @@ from localtensor import folded
 from localtensor.cells import Cells, gathered, joined
 from localtensor.errors import NotHeld
 from localtensor.families import Family, one_size
+from localtensor.folded import Pick, Plan, pick, taken
 from localtensor.folding import NOWHERE, Partition, partition, rows_apart
 from localtensor.reductions import Op
 
 Plain = Callable[[list[Any]], Sequence[Any]]  # a function of collectives.py, on the tensors of one group
+_MOST_KEPT = 4096
 
 
 class Value(NamedTuple):
@@ -31,71 +35,144 @@ class Value(NamedTuple):
         cell, row = self.held.place(rank)
         return self.cells[cell][row] if self.held.sizes[cell] > 1 else self.cells[cell]
 
-
-class Batch(NamedTuple):
-    """Groups of one size whose members bring tensors of one shape: rows, and who brings which."""
-
-    rows: Tensor
-    ids: Any  # int64 of shape [groups, members]
-    ranks: Any  # of the same shape
+    def stack(self, cell: int) -> Tensor:
+        """The rows of a cell, one or more."""
+        return self.cells[cell] if self.held.sizes[cell] > 1 else self.cells[cell][None]
 
 
 class _Unlike(Exception):
-    """Members of one group bring different shapes: the plain function says so, or can do it."""
+    """Members of one group bring different shapes, or such as do not divide: the plain function says so, or can do it."""
 
 
-def batches(call: str, value: Value, whole: Family) -> list[Batch]:
-    """What the members of all groups bring.  Raises `NotHeld`, or `_Unlike` if shapes differ within a group."""
-    held = value.held
-    if not held.complete and (held.row_of[whole.members] < 0).any():
-        missing = [int(rank) for rank in np.flatnonzero(whole.members & (held.row_of < 0))]
-        raise NotHeld(call, missing, [int(rank) for rank in np.flatnonzero(held.row_of >= 0)])
-    cells, held = joined(*value)
-    stacks = [cell if rows > 1 else cell[None] for cell, rows in zip(cells, held.sizes, strict=True)]
-    if len(stacks) == 1:
-        return [Batch(stacks[0], held.row_of[part.matrix], part.matrix) for part in one_size(whole)]
+# -- who does what, as integers
+
+
+class Spot(NamedTuple):
+    """Groups of one size whose members bring rows of one cell."""
+
+    cell: int
+    ids: Any  # the row of each member in that cell: int64 of shape [groups, members]
+    ranks: Any  # of the same shape
+
+
+class Recipe(NamedTuple):
+    """The plans, each with its cell; what ranks in no group keep; and who reads which row of the results."""
+
+    steps: tuple[tuple[int, Plan], ...]
+    kept: tuple[tuple[int, Pick], ...]
+    held: Partition
+
+
+@lru_cache(_MOST_KEPT)
+def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
+    """What the members of all groups bring, who all hold something; None if shapes differ within a group."""
     found = []
     for part in one_size(whole):
-        cell_of = held.cell_of[held.row_of[part.matrix]]
+        rows = held.row_of[part.matrix]
+        cell_of = held.cell_of[rows]
         if (cell_of != cell_of[:, :1]).any():
-            raise _Unlike
+            return None
         for cell in np.unique(cell_of[:, 0]):
-            ranks = part.matrix[cell_of[:, 0] == cell]
-            found.append(Batch(stacks[cell], held.row_of[ranks] - held.starts[cell], ranks))
-    return found
+            here = cell_of[:, 0] == cell
+            found.append(Spot(int(cell), rows[here] - held.starts[cell], part.matrix[here]))  # type: ignore[index]
+    return tuple(found)
 
 
-def everywhere(world: int, parts: Sequence[Batch], kept: Value | None = None) -> Value:
-    """The value of which each batch gives its ranks' rows; ranks in no batch keep what they had, or hold nothing."""
-    row_of, cells, sizes, start = np.full(world, NOWHERE), [], [], 0
-    for rows, ids, ranks in parts:
+def _by_fold(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.fold_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks
+
+
+def _to_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.fold_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
+
+
+def _dealt(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.fold_plan(spot.ids)
+    return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
+
+
+def _from_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.column_plan(spot.ids, root)
+    return plan, plan.rows, plan.places[:, None], spot.ranks
+
+
+def _together(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.table_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks
+
+
+def _at_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.table_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
+
+
+def _crosswise(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    plan = folded.table_plan(spot.ids)
+    return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
+
+
+Planned = Callable[[Spot, int], tuple[Plan, int, Any, Any]]  # the plan, its rows, who of which ranks reads which
+
+
+@lru_cache(_MOST_KEPT)
+def recipe(planned: Planned, root: int, held: Partition, whole: Family, keep: bool) -> Recipe | None:
+    """How a collective is done; None if shapes differ within a group."""
+    found = spots(held, whole)
+    if found is None:
+        return None
+    row_of, sizes, steps, kept, start = np.full(whole.world, NOWHERE), [], [], [], 0
+    for spot in found:
+        plan, rows, ids, ranks = planned(spot, root)
         row_of[ranks] = start + ids
-        cells.append(rows if rows.shape[0] > 1 else rows[0])
-        sizes.append(rows.shape[0])
-        start += rows.shape[0]
-    rest = np.flatnonzero((row_of < 0) & (kept.held.row_of >= 0)) if kept is not None else ()
-    if kept is not None and len(rest):
-        for row in np.unique(kept.held.row_of[rest]):
-            row_of[rest[kept.held.row_of[rest] == row]] = start
-            cells.append(kept.on(kept.held.ranks(int(row))[0]).clone())
-            sizes.append(1)
-            start += 1
-    return Value(*joined(tuple(cells), partition(row_of, sizes)))
+        steps.append((spot.cell, plan))
+        sizes.append(rows)
+        start += rows
+    rest = (row_of < 0) & (held.row_of >= 0) if keep else np.zeros(0, bool)
+    if rest.any():
+        used, inverse = np.unique(held.row_of[rest], return_inverse=True)
+        row_of[rest] = start + inverse
+        for cell in np.unique(held.cell_of[used]):
+            rows = used[held.cell_of[used] == cell] - held.starts[cell]
+            kept.append((int(cell), pick(rows)))
+            sizes.append(len(rows))
+    return Recipe(tuple(steps), tuple(kept), partition(row_of, sizes))
 
 
-def _over(call: str, value: Value, whole: Family, one: Callable[[Batch], Batch], plain: Plain, keep: bool) -> Value:
-    """The collective on each batch; rank by rank where shapes differ."""
+# -- doing it
+
+
+def check_held(call: str, held: Partition, whole: Family) -> None:
+    """Raises `NotHeld` unless every member of a group holds something."""
+    if not held.complete and (held.row_of[whole.members] < 0).any():
+        missing = np.flatnonzero(whole.members & (held.row_of < 0))
+        raise NotHeld(call, missing.tolist(), np.flatnonzero(held.row_of >= 0).tolist())
+
+
+def _over(
+    call: str, value: Value, whole: Family, planned: Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
+    *, keep: bool = False, root: int = 0,
+) -> Value:  # fmt: skip
+    """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
+    check_held(call, value.held, whole)
+    value = Value(*joined(*value))
+    how = recipe(planned, root, value.held, whole, keep)
+    if how is None:
+        return rank_by_rank(value, whole, plain, keep=keep)
     try:
-        parts = [_fresh(one(batch), batch) for batch in batches(call, value, whole)]
+        stacks = [do(value.stack(cell), plan) for cell, plan in how.steps]
     except _Unlike:
         return rank_by_rank(value, whole, plain, keep=keep)
-    return everywhere(whole.world, parts, value if keep else None)
+    stacks += [taken(value.stack(cell), rows) for cell, rows in how.kept]
+    return _of_stacks(stacks, how.held, value.cells)
 
 
-def _fresh(result: Batch, brought: Batch) -> Batch:
-    """Nothing that comes out shares memory with what was brought."""
-    same = result.rows.untyped_storage().data_ptr() == brought.rows.untyped_storage().data_ptr()
-    return result._replace(rows=result.rows.clone()) if same else result
+def _of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequence[Tensor]) -> Value:
+    """The value of these stacks, which shares no memory with what was brought."""
+    cells, held = joined(tuple(x if x.shape[0] > 1 else x[0] for x in stacks), held)
+    taken_up = {cell.untyped_storage().data_ptr() for cell in brought}
+    return Value(tuple(x.clone() if x.untyped_storage().data_ptr() in taken_up else x for x in cells), held)
 
 
 def rank_by_rank(value: Value, whole: Family, plain: Plain, *, keep: bool) -> Value:
@@ -103,9 +180,9 @@ def rank_by_rank(value: Value, whole: Family, plain: Plain, *, keep: bool) -> Va
     found: dict[int, Tensor] = {}
     for group in whole.groups:
         found.update(zip(group, plain([value.on(rank) for rank in group]), strict=True))
-    if keep:
-        found.update({rank: value.on(rank) for rank in range(whole.world) if rank not in found and value.held.row_of[rank] >= 0})
-    return of_ranks(found, whole.world)
+    done = of_ranks(found, whole.world)
+    rest = ~whole.members & (value.held.row_of >= 0)
+    return combined([done, value], np.where(rest, 1, 0)) if keep and rest.any() else done
 
 
 def of_ranks(values: dict[int, Tensor], world: int) -> Value:
@@ -115,101 +192,124 @@ def of_ranks(values: dict[int, Tensor], world: int) -> Value:
     return Value(*gathered(list(values.values()), rows_apart(partition(row_of, [len(values)]))))
 
 
+def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:
+    """Each rank holds what it, or the rank `source` of it, has of the value of this number; nothing if negative."""
+    row_of, stacks, sizes, start = np.full(len(number), NOWHERE), [], [], 0
+    order = np.argsort(number, kind="stable")
+    bounds = np.searchsorted(number[order], np.arange(len(values) + 1))
+    for index, value in enumerate(values):
+        ranks = order[bounds[index] : bounds[index + 1]]
+        rows = value.held.row_of[ranks if source is None else source[ranks]]
+        ranks, rows = ranks[rows >= 0], rows[rows >= 0]
+        used, inverse = np.unique(rows, return_inverse=True)
+        row_of[ranks] = start + inverse
+        for cell in np.unique(value.held.cell_of[used]):
+            here = used[value.held.cell_of[used] == cell] - value.held.starts[cell]
+            stacks.append(taken(value.stack(int(cell)), pick(here)))
+            sizes.append(len(here))
+        start += len(used)
+    return _of_stacks(stacks, partition(row_of, sizes), [cell for value in values for cell in value.cells])
+
+
+# -- the collectives
+
+
 def all_reduce(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
     """Every member holds what its group's tensors fold into."""
-
-    def one(batch: Batch) -> Batch:
-        rows, places = folded.reduced(batch.rows, batch.ids, op)
-        return Batch(rows, _for_all(places, batch), batch.ranks)
-
-    return _over("all_reduce", value, whole, one, plain, keep=True)
+    return _over("all_reduce", value, whole, _by_fold, lambda x, plan: folded.reduced(x, plan, op), plain, keep=True)
 
 
 def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Value:
     """The root of each group holds what its tensors fold into; the others hold what they had."""
 
-    def one(batch: Batch) -> Batch:
-        rows, places = folded.reduced(batch.rows, batch.ids, op)
-        return Batch(rows, places[:, None], batch.ranks[:, root : root + 1])
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        return folded.reduced(x, plan, op)
 
-    return _over("reduce", value, whole, one, plain, keep=True)
+    return _over("reduce", value, whole, _to_root, do, plain, keep=True, root=root)
 
 
 def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
     """Every member holds its root's tensor."""
+    return _over("broadcast", value, whole, _from_root, _last, plain, keep=True, root=root)
 
-    def one(batch: Batch) -> Batch:
-        rows, places = np.unique(batch.ids[:, root], return_inverse=True)
-        return Batch(batch.rows[torch.from_numpy(rows)], _for_all(places.reshape(-1), batch), batch.ranks)
 
-    return _over("broadcast", value, whole, one, plain, keep=True)
+def _last(x: Tensor, plan: Plan) -> Tensor:
+    return taken(x, plan.last)
 
 
 def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
     """Every member holds its group's tensors along a new dim 0."""
+    return _over("all_gather", value, whole, _together, folded.gathered, plain)
 
-    def one(batch: Batch) -> Batch:
-        rows, places = folded.gathered(batch.rows, batch.ids)
-        return Batch(rows, _for_all(places, batch), batch.ranks)
 
-    return _over("all_gather", value, whole, one, plain, keep=False)
+def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
+    """The root of each group holds its tensors along a new dim 0; the others hold nothing."""
+    check_held("gather", value.held, whole)
+    value = Value(*joined(*value))
+    how = recipe(_at_root, root, value.held, whole, False)
+    if how is not None:
+        stacks = [folded.gathered(value.stack(cell), plan) for cell, plan in how.steps]
+        return _of_stacks(stacks, how.held, value.cells)
+    found = {group[root]: plain([value.on(rank) for rank in group])[root] for group in whole.groups}
+    return of_ranks(found, whole.world)
 
 
 def reduce_scatter(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
     """Each member holds its piece, along dim 0, of what its group's tensors fold into; dim 0 must divide."""
 
-    def one(batch: Batch) -> Batch:
-        members = batch.ids.shape[1]
-        if batch.rows.dim() < 2 or batch.rows.shape[1] % members:
-            raise _Unlike
-        rows, places = folded.reduced(batch.rows, batch.ids, op)
-        pieces = rows.reshape(rows.shape[0], members, rows.shape[1] // members, *rows.shape[2:])
-        return Batch(*folded.dealt(pieces, places, members), batch.ranks)
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        _must_divide(x, plan)
+        return _cut(folded.reduced(x, plan, op), plan.members)
 
-    return _over("reduce_scatter_tensor", value, whole, one, plain, keep=False)
+    return _over("reduce_scatter_tensor", value, whole, _dealt, do, plain)
+
+
+def _must_divide(x: Tensor, plan: Plan) -> None:
+    if x.dim() < 2 or x.shape[1] % plan.members:
+        raise _Unlike
+
+
+def _cut(x: Tensor, members: int) -> Tensor:
+    """Each row in so many pieces along dim 1, which become rows."""
+    return x.reshape(x.shape[0] * members, x.shape[1] // members, *x.shape[2:])
 
 
 def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
     """Each member holds the pieces that the others have for it, one behind the other; dim 0 must divide."""
 
-    def one(batch: Batch) -> Batch:
-        members, shape = batch.ids.shape[1], batch.rows.shape
-        if len(shape) < 2 or shape[1] % members:
-            raise _Unlike
-        pieces = batch.rows.reshape(shape[0], members, shape[1] // members, *shape[2:])
-        rows, ids = folded.exchanged(pieces, batch.ids)
-        return Batch(rows.reshape(rows.shape[0], *shape[1:]), ids, batch.ranks)
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        _must_divide(x, plan)
+        rows = folded.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
+        return rows.reshape(rows.shape[0], *x.shape[1:])
 
-    return _over("all_to_all_single", value, whole, one, plain, keep=False)
-
-
-def scatter(pieces: Sequence[Value], whole: Family, root: int) -> Value | None:
-    """Member i holds the i-th of its root's tensors; None if they are not of one shape."""
-    if any(value.cells[0].shape != pieces[0].cells[0].shape or not value.held.uniform for value in pieces):
-        return None
-    rows = torch.stack([value.cells[0] for value in pieces])
-    parts = []
-    for part in one_size(whole):
-        if part.matrix is None or part.matrix.shape[1] != len(pieces):
-            return None
-        parts.append(Batch(rows, np.broadcast_to(np.arange(len(pieces)), part.matrix.shape), part.matrix))
-    return everywhere(whole.world, parts)
-
-
-def _for_all(places: Any, batch: Batch) -> Any:
-    return np.broadcast_to(places[:, None], batch.ids.shape)
+    return _over("all_to_all_single", value, whole, _crosswise, do, plain)
 
 
 def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, plain: Plain) -> Value:
     """Shards of one dim have become shards of another; that dim must divide."""
 
-    def one(batch: Batch) -> Batch:
-        members, x = batch.ids.shape[1], batch.rows
-        if not (0 <= shard_dim < x.dim() - 1 and 0 <= gather_dim < x.dim() - 1) or x.shape[shard_dim + 1] % members:
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        members, dims = plan.members, range(x.dim() - 1)
+        if shard_dim not in dims or gather_dim not in dims or x.shape[shard_dim + 1] % members:
             raise _Unlike
-        cut = x.unflatten(shard_dim + 1, (members, -1)).movedim(shard_dim + 1, 1)
-        rows, ids = folded.exchanged(cut, batch.ids)
-        whole_dim = rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2)
-        return Batch(whole_dim.contiguous(), ids, batch.ranks)
+        size = x.shape[shard_dim + 1] // members
+        cut = x.unflatten(shard_dim + 1, (members, size)).movedim(shard_dim + 1, 1)
+        rows = folded.exchanged(cut, plan)
+        return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
 
-    return _over("shard_dim_alltoall", value, whole, one, plain, keep=False)
+    return _over("shard_dim_alltoall", value, whole, _crosswise, do, plain)
+
+
+def permuted(value: Value, whole: Family, destinations: Sequence[int]) -> Value:
+    """The member at `destinations[i]` holds the tensor of the i-th; each group has as many members."""
+    check_held("permute", value.held, whole)
+    source = np.arange(whole.world)
+    source[whole.matrix[:, list(destinations)]] = whole.matrix  # type: ignore[index]
+    held = value.held.row_of >= 0
+    return combined([value], np.where(held, 0, -1), source)
+
+
+def of_roots(values: Sequence[Value], whole: Family, root: int) -> Value:
+    """The i-th member holds the i-th of the values, as its root has it; each group has as many members as values."""
+    roots = np.array([group[root] for group in whole.groups])
+    return combined(values, whole.position, np.where(whole.members, roots[whole.index], 0))

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from localtensor.errors import NotInLockstep
+from localtensor.folding import Partition
+
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Family:
@@ -76,3 +79,13 @@ def one_size(whole: Family) -> tuple[Family, ...]:
     for group in whole.groups:
         sizes.setdefault(len(group), []).append(group)
     return tuple(family(tuple(groups), whole.world) for groups in sizes.values())
+
+
+@lru_cache(1024)
+def within(whole: Family, kind: Partition) -> Family:
+    """Those of the groups whose ranks hold something in a partition.  Raises `NotInLockstep` if a group is cut in two."""
+    inside = kind.row_of >= 0
+    some = [group for group in whole.groups if inside[list(group)].any()]
+    if not some or not all(inside[list(group)].all() for group in some):
+        raise NotInLockstep("a collective", "some ranks of a group come to it in another way than the others")
+    return family(tuple(some), whole.world)

@@ -51,13 +51,14 @@ class Partition:
 
     def ranks(self, row: int) -> list[int]:
         """Who reads this row."""
-        return [int(rank) for rank in np.flatnonzero(self.row_of == row)]
+        found: list[int] = np.flatnonzero(self.row_of == row).tolist()
+        return found
 
     def __repr__(self) -> str:
         return f"Partition({self.world} ranks, rows {' + '.join(map(str, self.sizes)) or 'none'})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partition, (np.array(self.row_of), self.sizes)
+        return partition, (self.row_of.tolist(), self.sizes)  # as torch.load takes it, which does not trust NumPy
 
 
 _known: WeakValueDictionary[Hashable, Partition] = WeakValueDictionary()
@@ -240,11 +241,18 @@ def rows_apart(held: Partition) -> Partition:
     return held if held.rows == len(held.sizes) else partition(held.row_of, [1] * held.rows)
 
 
-def compact(rows: Any, ranks: int) -> tuple[Partition, Any]:
-    """The partition of ranks that read these rows of one stack, and the rows of the stack that anybody reads."""
-    rows = np.asarray(rows)
-    held = rows >= 0
-    used, inverse = np.unique(rows[held], return_inverse=True)
-    row_of = np.full(ranks, NOWHERE)
-    row_of[held] = inverse
-    return partition(row_of, [len(used)]), used
+@lru_cache(_MOST_KEPT)
+def with_rest(fine: Partition, coarse: Partition) -> Partition:
+    """The finer partition, and behind its cells those of the ranks that hold something only in the coarser one.
+
+    >>> with_rest(of_ranks([0], 3), everyone(3)).row_of.tolist()
+    [0, 1, 1]
+    """
+    rest = (fine.row_of < 0) & (coarse.row_of >= 0)
+    if not rest.any():
+        return fine
+    cells, used = coarse.cell_of[coarse.row_of[rest]], coarse.row_of[rest]
+    distinct, inverse = np.unique(cells * coarse.rows + used, return_inverse=True)
+    rows = np.array(fine.row_of)
+    rows[rest] = fine.rows + inverse
+    return partition(rows, [*fine.sizes, *np.unique(distinct // coarse.rows, return_counts=True)[1]])

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor import _context, c10d, dtensor, engine, lockstep_doors
+from localtensor import _context, c10d, dtensor, engine, lockstep_calls, lockstep_doors
 from localtensor.draws import Streams
-from localtensor.errors import AnotherMode, BufferReused, ModeBusy, NoRanks, NotHeld, ValuesDiffer, WorkNotWaited
+from localtensor.errors import AnotherMode, BufferReused, ModeBusy, NoRanks, NotHeld, ReadBeforeWait, ValuesDiffer, WorkNotWaited
 from localtensor.folding import Partition, everyone, partition
 from localtensor.frames import origin
 from localtensor.lockstep_groups import LockstepWorld
+from localtensor.lockstep_works import touches
 from localtensor.rank_ints import rank_int
-from localtensor.tensor import LocalTensor, by_rank, size_of, wrap
+from localtensor.tensor import LocalTensor, by_rank, size_of
 
 _SIZES = frozenset(
     f"aten::{name}" for name in ("dim", "sym_size", "size", "sym_stride", "stride", "sym_numel", "numel",
@@ -27,6 +28,7 @@ _SIZES = frozenset(
                                  "is_strides_like_format", "is_non_overlapping_and_dense", "sym_size.int", "sym_stride.int")
 )  # fmt: skip
 
+_PLAIN = Tensor.__torch_dispatch__  # of types that leave dispatch to torch: `p.data` brings that of any tensor
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
 
@@ -49,18 +51,17 @@ class LocalTensorMode(TorchDispatchMode):
 
     def __init__(self, ranks: int | Iterable[int]) -> None:
         super().__init__()
-        self.ranks = tuple(range(ranks)) if isinstance(ranks, int) else tuple(sorted(set(ranks)))
-        if isinstance(ranks, bool) or not self.ranks or not all(isinstance(r, int) and r >= 0 for r in self.ranks):
-            raise NoRanks("LocalTensorMode", ranks)
+        self.ranks = _ranks(ranks)
         self.world = self.ranks[-1] + 1
         rows = np.full(self.world, -1)
         rows[list(self.ranks)] = 0
         self.everyone: Partition = partition(rows, [1]) if len(self.ranks) < self.world else everyone(self.world)
         self.serial = _context.next_serial()
-        self.streams = Streams(self.world)
+        self.streams = Streams(self.everyone)
         self.in_flight: list[Any] = []
         self.standing: int | None = None  # the rank as which torch's own code runs now
         self._paused = False
+        self._outer: Any = None  # the mode within which this one is, and whether it was paused
         self._state: Any = None
         self.groups = LockstepWorld(self, self.serial)
 
@@ -73,17 +74,22 @@ class LocalTensorMode(TorchDispatchMode):
         return True
 
     def __enter__(self) -> LocalTensorMode:
-        if _context.running() is not None:
-            inside = _context.running().is_rank()
-            raise ModeBusy("this is a rank of localtensor.run" if inside else "localtensor.run is at work in another thread")
-        if self in _context.lockstep_modes():
-            raise ModeBusy("this mode is entered already")
-        lockstep_doors.install()
-        dtensor.install()
-        self._state = torch.default_generator.get_state()
-        _context.lockstep_modes().append(self)
-        self.groups.open()
-        super().__enter__()
+        outer = _context.lockstep()
+        _context.open_mode(self, ModeBusy)
+        try:
+            lockstep_doors.install()
+            lockstep_calls.install()
+            dtensor.install()
+            self._state = torch.default_generator.get_state()
+            self.groups.open()
+            super().__enter__()
+            self._outer = None if outer is None else (outer, outer._paused)
+            if outer is not None:
+                outer._paused = True  # an op that this mode lets pass is not for that one either
+        except BaseException:  # why: whatever interrupts, this thread is not in the mode
+            self.groups.close()
+            _context.close_mode(self)
+            raise
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -91,21 +97,23 @@ class LocalTensorMode(TorchDispatchMode):
             super().__exit__(kind, error, trace)
         finally:
             self.groups.close()
-            _context.lockstep_modes().remove(self)
+            _context.close_mode(self)
+            if self._outer is not None:
+                self._outer[0]._paused, self._outer = self._outer[1], None
             torch.default_generator.set_state(self._state)
             self.streams = Streams(self.world)
             left, self.in_flight = self.in_flight, []
         if left and kind is None:
-            raise WorkNotWaited([work.call for work in left])
+            raise WorkNotWaited([call for work in left for call in work.calls()])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._paused:
             return func(*args, **(kwargs or {}))
         for each in types:
-            if each is not LocalTensor and not issubclass(each, LocalTensor):
+            if each is not LocalTensor and each.__torch_dispatch__ is not _PLAIN:
                 # Under a fake mode shapes are worked out, and no rank is meant.
                 return func(*args, **(kwargs or {})) if _get_mode(_FAKE) is not None else NotImplemented
-        if not types and _get_mode(_FAKE) is not None:
+        if LocalTensor not in types and _get_mode(_FAKE) is not None:
             return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
 
@@ -153,14 +161,6 @@ class LocalTensorMode(TorchDispatchMode):
                 if mine != theirs:
                     raise ValuesDiffer("rank_map", name, rank, first, mine, theirs)
 
-    @staticmethod
-    def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool) -> LocalTensor:
-        """A LocalTensor in the mode of this thread, or outside of any."""
-        mode = _context.lockstep()
-        if mode is None or mode.world != held.world:
-            mode = _context.idle_mode(held.world)
-        return wrap(cells, held, mode).requires_grad_(requires_grad)
-
     # -- for a while
 
     @contextmanager
@@ -185,12 +185,26 @@ class LocalTensorMode(TorchDispatchMode):
         """Each rank's own number."""
         return rank_int(np.arange(self.world), self.everyone.held) if self.standing is None else self.standing
 
-    def check_not_in_flight(self, x: LocalTensor, op: str) -> None:
+    def check_not_in_flight(self, x: Tensor, op: str) -> None:
         """Raises `BufferReused` if a collective that was not waited for reads or writes this tensor's memory."""
         for work in self.in_flight:
-            for y in work.tensors:
-                if y is x or (x._memory is not None and getattr(y, "_memory", None) is x._memory):
-                    raise BufferReused(work.call, op, origin(sys._getframe(4)).place)
+            if any(touches(x, y) for y in (*work.reads, *work.outputs)):
+                raise BufferReused(work.calls()[0], op, origin(sys._getframe(1)).place)
+
+    def check_read(self, x: Tensor, op: str) -> None:
+        """Raises `ReadBeforeWait` if a collective that was not waited for writes this tensor's memory."""
+        for work in self.in_flight:
+            if any(touches(x, y) for y in work.outputs):
+                raise ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
+
+
+def _ranks(ranks: Any) -> tuple[int, ...]:
+    if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0:
+        return tuple(range(ranks))
+    found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
+    if not found or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in found):
+        raise NoRanks("LocalTensorMode", ranks)
+    return tuple(sorted(set(found)))
 
 
 def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -5,18 +5,23 @@ Installed once, when the first mode is entered; in a thread without a mode they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor import _context
-from localtensor.errors import TorchChanged
-from localtensor.lockstep_groups import LockstepGroup, RoutedWorld
-from localtensor.rank_ints import values_of
+from localtensor.errors import BadGroup, TorchChanged
+from localtensor.items import stacked
+from localtensor.lockstep_groups import LockstepGroup, RoutedWorld, group_of
+from localtensor.rank_ints import is_rank_int, on_rank, values_of
 from localtensor.stand_ins import must_fit, named
+from localtensor.tensor import LocalTensor
 from localtensor.worlds import innermost
 
 _installed: list[bool] = []
@@ -31,12 +36,24 @@ def install() -> None:
     _installed.append(True)
     c10d._world = RoutedWorld(c10d._world)
     for name, ours in _GROUPS.items():
-        decorated = getattr(c10d, name, None)
-        if decorated is not None:
-            _within(decorated, ours)
+        route_call(name, ours)
     for owner, name, ours in _RANDOM:
         if hasattr(owner, name):
             route(owner, name, ours)
+
+
+def route_call(name: str, ours: Door) -> None:
+    """A function of torch.distributed asks the thread's mode first, whoever has imported it by name."""
+    found = getattr(c10d, name, None)
+    if found is None:
+        return
+    if hasattr(found, "__wrapped__"):
+        _within(found, ours)
+        return
+    made = router(found, ours)
+    for owner in (c10d, torch.distributed):
+        if getattr(owner, name, None) is found:
+            setattr(owner, name, made)
 
 
 def route(owner: Any, name: str, ours: Door) -> None:
@@ -53,9 +70,11 @@ def router(original: Any, ours: Door) -> Any:
         mode = _context.lockstep()
         return original(*args, **kwargs) if mode is None else ours(mode, original, *args, **kwargs)
 
-    for name in ("__name__", "__qualname__", "__doc__", "__module__", "__signature__"):
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
         if hasattr(original, name):
             setattr(routed, name, getattr(original, name))
+    with suppress(ValueError, TypeError):  # a function of C has no signature
+        routed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return routed
 
 
@@ -69,15 +88,25 @@ def _within(decorated: Any, ours: Door) -> None:
                 decorated.__wrapped__ = cell.cell_contents
                 return
         decorated = decorated.__wrapped__
-    raise TorchChanged(f"torch.distributed.{original.__name__}", "it is no longer wrapped in torch's logging decorators")
+    raise TorchChanged(
+        f"torch.distributed.{original.__name__}", "it is no longer wrapped in torch's logging decorators"
+    )
 
 
 def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
     asked = named(original, args, kwargs)
-    asked.pop("rank", None) if values_of(asked.get("rank"), mode.world) is not None else None
-    must_fit(asked, asked.get("rank", -1), mode.world)
-    if mode.groups.default_pg is None:
-        mode.groups.open()
+    rank = asked.get("rank", -1)
+    if (by_rank := values_of(rank, mode.world)) is not None and (by_rank == np.arange(mode.world))[
+        list(mode.ranks)
+    ].all():
+        asked["rank"] = -1
+    must_fit(asked, -1, len(mode.ranks))
+    world = mode.groups
+    if world.default_pg is None:
+        world.open()
+    elif not world.implicit:
+        original(*args, **kwargs)  # refuses a second default group in its own words
+    world.implicit = False
 
 
 def _new_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
@@ -86,28 +115,34 @@ def _new_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepG
 
 
 def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    lists = [list(ranks) for ranks in named(original, args, kwargs)["ranks_per_subgroup_list"]]
-    for ranks in lists:
-        mode.groups.check(ranks)
-    return mode.groups.make(lists), [mode.groups.make([ranks]) for ranks in lists]
+    lists = [sorted(ranks) for ranks in named(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
+    if not lists:
+        return original(*args, **kwargs)  # says so in its own words
+    mine = mode.groups.family_group("new_subgroups_by_enumeration", lists)
+    return mine, [mine if len(lists) == 1 else mode.groups.make([ranks]) for ranks in lists]
 
 
 def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
+    """Each rank gets the group of its part; each group of the parent is split alike."""
     asked = named(original, args, kwargs)
-    parent = asked.get("parent_pg") or mode.groups.default_pg
-    members = parent.family.groups[0]
-    lists = [[members[place] for place in sorted(split)] for split in asked["split_ranks"]]
-    for ranks in lists:
-        mode.groups.check(ranks)
-    made: LockstepGroup = mode.groups.make(lists)
+    parent, splits = asked.get("parent_pg") or c10d._get_default_group(), asked.get("split_ranks")
+    members = parent.family.groups
+    flat = [place for split in splits or () for place in split]
+    if not splits or not all(splits) or len(set(flat)) != len(flat) or not set(flat) <= set(range(len(members[0]))):
+        problem = f"they must be lists of different ranks below {len(members[0])}, none of them empty"
+        raise BadGroup("split_group", "split_ranks", f"split_ranks={splits}", problem, "Name each rank at most once.")
+    lists = [[group[place] for place in sorted(split)] for group in members for split in splits]
+    made: LockstepGroup = mode.groups.family_group("split_group", lists)
     return made
 
 
 def _destroy(mode: Any, original: Any, group: Any = None) -> None:
     if group is None or group is mode.groups.default_pg:
+        if mode.groups.default_pg is None:
+            original(group)  # says so in its own words
         mode.groups.close()
-        mode.groups.default_pg = None
     else:
+        group_of(mode, group)
         mode.groups.forget(group.group_name)
 
 
@@ -115,6 +150,8 @@ _GROUPS: dict[str, Door] = {
     "init_process_group": _init_process_group,
     "new_group": _new_group,
     "split_group": _split_group,
+    "new_subgroups_by_enumeration": _subgroups,
+    "destroy_process_group": _destroy,
 }
 
 
@@ -123,7 +160,8 @@ def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
     if by_rank is None:
         mode.streams.of().forget()
         return original(seed)
-    states = {int(one): torch.Generator().manual_seed(int(one)).get_state() for one in np.unique(by_rank)}
+    with mode.disable():
+        states = {int(one): torch.Generator().manual_seed(int(one)).get_state() for one in np.unique(by_rank)}
     mode.streams.of().set(np.array(by_rank), states)
     return torch.default_generator
 
@@ -134,26 +172,39 @@ def _get_rng_state(mode: Any, original: Any) -> Any:
 
 
 def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
-    from localtensor.tensor import LocalTensor
-
     if not isinstance(new_state, LocalTensor):
         mode.streams.of().forget()
         original(new_state)
         return
     held = new_state._partition
-    states = {row: new_state.__localtensor_on__(held.ranks(row)[0]).clone() for row in range(held.rows)}
-    mode.streams.of().set(np.array(held.row_of), states)
+    with mode.disable():
+        states = {row: new_state.__localtensor_on__(held.ranks(row)[0]).clone() for row in range(held.rows)}
+        mode.streams.of().set(np.array(held.row_of), states)
+
+
+def _tensor(mode: Any, original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """A tensor made of ints that differ by rank: each rank's own."""
+    found = [x for x in _pytree.tree_leaves(data, is_leaf=is_rank_int) if is_rank_int(x)]
+    if not found:
+        return original(data, *args, **kwargs)
+    wants = kwargs.pop("requires_grad", False)
+    made: dict[tuple[int, ...], Any] = {}
+
+    def make(rank: int) -> Any:
+        key = tuple(on_rank(x, rank) for x in found)
+        if key not in made:
+            own = _pytree.tree_map(lambda x: on_rank(x, rank) if is_rank_int(x) else x, data, is_leaf=is_rank_int)
+            made[key] = original(own, *args, **kwargs)
+        return made[key]
+
+    return mode.rank_map(make).requires_grad_(wants)
 
 
 _RANDOM: list[tuple[Any, str, Door]] = [
+    (torch, "tensor", _tensor),
     (torch.random, "_manual_seed_impl", _manual_seed),
     (torch, "get_rng_state", _get_rng_state),
     (torch.random, "get_rng_state", _get_rng_state),
     (torch, "set_rng_state", _set_rng_state),
     (torch.random, "set_rng_state", _set_rng_state),
-    (c10d, "new_subgroups_by_enumeration", _subgroups),
-    (torch.distributed, "new_subgroups_by_enumeration", _subgroups),
-    (c10d, "destroy_process_group", _destroy),
-    (torch.distributed, "destroy_process_group", _destroy),
 ]
-__all__: Sequence[str] = ("install", "route", "router")

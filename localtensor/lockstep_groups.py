@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from localtensor import _context
 from localtensor.errors import BadGroup
-from localtensor.families import Family, of_lists
+from localtensor.errors.faults import rank_names
+from localtensor.families import Family, of_lists, within
+from localtensor.folding import Partition
 from localtensor.own_world import OwnWorld
-from localtensor.rank_ints import on_rank, rank_int, values_of
+from localtensor.rank_ints import is_rank_int, on_rank, rank_int, values_of
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
 
@@ -32,52 +34,83 @@ PRIVATE = {
 class LockstepGroup(dist.ProcessGroup):
     """A process group as all ranks have it at once: each rank is in its own of the family's groups.
 
-    `rank()` and `size()` are ints for each rank where they differ.
+    `rank()` and `size()` are ints for each rank where they differ.  `by_number` marks the default group: there, as in
+    any job, a rank's place is its number, also where a mode has not all numbers from 0.
     """
 
-    def __init__(self, mode: Any, whole: Family, name: str) -> None:
-        super().__init__(0, len(whole.groups[0]))
-        self.mode, self.family, self.name_in_mode = mode, whole, name
+    def __init__(self, mode: Any, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
+        super().__init__(0, len(groups[0]))
+        self.mode, self.name_in_mode, self.by_number = mode, name, by_number
+        self._groups = list(groups)
+        self._family: Family | None = None
         make = getattr(cpp.FakeProcessGroup, "_create_internal", cpp.FakeProcessGroup)
-        backend = make(0, len(whole.groups[0]))
+        backend = make(0, len(groups[0]))
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
         self._set_group_name(name)
 
+    @property
+    def family(self) -> Family:
+        """All its groups."""
+        if self._family is None:
+            self._family = of_lists(self._groups, self.mode.world)
+        only = self.mode.groups.only
+        return self._family if only is None else within(self._family, only)
+
+    def add(self, members: Sequence[int]) -> None:
+        """One more group, of other ranks."""
+        self._groups.append(members)
+        self._family = None
+
+    def places(self) -> Any:
+        """Each rank's place in its group, -1 outside of all: int64 of shape [world]."""
+        return np.arange(self.mode.world) if self.by_number else self.family.position
+
+    def place(self, root: int) -> int:
+        """The position in the group of what torch calls a group rank."""
+        known = self.by_number and 0 <= root < self.mode.world and not self.mode.everyone.complete
+        return int(self.family.position[root]) if known else root
+
     def rank(self) -> Any:
         """This rank's place in its group, -1 outside of all."""
         if self.mode.standing is not None:
-            return int(self.family.position[self.mode.standing])
-        return rank_int(self.family.position, self.mode.everyone.held)
+            return int(self.places()[self.mode.standing])
+        return rank_int(self.places(), self.mode.everyone.held)
 
     def size(self) -> Any:
         """How many ranks its group has."""
         if self.family.matrix is not None:
             return self.family.matrix.shape[1]
-        sizes = np.array([len(group) for group in self.family.groups])
-        return rank_int(np.where(self.family.members, sizes[self.family.index], -1), self.mode.everyone.held)
+        if self.mode.standing is not None:
+            return int(self.family.sizes()[self.mode.standing])
+        return rank_int(self.family.sizes(), self.mode.everyone.held)
 
 
 class Places(Mapping[Any, Any]):
-    """Global rank to place in its own group, and an int for each rank likewise; iterates over this group's ranks."""
+    """Global rank to place in its own group, and an int for each rank likewise; iterates over this group's ranks.
+
+    A rank that asks for itself, and is in none of the groups, is at -1.
+    """
 
     def __init__(self, group: LockstepGroup) -> None:
         self.group = group
 
     def __getitem__(self, rank: Any) -> Any:
-        whole, asked = self.group.family, values_of(rank, self.group.family.world)
-        if asked is not None:
-            return rank_int(whole.position[asked], self.group.mode.everyone.held)
-        if not (0 <= int(rank) < whole.world) or whole.position[int(rank)] < 0:
+        if rank not in self:
             raise KeyError(rank)
-        return int(whole.position[int(rank)])
+        places, asked = self.group.places(), values_of(rank, self.group.mode.world)
+        return int(places[int(rank)]) if asked is None else rank_int(places[asked], _holders(rank))
 
     def __contains__(self, rank: Any) -> bool:
-        whole, asked = self.group.family, values_of(rank, self.group.family.world)
-        if asked is not None:
-            return bool((whole.position[asked] >= 0).all())
-        return 0 <= int(rank) < whole.world and bool(whole.position[int(rank)] >= 0)
+        group, asked = self.group, values_of(rank, self.group.mode.world)
+        if asked is None:
+            inside = 0 <= int(rank) < group.mode.world and bool(group.places()[int(rank)] >= 0)
+            return inside or int(rank) == group.mode.standing
+        held = _holders(rank)
+        mine, asked = (np.arange(group.mode.world), asked) if held is None else (np.flatnonzero(held), asked[held])
+        within = ((asked >= 0) & (asked < group.mode.world)).all()
+        return bool((asked == mine).all() or (within and (group.places()[asked] >= 0).all()))
 
     def __iter__(self) -> Iterator[Any]:
         whole = self.group.family
@@ -85,15 +118,38 @@ class Places(Mapping[Any, Any]):
             return iter(whole.groups[0])
         if self.group.mode.standing is not None:
             return iter(whole.group_of(self.group.mode.standing))
-        if whole.matrix is None or not whole.everybody:
+        if whole.matrix is None:
             raise BadGroup(
-                "get_process_group_ranks", "group", repr(whole), "its members differ from rank to rank",
+                "get_process_group_ranks", "group", repr(whole), "its groups are of different sizes",
                 "Ask for the ranks of one group at a time, inside localtensor.run.",
             )  # fmt: skip
-        return iter([rank_int(whole.matrix[whole.index, place]) for place in range(whole.matrix.shape[1])])
+        held = None if whole.everybody else whole.members
+        return iter([rank_int(whole.matrix[whole.index, place], held) for place in range(whole.matrix.shape[1])])
 
     def __len__(self) -> int:
-        return len(self.group.family.groups[0])
+        return len(list(iter(self)))
+
+
+def _holders(x: Any) -> Any:
+    """Which ranks hold an int; None if all do."""
+    return x.node.held
+
+
+class _Known(dict[Any, Any]):
+    """What torch knows of each group; a group of another mode, or of a real backend, is refused."""
+
+    def get(self, group: Any, otherwise: Any = None) -> Any:
+        if group not in self:
+            raise _foreign(group)
+        return self[group]
+
+
+def _foreign(group: Any) -> BadGroup:
+    name = group if isinstance(group, str) else getattr(group, "group_name", None)
+    return BadGroup(
+        "collective", "group", f"group={name or group!r}", "it is not of this LocalTensorMode",
+        "Make it inside the mode, with init_device_mesh, new_group or lists of ranks.",
+    )  # fmt: skip
 
 
 class LockstepWorld(OwnWorld):
@@ -103,16 +159,23 @@ class LockstepWorld(OwnWorld):
         super().__init__()
         self.mode, self.serial = mode, serial
         self.numbers = itertools.count()
+        self.pg_map = _Known()
         self.by_name: dict[str, LockstepGroup] = {}
-        self.building: list[LockstepGroup] | None = None  # the families of the mesh that is being built
+        self.implicit = False  # the default group was made by us, and the program has not asked for it
+        self.only: Partition | None = None  # the ranks for which a function runs now, see kinds.py
+        # The families of the mesh that is being built, and their ranks.
+        self.building: list[tuple[LockstepGroup, set[int]]] | None = None
 
     def open(self) -> None:
         """There is a default group of all ranks, as after init_process_group."""
-        self.default_pg = self.make([range(self.mode.world)] if self.mode.everyone.complete else [self.mode.ranks])
+        self.implicit = True
+        self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
 
     def close(self) -> None:
         for name in list(self.by_name):
             self.forget(name)
+        self.default_pg = None
+        self.pg_coalesce_state.clear()
 
     def forget(self, name: str) -> None:
         group = self.by_name.pop(name, None)
@@ -124,11 +187,10 @@ class LockstepWorld(OwnWorld):
                 if group in groups:
                     groups.remove(group)
 
-    def make(self, groups: Iterable[Sequence[int]]) -> LockstepGroup:
+    def make(self, groups: Sequence[Sequence[int]], *, by_number: bool = False) -> LockstepGroup:
         """A process group of these groups of ranks, of which each rank is in its own."""
-        whole = of_lists([list(group) for group in groups], self.mode.world)
         name = f"lockstep{self.serial}:{next(self.numbers)}"
-        group = LockstepGroup(self.mode, whole, name)
+        group = LockstepGroup(self.mode, groups, name, by_number=by_number)
         self.by_name[name] = group
         self.pg_map[group] = ("gloo", None)
         self.pg_names[group] = name
@@ -140,24 +202,40 @@ class LockstepWorld(OwnWorld):
         cpp._register_process_group(name, group)
         return group
 
-    def new_group(self, ranks: Sequence[int] | None) -> LockstepGroup:
-        """What `new_group(ranks)` gives; while a mesh is built, disjoint groups of one size become one family."""
+    def new_group(self, ranks: Sequence[Any] | None) -> LockstepGroup:
+        """What `new_group(ranks)` gives; while a mesh is built, disjoint groups of one size become one family.
+
+        Where the ranks differ from rank to rank, so does the group.
+        """
+        if ranks is not None and any(is_rank_int(rank) for rank in ranks):
+            tables = {tuple(sorted(on_rank(x, rank) for x in ranks)) for rank in self.mode.ranks}
+            return self.family_group("new_group", sorted(tables))
         members = list(self.mode.ranks) if ranks is None else sorted(int(rank) for rank in ranks)
-        self.check(members)
+        self.check("new_group", [members])
         if self.building is None:
             return self.make([members])
         last = self.building[-1] if self.building else None
-        if last is not None and len(last.family.groups[0]) == len(members) and not last.family.members[members].any():
-            last.family = of_lists([*last.family.groups, members], self.mode.world)
-            return last
-        self.building.append(self.make([members]))
-        return self.building[-1]
+        if last is not None and len(last[0]._groups[0]) == len(members) and last[1].isdisjoint(members):
+            last[0].add(members)
+            last[1].update(members)
+            return last[0]
+        self.building.append((self.make([members]), set(members)))
+        return self.building[-1][0]
 
-    def check(self, members: Sequence[int]) -> None:
-        """Raises `BadGroup` if they are not different ranks of the mode."""
-        if not members or len(set(members)) < len(members) or not set(members) <= set(self.mode.ranks):
-            problem = f"they must be different ranks of this mode, which has {len(self.mode.ranks)}"
-            raise BadGroup("new_group", "ranks", f"ranks={members}", problem, "Name each rank at most once.")
+    def family_group(self, call: str, groups: Sequence[Sequence[int]]) -> LockstepGroup:
+        """A process group of these groups, each rank in its own.  Raises `BadGroup`."""
+        self.check(call, groups)
+        return self.make(groups)
+
+    def check(self, call: str, groups: Sequence[Sequence[int]]) -> None:
+        """Raises `BadGroup` if they are not different ranks of the mode, each in one group."""
+        row_of = self.mode.everyone.row_of
+        flat = [rank for members in groups for rank in members]
+        known = all(0 <= rank < len(row_of) and row_of[rank] >= 0 for rank in flat)
+        if not flat or not all(groups) or not known or len(set(flat)) < len(flat):
+            problem = f"they must be different ranks of this mode, which has {rank_names(self.mode.ranks)}"
+            shown = f"ranks={[list(members) for members in groups] if len(groups) > 1 else [*groups[:1]]}"
+            raise BadGroup(call, "ranks", shown, problem, "Name each rank at most once, and leave no group empty.")
 
 
 class RoutedWorld(c10d._World):
@@ -177,32 +255,41 @@ class RoutedWorld(c10d._World):
         setattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name, value)
 
 
-def family_of(mode: Any, group: Any) -> Family:
-    """The groups that a collective is about: a process group, its name, a mesh axis, or lists of ranks.
+class Lists:
+    """Groups given as lists of ranks; a root is a place in its list."""
 
-    Raises `BadGroup` if it is not of this mode.
+    def __init__(self, whole: Family) -> None:
+        self.family = whole
+
+    def place(self, root: int) -> int:
+        return root
+
+
+def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
+    """The groups that a collective is about: a process group, its name, a mesh of one axis or an axis of one, or lists.
+
+    None are all ranks.  Raises `BadGroup` if it is not of this mode.
     """
-    if group is None:
-        return mode.groups.default_pg.family  # type: ignore[no-any-return]
-    if isinstance(group, tuple) and len(group) == 2 and hasattr(group[0], "get_group"):
+    kind = type(group)
+    if kind is torch.ScriptObject:
+        group = dist.ProcessGroup.unbox(group)
+    elif group is None:
+        return mode.groups.default_pg or Lists(of_lists([mode.ranks], mode.world))
+    elif kind is tuple and len(group) == 2 and hasattr(group[0], "get_group"):
         group = group[0].get_group(group[1])
+    elif kind is list or kind is tuple:
+        lists = group if group and isinstance(group[0], list | tuple | range) else [group]
+        mode.groups.check("collective", lists)
+        return Lists(of_lists(lists, mode.world))
     elif hasattr(group, "get_group"):
         group = group.get_group()
-    if isinstance(group, list):
-        lists = group if group and isinstance(group[0], list | tuple | range) else [group]
-        for ranks in lists:
-            mode.groups.check(list(ranks))
-        return of_lists(lists, mode.world)
-    if isinstance(group, torch.ScriptObject):
-        group = dist.ProcessGroup.unbox(group)
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
-    found = mode.groups.by_name.get(name)
+    found: LockstepGroup | None = mode.groups.by_name.get(name)
     if found is None:
-        raise BadGroup(
-            "collective", "group", f"group={name or group!r}", "it is not of this LocalTensorMode",
-            "Make it inside the mode, with init_device_mesh, new_group or lists of ranks.",
-        )  # fmt: skip
-    return found.family  # type: ignore[no-any-return]
+        raise _foreign(group)
+    return found
 
 
-__all__ = ["LockstepGroup", "LockstepWorld", "RoutedWorld", "family_of", "on_rank"]
+def family_of(mode: Any, group: Any) -> Family:
+    """The groups of what `group_of` takes."""
+    return group_of(mode, group).family

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from localtensor.cells import in_blocks, joined, row_by_row
-from localtensor.folding import Partition, Take, common, takes
+from localtensor.cells import in_blocks, joined
+from localtensor.folding import Partition, Take, common, takes, with_rest
 
 
 class Member(Protocol):
@@ -28,22 +28,29 @@ class Member(Protocol):
 class Memory:
     """The blocks behind a tensor and its views.
 
-    `outside` says that the caller made the first tensor outside of the mode: it is one tensor for all ranks.
+    `outside` says that the first tensor is none of ours: it was made outside of the mode, and is one for all ranks.
     """
 
-    __slots__ = ("_members", "_most", "outside")
+    __slots__ = ("__weakref__", "_members", "_most", "outside")
 
-    def __init__(self, first: Member, *, outside: bool = False) -> None:
-        self._members = [weakref.ref(first)]
+    def __init__(self, first: Member | None = None, *, outside: bool = False) -> None:
+        self._members = [] if first is None else [weakref.ref(first)]
         self._most = 64
         self.outside = outside
 
     def join(self, member: Member) -> None:
+        """The member lies here from now on, and nowhere else."""
+        if member._memory is not None:
+            member._memory.leave(member)
         self._members.append(weakref.ref(member))
         member._memory = self
         if len(self._members) >= self._most:  # a base of many short-lived views
             self._members = [one for one in self._members if one() is not None]
             self._most = max(64, 2 * len(self._members))
+
+    def leave(self, member: Member) -> None:
+        """Nothing here refers to the member."""
+        self._members = [one for one in self._members if one() is not member]
 
     def members(self) -> list[Member]:
         """Those that still live."""
@@ -54,8 +61,9 @@ class Memory:
         members = self.members()
         wanted = takes(finer, members[0]._partition)
         once = _used_once(wanted, finer)
+        unit = max(member._cells[0].element_size() for member in members)
         blocks = [
-            _block(take, members[0]._cells[take.cell], rows, keep=take.cell in once)
+            _block(take, members[0]._cells[take.cell], rows, unit, keep=take.cell in once)
             for take, rows in zip(wanted, finer.sizes, strict=True)
         ]
         for member in members:
@@ -66,34 +74,41 @@ class Memory:
             member._partition = finer
 
 
+class RowsApart(Exception):
+    """The op has to be done with a cell for each row: no stack can hold them, or no view of a stack is what is asked."""
+
+
 def memory_of(x: Member) -> Memory:
     """The memory that a tensor lives in; from now on, it has one."""
     if x._memory is None:
-        x._cells = tuple(in_blocks(cell, size) for cell, size in zip(x._cells, x._partition.sizes, strict=True))
+        x._cells = _in_blocks(x)
         x._memory = Memory(x)
     return x._memory
 
 
 def make_finer(x: Member, finer: Partition) -> None:
-    """The tensor, and whatever shares memory with it, is held by this finer partition."""
+    """The tensor, and whatever shares memory with it, is held by this finer partition.
+
+    Ranks that hold nothing in the finer one keep what they have, in cells behind those of the others.
+    """
     if x._partition is finer:
         return
+    if not finer.complete:
+        finer = with_rest(finer, x._partition)
     if x._memory is not None:
         x._memory.split(finer)
-        return
-    wanted = takes(finer, x._partition)
-    once = _used_once(wanted, finer)
-    x._cells = tuple(
-        x._cells[take.cell] if take.cell in once else _copy(take, x._cells, rows)
-        for take, rows in zip(wanted, finer.sizes, strict=True)
-    )
-    x._partition = finer
+    elif x._cells[0].layout is torch.strided:
+        x._cells = _in_blocks(x)
+        Memory(x).split(finer)
+    elif finer.rows > len(finer.sizes):
+        raise RowsApart
+    else:
+        wanted = takes(finer, x._partition)
+        x._cells, x._partition = tuple(x._cells[take.cell].clone() for take in wanted), finer
 
 
-def _copy(take: Take, cells: tuple[Tensor, ...], rows: int) -> Tensor:
-    """A copy of the rows, one for each that the new cell has."""
-    cell = take.of(cells)
-    return cell.clone() if take.stacked or rows == 1 else row_by_row(cell.expand(rows, *cell.shape))
+def _in_blocks(x: Member) -> tuple[Tensor, ...]:
+    return tuple(in_blocks(cell, size) for cell, size in zip(x._cells, x._partition.sizes, strict=True))
 
 
 def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
@@ -106,8 +121,8 @@ def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
     }
 
 
-def _block(take: Take, cell: Tensor, rows: int, *, keep: bool) -> torch.UntypedStorage:
-    """The blocks of a new cell's rows, in a storage of their own."""
+def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> torch.UntypedStorage:
+    """The blocks of a new cell's rows, in a storage of their own.  A view of the largest items starts no block askew."""
     storage = cell.untyped_storage()
     if keep or storage.nbytes() == 0:
         return storage
@@ -117,6 +132,8 @@ def _block(take: Take, cell: Tensor, rows: int, *, keep: bool) -> torch.UntypedS
         flat = blocks if take.rows is None else blocks[take.rows]
     if not take.stacked:
         flat = flat.expand(rows, flat.shape[0])
+    if rows > 1 and flat.shape[1] % unit:
+        flat = torch.nn.functional.pad(flat, (0, -flat.shape[1] % unit))
     return flat.clone(memory_format=torch.contiguous_format).untyped_storage()
 
 
@@ -128,9 +145,13 @@ def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: 
     if rows > 1:
         block = storage.nbytes() // rows // old.element_size()
         size, stride = (rows, *size), (block, *stride)
-    return torch.empty(0, dtype=old.dtype, device=old.device).set_(  # type: ignore[call-overload, no-any-return]
-        storage, old.storage_offset(), size, stride
-    )
+    fresh = torch.empty(0, dtype=old.dtype, device=old.device)
+    fresh.set_(storage, old.storage_offset(), size, stride)  # type: ignore[call-overload]
+    if old.is_conj():
+        torch._C._set_conj(fresh, True)
+    if old.is_neg():
+        torch._C._set_neg(fresh, True)
+    return fresh
 
 
 def overwrite(x: Member, cells: tuple[Tensor, ...], held: Partition) -> None:

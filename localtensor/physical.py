@@ -2,7 +2,8 @@
 
 Each form takes the op, which of its positional arguments are stacked, and its arguments, with stacks in the place of
 rows; it answers with a stack of results, a view where the op gives a view, or `NotImplemented` where only vmap knows.
-In `stacked`, an argument that is no tensor counts as not stacked, and a list as stacked if one of its tensors is.
+In `stacked`, a list is the tuple of what is said of its items, or False if none of them is a stack; an argument that
+is no tensor is not stacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 Form: TypeAlias = Callable[..., Any]
-Stacked: TypeAlias = tuple[bool, ...]
+Stacked: TypeAlias = tuple[Any, ...]
 FORMS: dict[str, Form] = {}
 
 
@@ -24,6 +25,13 @@ def _form(*names: str) -> Callable[[Form], Form]:
         return form
 
     return keep
+
+
+def behind_rows(x: Tensor, dims: int) -> Tensor:
+    """A stack, with so many dims of size 1 more, behind the dim of rows."""
+    for _ in range(dims):
+        x = x.unsqueeze(1)
+    return x
 
 
 @_form("view", "_unsafe_view")
@@ -92,8 +100,7 @@ def _expand(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], *, implic
     n, new = x.dim() - 1, len(size)
     if new < n:
         return NotImplemented
-    lifted = x[(slice(None), *(None,) * (new - n))] if new > n else x
-    return lifted.expand(x.shape[0], *size)
+    return behind_rows(x, new - n).expand(x.shape[0], *size)
 
 
 @_form("slice.Tensor")
@@ -126,7 +133,9 @@ def _squeeze_all(op: Any, stacked: Stacked, x: Tensor) -> Any:
 
 
 @_form("as_strided")
-def _as_strided(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Any:
+def _as_strided(
+    op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Any:
     start = x.storage_offset() if offset is None else offset
     return x.as_strided((x.shape[0], *size), (x.stride(0), *stride), start)
 

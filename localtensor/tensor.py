@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from localtensor import _context
-from localtensor.cells import gathered
-from localtensor.errors import NotHeld, RanksDisagree
-from localtensor.folding import Partition, by_value, of_ranks
+from localtensor.cells import equal_once, gathered
+from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
+from localtensor.folding import Partition, by_value, of_ranks, partition
 from localtensor.frames import origin
-from localtensor.memory import Memory, memory_of
+from localtensor.items import differs, picked
+from localtensor.memory import Memory
 from localtensor.rank_ints import rank_int
-from localtensor.same import differences, how_far, said
+from localtensor.same import how_far, said, same_bits
 from localtensor.shown import shown
 
 _make = torch.Tensor._make_wrapper_subclass
@@ -33,8 +34,6 @@ class Mode(Protocol):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def gather(self, values: Mapping[int, Tensor]) -> Any: ...
-    @staticmethod
-    def unpickled(cells: tuple[Tensor, ...], partition: Partition, requires_grad: bool) -> Any: ...
 
 
 class LocalTensor(Tensor):
@@ -77,7 +76,7 @@ class LocalTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """An op outside of the mode: the mode that the tensor was made in does it."""
         for kind in types:
-            if not issubclass(kind, LocalTensor):
+            if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 return NotImplemented
         mode = _context.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
         return mode.run(func, args, kwargs or {})
@@ -87,7 +86,7 @@ class LocalTensor(Tensor):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that hold a value."""
-        return tuple(int(rank) for rank in np.flatnonzero(self._partition.row_of >= 0))
+        return tuple(np.flatnonzero(self._partition.row_of >= 0).tolist())
 
     def on(self, rank: int) -> Tensor:
         """What that rank holds: a plain tensor, a copy, without history.  Raises `NotHeld`.
@@ -97,8 +96,8 @@ class LocalTensor(Tensor):
         ...     rank_map(torch.tensor).on(1)
         tensor(1)
         """
-        value = self.__localtensor_on__(rank).clone()
-        return value.requires_grad_(self.requires_grad) if value.is_floating_point() or value.is_complex() else value
+        with torch._C._DisableTorchDispatch():
+            return self.__localtensor_on__(rank).clone().requires_grad_(self.requires_grad)
 
     def __localtensor_on__(self, rank: int) -> Tensor:
         """What that rank holds, not copied: how `run` deals a LocalTensor to its ranks."""
@@ -130,12 +129,15 @@ class LocalTensor(Tensor):
         tensor(6)
         """
         (first, value), *others = self.values()
-        for ranks, other in others:
-            for path, a, b in differences(value, other):
-                shorts = {rank: said(held) for holders, held in self.values() for rank in holders}
-                place = origin(sys._getframe(1)).place
-                how = f"rank {ranks[0]} from rank {first[0]} {how_far(a, b)}".strip()
-                raise RanksDisagree("".join(["value", *(f"[{key!r}]" for key in path)]), shorts, dict.fromkeys(shorts, place), how)
+        with torch._C._DisableTorchDispatch():
+            for ranks, other in others:
+                if not same_bits(value, other):
+                    shorts = {rank: said(held) for holders, held in self.values() for rank in holders}
+                    how = f"rank {ranks[0]} from rank {first[0]} {how_far(value, other)}".strip()
+                    place = origin(sys._getframe(1)).place
+                    raise RanksDisagree(
+                        "value", shorts, dict.fromkeys(shorts, place), how, call="LocalTensor.reconcile"
+                    )
         return self.on(first[0])
 
     # -- as any tensor
@@ -146,14 +148,51 @@ class LocalTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         """The one value of all ranks.  Raises `RanksDisagree`."""
-        return self.reconcile().numpy(force=force)
+        value = self.reconcile()
+        with torch._C._DisableTorchDispatch():
+            return value.numpy(force=force)
 
-    def __array__(self, dtype: Any = None) -> Any:
-        return self.reconcile().detach().numpy().astype(dtype) if dtype else self.reconcile().detach().numpy()
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.numpy(), dtype)  # a copy already
 
     def tolist(self) -> Any:
         """The one value of all ranks as lists of numbers.  Raises `RanksDisagree`."""
-        return self.reconcile().tolist()
+        value = self.reconcile()
+        with torch._C._DisableTorchDispatch():
+            return value.tolist()
+
+    # torch asks for a number also while it builds a tensor of numbers, where no op is dispatched
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __complex__(self) -> complex:
+        return complex(self._number())
+
+    def _number(self) -> Any:
+        """The one number of all ranks.  Raises `RanksDiverge`."""
+        return self._mode.run(torch.ops.aten._local_scalar_dense.default, (self,), {})
+
+    def __format__(self, how: str) -> str:
+        return format(self.item() if how and not self.dim() else str(self), how)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The one value of all ranks, a copy.  Raises `RanksDisagree`."""
+        value = self.reconcile()
+        with torch._C._DisableTorchDispatch():
+            return value.__dlpack__(**options)
+
+    def __getitem__(self, index: Any) -> Any:
+        return picked(self, index) if differs(index) else super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if differs(index):
+            picked(self, index)[...] = value
+        else:
+            super().__setitem__(index, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LocalTensor:
         if id(self) not in memo:
@@ -163,7 +202,7 @@ class LocalTensor(Tensor):
                 cells = tuple(cell.clone() for cell in self._cells)
             twin = memo[id(self)] = wrap(cells, self._partition, self._mode)
             twin.requires_grad_(self.requires_grad)
-            twin.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in _OWN})
+            twin.__dict__.update(copy.deepcopy(self._extra(), memo))
             if self.grad is not None:
                 twin.grad = copy.deepcopy(self.grad, memo)
         found: LocalTensor = memo[id(self)]
@@ -172,7 +211,11 @@ class LocalTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         with torch._C._DisableTorchDispatch():
             cells = tuple(cell.detach().clone() for cell in self._cells)
-        return self._mode.unpickled, (cells, self._partition, self.requires_grad)
+        return unpickled, (cells, self._partition, self.requires_grad, self._extra())
+
+    def _extra(self) -> dict[str, Any]:
+        """What a program has hung on it; a parameter is one by such a mark."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """The cells are the inner tensors; the context is the partition and the mode."""
@@ -189,18 +232,17 @@ class LocalTensor(Tensor):
         raise AttributeError(f"'LocalTensor' object has no attribute {name!r}")
 
     @property
+    def nbytes(self) -> Any:
+        return self.numel() * self.element_size()
+
+    @property
     def data(self) -> Any:
         return self.detach()
 
     @data.setter
     def data(self, other: Tensor) -> None:
         """The same tensor, with another's values: the two share memory from now on."""
-        if not isinstance(other, LocalTensor):
-            other = self._mode.run(torch.ops.aten.alias.default, (other,), {})
-        torch.Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        self._cells, self._partition = other._cells, other._partition
-        memory_of(other).join(self)
-        self._cells = other._cells
+        self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
 
 
 _OWN = ("_cells", "_partition", "_memory", "_mode")
@@ -251,12 +293,15 @@ def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], 
         held = partition.held
         return [rank_int(rows[:, dim][partition.row_of], held) for dim in range(rows.shape[1])]
 
+    dims = {len(shape) for shape in shapes}
+    if len(dims) > 1:
+        raise NotInLockstep("a tensor", f"it has {' or '.join(map(str, sorted(dims)))} dims, depending on the rank")
     if not shapes[0]:
         return [], [] if strides else None
     return by_rank(shapes), by_rank(strides) if strides else None
 
 
-def size_of(name: str, x: LocalTensor, dim: int | None = None, **format: Any) -> Any:
+def size_of(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
     """A size, or the like, of a tensor whose shape differs between ranks: an int for each rank where it does."""
     shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
     if name == "dim":
@@ -271,31 +316,39 @@ def size_of(name: str, x: LocalTensor, dim: int | None = None, **format: Any) ->
         return x._cells[0].storage_offset()
     with torch._C._DisableTorchDispatch():  # whether it is contiguous, in one sense or another: on all ranks
         pairs = zip(x._cells, x._partition.sizes, strict=True)
-        return all((cell[0] if rows > 1 else cell).is_contiguous(**format) for cell, rows in pairs)
+        return all((cell[0] if rows > 1 else cell).is_contiguous(**options) for cell, rows in pairs)
+
+
+def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, extra: dict[str, Any]) -> LocalTensor:
+    """A LocalTensor in the mode of this thread, or outside of any."""
+    mode = _context.lockstep()
+    if mode is None or mode.world != held.world:
+        mode = _context.idle_mode(held.world)
+    plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # unpickled in the mode
+    x = wrap(plain, held, mode).requires_grad_(requires_grad)
+    x.__dict__.update(extra)
+    return x
+
+
+torch.serialization.add_safe_globals([unpickled, partition])  # so that `torch.load` needs no word more
 
 
 def by_rank(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
-    """A LocalTensor of one plain tensor for each rank; those that are one object, or of one rank, are held once."""
+    """A LocalTensor of one plain tensor for each rank; equal ones are held once."""
     ranks = sorted(values)
-    numbers = {id(value): number for number, value in enumerate(values.values())}
-    if len(numbers) == 1:
+    rows = equal_once([values[rank].detach() for rank in ranks])
+    if all(row is rows[0] for row in rows):
         same = np.full(mode.world, -1)
         same[ranks] = 0
-        value = values[ranks[0]].detach()
-        return wrap((value,), _one_row(same), mode)
-    order = np.full(mode.world, -1)
-    order[ranks] = np.arange(len(ranks))
-    whole = of_ranks(ranks, mode.world)
-    return stacked([values[rank].detach() for rank in ranks], whole, mode)
+        return wrap((rows[0].clone(),), _one_row(same), mode)
+    cells, held = gathered(rows, of_ranks(ranks, mode.world))
+    # A stack is a copy; what is alone in its cell would still be the caller's own tensor.
+    own = tuple(cell if size > 1 else cell.clone() for cell, size in zip(cells, held.sizes, strict=True))
+    return wrap(own, held, mode)
 
 
 def _one_row(rows: Any) -> Partition:
     return by_value(np.zeros(len(rows)), None if (rows >= 0).all() else rows >= 0)
-
-
-def stacked(rows: Sequence[Tensor], whole: Partition, mode: Mode) -> LocalTensor:
-    """A LocalTensor of one tensor for each row of a partition: those of one shape in one stack."""
-    return wrap(*gathered(rows, whole), mode)
 
 
 def _world_of(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
@@ -311,4 +364,3 @@ def _first_mode(values: Any) -> Any:
             if found is not None:
                 return found
     return None
-

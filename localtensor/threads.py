@@ -15,7 +15,7 @@ from localtensor import limits, propagation, stand_ins, worlds
 from localtensor._context import entered, running
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
-from localtensor.errors import GroupsLeftOver, LocalTensorError, NestedRun, NeverEnded
+from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded
 from localtensor.events import Call, Place
 from localtensor.frames import in_debugger, place_of, stack_of, user_lines
 from localtensor.judging import Ended
@@ -88,7 +88,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
     simulation.store = RankStore(simulation)
     rank_worlds.extend(worlds.RankWorld(simulation, rank) for rank in range(ranks))
     with ExitStack() as stack:
-        stack.enter_context(entered(simulation))
+        stack.enter_context(entered(simulation, ModeBusy))
         stack.enter_context(OutsideState())
         stack.enter_context(stand_ins.installed())
         stack.enter_context(kernels_in_place())

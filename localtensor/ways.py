@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from localtensor.physical import FORMS
+from localtensor.physical_lists import FORMS
+from localtensor.rewrites import LISTS, rewrite_of
 
 # Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the
 # same on all ranks of one shape.
@@ -41,6 +42,10 @@ DRAWS_INTO = frozenset(
 )  # fmt: skip
 
 
+# Ops that reshape their first argument in place and lack the tag that says so, torch.Tag.inplace_view.
+RESHAPING = frozenset(f"aten::{name}" for name in ("squeeze_", "squeeze_.dim", "squeeze_.dims", "resize_"))
+
+
 class Way(Enum):
     STACK = "stack"
     VMAP = "vmap"
@@ -48,6 +53,11 @@ class Way(Enum):
     DRAWS = "draws"
     PARTS = "parts"
 
+
+# Ops that write to arguments without saying so in their schema.
+UNSAID_WRITES = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
+)
 
 # Overloads whose batching rule says something else than the op does, row by row.  Found by the sweep in
 # tests/localtensor/test_every_overload.py, tried on torch 2.13.0.
@@ -60,13 +70,21 @@ _BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 class Facts:
     """What is known of one overload.
 
+    `form` is how its stack is done, see physical.py; `another` does the call as other calls, see rewrites.py; `lists`
+    says that it takes lists of tensors, an op for each place in them.
+
     `writes` are the positions and names of arguments that it writes to, `returns` says of each result which argument
-    it is (a position or name), or None if it is a tensor of its own; `views` that results share memory with the
+    it is (a position or name), or None if it is a tensor of its own; `if_training` is the argument that says whether it
+    writes at all; `views` that results share memory with the
     first tensor argument; `reshapes` that it changes the shape of its first argument in place; `value_free` that only
     shapes and dtypes of its tensors matter.
     """
 
     way: Way
+    form: Any
+    another: Any
+    if_training: tuple[int, str] | None
+    lists: bool
     writes: tuple[tuple[int, str], ...]
     returns: tuple[int | None, ...]
     views: bool
@@ -102,8 +120,28 @@ def _learn(op: Any) -> Facts:
         written = info is not None and info.is_write
         returns.append(place if written else None)
         views = views or (info is not None and not written)
-    reshapes = torch.Tag.inplace_view in op.tags
-    return Facts(way_of(op), tuple(writes), tuple(returns), views, reshapes, op.name() in VALUE_FREE)
+    for index, argument in enumerate(schema.arguments):
+        if argument.name in UNSAID_WRITES.get(op.overloadpacket.__name__, ()):
+            writes.append((index, argument.name))
+    return Facts(
+        way=way_of(op),
+        form=FORMS.get(op.name()),
+        another=rewrite_of(op),
+        if_training=_if_training(schema, writes),
+        lists=op.overloadpacket.__name__.startswith(LISTS),
+        writes=tuple(writes),
+        returns=tuple(returns),
+        views=views,
+        reshapes=torch.Tag.inplace_view in op.tags or op.name() in RESHAPING,
+        value_free=op.name() in VALUE_FREE,
+    )
+
+
+def _if_training(schema: Any, writes: list[tuple[int, str]]) -> tuple[int, str] | None:
+    """Batch norm: `training` says whether the running statistics are written."""
+    if writes and all(name.startswith("running_") for _, name in writes):
+        return next(((i, a.name) for i, a in enumerate(schema.arguments) if a.name in ("training", "train")), None)
+    return None
 
 
 def way_of(op: Any) -> Way:

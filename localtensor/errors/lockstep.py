@@ -15,7 +15,7 @@ _OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank
 class RanksDiverge(LocalTensorError):
     """What must be one value in one control flow differs between ranks; `values` holds what each rank has.
 
-    `what` is the condition in words; the user's line is quoted if its file can be read.
+    `what` is the condition in words, if there are any; the user's line is quoted if its file can be read.
     """
 
     def __init__(self, call: str, what: str, values: Mapping[int, object], place: Place | None = None) -> None:
@@ -25,7 +25,7 @@ class RanksDiverge(LocalTensorError):
         many = len(kinds) > MOST_IN_SENTENCE
         source = _source(place)
         sentence = refusal(
-            call, what, f"{len(kinds)} values on {rank_names(facts)}" if many else said(facts),
+            call, what or "value", f"{len(kinds)} values on {rank_names(facts)}" if many else said(facts),
             f"all ranks share one control flow, and it needs one value{at(place)}{source and f', `{source}`'}",
             f"{_OWN_FLOW}, or choose without a branch: by torch.where, or by torch.sym_max, sym_min or sym_ite for ints.",
         )  # fmt: skip

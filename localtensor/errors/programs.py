@@ -137,12 +137,18 @@ class RanksDisagree(ProgramFault):
     """A value that the program says is the same on all ranks is not; `values` are short forms by rank."""
 
     def __init__(
-        self, what: str, values: Mapping[int, str], places: Mapping[int, Place | None], detail: str = ""
+        self,
+        what: str,
+        values: Mapping[int, str],
+        places: Mapping[int, Place | None],
+        detail: str = "",
+        *,
+        call: str = "assert_same_on_all_ranks",
     ) -> None:
         self.values = dict(values)
         order = [rank for _, ranks in minority_first(values) for rank in ranks]
         sentence = refusal(
-            "assert_same_on_all_ranks", what, said({rank: first_line(value, 80) for rank, value in values.items()}),
+            call, what, said({rank: first_line(value, 80) for rank, value in values.items()}),
             f"the ranks disagree{detail and ', '}{detail}",
             "Compute it from what all ranks share: the same seed, the same input, or a broadcast from one rank.",
         )  # fmt: skip

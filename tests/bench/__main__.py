@@ -1,5 +1,5 @@
-"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator, the whole sweep,
-and rank threads beside torch's threaded group and gloo."""
+"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator, the whole sweep, rank
+threads beside torch's threaded group and gloo, and lockstep beside torch's LocalTensorMode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import ranks, score, speed, sweep
+from tests.bench import lockstep, ranks, score, speed, sweep
 
-PARTS = ("planted", "speed", "sweep", "ranks")
+PARTS = ("planted", "speed", "sweep", "ranks", "lockstep")
 EXAMPLES = """examples:
-  python -m tests.bench                          all four, some minutes
+  python -m tests.bench                          all five, some minutes
   python -m tests.bench --only planted           the planted wrong rules: which survive?
   python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
   python -m tests.bench --only ranks             rank threads beside torch's threaded group and gloo processes
+  python -m tests.bench --only lockstep --figure docs/lockstep.svg    cost against ranks, drawn
   python -m tests.bench --json bench.json        the figures for a program, too
 
 Exit code 1 if a planted wrong rule survives that should not, or a right one is accused; times and memory never fail it.
@@ -52,6 +53,12 @@ def main() -> int:
             compared = ranks.compare(console)
             figures[part] = compared.figures()
             ranks.show(console, compared)
+        elif part == "lockstep":
+            beside = lockstep.compare(console, full=asked.full)
+            figures[part] = beside.figures()
+            lockstep.show(console, beside)
+            if asked.figure:
+                lockstep.draw(beside, str(asked.figure))
         else:
             swept = sweep.sweep()
             figures[part] = asdict(swept)
@@ -78,6 +85,8 @@ def _asked() -> argparse.Namespace:
         "--peer-runs", type=_count, default=2, metavar="N", help="runs of torch's validator (default 2)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, whole or not at all")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the lockstep part here, as SVG (matplotlib)")
+    parser.add_argument("--full", action="store_true", help="let torch's LocalTensorMode try 4096 ranks, too: hours")
     asked = parser.parse_args()
     if asked.json and (asked.json.is_dir() or not asked.json.absolute().parent.is_dir()):
         parser.error(f"--json {asked.json}: this is no file in a folder that is there")

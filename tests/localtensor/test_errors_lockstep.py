@@ -31,7 +31,7 @@ CASES = {
         f"one value. {OWN_FLOW}, {NO_BRANCH}",
     ),
     "many values": Case(
-        errors.RanksDiverge("int", "value", {rank: rank // 2 for rank in range(10)}, HERE),
+        errors.RanksDiverge("int", "", {rank: rank // 2 for rank in range(10)}, HERE),
         "int: value: 5 values on ranks 0-9: all ranks share one control flow, and it needs one value at a.py:3 in f. "
         f"{OWN_FLOW}, {NO_BRANCH}\n"
         "  ranks 0, 1: 0\n  ranks 2, 3: 1\n  ranks 4, 5: 2\n  ranks 6, 7: 3\n  ranks 8, 9: 4",

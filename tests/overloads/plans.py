@@ -66,7 +66,8 @@ def operands(plan: str, calls: list[Call], how: str) -> list[list[Tensor]]:
 def placed(plan: str, mode, by_rank: list[Tensor]):
     """The LocalTensor of an operand."""
     if plan == "slices" and by_rank[0].dim():
-        wide = {id(x): x.repeat_interleave(2, -1) for x in by_rank}
+        with mode.disable():
+            wide = {id(x): x.repeat_interleave(2, -1) for x in by_rank}
         return mode.gather({rank: wide[id(x)] for rank, x in enumerate(by_rank)})[..., ::2]
     return mode.gather(dict(enumerate(by_rank)))
 

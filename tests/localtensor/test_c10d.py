@@ -1,0 +1,463 @@
+"""torch.distributed's own collectives on LocalTensors: what rank threads give, bit for bit."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+import torch.distributed.nn.functional as with_gradients
+from torch.distributed import ReduceOp
+
+from localtensor.errors import (
+    BadGroup,
+    CollectiveFailed,
+    DtypeNotCarried,
+    DtypeNotReducible,
+    LocalTensorError,
+    NotContiguous,
+    NotHeld,
+    NotInLockstep,
+    OutsideWrite,
+    RankOutside,
+    RanksDiverge,
+    ScalarTensor,
+    ShapesDiffer,
+    UnevenDim,
+    WrongListLength,
+)
+from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
+from localtensor.rank_ints import rank_int
+from tests.localtensor.both_ways import check_both_ways, here, numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+OPS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"]
+
+
+def reduction(name):
+    return dist._make_nccl_premul_sum(0.3) if name == "PREMUL_SUM" else getattr(ReduceOp, name)
+
+
+def fit(name):
+    return torch.int32 if name.startswith("B") else torch.float32
+
+
+def some_groups():
+    """All ranks, a family of two groups, and a group that leaves ranks out."""
+    pairs, _ = dist.new_subgroups_by_enumeration([[0, 3], [2, 1]])
+    return [None, pairs, dist.new_group([0, 2, 3])]
+
+
+def member(group):
+    return group is not dist.GroupMember.NON_GROUP_MEMBER
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_all_reduce(name):
+    def program():
+        found = []
+        for group in some_groups():
+            x = numbers(5, 3, dtype=fit(name))
+            if member(group):
+                dist.all_reduce(x, reduction(name), group=group)
+            found.append(x)
+        return found
+
+    for x in check_both_ways(program)[:1]:
+        assert x._partition.uniform
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_reduce_scatter_and_its_list_form(name):
+    def program():
+        found = []
+        for group, many in zip(some_groups(), (4, 2, 3), strict=True):
+            x, out, other = numbers(2 * many, 3, dtype=fit(name)), torch.zeros(2, 3, dtype=fit(name)), None
+            if member(group):
+                dist.reduce_scatter_tensor(out, x, reduction(name), group=group)
+                pieces = [piece.contiguous() for piece in x.chunk(many)]
+                other = torch.zeros(2, 3, dtype=fit(name))
+                dist.reduce_scatter(other, pieces, reduction(name), group=group)
+                found += [out, other]
+        return found[:4]
+
+    assert len(check_both_ways(program)) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.bool])
+def test_gathering(dtype):
+    def program():
+        found = []
+        for group, many in zip(some_groups()[:2], (4, 2), strict=True):
+            x = numbers(3, 2, dtype=dtype)
+            out = [torch.zeros(3, 2, dtype=dtype) for _ in range(many)]
+            dist.all_gather(out, x, group=group)
+            whole, stacked = torch.zeros(3 * many, 2, dtype=dtype), torch.zeros(many, 3, 2, dtype=dtype)
+            dist.all_gather_into_tensor(whole, x, group=group)
+            dist.all_gather_into_tensor(stacked, x, group=group)
+            found += [*out, whole, stacked]
+        return found
+
+    for x in check_both_ways(program)[:4]:
+        assert x._partition.uniform and len(x._cells) == 1
+
+
+def test_scalars_are_gathered_as_a_row():
+    def program():
+        out = torch.zeros(4)
+        dist.all_gather_into_tensor(out, here(lambda rank: torch.tensor(float(rank))))
+        return out
+
+    assert check_both_ways(program).reconcile().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("root", [0, 3])
+def test_from_and_to_a_root(root):
+    def program():
+        x, y = numbers(4), numbers(4, seed=1)
+        dist.broadcast(x, root)
+        dist.reduce(y, root)
+        out = torch.zeros(4)
+        dist.scatter(out, [numbers(4, seed=2 + i) for i in range(4)] if dist.get_rank() == root else None, root)
+        return x, y, out
+
+    def in_lockstep():
+        x, y, out = numbers(4), numbers(4, seed=1), torch.zeros(4)
+        dist.broadcast(x, root)
+        dist.reduce(y, root)
+        dist.scatter(out, [numbers(4, seed=2 + i) for i in range(4)], root)
+        return x, y, out
+
+    check_both_ways(lambda: program() if dist.get_world_size() and type(dist.get_rank()) is int else in_lockstep())
+    with LocalTensorMode(4):
+        lists = [torch.zeros(4) for _ in range(4)]
+        dist.gather(numbers(4), lists, root)
+        wanted = [numbers(4).on(rank) for rank in range(4)]
+        for rank, want in enumerate(wanted):
+            assert torch.equal(lists[rank].on(root), want) and not lists[rank].on(1).any()
+
+
+def test_roots_of_a_family_are_named_by_their_rank_in_the_group():
+    def program():
+        pairs, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+        x, y = numbers(4), numbers(4)
+        dist.broadcast(x, group=pairs, group_src=1)
+        dist.broadcast(y, dist.get_global_rank(pairs, 1), group=pairs)
+        return x, y, dist.get_global_rank(pairs, 1), dist.get_rank(pairs), dist.get_world_size(pairs)
+
+    x, y, root, *_ = check_both_ways(program)
+    assert x._partition.rows == y._partition.rows == 2 and str(root) == "RankInts(1, 1, 3, 3)"
+
+
+def test_all_to_all_in_its_forms():
+    def program():
+        x, out = numbers(8, 3), torch.zeros(8, 3)
+        dist.all_to_all_single(out, x)
+        lists = [torch.zeros(2, 3) for _ in range(4)]
+        dist.all_to_all(lists, list(x.chunk(4)))
+        evenly = torch.zeros(8, 3)
+        dist.all_to_all_single(evenly, x, [2] * 4, [2] * 4)
+        return out, lists, evenly
+
+    assert len(check_both_ways(program)) == 3
+
+
+def test_splits_may_differ_from_rank_to_rank():
+    def program():
+        me = dist.get_rank()
+        sent = [1, 2, 3, 4]
+        got = [me + 1] * 4
+        out = here(lambda rank: torch.zeros(4 * (rank + 1), 2))
+        dist.all_to_all_single(out, numbers(10, 2), got, sent)
+        return out
+
+    assert len(check_both_ways(program)._cells) == 4
+
+
+def test_coalesced_forms():
+    def program():
+        x, y = numbers(3), numbers(2, 2, seed=1)
+        with dist._coalescing_manager():
+            dist.all_reduce(x)
+            dist.all_reduce(y)
+        z, w = numbers(3), numbers(2, 2, seed=1)
+        dist.all_reduce_coalesced([z, w], ReduceOp.MAX)
+        outs = [torch.zeros(12), torch.zeros(8, 2)]
+        with dist._coalescing_manager():
+            dist.all_gather_into_tensor(outs[0], z)
+            dist.all_gather_into_tensor(outs[1], w)
+        pieces = [torch.zeros(3), torch.zeros(2, 2)]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.reduce_scatter_tensor(pieces[0], outs[0])
+            dist.reduce_scatter_tensor(pieces[1], outs[1])
+        manager.wait()
+        lists = [[torch.zeros(3), torch.zeros(2, 2)] for _ in range(4)]
+        dist.all_gather_coalesced(lists, [x, y])
+        return x, y, z, w, outs, pieces, lists
+
+    assert check_both_ways(program)[0]._partition.uniform
+
+
+def test_objects_that_all_ranks_share_and_those_that_differ():
+    def program():
+        things, one = [None] * 4, [{"a": 1, "b": [2.5, "x"]}, None]
+        dist.all_gather_object(things, {"rank": dist.get_rank(), "x": numbers(2), "all": "yes"})
+        dist.broadcast_object_list(one, 2)
+        pairs, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+        two = [None] * 2
+        dist.all_gather_object(two, (dist.get_rank(), "same"), group=pairs)
+        mine = [None]
+        dist.scatter_object_list(mine, [{"n": i, "x": torch.full((2,), i)} for i in range(4)], 0)
+        return things, one, two, mine
+
+    things, _, two, mine = check_both_ways(program)
+    assert things[2]["rank"] == 2 and str(two[1][0]) == "RankInts(1, 1, 3, 3)" and str(mine[0]["n"]) == "RankInts(0, 1, 2, 3)"
+
+
+def test_objects_that_cannot_be_one_object_are_refused():
+    with LocalTensorMode(2):
+        with pytest.raises(NotInLockstep, match="ranks get different objects: 'a' and others"):
+            dist.scatter_object_list([None], ["a", "b"], 0)
+        with pytest.raises(NotInLockstep, match="built differently"):
+            dist.scatter_object_list([None], ["a", ["b"]], 0)
+        with pytest.raises(WrongListLength, match="scatter_object_list"):
+            dist.scatter_object_list([None], [], 0)
+
+
+def test_a_gathered_object_is_at_the_root_alone():
+    with LocalTensorMode(3):
+        found = [None] * 3
+        dist.gather_object({"x": numbers(2), "n": dist.get_rank()}, found, 1)
+        assert found[2]["x"].ranks == (1,) and torch.equal(found[2]["x"].on(1), numbers(2).on(2))
+        assert str(found[2]["n"]) == "2" or found[2]["n"] == 2
+        with pytest.raises(ValueError, match="must be specified on destination rank"):
+            dist.gather_object(1, None, 1)
+
+
+MESSAGES = {
+    "send": lambda x: dist.send(x, 1),
+    "recv": lambda x: dist.recv(x, 1),
+    "isend": lambda x: dist.isend(x, 1),
+    "irecv": lambda x: dist.irecv(x, 1),
+    "send_object_list": lambda x: dist.send_object_list([x], 1),
+    "recv_object_list": lambda x: dist.recv_object_list([x], 1),
+    "batch_isend_irecv": lambda x: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1)]),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_are_refused_with_the_way_out(name):
+    with LocalTensorMode(2), pytest.raises(NotInLockstep, match=r"who sends to whom.*Run the function by localtensor.run"):
+        MESSAGES[name](torch.ones(2))
+
+
+# -- functional collectives
+
+FUNCTIONAL = {
+    "all_reduce": lambda x, g: fc.all_reduce(x, "sum", g),
+    "all_reduce avg": lambda x, g: fc.all_reduce(x, "avg", g),
+    "broadcast": lambda x, g: fc.broadcast(x, 1, g),
+    "all_gather_tensor": lambda x, g: fc.all_gather_tensor(x, 0, g),
+    "all_gather_tensor 1": lambda x, g: fc.all_gather_tensor(x, 1, g),
+    "reduce_scatter_tensor": lambda x, g: fc.reduce_scatter_tensor(x, "max", 0, g),
+    "reduce_scatter_tensor 1": lambda x, g: fc.reduce_scatter_tensor(x, "sum", 1, g),
+    "all_reduce_coalesced": lambda x, g: fc.all_reduce_coalesced([x, x[:2] + 1], "sum", g),
+    "all_gather_into_tensor_coalesced": lambda x, g: fc.all_gather_into_tensor_coalesced([x, x[:2]], g),
+    "reduce_scatter_tensor_coalesced": lambda x, g: fc.reduce_scatter_tensor_coalesced([x, x + 1], "sum", [0, 0], g),
+    "all_to_all_single": lambda x, g: fc.all_to_all_single(x, None, None, g),
+    "all_to_all_single of a transposed one": lambda x, g: fc.all_to_all_single(x.t(), None, None, g),
+    "permute_tensor": lambda x, g: fc.permute_tensor(x.reshape(-1), [1, 0], g),
+    "shard_dim_alltoall": lambda x, g: torch.ops._dtensor.shard_dim_alltoall(x, 0, 1, g.group_name),
+    "in place": lambda x, g: torch.ops._c10d_functional.all_reduce_(x.clone(), "sum", g.group_name),
+    "into a buffer": lambda x, g: torch.ops._c10d_functional.all_gather_into_tensor_out(
+        x, 2, g.group_name, out=torch.zeros(8, 4)
+    ),
+}
+
+
+def waited(found):
+    return [fc.wait_tensor(x) for x in found] if isinstance(found, list) else fc.wait_tensor(found)
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_functional_collectives(name):
+    def program():
+        pairs, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+        x = numbers(4, 4)
+        return waited(FUNCTIONAL[name](x, pairs)), x
+
+    found, _ = check_both_ways(program)
+    assert found is not None
+
+
+GRADIENTS = {
+    "all_gather_tensor_autograd": lambda x, g: fc.all_gather_tensor_autograd(x, 0, g),
+    "reduce_scatter_tensor_autograd": lambda x, g: fc.reduce_scatter_tensor_autograd(x, "sum", 0, g),
+    "all_to_all_single_autograd": lambda x, g: fc.all_to_all_single_autograd(x, None, None, g),
+    "all_reduce": lambda x, g: fc.all_reduce(x, "sum", g),
+    "nn.all_reduce": lambda x, g: with_gradients.all_reduce(x, group=g),
+    "nn.broadcast": lambda x, g: with_gradients.broadcast(x, 1),
+    "nn.reduce": lambda x, g: with_gradients.reduce(x, 1),
+    "nn.all_gather": lambda x, g: torch.cat(with_gradients.all_gather(x)),
+    "nn.gather": lambda x, g: torch.cat(with_gradients.gather(x, 2)),
+    "nn.scatter": lambda x, g: with_gradients.scatter([x * (i + 1) for i in range(4)], 2),
+    "nn.reduce_scatter": lambda x, g: with_gradients.reduce_scatter(torch.zeros(2, 4), [x[:2], x[2:]], group=g),
+    "nn.all_to_all": lambda x, g: torch.cat(
+        with_gradients.all_to_all([torch.zeros(1, 4) for _ in range(4)], list(x.split(1)))
+    ),
+    "nn.all_to_all_single": lambda x, g: with_gradients.all_to_all_single(torch.zeros(4, 4), x, group=g),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_through_torchs_own_collectives(name):
+    def program():
+        pairs, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+        x = numbers(4, 4).requires_grad_()
+        y = GRADIENTS[name](x, pairs)
+        (y * numbers(*y.shape, seed=3)).sum().backward()
+        return y.detach(), x.grad
+
+    _, gradient = check_both_ways(program)
+    assert gradient is not None
+
+
+# -- buffers
+
+
+def test_a_buffer_may_be_a_part_of_a_larger_tensor():
+    def program():
+        x, whole = numbers(6, 4), numbers(6, 4, seed=1)
+        dist.all_reduce(x[2:4])
+        dist.broadcast(whole[1], 1)
+        dist.all_gather_into_tensor(whole[2:], x[0])
+        out = numbers(5, 4, seed=2)
+        dist.all_gather([out[0], out[2], out[3], out[4]], x[5])
+        return x, whole, out
+
+    assert len(check_both_ways(program)) == 3
+
+
+def test_views_of_a_buffer_see_what_is_written():
+    def program():
+        x = numbers(4, 3)
+        row, turned = x[1], x.t()
+        dist.all_reduce(x)
+        y = numbers(3, 4)
+        other = y.t()
+        dist.broadcast(y.t(), 2)
+        return row, turned, y, other
+
+    assert check_both_ways(program)[0]._partition.uniform
+
+
+def test_buffers_without_one_order_in_memory_are_written_where_they_lie():
+    def program():
+        x, out = numbers(4, 2), torch.zeros(8, 4)[:, ::2]
+        dist.all_gather_into_tensor(torch.zeros(16, 2), x)
+        y = numbers(3, 5).t()
+        dist.all_reduce(y)
+        return y, out
+
+    assert check_both_ways(program)[0].stride() == (1, 5)
+
+
+def test_a_tensor_from_outside_is_written_if_all_ranks_agree():
+    outside, other = torch.ones(3), torch.ones(3)
+    with LocalTensorMode(4):
+        dist.all_reduce(outside)
+        with pytest.raises(OutsideWrite, match="the tensor written"):
+            dist.all_reduce(other, group=dist.new_group([0, 1]))
+        with pytest.raises(OutsideWrite):
+            dist.reduce_scatter_tensor(other, numbers(12))
+        with pytest.raises(OutsideWrite):
+            dist.reduce_scatter_tensor(other[:3], numbers(12))
+    assert outside.tolist() == [4, 4, 4] and other.tolist() == [1, 1, 1]
+
+
+def test_who_is_in_no_group_keeps_what_it_had():
+    with LocalTensorMode(4):
+        group = dist.new_group([1, 3])
+        x, out = numbers(2), numbers(4, seed=1)
+        before, kept = x.clone(), out.clone()
+        dist.all_reduce(x, group=group)
+        dist.all_gather_into_tensor(out, before, group=group)
+        for rank in (0, 2):
+            assert torch.equal(x.on(rank), before.on(rank)) and torch.equal(out.on(rank), kept.on(rank))
+        assert torch.equal(x.on(1), before.on(1) + before.on(3)) and x._partition.rows == 3
+        assert torch.equal(out.on(3), torch.cat([before.on(1), before.on(3)]))
+
+
+def test_a_tensor_that_members_do_not_hold_is_refused():
+    with LocalTensorMode(4):
+        part = tensor_map(numbers(2), lambda rank, x: x if rank < 3 else None)
+        with pytest.raises(NotHeld, match=r"all_reduce: ranks: rank 3: no value is held there, only on ranks 0, 1, 2"):
+            dist.all_reduce(part)
+        dist.all_reduce(part, group=dist.new_group([0, 2]))
+        assert part.ranks == (0, 1, 2) and torch.equal(part.on(0), numbers(2).on(0) + numbers(2).on(2))
+        with pytest.raises(NotHeld, match="rank 3"):
+            dist.all_gather_into_tensor(tensor_map(numbers(8), lambda rank, x: x if rank < 3 else None), numbers(2))
+
+
+def uneven():
+    return rank_map(lambda rank: torch.ones(rank + 1))
+
+
+REFUSED = {
+    "uneven": (ShapesDiffer, lambda: dist.all_reduce(uneven())),
+    "uneven, functional": (ShapesDiffer, lambda: fc.all_reduce(uneven(), "sum", dist.group.WORLD)),
+    "uneven lists": (ShapesDiffer, lambda: dist.all_gather([torch.ones(2)] * 4, uneven())),
+    "indivisible": (UnevenDim, lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(7))),
+    "scalar": (ScalarTensor, lambda: torch.ops._dtensor.shard_dim_alltoall(torch.ones(()), 0, 0, dist.group.WORLD.group_name)),
+    "dtype": (DtypeNotCarried, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16))),
+    "dtype, functional": (DtypeNotCarried, lambda: fc.all_reduce(torch.ones(2, dtype=torch.int16), "sum", dist.group.WORLD)),
+    "no average": (DtypeNotReducible, lambda: dist.all_reduce(torch.ones(2, dtype=torch.int32), ReduceOp.AVG)),
+    "gaps": (NotContiguous, lambda: dist.all_reduce(numbers(4, 4)[:, 1])),
+    "turned": (NotContiguous, lambda: dist.all_to_all_single(torch.zeros(4, 4), numbers(4, 4).t())),
+    "root": ((RankOutside, ValueError), lambda: dist.broadcast(torch.ones(2), 7)),
+    "length": (WrongListLength, lambda: dist.all_gather([torch.ones(2)] * 3, torch.ones(2))),
+    "size": (CollectiveFailed, lambda: dist.all_gather_into_tensor(torch.ones(9), torch.ones(2))),
+    "size on a rank": (CollectiveFailed, lambda: dist.all_gather([rank_map(lambda r: torch.ones(2 + (r == 3)))] * 4, torch.ones(2))),
+    "another mode's group": (BadGroup, lambda: dist.all_reduce(torch.ones(2), group=ELSEWHERE[0])),
+    "a group's name": (BadGroup, lambda: torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", "nobody")),
+}  # fmt: skip
+ELSEWHERE = []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    with LocalTensorMode(4):
+        ELSEWHERE[:] = [dist.new_group([0, 1])]
+    kind, call = REFUSED[name]
+    with LocalTensorMode(4):
+        with pytest.raises(kind) as caught:
+            call()
+        x = torch.ones(2)
+        dist.all_reduce(x)  # nothing is broken
+        assert x.reconcile().tolist() == [4, 4]
+    assert isinstance(caught.value, LocalTensorError | ValueError) and len(str(caught.value)) > 30
+
+
+def test_the_words_for_a_buffer_of_the_wrong_size():
+    with LocalTensorMode(2), pytest.raises(CollectiveFailed) as caught:
+        dist.all_gather_into_tensor(torch.ones(3), torch.ones(2))
+    assert "rank 0 offers a buffer of shape (3,) of torch.float32 for a result of shape (4,) of torch.float32" in str(
+        caught.value
+    )
+
+
+def test_a_collective_does_not_touch_version_counters():
+    with LocalTensorMode(2):
+        x = numbers(4)
+        before = x._version
+        dist.all_reduce(x)
+        assert x._version == before
+
+
+def test_ints_that_differ_can_be_roots_only_where_they_mean_one_position():
+    with LocalTensorMode(4):
+        pairs = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])[0]
+        x = numbers(3)
+        want = [x.on(rank) for rank in (1, 1, 3, 3)]
+        dist.broadcast(x, rank_int([1, 1, 3, 3]), group=pairs)
+        assert [torch.equal(x.on(rank), want[rank]) for rank in range(4)] == [True] * 4
+        with pytest.raises(RanksDiverge):
+            dist.broadcast(x, rank_int([0, 1, 2, 3]), group=pairs)

@@ -1,0 +1,99 @@
+"""Values with a partition: what comes out, in how many rows, and that it is fresh."""
+
+import numpy as np
+import pytest
+import torch
+
+from localtensor import collectives, exchange
+from localtensor.errors import NotHeld, ShapesDiffer
+from localtensor.exchange import Value
+from localtensor.families import of_lists
+from localtensor.folding import by_value, each_alone, everyone, partition
+
+PAIRS = of_lists([[0, 2], [1, 3]], 4)
+SOME = of_lists([[3, 1]], 4)
+
+
+def alone(*shape):
+    return Value((torch.randn(4, *shape),), each_alone(4))
+
+
+def summed(held):
+    return collectives.all_reduce(held, "sum")
+
+
+def stacked(held):
+    return [torch.stack(each) for each in collectives.all_gather(held)]
+
+
+def test_each_group_has_its_sum_once():
+    x = alone(3)
+    y = exchange.all_reduce(x, PAIRS, "sum", summed)
+    assert y.held.rows == 2 and len(y.cells) == 1
+    assert all(torch.equal(y.on(r), x.on(r % 2) + x.on(r % 2 + 2)) for r in range(4))
+
+
+def test_equal_operands_give_one_row_for_all_groups():
+    x = Value((torch.randn(2, 3),), partition([0, 0, 1, 1], [2]))
+    assert exchange.all_reduce(x, PAIRS, "sum", summed).held is everyone(4)
+    assert exchange.all_gather(x, PAIRS, stacked).held is everyone(4)
+    assert exchange.broadcast(x, PAIRS, 1, None).held is everyone(4)
+
+
+def test_who_is_in_no_group_keeps_its_rows_and_others_go():
+    x = alone(2)
+    y = exchange.all_reduce(x, SOME, "sum", summed)
+    assert y.held.rows == 3 and torch.equal(y.on(0), x.on(0)) and torch.equal(y.on(1), x.on(3) + x.on(1))
+    assert exchange.all_gather(x, SOME, stacked).held.row_of.tolist() == [-1, 0, -1, 0]
+    assert exchange.gather(x, SOME, 1, stacked).held.row_of.tolist() == [-1, 0, -1, -1]
+
+
+@pytest.mark.parametrize("whole", [PAIRS, SOME, of_lists([[2]], 4)])
+@pytest.mark.parametrize("held", [everyone(4), each_alone(4), by_value([1, 2, 1, 2])])
+def test_results_share_memory_with_nothing(whole, held):
+    shape = (held.rows, 4, 4)
+    cells = (torch.randn(shape),) if len(held.sizes) == 1 and held.rows > 1 else tuple(torch.randn(shape).unbind())
+    x = Value(cells, held)
+    found = [
+        exchange.all_reduce(x, whole, "max", None), exchange.reduce(x, whole, "sum", 0, None),
+        exchange.broadcast(x, whole, 0, None), exchange.all_gather(x, whole, stacked),
+        exchange.reduce_scatter(x, whole, "sum", None), exchange.all_to_all(x, whole, None),
+        exchange.move_shards(x, whole, 0, 1, None), exchange.permuted(x, whole, [0] if whole.matrix.shape[1] == 1 else [1, 0]),
+    ]  # fmt: skip
+    brought = {cell.untyped_storage().data_ptr() for cell in cells}
+    assert not any(cell.untyped_storage().data_ptr() in brought for value in found for cell in value.cells)
+    assert all(cell.is_contiguous() for value in found for cell in value.cells)
+
+
+def test_two_shapes_in_two_groups_and_within_one():
+    x = Value((torch.ones(2, 3), torch.ones(2, 5)), partition([0, 2, 1, 3], [2, 2]))
+    y = exchange.all_reduce(x, PAIRS, "sum", summed)
+    assert y.on(0).tolist() == [2] * 3 and y.on(3).tolist() == [2] * 5
+    with pytest.raises(ShapesDiffer):
+        exchange.all_reduce(x, of_lists([[0, 1]], 4), "sum", summed)
+
+
+def test_groups_of_two_sizes_are_served_together():
+    x = alone(2)
+    y = exchange.all_gather(x, of_lists([[0, 1, 2], [3]], 4), stacked)
+    assert y.on(1).shape == (3, 2) and torch.equal(y.on(3), x.on(3)[None])
+
+
+def test_a_member_without_a_value_is_named():
+    with pytest.raises(NotHeld, match="all_reduce: ranks: rank 3"):
+        exchange.all_reduce(Value((torch.ones(2),), by_value([0] * 4, [True, True, True, False])), PAIRS, "sum", summed)
+
+
+def test_combined_takes_only_rows_that_are_read():
+    x, y = alone(2), Value((torch.zeros(2),), everyone(4))
+    z = exchange.combined([x, y], np.array([0, 1, -1, 1]), np.array([3, 0, 0, 0]))
+    assert z.held.rows == 2 and torch.equal(z.on(0), x.on(3)) and z.held.row_of[2] == -1
+    assert torch.equal(exchange.of_roots([x, y], PAIRS, 1).on(0), x.on(2))
+
+
+def test_a_recipe_is_worked_out_once():
+    x = alone(2)
+    exchange.all_reduce(x, PAIRS, "sum", summed)
+    before = exchange.recipe.cache_info().misses
+    exchange.all_reduce(x, PAIRS, "max", summed)
+    assert exchange.recipe.cache_info().misses == before
