@@ -13,7 +13,7 @@ PYTHON  ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup validate test check fix laws real bench rankbugs docs clean
+.PHONY: help setup validate test check fix laws real bench rankbugs overloads docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ bench: $(READY) ## side by side with torch's own validator, and the planted wron
 
 rankbugs: $(READY) ## planted faults in rank programs: how many lt.run finds, and explains  (under a minute)
 	@$(PY) -m tests.rankbugs
+
+overloads: $(READY) ## every aten overload in lockstep, against a plain loop over the ranks  (about 10 minutes)
+	@$(PY) -m tests.overloads
 
 docs: $(READY) ## every docstring example, every command and example of the README  (under 2 minutes)
 	$(PYTEST) localtensor strategies tests/house/test_readme.py

@@ -90,12 +90,14 @@ def lockstep_modes() -> list[Any]:
 
 
 def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
-    """This thread is in the mode.  Raises what `busy` makes of a clause, if something else is in the way."""
+    """The mode is this thread's.  Raises what `busy` makes of a clause, if something else is in the way."""
     with _gate:
         simulation = running()
         if simulation is not None:
             raise busy(
-                "this is a rank of localtensor.run" if simulation.is_rank() else "localtensor.run is at work in another thread"
+                "this is a rank of localtensor.run"
+                if simulation.is_rank()
+                else "localtensor.run is at work in another thread"
             )
         if any(mode is one for one in _open_modes):
             raise busy("this mode is entered already")
@@ -104,7 +106,7 @@ def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
 
 
 def close_mode(mode: Any) -> None:
-    """This thread has left the mode."""
+    """The mode is this thread's no longer."""
     with _gate:
         _open_modes[:] = [one for one in _open_modes if one is not mode]
     _ambient.modes[:] = [one for one in _ambient.modes if one is not mode]
@@ -117,7 +119,11 @@ def refuse_inside_mode(busy: Callable[[str], Exception]) -> None:
 
 
 def _why_busy() -> str:
-    where = "was called inside of a LocalTensorMode" if _ambient.modes else "was called while another thread is in a LocalTensorMode"
+    where = (
+        "was called inside of a LocalTensorMode"
+        if _ambient.modes
+        else "was called while another thread is in a LocalTensorMode"
+    )
     return f"localtensor.run {where}"
 
 

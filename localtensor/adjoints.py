@@ -51,6 +51,9 @@ class Meeting:
         """What every rank brings."""
         return outcomes.value_of(self.mode, x)
 
+    def wrapped(self, value: Value) -> LocalTensor:
+        return wrap(value.cells, value.held, self.mode)
+
     def wants_gradient(self, x: Tensor) -> bool:
         return torch.is_grad_enabled() and x.requires_grad
 
@@ -71,7 +74,7 @@ def linear(meeting: Meeting, x: Tensor, done: Done, undone: Done) -> LocalTensor
     """What `done` makes of all ranks' tensors; `undone` is its adjoint."""
     if not meeting.wants_gradient(x):
         with plainly():
-            return wrap(*done(meeting.value(x)), meeting.mode)
+            return meeting.wrapped(done(meeting.value(x)))
     found: LocalTensor = _Linear.apply(meeting, done, undone, x)
     return found
 
@@ -93,7 +96,7 @@ class _Linear(Function):
         ctx.described = meeting, done, undone
         with plainly():
             ctx.like = _like(meeting, x)
-            return wrap(*done(meeting.value(x)), meeting.mode)
+            return meeting.wrapped(done(meeting.value(x)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -114,7 +117,7 @@ def choose(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any
 
 def _chosen(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
     with plainly():
-        return wrap(*exchange.combined([meeting.value(x) for x in tensors], number, source), meeting.mode)
+        return meeting.wrapped(exchange.combined([meeting.value(x) for x in tensors], number, source))
 
 
 class _Choose(Function):
@@ -135,7 +138,7 @@ class _Choose(Function):
             taken = number == index
             came = np.full(len(number), -1)
             came[ranks[taken] if source is None else source[taken]] = ranks[taken]
-            zeros = wrap(*like, meeting.mode)
+            zeros = meeting.wrapped(like)
             which = np.where(like.held.row_of < 0, -1, np.where(came >= 0, 0, 1))
             back.append(choose(meeting, [grad, zeros], which, np.where(came >= 0, came, ranks)))
         return None, None, None, *back
@@ -145,7 +148,7 @@ def linear_lists(meeting: Meeting, tensors: Sequence[Tensor], done: Any) -> list
     """What `done` makes of lists of tensors, and which is its own adjoint."""
     if not any(meeting.wants_gradient(x) for x in tensors):
         with plainly():
-            return [wrap(*value, meeting.mode) for value in done([meeting.value(x) for x in tensors])]
+            return [meeting.wrapped(value) for value in done([meeting.value(x) for x in tensors])]
     return list(_LinearLists.apply(meeting, done, *tensors))
 
 
@@ -155,7 +158,7 @@ class _LinearLists(Function):
         ctx.described = meeting, done
         with plainly():
             ctx.likes = [_like(meeting, x) for x in tensors]
-            return tuple(wrap(*value, meeting.mode) for value in done([meeting.value(x) for x in tensors]))
+            return tuple(meeting.wrapped(value) for value in done([meeting.value(x) for x in tensors]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -166,4 +169,3 @@ class _LinearLists(Function):
             return [_filled(value, like) for value, like in zip(done(values), likes, strict=True)]
 
         return None, None, *linear_lists(meeting, grads, filled)
-

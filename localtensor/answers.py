@@ -98,12 +98,11 @@ class Answers:
 
 
 def seen_alike(x: LocalTensor) -> LocalTensor:
-    """A lazy conjugate or negative is one from outside, too."""
+    """A lazy conjugate or negative is one from outside, too, but where sizes differ, which torch cannot resolve."""
     first = x._cells[0]
-    if first.is_conj():
-        torch._C._set_conj(x, True)
-    if first.is_neg():
-        torch._C._set_neg(x, True)
+    if (first.is_conj() or first.is_neg()) and all(type(size) is int for size in x.shape):
+        torch._C._set_conj(x, first.is_conj())
+        torch._C._set_neg(x, first.is_neg())
     return x
 
 

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from localtensor import exchange, outcomes
@@ -87,7 +86,9 @@ def check_offers(kind: str, brought: Brought, whole: Family) -> None:
 
 def _seen_by_ranks(brought: Brought) -> Iterator[Brought]:
     """The same with plain tensors: as some rank of each cell has them."""
-    cells = max([len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1)
+    cells = max(
+        [len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1
+    )
     with plainly():
         for cell in range(cells):
             writes = [_seen(x, cell) for x in brought.writes]

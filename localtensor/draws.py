@@ -5,7 +5,7 @@ seeds alike does.  As long as all ranks agree, the real generator is the one str
 loaded only where streams have parted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,13 +34,13 @@ class Stream:
         if wanted.rows == 1 and not self.states and (wanted.complete or wanted is self.whole):
             yield _stay
             return
-        before = self.states or [self.generator.get_state()]
+        before = self.states or [_state(self.generator)]
         after: dict[int, torch.Tensor] = {}
         last: list[int] = []
 
         def at(row: int | None) -> None:
             if last:
-                after[last.pop()] = self.generator.get_state()
+                after[last.pop()] = _state(self.generator)
             if row is not None:
                 self.generator.set_state(before[self.partition.row_of[wanted.ranks(row)[0]]])
                 last.append(row)
@@ -52,18 +52,19 @@ class Stream:
             self.generator.set_state(before[0])
             self._leave()
             raise
-        numbers = len(after) and np.where(np.isin(wanted.row_of, list(after)), wanted.row_of, -1 - self.partition.row_of)
-        if len(after):
-            self._share(numbers, after | {-1 - row: state for row, state in enumerate(before)})
+        if after:
+            self.set_on(np.where(np.isin(wanted.row_of, list(after)), wanted.row_of, -1), after, before)
 
-    def _share(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
-        """Each rank has the state of its number; equal states are one."""
+    def set_on(self, numbers: Any, states: Mapping[int, torch.Tensor], before: Sequence[torch.Tensor] = ()) -> None:
+        """Each rank has the state of its number, or that which it had before if it is -1; equal states are one."""
+        before = before or self.states or [_state(self.generator)]
+        numbers = np.where(numbers >= 0, numbers, -1 - self.partition.row_of)
+        states = {-1 - row: state for row, state in enumerate(before)} | dict(states)
         first: dict[bytes, int] = {}
         same = {number: first.setdefault(_bits(state), number) for number, state in states.items()}
-        self.set(np.array([same[int(number)] for number in numbers]), states)
+        self._set(np.array([same[int(number)] for number in numbers]), states)
 
-    def set(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
-        """Each rank has the state of its number."""
+    def _set(self, numbers: Any, states: Mapping[int, torch.Tensor]) -> None:
         held = by_value(numbers)
         found = [states[int(numbers[held.ranks(row)[0]])] for row in range(held.rows)]
         self.generator.set_state(found[0])
@@ -71,24 +72,35 @@ class Stream:
         self._leave()
 
     def _leave(self) -> None:
-        self._left = _bits(self.generator.get_state()) if self.states else b""
+        self._left = _bits(_state(self.generator)) if self.states else b""
 
     def look(self) -> None:
         """Whoever has seeded the generator behind our back has seeded it on all ranks."""
-        if self.states and _bits(self.generator.get_state()) != self._left:
-            self.partition, self.states = everyone(self.whole.world), []
+        if self.states and _bits(_state(self.generator)) != self._left:
+            self.agree()
+
+    def agree(self) -> None:
+        """All ranks have what the generator holds."""
+        self.partition, self.states = everyone(self.whole.world), []
 
     def state_on(self, rank: int) -> torch.Tensor:
         """The state that a rank has."""
-        return self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
+        return self.states[self.partition.row_of[rank]] if self.states else _state(self.generator)
 
 
 def _stay(row: int) -> None:
     """All ranks agree: the generator is where they have it."""
 
 
+def _state(generator: Any) -> torch.Tensor:
+    with torch._C._DisableTorchDispatch():  # the tensor is plain, whatever mode is at work
+        state: torch.Tensor = generator.get_state()
+    return state
+
+
 def _bits(state: torch.Tensor) -> bytes:
-    return state.numpy().tobytes()
+    with torch._C._DisableTorchDispatch():  # under the mode, NumPy would be shown a tensor without memory
+        return state.numpy().tobytes()
 
 
 class Streams:
@@ -106,7 +118,7 @@ class Streams:
         if found is None:
             found = self._known[id(generator)] = Stream(generator, self._whole)
             if generator is torch.default_generator or generator in torch.cuda.default_generators:
-                self._before.append((generator, generator.get_state()))
+                self._before.append((generator, _state(generator)))
         elif found.states:
             found.look()
         return found
@@ -122,14 +134,22 @@ class Streams:
         if device is None or torch.device(device).type != "cuda":
             return self.of()
         device = torch.device(device)
-        return self.of(torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index])
+        return self.of(
+            torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        )
+
+    def agree(self) -> None:
+        """All ranks have seeded the default generators alike."""
+        for generator in (torch.default_generator, *torch.cuda.default_generators):
+            self.of(generator).agree()
 
     def seed(self, by_rank: Any) -> None:
         """Each rank has seeded the default generators with its number."""
+        seeds, places = np.unique(by_rank, return_inverse=True)
         for generator in (torch.default_generator, *torch.cuda.default_generators):
             make = torch.Generator(generator.device)
-            states = {int(seed): make.manual_seed(int(seed)).get_state() for seed in np.unique(by_rank)}
-            self.of(generator).set(np.array(by_rank), states)
+            states = {place: _state(make.manual_seed(int(seed))) for place, seed in enumerate(seeds)}
+            self.of(generator).set_on(places, states)
 
     def close(self) -> None:
         """The default generators are as they were; any other is where the first rank has it."""

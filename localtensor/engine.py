@@ -38,7 +38,10 @@ def _set_of(names: Sequence[str]) -> Any:
     return found
 
 
-INCLUDED, EXCLUDED = torch._C._dispatch_tls_local_include_set(), _set_of(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_OFF])
+INCLUDED, EXCLUDED = (
+    torch._C._dispatch_tls_local_include_set(),
+    _set_of(["Python", "PythonTLSSnapshot", "ADInplaceOrView", *_OFF]),
+)
 
 
 def plainly() -> Any:
@@ -98,6 +101,8 @@ def run(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if done is not NotImplemented:
             return done
     if final is None:
+        if known.views and func is not _LIFT_FRESH:
+            return func(*args, **kwargs)  # a tensor from outside stays one, and numpy() reads it as it lies
         final = mode.everyone
     elif final.rows == 0:
         raise NotHeld(str(func), [], [])
@@ -127,7 +132,7 @@ def _run(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list
 def _memory(func: Any, found: list[LocalTensor], final: Partition) -> Memory | None:
     """The memory in which the views lie that an op takes of its first tensor."""
     if not found:
-        return None if func is _LIFT_FRESH else Memory(outside=True)
+        return None if func is _LIFT_FRESH else Memory(outside=True)  # a view of it that differs between ranks
     first = found[0]
     memory = first._memory
     if memory is None or not memory.outside:
@@ -160,10 +165,9 @@ def prepare_writes(mode: Any, func: Any, known: Facts, args: Any, kwargs: dict[s
     """What is written can hold what will be written; what a collective still reads is not written."""
     for x in _written(known, args, kwargs):
         check_write(mode, x, str(func))
-        if type(x) is LocalTensor:
-            if x._memory is None or not x._memory.outside:
-                make_finer(x, final)
-                continue
+        if type(x) is LocalTensor and (x._memory is None or not x._memory.outside):
+            make_finer(x, final)
+            continue
         if final is not mode.everyone:
             raise OutsideWrite(str(func), origin(sys._getframe(3)).place, brief(x))
 
@@ -222,7 +226,13 @@ def _drawn_into(stream: Any, func: Any, x: LocalTensor, rest: Any, kwargs: Any) 
             for row, (each, named) in enumerate(each_row(Reader(wanted, cell), rest, kwargs), wanted.starts[cell]):
                 like = x.__localtensor_on__(wanted.ranks(row)[0])
                 at(row)  # numbers are drawn in the order in which they lie, so this lies as the tensor does
-                fresh.append(func(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device), *each, **named))
+                fresh.append(
+                    func(
+                        torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device),
+                        *each,
+                        **named,
+                    )
+                )
     with plainly():
         for row, take in enumerate(takes(rows_apart(final), rows_apart(wanted))):
             place = int(final.cell_of[row])

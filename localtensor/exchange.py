@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from localtensor import folded
@@ -91,11 +90,6 @@ def _to_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
 def _dealt(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
     plan = folded.fold_plan(spot.ids)
     return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
-
-
-def _from_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.column_plan(spot.ids, root)
-    return plan, plan.rows, plan.places[:, None], spot.ranks
 
 
 def _together(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
@@ -230,11 +224,27 @@ def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Valu
 
 def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
     """Every member holds its root's tensor."""
-    return _over("broadcast", value, whole, _from_root, _last, plain, keep=True, root=root)
+    check_held("broadcast", value.held, whole)
+    value = Value(*joined(*value))
+    how = _as_roots_have(value.held, whole, root)
+    if how is None:
+        return rank_by_rank(value, whole, plain, keep=True)
+    return _of_stacks([taken(value.stack(cell), rows) for cell, rows in how.kept], how.held, value.cells)
 
 
-def _last(x: Tensor, plan: Plan) -> Tensor:
-    return taken(x, plan.last)
+@lru_cache(_MOST_KEPT)
+def _as_roots_have(held: Partition, whole: Family, root: int) -> Recipe | None:
+    """Members read what their root reads, the others what they did; None if shapes differ within a group."""
+    if spots(held, whole) is None:
+        return None
+    roots = np.array([group[root] for group in whole.groups])
+    rows = held.row_of[np.where(whole.members, roots[whole.index], np.arange(whole.world))]
+    used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
+    row_of = np.full(whole.world, NOWHERE)
+    row_of[rows >= 0] = inverse.reshape(-1)
+    cells, sizes = np.unique(held.cell_of[used], return_counts=True)
+    kept = [(int(cell), pick(used[held.cell_of[used] == cell] - held.starts[cell])) for cell in cells]
+    return Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
 
 
 def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
@@ -304,7 +314,8 @@ def permuted(value: Value, whole: Family, destinations: Sequence[int]) -> Value:
     """The member at `destinations[i]` holds the tensor of the i-th; each group has as many members."""
     check_held("permute", value.held, whole)
     source = np.arange(whole.world)
-    source[whole.matrix[:, list(destinations)]] = whole.matrix  # type: ignore[index]
+    matrix: Any = whole.matrix
+    source[matrix[:, list(destinations)]] = matrix
     held = value.held.row_of >= 0
     return combined([value], np.where(held, 0, -1), source)
 

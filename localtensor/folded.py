@@ -78,12 +78,6 @@ def fold_plan(ids: Ids) -> Plan:
     return Plan(len(rows), places.reshape(-1), pick(rows), tuple(levels), members)
 
 
-def column_plan(ids: Ids, column: int) -> Plan:
-    """One member's row for each group."""
-    rows, places = np.unique(ids[:, column], return_inverse=True)
-    return Plan(len(rows), places.reshape(-1), pick(rows), (), ids.shape[1])
-
-
 def table_plan(ids: Ids) -> Plan:
     """All members' rows for each group; groups with the same have them once.  `rows` are different groups here."""
     found, places = np.unique(ids, axis=0, return_inverse=True)

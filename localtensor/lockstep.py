@@ -14,7 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor import _context, c10d, dtensor, engine, lockstep_calls, lockstep_doors
 from localtensor.draws import Streams
-from localtensor.errors import AnotherMode, BufferReused, ModeBusy, NoRanks, NotHeld, ReadBeforeWait, ValuesDiffer, WorkNotWaited
+from localtensor.errors import (
+    AnotherMode,
+    BufferReused,
+    ModeBusy,
+    NoRanks,
+    NotHeld,
+    ReadBeforeWait,
+    ValuesDiffer,
+    WorkNotWaited,
+)
 from localtensor.folding import Partition, everyone, partition
 from localtensor.frames import origin
 from localtensor.lockstep_groups import LockstepWorld
@@ -62,7 +71,6 @@ class LocalTensorMode(TorchDispatchMode):
         self.standing: int | None = None  # the rank as which torch's own code runs now
         self._paused = False
         self._outer: Any = None  # the mode within which this one is, and whether it was paused
-        self._state: Any = None
         self.groups = LockstepWorld(self, self.serial)
 
     @classmethod
@@ -80,7 +88,7 @@ class LocalTensorMode(TorchDispatchMode):
             lockstep_doors.install()
             lockstep_calls.install()
             dtensor.install()
-            self._state = torch.default_generator.get_state()
+            self.streams.of()
             self.groups.open()
             super().__enter__()
             self._outer = None if outer is None else (outer, outer._paused)
@@ -100,8 +108,7 @@ class LocalTensorMode(TorchDispatchMode):
             _context.close_mode(self)
             if self._outer is not None:
                 self._outer[0]._paused, self._outer = self._outer[1], None
-            torch.default_generator.set_state(self._state)
-            self.streams = Streams(self.world)
+            self.streams.close()
             left, self.in_flight = self.in_flight, []
         if left and kind is None:
             raise WorkNotWaited([call for work in left for call in work.calls()])
@@ -131,16 +138,22 @@ class LocalTensorMode(TorchDispatchMode):
 
         Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims.
         """
-        return self.gather({rank: self._as_rank(rank, make, rank) for rank in self.ranks})
+        return self.gather(self._as_each(self.ranks, make, lambda rank: (rank,)))
 
     def tensor_map(self, x: LocalTensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
         """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing."""
-        found = {rank: self._as_rank(rank, change, rank, x.__localtensor_on__(rank)) for rank in x.ranks}
+        found = self._as_each(x.ranks, change, lambda rank: (rank, x.__localtensor_on__(rank)))
         return self.gather({rank: value for rank, value in found.items() if value is not None})
 
-    def _as_rank(self, rank: int, do: Callable[..., Any], *args: Any) -> Any:
-        with self.streams.on(rank), self.standing_at(rank), self.disable():
-            return do(*args)
+    def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
+        """What a function gives for each rank, with that rank's random stream, and with no mode at work."""
+        found = {}
+        with self.streams.by_rank() as at, self.disable():
+            for rank in ranks:
+                at(rank)
+                with self.standing_at(rank):
+                    found[rank] = do(*args(rank))
+        return found
 
     def gather(self, values: Mapping[int, Tensor]) -> LocalTensor:
         """The LocalTensor of these ranks' plain tensors.  Raises `ValuesDiffer`, `NotHeld`."""

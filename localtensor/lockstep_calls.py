@@ -57,8 +57,8 @@ def install() -> None:
 
 
 def _of(group: Any) -> LockstepGroup:
-    found: LockstepGroup = group or c10d._get_default_group()
-    return found
+    found: Any = group or c10d._get_default_group()
+    return found  # type: ignore[no-any-return]
 
 
 def _root(asked: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
@@ -122,7 +122,9 @@ def _sources(whole: Family, place: int) -> Any:
 def _whole_of(mode: Any, call: str, asked: dict[str, Any]) -> Family:
     whole = group_of(mode, _of(asked.get("group"))).family
     if whole.matrix is None:
-        raise NotInLockstep(f"torch.distributed.{call}", "its groups are of different sizes, and so would be their lists")
+        raise NotInLockstep(
+            f"torch.distributed.{call}", "its groups are of different sizes, and so would be their lists"
+        )
     return whole
 
 
@@ -154,9 +156,9 @@ def _broadcast_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) 
 def _scatter_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
     asked = named(original, args, kwargs)
     whole, root = _whole_of(mode, "scatter_object_list", asked), _root(asked, "src")
-    things = asked.get("scatter_object_input_list")
-    if len(things or ()) != len(whole.groups[0]):
-        raise WrongListLength("scatter_object_list", whole.groups[0][root], len(things or ()), len(whole.groups[0]))
+    things = asked.get("scatter_object_input_list") or ()
+    if len(things) != len(whole.groups[0]):
+        raise WrongListLength("scatter_object_list", whole.groups[0][root], len(things), len(whole.groups[0]))
     asked["scatter_object_output_list"][0] = picked(mode, things, whole.position, _sources(whole, root))
 
 
@@ -184,8 +186,8 @@ def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
     to = np.array(order)[position]
     source = np.argsort(order)[position]
     count = x.numel()
-    sent = [rank_int(np.where(to == place, count, 0), held) for place in range(len(order))]
-    got = [rank_int(np.where(source == place, count, 0), held) for place in range(len(order))]
+    sent: list[Any] = [rank_int(np.where(to == place, count, 0), held) for place in range(len(order))]
+    got: list[Any] = [rank_int(np.where(source == place, count, 0), held) for place in range(len(order))]
     return functional.all_to_all_single(x, got, sent, group, asked.get("tag", ""))
 
 

@@ -144,7 +144,8 @@ def reduce_scatter_tensor(x: Tensor, op: Any = "sum", group: Any = None, dim: in
         number[part.members] = index
         mine = _exchanged(meeting.over(part), x, None, None)
         found.append(fold(mine.unflatten(0, (len(part.groups[0]), -1)).unbind(0), op))
-    return choose(meeting, found, number).movedim(0, dim).contiguous()
+    done: LocalTensor = choose(meeting, found, number).movedim(0, dim).contiguous()  # type: ignore[assignment]
+    return done
 
 
 def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]:

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor import _context
 from localtensor.errors import BadGroup, TorchChanged
 from localtensor.items import stacked
 from localtensor.lockstep_groups import LockstepGroup, RoutedWorld, group_of
-from localtensor.rank_ints import is_rank_int, on_rank, values_of
+from localtensor.rank_ints import values_of
 from localtensor.stand_ins import must_fit, named
 from localtensor.tensor import LocalTensor
 from localtensor.worlds import innermost
@@ -125,7 +124,7 @@ def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
 def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
     """Each rank gets the group of its part; each group of the parent is split alike."""
     asked = named(original, args, kwargs)
-    parent, splits = asked.get("parent_pg") or c10d._get_default_group(), asked.get("split_ranks")
+    parent, splits = asked.get("parent_pg") or mode.groups.default_pg, asked.get("split_ranks")
     members = parent.family.groups
     flat = [place for split in splits or () for place in split]
     if not splits or not all(splits) or len(set(flat)) != len(flat) or not set(flat) <= set(range(len(members[0]))):
@@ -158,11 +157,10 @@ _GROUPS: dict[str, Door] = {
 def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
     by_rank = values_of(seed, mode.world)
     if by_rank is None:
-        mode.streams.of().forget()
-        return original(seed)
-    with mode.disable():
-        states = {int(one): torch.Generator().manual_seed(int(one)).get_state() for one in np.unique(by_rank)}
-    mode.streams.of().set(np.array(by_rank), states)
+        made = original(seed)
+        mode.streams.agree()
+        return made
+    mode.streams.seed(by_rank)
     return torch.default_generator
 
 
@@ -172,32 +170,24 @@ def _get_rng_state(mode: Any, original: Any) -> Any:
 
 
 def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
+    stream = mode.streams.of()
     if not isinstance(new_state, LocalTensor):
-        mode.streams.of().forget()
         original(new_state)
+        stream.agree()
         return
     held = new_state._partition
-    with mode.disable():
+    with mode.disable():  # copies: torch reads a state from where its storage begins
         states = {row: new_state.__localtensor_on__(held.ranks(row)[0]).clone() for row in range(held.rows)}
-        mode.streams.of().set(np.array(held.row_of), states)
+    stream.set_on(held.row_of, states)
 
 
-def _tensor(mode: Any, original: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """A tensor made of ints that differ by rank: each rank's own."""
-    found = [x for x in _pytree.tree_leaves(data, is_leaf=is_rank_int) if is_rank_int(x)]
-    if not found:
-        return original(data, *args, **kwargs)
-    wants = kwargs.pop("requires_grad", False)
-    made: dict[tuple[int, ...], Any] = {}
-
-    def make(rank: int) -> Any:
-        key = tuple(on_rank(x, rank) for x in found)
-        if key not in made:
-            own = _pytree.tree_map(lambda x: on_rank(x, rank) if is_rank_int(x) else x, data, is_leaf=is_rank_int)
-            made[key] = original(own, *args, **kwargs)
-        return made[key]
-
-    return mode.rank_map(make).requires_grad_(wants)
+def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+    """Lists of tensors become a tensor without asking for their numbers, which may differ."""
+    found = stacked(data, LocalTensor, original)
+    if found is None:
+        return original(data, **options)
+    found = found.to(dtype=options.get("dtype"), device=options.get("device"), copy=True)
+    return found.requires_grad_(options.get("requires_grad", False))
 
 
 _RANDOM: list[tuple[Any, str, Door]] = [

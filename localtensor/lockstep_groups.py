@@ -39,7 +39,7 @@ class LockstepGroup(dist.ProcessGroup):
     """
 
     def __init__(self, mode: Any, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
-        super().__init__(0, len(groups[0]))
+        super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs know one form only
         self.mode, self.name_in_mode, self.by_number = mode, name, by_number
         self._groups = list(groups)
         self._family: Family | None = None
@@ -48,7 +48,7 @@ class LockstepGroup(dist.ProcessGroup):
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-        self._set_group_name(name)
+        self._set_group_name(name)  # type: ignore[arg-type]
 
     @property
     def family(self) -> Family:
@@ -73,7 +73,7 @@ class LockstepGroup(dist.ProcessGroup):
         return int(self.family.position[root]) if known else root
 
     def rank(self) -> Any:
-        """This rank's place in its group, -1 outside of all."""
+        """The place of each rank in its group, -1 outside of all."""
         if self.mode.standing is not None:
             return int(self.places()[self.mode.standing])
         return rank_int(self.places(), self.mode.everyone.held)
@@ -159,7 +159,7 @@ class LockstepWorld(OwnWorld):
         super().__init__()
         self.mode, self.serial = mode, serial
         self.numbers = itertools.count()
-        self.pg_map = _Known()
+        self._own_pg_map = _Known()  # as own_world.py keeps it
         self.by_name: dict[str, LockstepGroup] = {}
         self.implicit = False  # the default group was made by us, and the program has not asked for it
         self.only: Partition | None = None  # the ranks for which a function runs now, see kinds.py
@@ -192,9 +192,10 @@ class LockstepWorld(OwnWorld):
         name = f"lockstep{self.serial}:{next(self.numbers)}"
         group = LockstepGroup(self.mode, groups, name, by_number=by_number)
         self.by_name[name] = group
-        self.pg_map[group] = ("gloo", None)
-        self.pg_names[group] = name
-        self.pg_group_ranks[group] = Places(group)
+        tables: Any = self  # torch keeps a store, and lists of ranks, where we need none
+        tables.pg_map[group] = ("gloo", None)
+        tables.pg_names[group] = name
+        tables.pg_group_ranks[group] = Places(group)
         self.pg_backend_config[group] = "cpu:gloo,cuda:nccl"
         self.pg_to_tag[group] = f"ptd:{name}"
         self.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)

@@ -33,7 +33,7 @@ def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, c
         except (RuntimeError, IndexError):  # the rows will say in their own words what is wrong, if it is not our form
             if known.lists and known.writes:  # some of them may be written already
                 raise
-    if known.way is not Way.RANKS:
+    if known.vmap:
         try:
             return _under_vmap(func, known, reader, args, kwargs)
         except (RuntimeError, IndexError):  # vmap cannot, for whatever reason

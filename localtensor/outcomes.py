@@ -87,9 +87,7 @@ def _each_stack(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
 def pieces(value: Value, count: int) -> list[Value]:
     """The pieces along each rank's dim 0; they are views."""
     pairs = list(zip(value.cells, value.held.sizes, strict=True))
-    return [
-        Value(tuple(cell[:, i] if rows > 1 else cell[i] for cell, rows in pairs), value.held) for i in range(count)
-    ]
+    return [Value(tuple(cell[:, i] if rows > 1 else cell[i] for cell, rows in pairs), value.held) for i in range(count)]
 
 
 def reduce_scattered(value: Value, whole: Family, op: Any) -> Value:

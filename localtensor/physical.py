@@ -18,7 +18,9 @@ Stacked: TypeAlias = tuple[Any, ...]
 FORMS: dict[str, Form] = {}
 
 
-def _form(*names: str) -> Callable[[Form], Form]:
+def form(*names: str) -> Callable[[Form], Form]:
+    """The function below is the form of these overloads."""
+
     def keep(form: Form) -> Form:
         for name in names:
             FORMS[f"aten::{name}"] = form
@@ -34,7 +36,7 @@ def behind_rows(x: Tensor, dims: int) -> Tensor:
     return x
 
 
-@_form("view", "_unsafe_view")
+@form("view", "_unsafe_view")
 def _view(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int]) -> Any:
     return op(x, [x.shape[0], *_without_guess(size, x)])
 
@@ -51,51 +53,50 @@ def _without_guess(size: Sequence[int], x: Tensor) -> Sequence[int]:
     return [whole // known if number == -1 else number for number in size] if known else size
 
 
-@_form("t")
+@form("t")
 def _t(op: Any, stacked: Stacked, x: Tensor) -> Any:
     return x.transpose(1, 2) if x.dim() == 3 else aten.alias.default(x) if x.dim() < 3 else NotImplemented
 
 
-@_form("transpose.int")
+@form("transpose.int")
 def _transpose(op: Any, stacked: Stacked, x: Tensor, one: int, other: int) -> Any:
     n = x.dim() - 1
-    return x.transpose(one % n + 1, other % n + 1) if _inside(n, one, other) else NotImplemented
+    return x.transpose(one % n + 1, other % n + 1) if inside(n, one, other) else NotImplemented
 
 
-def _inside(n: int, *dims: int) -> bool:
+def inside(n: int, *dims: int) -> bool:
     """Whether all of them are dims of a row; if not, the op says so itself, elsewhere."""
     return n > 0 and all(-n <= dim < n for dim in dims)
 
 
-@_form("permute")
+@form("permute")
 def _permute(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int]) -> Any:
     n = x.dim() - 1
-    return x.permute(0, *(dim % n + 1 for dim in dims)) if _inside(n, *dims) else NotImplemented
+    return x.permute(0, *(dim % n + 1 for dim in dims)) if inside(n, *dims) else NotImplemented
 
 
-@_form("detach", "alias", "clone", "_to_copy", "lift_fresh")
+@form("detach", "alias", "clone", "_to_copy", "lift_fresh")
 def _as_it_is(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **options: Any) -> Any:
     given = options.get("memory_format")
-    if given not in (None, torch.preserve_format) and x.dim() > 3:  # channels_last of a row is no format of a stack
-        if given is not torch.contiguous_format:
-            return NotImplemented
+    if given not in (None, torch.preserve_format, torch.contiguous_format):
+        return NotImplemented  # channels_last of a row is no format of a stack
     return op(x, *rest, **options)
 
 
-@_form("unsqueeze")
+@form("unsqueeze")
 def _unsqueeze(op: Any, stacked: Stacked, x: Tensor, dim: int) -> Any:
     n = x.dim()
     return x.unsqueeze(dim % n + 1) if -n <= dim < n else NotImplemented
 
 
-@_form("squeeze.dim", "squeeze.dims")
+@form("squeeze.dim", "squeeze.dims")
 def _squeeze(op: Any, stacked: Stacked, x: Tensor, dims: Any) -> Any:
     n = x.dim() - 1
     wanted = (dims,) if isinstance(dims, int) else tuple(dims)
-    return x.squeeze([dim % n + 1 for dim in wanted]) if wanted and _inside(n, *wanted) else NotImplemented
+    return x.squeeze([dim % n + 1 for dim in wanted]) if wanted and inside(n, *wanted) else NotImplemented
 
 
-@_form("expand")
+@form("expand")
 def _expand(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], *, implicit: bool = False) -> Any:
     n, new = x.dim() - 1, len(size)
     if new < n:
@@ -103,36 +104,36 @@ def _expand(op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], *, implic
     return behind_rows(x, new - n).expand(x.shape[0], *size)
 
 
-@_form("slice.Tensor")
+@form("slice.Tensor")
 def _slice(op: Any, stacked: Stacked, x: Tensor, dim: int = 0, *bounds: Any, **named: Any) -> Any:
     n = x.dim() - 1
-    return op(x, dim % n + 1, *bounds, **named) if _inside(n, dim) else NotImplemented
+    return op(x, dim % n + 1, *bounds, **named) if inside(n, dim) else NotImplemented
 
 
-@_form("select.int")
+@form("select.int")
 def _select(op: Any, stacked: Stacked, x: Tensor, dim: int, index: int) -> Any:
     n = x.dim() - 1
-    return x.select(dim % n + 1, index) if _inside(n, dim) else NotImplemented
+    return x.select(dim % n + 1, index) if inside(n, dim) else NotImplemented
 
 
-@_form("unbind.int")
+@form("unbind.int")
 def _unbind(op: Any, stacked: Stacked, x: Tensor, dim: int = 0) -> Any:
     n = x.dim() - 1
-    return op(x, dim % n + 1) if _inside(n, dim) else NotImplemented
+    return op(x, dim % n + 1) if inside(n, dim) else NotImplemented
 
 
-@_form("split.Tensor", "split_with_sizes")
+@form("split.Tensor", "split_with_sizes")
 def _split(op: Any, stacked: Stacked, x: Tensor, sizes: Any, dim: int = 0) -> Any:
     n = x.dim() - 1
-    return op(x, sizes, dim % n + 1) if _inside(n, dim) else NotImplemented
+    return op(x, sizes, dim % n + 1) if inside(n, dim) else NotImplemented
 
 
-@_form("squeeze")
+@form("squeeze")
 def _squeeze_all(op: Any, stacked: Stacked, x: Tensor) -> Any:
     return x.squeeze()  # a stack has more rows than one
 
 
-@_form("as_strided")
+@form("as_strided")
 def _as_strided(
     op: Any, stacked: Stacked, x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Any:
@@ -140,7 +141,7 @@ def _as_strided(
     return x.as_strided((x.shape[0], *size), (x.stride(0), *stride), start)
 
 
-@_form("mm")
+@form("mm")
 def _mm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
     """A product of matrices for each row.  With a factor that all share it is one product of larger matrices."""
     if stacked[0] and stacked[1]:
@@ -158,30 +159,31 @@ def _mm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
 _NARROW = 8  # columns; torch.bmm takes half a microsecond for each product, however narrow
 
 
-def _each(rows: int, x: Tensor, is_stacked: bool) -> Tensor:
+def each_row_of(rows: int, x: Tensor, is_stacked: bool) -> Tensor:
+    """A stack of so many rows; of what has one value, views of it."""
     return x if is_stacked else x.expand(rows, *x.shape)
 
 
-@_form("addmm")
+@form("addmm")
 def _addmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
     rows = next(x.shape[0] for x, is_stacked in zip((bias, a, b), stacked, strict=True) if is_stacked)
     lifted = bias[:, None] if stacked[0] and bias.dim() == 2 else bias
-    return torch.baddbmm(lifted, _each(rows, a, stacked[1]), _each(rows, b, stacked[2]), **scales)
+    return torch.baddbmm(lifted, each_row_of(rows, a, stacked[1]), each_row_of(rows, b, stacked[2]), **scales)
 
 
-@_form("sum.dim_IntList", "mean.dim", "amax", "amin")
+@form("sum.dim_IntList", "mean.dim", "amax", "amin")
 def _reduce(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = (), *rest: Any, **named: Any) -> Any:
     n = x.dim() - 1
-    if not n or (dims and not _inside(n, *dims)):
+    if not n or (dims and not inside(n, *dims)):
         return NotImplemented
     return op(x, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), *rest, **named)
 
 
-@_form("sum")
+@form("sum")
 def _sum(op: Any, stacked: Stacked, x: Tensor, **named: Any) -> Any:
     return aten.sum.dim_IntList(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented
 
 
-@_form("mean")
+@form("mean")
 def _mean(op: Any, stacked: Stacked, x: Tensor, **named: Any) -> Any:
     return aten.mean.dim(x, list(range(1, x.dim())), **named) if x.dim() > 1 else NotImplemented

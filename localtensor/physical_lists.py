@@ -35,14 +35,15 @@ def _pointwise(op: Any, stacked: Stacked, *args: Any, **named: Any) -> Any:
 
 
 def _norm(op: Any, stacked: Stacked, xs: Sequence[Tensor], order: Any = 2, dtype: Any = None) -> Any:
+    norm = aten.linalg_vector_norm.default
     return [
-        aten.linalg_vector_norm.default(x, order, _rows_kept(x) if has_rows else None, dtype=dtype)
+        norm(_flat(x), order, [1], dtype=dtype) if has_rows else norm(x, order, None, dtype=dtype)
         for x, has_rows in _each(stacked, xs)
     ]
 
 
-def _rows_kept(x: Tensor) -> list[int]:
-    return list(range(1, x.dim()))
+def _flat(x: Tensor) -> Tensor:
+    return x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
 
 
 def _each(stacked: Stacked, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
@@ -52,12 +53,31 @@ def _each(stacked: Stacked, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool
 def _max(op: Any, stacked: Stacked, xs: Sequence[Tensor]) -> Any:
     if any(not x.numel() for x in xs):
         return NotImplemented
-    return [x.flatten(1).amax(1) if has_rows else x.max() for x, has_rows in _each(stacked, xs)]
+    return [_flat(x).amax(1) if has_rows else x.max() for x, has_rows in _each(stacked, xs)]
+
+
+def _fused(op: Any, stacked: Stacked, *lists: Any, **named: Any) -> Any:
+    """A step of an optimizer, element by element, on tensors that lie without gaps; the numbers of steps are shared."""
+    for argument, values, flags in zip(op._schema.arguments, lists, stacked, strict=False):
+        is_step = argument.name == "state_steps"
+        if bool(flags) is is_step and values:
+            return NotImplemented
+        if not is_step and not all(
+            has_rows and x.is_contiguous() for x, has_rows in zip(values, flags or (), strict=True)
+        ):
+            return NotImplemented
+    return op(*lists, **named)
 
 
 for _name in torch._C._dispatch_get_all_op_names():
-    if _name.startswith("aten::_foreach_") and "out" not in _name.partition(".")[2]:
-        if not f"{_name}.".removeprefix("aten::").startswith(_REDUCING):
-            FORMS[_name] = _pointwise
+    _is_out = "out" in _name.partition(".")[2]
+    if _name.startswith("aten::_foreach_") and not _is_out and not f"{_name[6:]}.".startswith(_REDUCING):
+        FORMS[_name] = _pointwise
+    elif _name.startswith("aten::_fused_") and _name.partition(".")[0].endswith(
+        ("adam_", "adamw_", "sgd_", "adagrad_")
+    ):
+        FORMS[_name] = _fused
 FORMS["aten::_foreach_norm.Scalar"] = _norm
 FORMS["aten::_foreach_max"] = _max
+
+__all__ = ["FORMS"]

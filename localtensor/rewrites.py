@@ -50,7 +50,10 @@ def _takes(op: Any) -> list[tuple[str, str]]:
 def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = [argument.name for argument in func._schema.arguments if argument.is_out]
     outs = list(_tensors([kwargs[name] for name in given]))
-    values = list(_tensors(mode.run(functional, args, {k: v for k, v in kwargs.items() if k not in given})))
+    try:
+        values = list(_tensors(mode.run(functional, args, {k: v for k, v in kwargs.items() if k not in given})))
+    except RuntimeError:  # the op itself will say so, or can do what the other cannot
+        return NotImplemented
     if len(values) != len(outs) or any(v.dtype != out.dtype for v, out in zip(values, outs, strict=True)):
         return NotImplemented
     for value, out in zip(values, outs, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from localtensor.physical_lists import FORMS
+from localtensor.forms import FORMS
 from localtensor.rewrites import LISTS, rewrite_of
 
 # Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the
@@ -61,7 +61,11 @@ UNSAID_WRITES = dict.fromkeys(
 
 # Overloads whose batching rule says something else than the op does, row by row.  Found by the sweep in
 # tests/localtensor/test_every_overload.py, tried on torch 2.13.0.
-RANK_BY_RANK: dict[str, str] = {}
+RANK_BY_RANK: dict[str, str] = {
+    "aten::index_fill.int_Tensor": "a scalar that differs is filled into a tensor of no dims that is shared",
+    "aten::linalg_pinv.atol_rtol_tensor": "the rows of an empty matrix are lost",
+    "aten::embedding": "an index that is out of range reads the table of another row",
+}
 
 _BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 
@@ -70,7 +74,7 @@ _BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 class Facts:
     """What is known of one overload.
 
-    `form` is how its stack is done, see physical.py; `another` does the call as other calls, see rewrites.py; `lists`
+    `form` is how its stack is done, see physical.py; `vmap` that vmap knows how, if no form does; `another` does the call as other calls, see rewrites.py; `lists`
     says that it takes lists of tensors, an op for each place in them.
 
     `writes` are the positions and names of arguments that it writes to, `returns` says of each result which argument
@@ -82,6 +86,7 @@ class Facts:
 
     way: Way
     form: Any
+    vmap: bool
     another: Any
     if_training: tuple[int, str] | None
     lists: bool
@@ -126,6 +131,7 @@ def _learn(op: Any) -> Facts:
     return Facts(
         way=way_of(op),
         form=FORMS.get(op.name()),
+        vmap=has_vmap(op),
         another=rewrite_of(op),
         if_training=_if_training(schema, writes),
         lists=op.overloadpacket.__name__.startswith(LISTS),
@@ -155,14 +161,21 @@ def way_of(op: Any) -> Way:
         return Way.DRAWS
     if _is_composite(name):
         return Way.PARTS
-    if name in RANK_BY_RANK or torch.Tag.data_dependent_output in tags:
+    if torch.Tag.data_dependent_output in tags:
         return Way.RANKS
     if torch.Tag.pointwise in tags or name in FORMS:
         return Way.STACK
     if torch.Tag.dynamic_output_shape in tags and not name.startswith("aten::index."):
         return Way.RANKS
-    batched = any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
-    return Way.VMAP if batched else Way.RANKS
+    return Way.VMAP if has_vmap(op) else Way.RANKS
+
+
+def has_vmap(op: Any) -> bool:
+    """Whether there is a batching rule that is right."""
+    name = op.name()
+    if name in RANK_BY_RANK or torch.Tag.data_dependent_output in op.tags:
+        return False
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
 
 
 def _is_composite(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Tools for tests, yours and ours.  This is their door: each name opens its room on first use.
 
 same         assert_same: two runs left the same on each rank
+reference    check_op, rank_by_rank: an op in lockstep held against a plain loop over the ranks; that loop
 schedules    check_schedule: the full examination of a `Schedule`
 """
 
@@ -8,14 +9,18 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
+    from localtensor.testing.reference import check_op as check_op
+    from localtensor.testing.reference import rank_by_rank as rank_by_rank
     from localtensor.testing.same import assert_same as assert_same
     from localtensor.testing.schedules import check_schedule as check_schedule
 
-__all__ = ["assert_same", "check_schedule"]
+__all__ = ["assert_same", "check_op", "check_schedule", "rank_by_rank"]
 
 _ROOM = {
     "assert_same": "localtensor.testing.same",
+    "check_op": "localtensor.testing.reference",
     "check_schedule": "localtensor.testing.schedules",
+    "rank_by_rank": "localtensor.testing.reference",
 }
 
 

@@ -21,7 +21,7 @@ from localtensor.rank_ints import is_rank_int, on_rank
 from localtensor.same import how_far, said
 from localtensor.tensor import LocalTensor
 
-NOISE_DRAWS = 8
+NOISE_DRAWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,32 @@ class Difference:
         far = how_far(self.lockstep, self.alone)
         told = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
         return f"rank {self.rank}, {self.place}: {self.what}: {told}{far and ', '}{far}"
+
+
+def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the op gives in lockstep, once it is sure that each rank alone would get the same.
+
+    Values to the bit or, of floating point, within the measured `envelope` of the op; shapes, strides and dtypes; the
+    arguments as they are afterwards.  Raises `AssertionError`, or what the op alone raises.
+
+    >>> from localtensor import LocalTensorMode, rank_map
+    >>> with LocalTensorMode(2):
+    ...     check_op(torch.mul, rank_map(torch.tensor), 10)
+    LocalTensor(2 ranks, 2 different values,
+      rank 0: tensor(0),
+      rank 1: tensor(10))
+    """
+    mode = current("check_op")
+    twin = rank_by_rank(op, *args, **kwargs)
+    with mode.disable():
+        before = {rank: plain((args, kwargs), rank, {}) for rank in twin}
+    result = op(*args, **kwargs)
+    found = against(twin, result, args, kwargs)
+    with mode.disable():
+        far = [one for one in found if one.what != "value" or not within(one, envelope(op, *before[one.rank]))]
+    if far:
+        raise AssertionError("\n".join([f"{op} in lockstep is not what it is alone:", *map(str, far)]))
+    return result
 
 
 def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, Alone]:
@@ -129,11 +155,11 @@ def _once(x: Tensor) -> list[int]:
 # -- held against the twin
 
 
-def against(twin: Mapping[int, Alone], result: Any, args: Any = (), kwargs: Any = None) -> list[Difference]:
+def against(twin: Mapping[int, Alone], result: Any, args: Any = None, kwargs: Any = None) -> list[Difference]:
     """Where what lockstep gave differs from the twin: the result, and the arguments as they are afterwards.
 
     Values bit for bit (any NaN is like any other), shape, dtype, layout and strides; and that what is returned is an
-    argument exactly where it is one for the op alone.
+    argument exactly where it is one for the op alone.  Without `args`, the result only.
     """
     with current("against").disable():
         return list(_against(twin, result, args, kwargs or {}))
@@ -144,6 +170,8 @@ def _against(twin: Mapping[int, Alone], result: Any, args: Any, kwargs: Any) -> 
         if alone.error is not None:
             raise alone.error
         yield from compared(rank, "result", result, alone.result)
+        if args is None:
+            continue
         yield from compared(rank, "argument", tuple(args), tuple(alone.args))
         yield from compared(rank, "argument", kwargs, alone.kwargs)
         mine, theirs = _handed_back(result, args, kwargs), _handed_back(alone.result, alone.args, alone.kwargs)
@@ -252,36 +280,46 @@ def envelope(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     The larger of what one unit in the last place of random signs in the arguments does to the results, and twice the
     op's own distance from the same op in double precision: two that are as far off as that may be on either side.
     """
-    before = _outcome(op, args, kwargs, lambda x: x)
-    room = 0.0
-    for draw in range(NOISE_DRAWS):
-        after = _outcome(op, args, kwargs, partial(_nudged, torch.Generator().manual_seed(draw)))
-        room = max([room, *map(_apart, before, after)])
+    results, given, left = _outcome(op, args, kwargs, lambda x: x)
+    written = [not same_to_the_bit(one, other) for one, other in zip(given, left, strict=True)]
+    before = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
+
+    def apart(change: Callable[[Tensor], Tensor]) -> float:
+        results, _, left = _outcome(op, args, kwargs, change)
+        after = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
+        return max((_apart(one, other) for one, other in zip(before, after, strict=True)), default=0.0)
+
+    room = max(apart(partial(_nudged, torch.Generator().manual_seed(draw))) for draw in range(NOISE_DRAWS))
     try:
-        exact = _outcome(op, args, kwargs, _doubled)
+        return max(room, 2 * apart(_doubled))
     except (RuntimeError, TypeError):  # the op knows no double precision
         return room
-    return max([room, *(2 * _apart(one, other) for one, other in zip(before, exact, strict=True))])
 
 
-def _outcome(op: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def _outcome(
+    op: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]
+) -> tuple[list[Tensor], ...]:
+    """What the op gives for changed arguments: its results, its arguments before, and its arguments afterwards."""
+
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
-            rough = value.is_floating_point() or value.is_complex()
-            return (
-                change(_strided_copy(value) if value.layout is torch.strided else value.clone())
-                if rough
-                else value.clone()
-            )
+            copy = _strided_copy(value) if value.layout is torch.strided else value.clone()
+            return change(copy) if value.is_floating_point() or value.is_complex() else copy
         if isinstance(value, list | tuple):
             return type(value)([changed(one) for one in value])
         return value
 
-    mine, named = changed(tuple(args)), {name: changed(value) for name, value in kwargs.items()}
+    mine = changed(tuple(args)), {name: changed(value) for name, value in kwargs.items()}
+    given = [x.clone() for x in _rough(mine)]
     state = torch.default_generator.get_state()
-    result = op(*mine, **named)
+    result = op(*mine[0], **mine[1])
     torch.default_generator.set_state(state)
-    found = [x for x in leaves((result, mine, named)) if isinstance(x, Tensor)]
+    return _rough(result), given, _rough(mine)
+
+
+def _rough(value: Any) -> list[Tensor]:
+    """Its tensors of floating point."""
+    found = [x for x in leaves(value) if isinstance(x, Tensor)]
     return [x for x in found if x.is_floating_point() or x.is_complex()]
 
 

@@ -41,6 +41,8 @@ def test_one_object_for_one_meaning():
     assert of_lists([[0, 1]], 4) is not of_lists([[0, 1]], 5)
 
 
-@pytest.mark.parametrize(("lists", "shown"), [([[0]], "Family(1 groups, 4 ranks)"), ([[0], [1]], "Family(2 groups, 4 ranks)")])
+@pytest.mark.parametrize(
+    ("lists", "shown"), [([[0]], "Family(1 groups, 4 ranks)"), ([[0], [1]], "Family(2 groups, 4 ranks)")]
+)
 def test_it_is_printed_short(lists, shown):
     assert repr(of_lists(lists, 4)) == shown

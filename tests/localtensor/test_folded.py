@@ -46,14 +46,6 @@ def test_gathered_and_exchanged(case):
             assert torch.equal(crossed[places[number, mine]], want)
 
 
-@given(stacks(), st.data())
-def test_a_column_is_one_members_row(case, data):
-    x, ids = case
-    column = data.draw(st.integers(0, ids.shape[1] - 1))
-    plan = folded.column_plan(ids, column)
-    assert torch.equal(folded.taken(x, plan.last)[torch.from_numpy(plan.places)], x[torch.from_numpy(ids[:, column])])
-
-
 @pytest.mark.parametrize("members", [2, 1024, 1000])
 def test_equal_operands_are_folded_once(members):
     alike, different = np.zeros((1, members), int), np.arange(members)[None]

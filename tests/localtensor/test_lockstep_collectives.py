@@ -92,6 +92,7 @@ CALLS = {
         for op in ("sum", "max")
     },
     "broadcast": (lambda x, g, many: lc.broadcast(x, many - 1, g), lambda held, many: c.broadcast(held, many - 1), True),
+    "broadcast from the first": (lambda x, g, many: lc.broadcast(x, 0, g), lambda held, many: c.broadcast(held, 0), True),
     "all_gather": (lambda x, g, many: lc.all_gather(x, g)[0], lambda held, many: [y[0] for y in c.all_gather(held)], False),
     "all_gather_into_tensor": (
         lambda x, g, many: lc.all_gather_into_tensor(x, g), lambda held, many: c.all_gather_into_tensor(held), False,
@@ -176,7 +177,9 @@ def test_values_and_gradients_are_those_of_the_plain_functions(name, group):
         torch.testing.assert_close(gradient.on(rank), wanted, msg=lambda text, rank=rank: f"rank {rank}: {text}")
 
 
-@pytest.mark.parametrize("name", ["all_reduce sum", "broadcast", "all_gather", "reduce_scatter_tensor avg", "all_to_all_single"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce sum", "broadcast", "all_gather", "reduce_scatter_tensor avg", "all_to_all_single"]
+)
 def test_the_gradient_has_a_gradient(name):
     held = [torch.randn(12, 12, dtype=torch.float64) for _ in range(RANKS)]
     leaves = [x.clone().requires_grad_() for x in held]
@@ -223,7 +226,8 @@ def test_every_way_to_name_a_group():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         x = rank_map(lambda rank: torch.tensor(2**rank))
         found = [
-            lc.all_reduce(x, "sum", group) for group in ([[0, 1], [2, 3]], mesh["b"], (mesh, "b"), (mesh, 1), mesh.get_group("b"))
+            lc.all_reduce(x, "sum", group)
+            for group in ([[0, 1], [2, 3]], mesh["b"], (mesh, "b"), (mesh, 1), mesh.get_group("b"))
         ]
         assert [[y.on(rank).item() for rank in range(4)] for y in found] == [[3, 3, 12, 12]] * 5
         assert lc.all_reduce(x, dist.ReduceOp.MAX).reconcile() == lc.all_reduce(x, "MAX").reconcile() == 8
@@ -249,7 +253,10 @@ def test_outside_of_the_mode_the_tensor_knows_its_own():
 
 def test_scatter_needs_its_list_on_the_root_alone():
     with LocalTensorMode(4):
-        pieces = [tensor_map(rank_map(lambda r, i=i: torch.tensor(10 * r + i)), lambda r, x: x if r in (1, 3) else None) for i in range(2)]
+        pieces = [
+            tensor_map(rank_map(lambda r, i=i: torch.tensor(10 * r + i)), lambda r, x: x if r in (1, 3) else None)
+            for i in range(2)
+        ]
         found = lc.scatter(pieces, 1, [[0, 1], [2, 3]])
         assert [found.on(rank).item() for rank in range(4)] == [10, 11, 30, 31]
         with pytest.raises(NotHeld, match="rank 0"):

@@ -63,7 +63,7 @@ def test_another_thread_sees_nothing_of_the_mode():
 
 
 def test_functions_imported_by_name_before_are_reached():
-    from torch.distributed import init_process_group, new_group  # noqa: PLC0415
+    from torch.distributed import init_process_group, new_group
 
     with LocalTensorMode(2):
         init_process_group()
@@ -105,7 +105,7 @@ def test_a_function_that_is_no_longer_decorated_is_told():
 
 @pytest.mark.parametrize("name", [*PRIVATE, *lockstep_calls.PRIVATE])
 def test_private_parts_are_there(name):
-    import importlib  # noqa: PLC0415
+    import importlib
 
     parts, owner = name.split("."), None
     for cut in range(len(parts), 0, -1):

@@ -62,9 +62,13 @@ def test_a_work_that_nobody_waited_for_is_told_at_the_end():
 
 
 def test_an_error_inside_is_not_hidden_by_a_work_left_over():
-    with pytest.raises(KeyError), LocalTensorMode(2):
-        dist.all_reduce(torch.ones(2), async_op=True)
-        raise KeyError
+    def program():
+        with LocalTensorMode(2):
+            dist.all_reduce(torch.ones(2), async_op=True)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        program()
 
 
 WRITES = {

@@ -21,4 +21,6 @@ def test_two_worlds_share_nothing_with_each_other_or_with_torch():
 def test_every_table_of_torchs_world_is_covered():
     tables = {name for name, value in vars(c10d._World).items() if isinstance(value, property)}
     assert {*TABLES, "group_count", "default_pg"} <= tables
-    assert all(name in vars(OwnWorld) for name in tables - {"default_pg", "pg_coalesce_state", "comms", "pg_config_info"})
+    assert all(
+        name in vars(OwnWorld) for name in tables - {"default_pg", "pg_coalesce_state", "comms", "pg_config_info"}
+    )

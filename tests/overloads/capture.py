@@ -1,10 +1,13 @@
 """Calls of aten overloads, as torch's OpInfos reach them: forward, in place, out=, and the backward that autograd runs."""
 
+import contextlib
 import copy
 import itertools
 import random
+import warnings
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +41,27 @@ def infos():
 def foreach_infos():
     from torch.testing._internal import common_methods_invocations as found
 
-    names = ("foreach_unary_op_db", "foreach_binary_op_db", "foreach_pointwise_op_db", "foreach_reduce_op_db", "foreach_other_op_db")
+    names = (
+        "foreach_unary_op_db",
+        "foreach_binary_op_db",
+        "foreach_pointwise_op_db",
+        "foreach_reduce_op_db",
+        "foreach_other_op_db",
+    )
     return [info for name in names for info in getattr(found, name)]
+
+
+def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str, list[Call]]:
+    """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants."""
+    found: defaultdict = defaultdict(list)
+    seen: Counter = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for dtype in dtypes:
+            for info in [*infos(), *foreach_infos()]:
+                for call in calls_of(info, dtype, seen, most):
+                    found[call.op.name()].append(call)
+    return dict(sorted(found.items()))
 
 
 def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int = 3) -> list[Call]:
@@ -56,15 +78,11 @@ def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int 
     if hasattr(drawn, "set_seed"):
         drawn.set_seed = False
     kept = []
-    try:
+    with contextlib.suppress(*REFUSED):
         kept.extend(itertools.islice(drawn, 4 * MOST_SAMPLES))
-    except REFUSED:
-        pass
     for sample in kept[:: max(1, len(kept) // MOST_SAMPLES)]:
-        try:
+        with contextlib.suppress(*REFUSED):
             _run(info, sample, recorder)
-        except REFUSED:
-            pass
     return recorder.found
 
 
@@ -80,7 +98,11 @@ def _run(info, sample, recorder):
     if info.inplace_variant is None or sample.broadcasts_input:
         return
     with torch.no_grad():
-        fresh = sample.input.detach().clone() if isinstance(sample.input, Tensor) else [x.detach().clone() for x in sample.input]
+        fresh = (
+            sample.input.detach().clone()
+            if isinstance(sample.input, Tensor)
+            else [x.detach().clone() for x in sample.input]
+        )
         with recorder:
             info.inplace_variant(fresh, *sample.args, **sample.kwargs)
 
@@ -112,7 +134,9 @@ class Recorder(TorchDispatchMode):
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
         if not all(usable(x) for x in tensors) or "generator" in kwargs:
             return None
-        signature = repr([(tuple(x.shape), x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves((args, kwargs))])
+        signature = repr(
+            [(tuple(x.shape), x.dtype, x.stride()) if isinstance(x, Tensor) else x for x in leaves((args, kwargs))]
+        )
         if signature in self._signatures[name]:
             return None
         self._signatures[name].add(signature)
@@ -151,17 +175,25 @@ def _variant(call, op, outs):
         if len(results) != len(outs):
             return None
         for argument, value in zip(outs, results, strict=True):
-            kwargs[argument.name] = [torch.zeros_like(x) for x in value] if isinstance(value, list | tuple) else torch.zeros_like(value)
+            kwargs[argument.name] = (
+                [torch.zeros_like(x) for x in value] if isinstance(value, list | tuple) else torch.zeros_like(value)
+            )
     call = Call(op, args, kwargs, f"{call.origin} as {op.name()}")
     try:
-        op(*copied(args, {}), **copied(kwargs, {}))
+        done = op(*copied(args, {}), **copied(kwargs, {}))
     except REFUSED:
         return None
-    return call
+    same = outs or not isinstance(done, Tensor) or done.shape == args[0].shape
+    return call if same else None  # addbmm_ gives a smaller tensor another shape
 
 
 def usable(x: Tensor) -> bool:
-    return type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided and not x.is_quantized and x.numel() <= MOST_NUMEL
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.layout is torch.strided
+        and not x.is_quantized
+        and x.numel() <= MOST_NUMEL
+    )
 
 
 def leaves(value):

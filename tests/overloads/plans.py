@@ -17,6 +17,7 @@ PLANS: dict[str, Callable[[int], list[int]]] = {
     "rest": lambda i: ALONE if i else UNIFORM,
     "crossing": lambda i: CROSSING if i % 2 else PAIRS,
     "strided": lambda i: ALONE,  # rows whose dims lie in another order in memory
+    "mixed order": lambda i: ALONE,  # every second operand so
     "slices": lambda i: PAIRS if i % 2 else ALONE,  # views of larger tensors
     "uneven": lambda i: ALONE,  # ranks 3, 4, 5 make another call, of other shapes
 }
@@ -50,6 +51,7 @@ def tensors_of(call: Call) -> list[Tensor]:
 def operands(plan: str, calls: list[Call], how: str) -> list[list[Tensor]]:
     """Of each operand, the plain tensor of each rank; ranks that share a variant share the object."""
     lists = [tensors_of(call) for call in calls]
+    dense = outs_of(calls[0])
     found = []
     for place in range(len(lists[0])):
         made: dict = {}
@@ -58,14 +60,22 @@ def operands(plan: str, calls: list[Call], how: str) -> list[list[Tensor]]:
             which = rank * len(calls) // RANKS
             if (which, number) not in made:
                 x = varied(lists[which][place], number, how)
-                made[which, number] = reordered(x) if plan == "strided" else x
+                turned = plan == "strided" or (plan == "mixed order" and place % 2)
+                made[which, number] = reordered(x) if turned and place not in dense else x
         found.append([made[rank * len(calls) // RANKS, number] for rank, number in enumerate(numbers)])
     return found
 
 
-def placed(plan: str, mode, by_rank: list[Tensor]):
+def outs_of(call: Call) -> set[int]:
+    """Which operands are those of out=: they stay dense, since many kernels write to others as if they were."""
+    names = {argument.name for argument in call.op._schema.arguments if argument.is_out}
+    ids = {id(x) for x in leaves([call.kwargs.get(name) for name in names])}
+    return {place for place, x in enumerate(tensors_of(call)) if id(x) in ids}
+
+
+def placed(plan: str, mode, by_rank: list[Tensor], *, dense: bool = False):
     """The LocalTensor of an operand."""
-    if plan == "slices" and by_rank[0].dim():
+    if plan == "slices" and by_rank[0].dim() and not dense:
         with mode.disable():
             wide = {id(x): x.repeat_interleave(2, -1) for x in by_rank}
         return mode.gather({rank: wide[id(x)] for rank, x in enumerate(by_rank)})[..., ::2]

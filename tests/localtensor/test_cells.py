@@ -1,0 +1,158 @@
+"""Cells: rows of one shape in one stack, each a dense block that lies as the row did."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localtensor.cells import (
+    dense_strides,
+    equal_once,
+    gathered,
+    in_blocks,
+    is_in_blocks,
+    joined,
+    row_by_row,
+    rows_of,
+    stack,
+)
+from localtensor.folding import NOWHERE, each_alone, partition
+
+SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
+
+
+@st.composite
+def laid(draw, shape=SHAPES):
+    """A tensor of any shape whose dims lie in any order in memory, dense or not."""
+    sizes = draw(shape)
+    order = draw(st.permutations(range(len(sizes))))
+    gaps = [draw(st.sampled_from([1, 1, 2])) for _ in sizes]
+    whole = torch.arange(float(np.prod([size * gap for size, gap in zip(sizes, gaps, strict=True)], dtype=int)))
+    whole = whole.view([sizes[dim] * gaps[dim] for dim in order])
+    return whole.permute([order.index(dim) for dim in range(len(sizes))])[tuple(slice(None, None, gap) for gap in gaps)]
+
+
+def on(cells, held, rank):
+    cell, row = held.place(rank)
+    return cells[cell][row] if held.sizes[cell] > 1 else cells[cell]
+
+
+@given(x=laid())
+def test_dense_strides_are_those_of_a_clone(x):
+    strides, elements = dense_strides(x.shape, x.stride())
+    assert elements == max(1, np.prod([max(size, 1) for size in x.shape], dtype=int))
+    fresh = torch.empty_strided(x.shape, strides)
+    assert fresh.untyped_storage().nbytes() == 4 * x.numel()
+    if x.numel() and torch._prims_common.is_non_overlapping_and_dense_or_false(x):
+        assert strides == x.stride() == x.clone().stride()
+
+
+@given(x=laid(), rows=st.integers(2, 4))
+def test_a_stack_has_each_row_as_it_was_and_as_it_lay(x, rows):
+    given_rows = [x + row for row in range(rows)]
+    made = stack(given_rows)
+    assert is_in_blocks(made) or not made.numel()
+    for row, want in zip(made, given_rows, strict=True):
+        assert torch.equal(row, want) and row.stride() == dense_strides(want.shape, want.stride())[0]
+
+
+def test_a_stack_of_lazy_conjugates_holds_their_values():
+    rows = [torch.tensor([1 + 2j]).conj(), torch.tensor([3j]).conj()]
+    assert stack(rows).tolist() == [[1 - 2j], [-3j]] and not stack(rows).is_conj()
+
+
+@given(x=laid(), rows=st.integers(2, 4))
+def test_row_by_row_puts_each_row_in_a_block_of_its_own(x, rows):
+    cell = x.expand(rows, *x.shape)
+    made = row_by_row(cell)
+    assert torch.equal(made, cell)
+    assert is_in_blocks(made) or not made.numel()
+    assert made.untyped_storage().nbytes() == 4 * x.numel() * rows
+
+
+@pytest.mark.parametrize(
+    ("cell", "wanted"),
+    [
+        (torch.ones(2, 3), True),
+        (torch.ones(2, 3, 4).transpose(1, 2), True),
+        (torch.ones(3, 2).t(), False),
+        (torch.ones(3, 3)[1:], False),
+        (torch.ones(2, 4)[:, 1:], True),
+        (torch.ones(1, 3).expand(2, 3), False),
+        (torch.ones(2, 3, 4).transpose(0, 1), False),
+    ],
+)
+def test_is_in_blocks(cell, wanted):
+    assert is_in_blocks(cell) is wanted
+    assert in_blocks(cell, cell.shape[0]).data_ptr() == cell.data_ptr() if wanted else is_in_blocks(in_blocks(cell, 2))
+
+
+def test_one_value_and_sparse_ones_are_left_as_they_are():
+    one, sparse = torch.ones(3, 2).t(), torch.eye(2).to_sparse()
+    assert in_blocks(one, 1) is one and in_blocks(sparse, 2) is sparse
+
+
+def test_equal_once_compares_bits_shape_strides_and_dtype():
+    nan, zeros = torch.tensor([float("nan")]), torch.zeros(2, 2)
+    values = [
+        nan,
+        nan.clone(),
+        zeros,
+        zeros.clone(),
+        -zeros,
+        zeros.int(),
+        zeros.t(),
+        zeros.view(4),
+        torch.ones(2, 2).t(),
+    ]
+    found = equal_once(values)
+    first = [next(i for i, other in enumerate(values) if other is value) for value in found]
+    assert first == [0, 0, 2, 2, 4, 5, 6, 7, 8]
+
+
+def test_equal_once_takes_a_sparse_tensor_for_equal_to_itself_only():
+    sparse = torch.eye(2).to_sparse()
+    assert [id(x) for x in equal_once([sparse, sparse.clone(), sparse])][::2] == [id(sparse)] * 2
+    assert equal_once([sparse, sparse.clone()])[1] is not sparse
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(0, 2), min_size=1, max_size=6))
+def test_gathered_gives_each_rank_its_row_and_each_shape_a_stack(data, sizes):
+    pool = {size: [torch.full((size, 2), float(number)) for number in range(2)] for size in set(sizes)}
+    rows = [data.draw(st.sampled_from(pool[size])) for size in sizes]
+    holes = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)))
+    place = iter(range(len(rows)))
+    row_of = [row for hole in holes for row in ([NOWHERE, next(place)] if hole else [next(place)])]
+    whole = partition(row_of, [len(rows)])
+    cells, held = gathered(rows, whole)
+    assert len(cells) == len(set(sizes)) and held.rows == len({id(row) for row in rows})
+    for rank, row in enumerate(row_of):
+        assert held.row_of[rank] == NOWHERE if row == NOWHERE else torch.equal(on(cells, held, rank), rows[row])
+
+
+def test_gathered_keeps_rows_of_one_shape_apart_that_lie_otherwise():
+    rows = [torch.ones(2, 2), torch.ones(2, 2).t(), torch.zeros(2, 2)]
+    cells, held = gathered(rows, each_alone(3))
+    assert [tuple(cell.shape) for cell in cells] == [(2, 2, 2), (2, 2)] and held.row_of.tolist() == [0, 2, 1]
+
+
+def test_joined_stacks_cells_of_one_shape():
+    cells = (torch.zeros(2), torch.ones(3, 1), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.full((1,), 7.0))
+    held = partition([0, 1, 2, 3, 4, 5, 6], [1, 3, 2, 1])
+    made, whole = joined(cells, held)
+    assert [tuple(cell.shape) for cell in made] == [(3, 2), (4, 1)]
+    for rank in range(7):
+        assert torch.equal(on(made, whole, rank), on(cells, held, rank))
+
+
+def test_joined_leaves_alone_what_has_no_partner():
+    cells, held = (torch.zeros(2), torch.ones(3)), partition([0, 1], [1, 1])
+    made, whole = joined(cells, held)
+    assert made is cells and whole is held
+
+
+def test_rows_of_are_views():
+    cell = torch.zeros(2, 3)
+    rows_of(cell, 2)[1].fill_(1)
+    assert cell.tolist() == [[0, 0, 0], [1, 1, 1]] and rows_of(cell, 1) == [cell]
