@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import _collective_utils, _redistribute, _utils, placement_types
 from torch.distributed.tensor.placement_types import Shard, _MaskPartial, _StridedShard
 
-from localtensor import lockstep_mesh, lockstep_modules
+from localtensor import lockstep_mesh, lockstep_modules, uneven
 from localtensor.chunks import take_chunk
 from localtensor.engine import plainly
 from localtensor.exchange import combined
@@ -50,7 +50,9 @@ def kinds_of(place: int, name: str) -> Door:
 # -- cutting
 
 
-def _select_split(mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any) -> Any:
+def _select_split(
+    mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any
+) -> Any:
     """Each rank's own chunk: torch cuts all of them on each rank."""
     if not is_rank_int(index):
         return by_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
@@ -146,9 +148,21 @@ def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim
     return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
 
 
-def _chunk_cat(
-    mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0
+def _to_replicate(
+    mode: Any, original: Any, shard: Any, local: Any, mesh: Any, mesh_dim: int, current_logical_shape: Any
 ) -> Any:
+    """Uneven shards in three steps; what is even, or uneven on several axes, as torch does it."""
+    size = current_logical_shape[shard.dim]
+    quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
+    if quick and not (local.requires_grad and torch.is_grad_enabled()):
+        return uneven.gather(mode, local, shard.dim, size, mesh, mesh_dim)
+    return _to_replicate_by_kind(mode, original, shard, local, mesh, mesh_dim, current_logical_shape)
+
+
+_to_replicate_by_kind = kinds_of(4, "current_logical_shape")
+
+
+def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
     """Chunks along one dim, joined along another: what a gather or scatter does on dims other than 0."""
 
     def of_kind(of: Any) -> Any:
@@ -204,7 +218,13 @@ def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: A
 
 
 def _shapes_and_offsets(
-    mode: Any, original: Any, global_shape: Any, mesh_shape: Any, my_coordinate: Any, placements: Any, skip_offset: bool = False
+    mode: Any,
+    original: Any,
+    global_shape: Any,
+    mesh_shape: Any,
+    my_coordinate: Any,
+    placements: Any,
+    skip_offset: bool = False,
 ) -> Any:
     """The shape of each rank's shard, and where it begins in the whole tensor."""
     if my_coordinate is None or _differs(*global_shape):
@@ -273,7 +293,7 @@ FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
     (Shard, "_shard_tensor", kinds_of(1, "tensor")),
     (Shard, "_reduce_shard_tensor", kinds_of(1, "tensor")),
-    (Shard, "_to_replicate_tensor", kinds_of(4, "current_logical_shape")),
+    (Shard, "_to_replicate_tensor", _to_replicate),
     (Shard, "_to_new_shard_dim", kinds_of(4, "current_logical_shape")),
     (Shard, "local_shard_size_and_offset", kinds_of(0, "curr_local_size")),
     (_StridedShard, "_select_split_tensor", _select_split),

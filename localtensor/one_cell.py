@@ -33,7 +33,7 @@ def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, c
         except (RuntimeError, IndexError):  # the rows will say in their own words what is wrong, if it is not our form
             if known.lists and known.writes:  # some of them may be written already
                 raise
-    if known.vmap:
+    if known.vmap and not _of_mixed_precision(args):
         try:
             return _under_vmap(func, known, reader, args, kwargs)
         except (RuntimeError, IndexError):  # vmap cannot, for whatever reason
@@ -41,6 +41,11 @@ def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, c
     if known.views:
         raise RowsApart
     return row_after_row(func, reader, args, kwargs)
+
+
+def _of_mixed_precision(args: Any) -> bool:
+    """Floats of several dtypes: a batching rule promotes where the op does not, as layer_norm's does under autocast."""
+    return len({x.dtype for x in args if isinstance(x, Tensor) and x.dtype.is_floating_point}) > 1
 
 
 class Reader:

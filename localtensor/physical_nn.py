@@ -17,6 +17,8 @@ def _layer_norm(op: Any, stacked: Stacked, x: Tensor, shape: Sequence[int], weig
         return NotImplemented
     if not stacked[2] and not stacked[3]:
         return op(x, shape, weight, bias, eps)
+    if _mixed(x, weight, bias):
+        return NotImplemented
     out, mean, rstd = op(x, shape, None, None, eps)
     for fn, y, has_rows in ((torch.mul, weight, stacked[2]), (torch.add, bias, stacked[3])):
         if y is not None:
@@ -24,12 +26,17 @@ def _layer_norm(op: Any, stacked: Stacked, x: Tensor, shape: Sequence[int], weig
     return out, mean, rstd
 
 
+def _mixed(x: Tensor, *others: Tensor | None) -> bool:
+    """Half-precision data with single-precision weights: the op computes in the latter, its parts would promote."""
+    return any(other is not None and other.dtype is not x.dtype for other in others)
+
+
 @form("native_layer_norm_backward")
 def _layer_norm_back(
     op: Any, stacked: Stacked, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
     weight: Any, bias: Any, wanted: Sequence[bool],
 ) -> Any:  # fmt: skip
-    if not (stacked[0] and stacked[1] and stacked[3] and stacked[4]):
+    if not (stacked[0] and stacked[1] and stacked[3] and stacked[4]) or _mixed(x, grad, mean, rstd, weight):
         return NotImplemented
     scaled, mean, rstd = grad, mean.contiguous(), rstd.contiguous()  # the kernel takes them as dense
     if stacked[5]:

@@ -53,9 +53,13 @@ def become(x: LocalTensor, other: LocalTensor) -> None:
 
 def take_over(x: LocalTensor, other: Tensor) -> None:
     """The tensor shares memory with the other from now on, and with nothing that it shared memory with."""
-    alias = x._mode.run(aten.alias.default, (other,), {})  # with cells of its own
+    if isinstance(other, LocalTensor):
+        alias = x._mode.run(aten.alias.default, (other,), {})  # with cells of its own
+        memory = alias._memory
+    else:
+        alias, memory = wrap((other.detach(),), x._mode.everyone, x._mode), Memory(outside=True)
     become(x, alias)
-    alias._memory.join(x)
+    memory.join(x)
 
 
 _in_storage: dict[int, weakref.ref[Memory]] = {}  # by the address of a storage that was named

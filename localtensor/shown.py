@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from localtensor.cells import equal_once
 from localtensor.errors.faults import rank_names
 from localtensor.folding import Partition
 
@@ -13,13 +15,15 @@ MOST = 12  # values that are printed; a thousand are not for reading
 def shown(values: Sequence[tuple[list[int], Tensor]], held: Partition, requires_grad: bool) -> str:
     """The printed form of a LocalTensor: a line for each value, or the one value of all ranks.
 
-    >>> import torch
+    Values that have come to be equal have one line, though they are held apart.
+
     >>> from localtensor.folding import by_value
     >>> print(shown([([0, 1], torch.tensor(1)), ([2], torch.tensor(5))], by_value([1, 1, 5]), False))
     LocalTensor(3 ranks, 2 different values,
       ranks 0, 1: tensor(1),
       rank 2: tensor(5))
     """
+    values = _equal_once(values)
     ranks = sum(len(holders) for holders, _ in values)
     of = f"{ranks} rank{'s' if ranks != 1 else ''}"
     if ranks < held.world:
@@ -32,6 +36,14 @@ def shown(values: Sequence[tuple[list[int], Tensor]], held: Partition, requires_
         lines.append(f"  and {len(values) - MOST} more: x.on(rank) gives each")
     body = ",\n".join(lines)
     return f"LocalTensor({of}, {len(values)} different values,\n{body}{tail})"
+
+
+def _equal_once(values: Sequence[tuple[list[int], Tensor]]) -> list[tuple[list[int], Tensor]]:
+    found: dict[int, tuple[list[int], Tensor]] = {}
+    dense = [value.contiguous() if value.layout is torch.strided else value for _, value in values]
+    for (holders, value), same in zip(values, equal_once(dense), strict=True):
+        found.setdefault(id(same), ([], value))[0].extend(holders)
+    return [(sorted(holders), value) for holders, value in found.values()]
 
 
 def _indented(value: Tensor, by: int) -> str:

@@ -31,6 +31,7 @@ class Mode(Protocol):
     """What a LocalTensor asks of the LocalTensorMode that it belongs to."""
 
     world: int
+    everyone: Partition
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def gather(self, values: Mapping[int, Tensor]) -> Any: ...
@@ -174,7 +175,8 @@ class LocalTensor(Tensor):
 
     def _number(self) -> Any:
         """The one number of all ranks.  Raises `RanksDiverge`."""
-        return self._mode.run(torch.ops.aten._local_scalar_dense.default, (self,), {})
+        with torch._C._DisableTorchDispatch():
+            return self._mode.run(torch.ops.aten._local_scalar_dense.default, (self,), {})
 
     def __format__(self, how: str) -> str:
         return format(self.item() if how and not self.dim() else str(self), how)
@@ -242,7 +244,8 @@ class LocalTensor(Tensor):
     @data.setter
     def data(self, other: Tensor) -> None:
         """The same tensor, with another's values: the two share memory from now on."""
-        self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
+        with torch._C._DisableTorchDispatch():
+            self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
 
 
 _OWN = ("_cells", "_partition", "_memory", "_mode")

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
 MOST_SAMPLES = 24  # of an OpInfo and dtype that are run
 MOST_NUMEL = 4096
+LIST = 4  # tensors that are kept of a longer list
 REFUSED = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError, ArithmeticError)  # fmt: skip
 
 
@@ -129,6 +130,8 @@ class Recorder(TorchDispatchMode):
 
     def _call(self, func, args, kwargs):
         name = func.name()
+        if func.overloadpacket.__name__.startswith("_foreach_"):
+            args = [value[-LIST:] if isinstance(value, list | tuple) else value for value in args]
         if func.namespace != "aten" or self.seen[name] >= self.most or self._here[name] >= self.each:
             return None
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]

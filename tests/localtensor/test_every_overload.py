@@ -1,0 +1,107 @@
+"""Every aten overload that OpInfos reach, in lockstep and by a plain loop: one plan of each here, all by `make overloads`."""
+
+import pytest
+import torch
+
+from localtensor import physical_dims
+from localtensor.physical import FORMS
+from localtensor.testing.reference import Difference
+from localtensor.ways import Way, table, way_of
+from tests.overloads.__main__ import report
+from tests.overloads.capture import captured
+from tests.overloads.excuses import MISREAD, OTHER_KERNEL, excused
+from tests.overloads.judge import Record, sweep
+from tests.overloads.plans import PLANS
+
+FEWEST = 1250  # overloads that the OpInfos reach
+# Each in every plan: what models are made of.
+HOT = ["add.Tensor", "mul.Tensor", "sub.Tensor", "div.Tensor", "addcmul", "where.self", "relu", "gelu", "gelu_backward", "threshold_backward", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "t", "transpose.int", "permute", "view", "_unsafe_view", "expand", "unsqueeze", "squeeze.dim", "slice.Tensor", "select.int", "split.Tensor", "unbind.int", "cat", "stack", "sum", "sum.dim_IntList", "mean.dim", "amax", "var.correction", "cumsum", "topk", "sort", "argmax", "max.dim", "_softmax", "_softmax_backward_data", "_log_softmax", "native_layer_norm", "native_layer_norm_backward", "embedding", "embedding_dense_backward", "index.Tensor", "index_put_", "index_select", "gather", "scatter_add_", "copy_", "_to_copy", "clone", "masked_fill.Scalar", "native_dropout", "native_batch_norm", "convolution", "convolution_backward", "nonzero", "_foreach_add_.List", "_foreach_norm.Scalar", "_unique2", "as_strided", "as_strided_scatter", "add.out"]
+
+
+@pytest.fixture(scope="module")
+def calls():
+    torch.set_num_threads(1)
+    return captured((torch.float32, torch.int64, torch.complex64), most=1)
+
+
+@pytest.fixture(scope="module")
+def records(calls):
+    plans = list(PLANS)
+    return {
+        name: sweep(found[:1], Record(), plans=(plans[1 + number % (len(plans) - 1)],))
+        for number, (name, found) in enumerate(calls.items())
+    }
+
+
+def test_all_are_what_they_are_alone(records):
+    assert len(records) >= FEWEST
+    assert {name: one.wrong for name, one in records.items() if one.wrong} == {}
+    assert sum(one.calls for one in records.values()) > FEWEST / 2
+
+
+def test_nearly_all_are_so_to_the_bit(records):
+    near = [name for name, one in records.items() if one.near]
+    assert len(near) < len(records) / 10, near
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_what_models_are_made_of_in_every_plan(calls, name):
+    record = sweep(calls[f"aten::{name}"][:1], Record())
+    assert record.wrong == [] and record.calls >= 3
+
+
+def test_each_takes_the_way_that_the_table_says(records):
+    ways = dict(table())
+    for name, record in records.items():
+        taken = {way for way, times in record.ways.items() if times}
+        if ways[name] is Way.RANKS and not name.endswith(("out", "_out")):
+            assert not taken & {"stack", "vmap"}, name
+        if ways[name] is Way.VMAP:
+            assert "stack" not in taken, name
+        if ways[name] is Way.DRAWS:
+            assert taken <= {"once"}, name
+
+
+def test_each_form_is_used_by_an_opinfo(records):
+    unused = {name for name in FORMS if name not in records}
+    assert unused == {name for name in unused if name.startswith(("aten::_fused_", "aten::_foreach_"))} | unused & {
+        "aten::lift_fresh", "aten::argsort", "aten::_unsafe_view", "aten::glu", "aten::squeeze",
+    }  # fmt: skip
+
+
+def test_a_wrong_form_is_caught(calls, monkeypatch):
+    def backwards(op, stacked, x, *rest, **named):
+        return physical_dims._dim_first(op, stacked, x, *rest, **named).flip(-1)
+
+    from localtensor import ways
+
+    monkeypatch.setitem(FORMS, "aten::cumsum", backwards)
+    monkeypatch.setattr(ways, "_known", {})
+    record = sweep(calls["aten::cumsum"], Record(), plans=("uniform", "alone"))
+    assert record.equal == 1 and "alone, mixed: cumsum" in record.wrong[0] and "; envelope" in record.wrong[0]
+
+
+def test_a_wrong_stride_and_a_lost_write_are_caught(calls, monkeypatch):
+    from localtensor import one_cell
+
+    monkeypatch.setattr(one_cell, "_as_alone", lambda func, reader, args, kwargs, done: done)
+    strided = sweep(calls["aten::select_scatter"], Record(), plans=("strided",))
+    assert "stride" in strided.wrong[0]
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other: self)
+    lost = sweep(calls["aten::index_put_"], Record(), plans=("alone",))
+    assert lost.wrong and lost.equal == 0
+
+
+def test_excuses_are_for_what_they_say():
+    value, stride = (Difference(0, "result", what, None, None) for what in ("value", "stride"))
+    assert excused("aten::empty_like", "alone", value) and not excused("aten::empty_like", "alone", stride)
+    for name in MISREAD + OTHER_KERNEL:
+        assert excused(name, "strided", value) and not excused(name, "alone", value)
+    assert not excused("aten::add.Tensor", "strided", value)
+
+
+def test_the_report_counts_and_tells_what_is_wrong():
+    told = report({"aten::neg": Record(2, 0, 1, 0, ["alone: rank 0"]), "aten::abs": Record(3, 1, 2)}, 1.0)
+    assert "exercised                      2   in 5 calls" in told and "equal to the bit               1" in told
+    assert told.endswith("aten::neg: 1 of 2 calls, {}\n    alone: rank 0")
+    assert way_of(torch.ops.aten.neg.default) is Way.STACK
