@@ -21,7 +21,6 @@ if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the
     from localtensor._run import LeftoverWarning as LeftoverWarning
     from localtensor._run import Run as Run
     from localtensor._run import run as run
-    from localtensor.lockstep import LocalTensor as LocalTensor
     from localtensor.lockstep import LocalTensorMode as LocalTensorMode
     from localtensor.lockstep import rank_map as rank_map
     from localtensor.lockstep import tensor_map as tensor_map
@@ -49,6 +48,7 @@ if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the
     from localtensor.schedule import shuffled as shuffled
     from localtensor.shards import assemble as assemble
     from localtensor.shards import split as split
+    from localtensor.tensor import LocalTensor as LocalTensor
 
 __version__ = "0.1.0.dev0"
 
@@ -90,7 +90,7 @@ __all__ = [
 
 _ROOM = {
     "LeftoverWarning": "localtensor._run",
-    "LocalTensor": "localtensor.lockstep",
+    "LocalTensor": "localtensor.tensor",
     "LocalTensorMode": "localtensor.lockstep",
     "Run": "localtensor._run",
     "Spec": "localtensor.placement",
@@ -128,6 +128,8 @@ def __getattr__(name: str) -> _typing.Any:
         return _importlib.import_module("localtensor.testing")
     if name not in _ROOM:
         raise AttributeError(f"module 'localtensor' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name == "LocalTensor":  # made outside of any mode, it belongs to one that nobody has entered
+        _importlib.import_module("localtensor.lockstep")
     return getattr(_importlib.import_module(_ROOM[name]), name)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from localtensor import c10d, exchange, outcomes
+from localtensor import by_kind, c10d, exchange, outcomes
 from localtensor.c10d_ops import named_reduction
 from localtensor.engine import plainly
 from localtensor.errors import AnotherMode
@@ -64,7 +64,7 @@ class Meeting:
     def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[Value]:
         """By the function that serves rank threads, which can do it, or says why not."""
         brought = Brought(list(tensors), list(tensors), op=self.op, root=self.root)
-        return outcomes.by_ranks(self.mode, SERVED[name], brought, self.whole)
+        return by_kind.by_ranks(self.mode, SERVED[name], brought, self.whole)
 
 
 _OFFERED = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})

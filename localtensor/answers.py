@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -74,8 +75,8 @@ class Answers:
             return wrap(cells, final, self.mode)
         if self.memory is not None:
             return seen_alike(wrap(tuple(results), final, self.mode, self.memory))
-        for cell, rows in enumerate(final.sizes):
-            if rows > 1:
+        for cell, size in enumerate(final.sizes):
+            if size > 1:
                 results[cell] = tidy(results[cell])
         if len(results) == 1:
             return wrap((results[0],), final, self.mode)
@@ -108,7 +109,8 @@ def seen_alike(x: LocalTensor) -> LocalTensor:
 
 def same(one: Any, other: Any) -> bool:
     """Equal, or both not a number."""
-    return bool(one == other) or (one != one and other != other)
+    both_floats = isinstance(one, float) and isinstance(other, float)
+    return bool(one == other) or (both_floats and math.isnan(one) and math.isnan(other))
 
 
 def _asked(func: Any) -> str:

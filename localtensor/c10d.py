@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from localtensor import exchange, outcomes
+from localtensor import by_kind, exchange, outcomes
 from localtensor.c10d_ops import plain, positions
 from localtensor.engine import brief, check_write, plainly
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
@@ -68,7 +68,7 @@ def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, la
     for buffer in brought.writes:
         check_write(mode, buffer, meant.kind)
     with plainly():
-        for buffer, value in zip(brought.writes, outcomes.results(mode, meant, brought, whole), strict=True):
+        for buffer, value in zip(brought.writes, by_kind.results(mode, meant, brought, whole), strict=True):
             write(mode, buffer, value, meant.kind, brought, whole)
     return LockstepWork(mode, meant.kind, brought, whole) if later else None
 

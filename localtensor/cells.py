@@ -111,13 +111,10 @@ def gathered(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition
 
 
 def joined(cells: Cells, held: Partition) -> tuple[Cells, Partition]:
-    """Fresh cells, those of one shape in one stack."""
+    """Fresh cells, those of one shape and with the same strides in one stack."""
     if len(cells) == 1:
         return cells, held
-    kinds = tuple(
-        (tuple(cell.shape[1:] if rows > 1 else cell.shape),) if cell.layout is torch.strided else (index,)
-        for index, (cell, rows) in enumerate(zip(cells, held.sizes, strict=True))
-    )
+    kinds = tuple(_row_kind(*pair) for pair in zip(cells, held.sizes, strict=True))
     if len(set(kinds)) == len(kinds):
         return cells, held
     whole, groups = merged(held, kinds)
@@ -129,9 +126,20 @@ def _one(group: tuple[int, ...], cells: Cells, held: Partition) -> Tensor:
         return cells[group[0]]
     if all(held.sizes[index] == 1 for index in group):
         return stack([cells[index] for index in group])
-    return torch.cat([cells[index] if held.sizes[index] > 1 else cells[index][None] for index in group])
+    stacks = [cells[index] if held.sizes[index] > 1 else cells[index][None] for index in group]
+    if all(one.is_contiguous() for one in stacks):
+        return torch.cat(stacks)
+    first = stacks[0]
+    strides, step = dense_strides(first.shape[1:], first.stride()[1:])
+    rows = sum(one.shape[0] for one in stacks)
+    fresh = torch.empty_strided((rows, *first.shape[1:]), (step, *strides), dtype=first.dtype, device=first.device)
+    for place, one in zip(fresh.split([one.shape[0] for one in stacks]), stacks, strict=True):
+        place.copy_(one)
+    return fresh
 
 
-def rows_of(cell: Tensor, rows: int) -> list[Tensor]:
-    """The rows of a cell, as views."""
-    return list(cell.unbind()) if rows > 1 else [cell]
+def _row_kind(cell: Tensor, rows: int) -> Any:
+    """What the rows of cells that can be one have in common."""
+    if cell.layout is not torch.strided:
+        return (id(cell),)
+    return (tuple(cell.shape[1:]), cell.stride()[1:]) if rows > 1 else (tuple(cell.shape), cell.stride())

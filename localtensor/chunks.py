@@ -30,7 +30,9 @@ def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: b
             row_of[ranks] = start + places.reshape(-1)
             wanted = torch.from_numpy(distinct).to(taken.device)
             all_in_order = len(distinct) == taken.shape[0]  # codes are row numbers of `taken`, in order
-            fresh = taken.clone(memory_format=torch.contiguous_format) if all_in_order else taken.index_select(0, wanted)
+            fresh = (
+                taken.clone(memory_format=torch.contiguous_format) if all_in_order else taken.index_select(0, wanted)
+            )
             fresh = fresh.permute(np.argsort(order).tolist())
             cells.append(fresh if len(distinct) > 1 else fresh[0])
             sizes.append(len(distinct))

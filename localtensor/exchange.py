@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from localtensor import folded
+from localtensor import folded, recipes
 from localtensor.cells import Cells, gathered, joined
 from localtensor.errors import NotHeld
-from localtensor.families import Family, one_size
-from localtensor.folded import Pick, Plan, pick, taken
+from localtensor.families import Family
+from localtensor.folded import Plan, pick, taken
 from localtensor.folding import NOWHERE, Partition, partition, rows_apart
 from localtensor.reductions import Op
 
@@ -43,100 +43,6 @@ class _Unlike(Exception):
     """Members of one group bring different shapes, or such as do not divide: the plain function says so, or can do it."""
 
 
-# -- who does what, as integers
-
-
-class Spot(NamedTuple):
-    """Groups of one size whose members bring rows of one cell."""
-
-    cell: int
-    ids: Any  # the row of each member in that cell: int64 of shape [groups, members]
-    ranks: Any  # of the same shape
-
-
-class Recipe(NamedTuple):
-    """The plans, each with its cell; what ranks in no group keep; and who reads which row of the results."""
-
-    steps: tuple[tuple[int, Plan], ...]
-    kept: tuple[tuple[int, Pick], ...]
-    held: Partition
-
-
-@lru_cache(_MOST_KEPT)
-def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
-    """What the members of all groups bring, who all hold something; None if shapes differ within a group."""
-    found = []
-    for part in one_size(whole):
-        rows = held.row_of[part.matrix]
-        cell_of = held.cell_of[rows]
-        if (cell_of != cell_of[:, :1]).any():
-            return None
-        for cell in np.unique(cell_of[:, 0]):
-            here = cell_of[:, 0] == cell
-            found.append(Spot(int(cell), rows[here] - held.starts[cell], part.matrix[here]))  # type: ignore[index]
-    return tuple(found)
-
-
-def _by_fold(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.fold_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks
-
-
-def _to_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.fold_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
-
-
-def _dealt(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.fold_plan(spot.ids)
-    return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
-
-
-def _together(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.table_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks
-
-
-def _at_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.table_plan(spot.ids)
-    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
-
-
-def _crosswise(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
-    plan = folded.table_plan(spot.ids)
-    return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
-
-
-Planned = Callable[[Spot, int], tuple[Plan, int, Any, Any]]  # the plan, its rows, who of which ranks reads which
-
-
-@lru_cache(_MOST_KEPT)
-def recipe(planned: Planned, root: int, held: Partition, whole: Family, keep: bool) -> Recipe | None:
-    """How a collective is done; None if shapes differ within a group."""
-    found = spots(held, whole)
-    if found is None:
-        return None
-    row_of, sizes, steps, kept, start = np.full(whole.world, NOWHERE), [], [], [], 0
-    for spot in found:
-        plan, rows, ids, ranks = planned(spot, root)
-        row_of[ranks] = start + ids
-        steps.append((spot.cell, plan))
-        sizes.append(rows)
-        start += rows
-    rest = (row_of < 0) & (held.row_of >= 0) if keep else np.zeros(0, bool)
-    if rest.any():
-        used, inverse = np.unique(held.row_of[rest], return_inverse=True)
-        row_of[rest] = start + inverse
-        for cell in np.unique(held.cell_of[used]):
-            rows = used[held.cell_of[used] == cell] - held.starts[cell]
-            kept.append((int(cell), pick(rows)))
-            sizes.append(len(rows))
-    return Recipe(tuple(steps), tuple(kept), partition(row_of, sizes))
-
-
-# -- doing it
-
-
 def check_held(call: str, held: Partition, whole: Family) -> None:
     """Raises `NotHeld` unless every member of a group holds something."""
     if not held.complete and (held.row_of[whole.members] < 0).any():
@@ -145,13 +51,13 @@ def check_held(call: str, held: Partition, whole: Family) -> None:
 
 
 def _over(
-    call: str, value: Value, whole: Family, planned: Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
+    call: str, value: Value, whole: Family, planned: recipes.Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
     *, keep: bool = False, root: int = 0,
 ) -> Value:  # fmt: skip
     """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
     check_held(call, value.held, whole)
     value = Value(*joined(*value))
-    how = recipe(planned, root, value.held, whole, keep)
+    how = recipes.recipe(planned, root, value.held, whole, keep)
     if how is None:
         return rank_by_rank(value, whole, plain, keep=keep)
     try:
@@ -210,7 +116,9 @@ def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:
 
 def all_reduce(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
     """Every member holds what its group's tensors fold into."""
-    return _over("all_reduce", value, whole, _by_fold, lambda x, plan: folded.reduced(x, plan, op), plain, keep=True)
+    return _over(
+        "all_reduce", value, whole, recipes.by_fold, lambda x, plan: folded.reduced(x, plan, op), plain, keep=True
+    )
 
 
 def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Value:
@@ -219,7 +127,7 @@ def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Valu
     def do(x: Tensor, plan: Plan) -> Tensor:
         return folded.reduced(x, plan, op)
 
-    return _over("reduce", value, whole, _to_root, do, plain, keep=True, root=root)
+    return _over("reduce", value, whole, recipes.to_root, do, plain, keep=True, root=root)
 
 
 def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
@@ -233,9 +141,9 @@ def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
 
 
 @lru_cache(_MOST_KEPT)
-def _as_roots_have(held: Partition, whole: Family, root: int) -> Recipe | None:
+def _as_roots_have(held: Partition, whole: Family, root: int) -> recipes.Recipe | None:
     """Members read what their root reads, the others what they did; None if shapes differ within a group."""
-    if spots(held, whole) is None:
+    if recipes.spots(held, whole) is None:
         return None
     roots = np.array([group[root] for group in whole.groups])
     rows = held.row_of[np.where(whole.members, roots[whole.index], np.arange(whole.world))]
@@ -244,19 +152,19 @@ def _as_roots_have(held: Partition, whole: Family, root: int) -> Recipe | None:
     row_of[rows >= 0] = inverse.reshape(-1)
     cells, sizes = np.unique(held.cell_of[used], return_counts=True)
     kept = [(int(cell), pick(used[held.cell_of[used] == cell] - held.starts[cell])) for cell in cells]
-    return Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
+    return recipes.Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
 
 
 def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
     """Every member holds its group's tensors along a new dim 0."""
-    return _over("all_gather", value, whole, _together, folded.gathered, plain)
+    return _over("all_gather", value, whole, recipes.together, folded.gathered, plain)
 
 
 def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
     """The root of each group holds its tensors along a new dim 0; the others hold nothing."""
     check_held("gather", value.held, whole)
     value = Value(*joined(*value))
-    how = recipe(_at_root, root, value.held, whole, False)
+    how = recipes.recipe(recipes.at_root, root, value.held, whole, False)
     if how is not None:
         stacks = [folded.gathered(value.stack(cell), plan) for cell, plan in how.steps]
         return _of_stacks(stacks, how.held, value.cells)
@@ -271,7 +179,7 @@ def reduce_scatter(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
         _must_divide(x, plan)
         return _cut(folded.reduced(x, plan, op), plan.members)
 
-    return _over("reduce_scatter_tensor", value, whole, _dealt, do, plain)
+    return _over("reduce_scatter_tensor", value, whole, recipes.dealt, do, plain)
 
 
 def _must_divide(x: Tensor, plan: Plan) -> None:
@@ -292,7 +200,7 @@ def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
         rows = folded.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
         return rows.reshape(rows.shape[0], *x.shape[1:])
 
-    return _over("all_to_all_single", value, whole, _crosswise, do, plain)
+    return _over("all_to_all_single", value, whole, recipes.crosswise, do, plain)
 
 
 def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, plain: Plain) -> Value:
@@ -307,7 +215,7 @@ def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, pl
         rows = folded.exchanged(cut, plan)
         return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
 
-    return _over("shard_dim_alltoall", value, whole, _crosswise, do, plain)
+    return _over("shard_dim_alltoall", value, whole, recipes.crosswise, do, plain)
 
 
 def permuted(value: Value, whole: Family, destinations: Sequence[int]) -> Value:

@@ -19,7 +19,7 @@ NOWHERE = -1  # the row of a rank that holds nothing
 _MOST_KEPT = 4096
 
 
-@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)  # no slots: they would need a weakref_slot, which Python 3.10 has not
 class Partition:
     """The row that each rank reads.  Rows are counted through all cells; cell c has `sizes[c]` of them.
 
@@ -64,7 +64,7 @@ class Partition:
 _known: WeakValueDictionary[Hashable, Partition] = WeakValueDictionary()
 
 
-def partition(row_of: Any, sizes: Sequence[int]) -> Partition:
+def partition(row_of: Any, sizes: Any) -> Partition:
     """The partition in which each rank reads that row.
 
     >>> partition([0, 0, 1, 1], [2]) is partition([0, 0, 1, 1], [2])

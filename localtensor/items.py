@@ -32,9 +32,10 @@ def picked(x: Tensor, index: Any) -> Tensor:
         elif one is None:
             x, dim = x.unsqueeze(dim), dim + 1
         elif isinstance(one, slice):
-            x, dim, left = x[(*(slice(None),) * dim, one)], dim + 1, left - 1
+            place = (*[slice(None)] * dim, one)
+            x, dim, left = x[place], dim + 1, left - 1
         elif isinstance(one, int | torch.SymInt) and not isinstance(one, bool):
-            x, left = x.select(dim, one), left - 1  # type: ignore[arg-type]
+            x, left = x.select(dim, one), left - 1
         else:
             why = f"an int of each rank stands beside a {type(one).__name__}: take one index after the other"
             raise NotInLockstep("x[...]", why)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor import _context, c10d, dtensor, engine, lockstep_calls, lockstep_doors
+from localtensor import _context, c10d, dtensor, engine, lockstep_calls, lockstep_doors, lockstep_modules
 from localtensor.draws import Streams
 from localtensor.errors import (
     AnotherMode,
@@ -100,7 +100,7 @@ class LocalTensorMode(TorchDispatchMode):
             raise
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
         finally:
@@ -236,7 +236,7 @@ def _route(func: Any) -> Any:
         return _as_it_is
     if func.name() in _SIZES:
         return _metadata
-    return c10d.handler(func.namespace) or engine.run
+    return lockstep_modules.OPS.get(func.name()) or c10d.handler(func.namespace) or engine.run
 
 
 def current(call: str) -> LocalTensorMode:

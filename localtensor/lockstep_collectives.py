@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from localtensor import agreement as agree
-from localtensor import collectives, exchange, outcomes
+from localtensor import by_kind, collectives, exchange, outcomes, recipes
 from localtensor.adjoints import Meeting, choose, linear, linear_lists
 from localtensor.engine import plainly
 from localtensor.errors import ComplexNotGathered
@@ -112,7 +112,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> Lo
     meeting = _meeting("scatter", group, pieces, root=root)
     with plainly():
         values = [meeting.value(x) for x in pieces]
-        if outcomes.from_roots(values, meeting.whole, root) is None:
+        if by_kind.from_roots(values, meeting.whole, root) is None:
             meeting.as_ranks_do("scatter_", pieces)
     number = meeting.whole.position
     roots = np.array([ranks[root] for ranks in meeting.whole.groups])
@@ -123,7 +123,7 @@ def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None)
     """Each rank holds what the tensors at its own position in all lists of its group fold into."""
     meeting = _meeting("reduce_scatter", group, pieces, op)
     with plainly():
-        if not outcomes.fit_to_deal([meeting.value(x) for x in pieces], meeting.whole):
+        if not by_kind.fit_to_deal([meeting.value(x) for x in pieces], meeting.whole):
             meeting.as_ranks_do("reduce_scatter_", pieces)
     return choose(meeting, [all_reduce(x, meeting.op, meeting.whole) for x in pieces], meeting.whole.position)
 
@@ -153,7 +153,7 @@ def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]
     meeting = _meeting("all_to_all", group, pieces)
 
     def crossed(values: list[Value]) -> list[Value]:
-        found = outcomes.crosswise(values, meeting.whole)
+        found = by_kind.crosswise(values, meeting.whole)
         return found if found is not None else meeting.as_ranks_do("alltoall_", pieces)
 
     return linear_lists(meeting, pieces, crossed)
@@ -183,7 +183,7 @@ def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalT
         value = meeting.value(x)
         exchange.check_held("permute", value.held, whole)
         wrong = any(sorted(order) != list(range(len(part.groups[0]))) for part in one_size(whole))
-        if wrong or exchange.spots(value.held, whole) is None:
+        if wrong or recipes.spots(value.held, whole) is None:
             exchange.rank_by_rank(value, whole, lambda held: collectives.permute(held, order), keep=True)
     return linear(
         meeting, x, lambda value: exchange.permuted(value, whole, order),
@@ -273,7 +273,7 @@ def _check_even(call: str, meeting: Meeting, x: Tensor, dim: int, op: Op) -> Non
     with plainly():
         value = meeting.value(x)
         exchange.check_held(call, value.held, meeting.whole)
-        found = exchange.spots(value.held, meeting.whole)
+        found = recipes.spots(value.held, meeting.whole)
         for spot in found or ():
             shape, members = value.stack(spot.cell).shape[1:], spot.ranks.shape[1]
             if not 0 <= dim < len(shape) or shape[dim] % members:

@@ -1,31 +1,30 @@
-"""torch.nn and the libraries above it in lockstep: where they hold a tensor in a way that a LocalTensor does not bear."""
+"""torch.nn and the libraries above it in lockstep: where they hold tensors in a way that LocalTensors do not bear.
+
+Each entry of `FORMS` is a function of torch's, and what serves it; `REFUSED` are those that cannot be served, and why.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from localtensor.tensor import LocalTensor
+from localtensor.engine import plainly
+from localtensor.errors import NotInLockstep
+from localtensor.exchange import combined
+from localtensor.lockstep_doors import Door, route
+from localtensor.outcomes import value_of
+from localtensor.rank_ints import is_rank_int
+from localtensor.rank_words import as_if_padded
+from localtensor.tensor import LocalTensor, wrap
 
-_installed: list[bool] = []
-
-
-def install() -> None:
-    """They treat LocalTensors as they have to be treated, from now on; any other tensor as before."""
-    if _installed:
-        return
-    _installed.append(True)
-    original = torch.utils.swap_tensors
-
-    def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        _swap(original, t1, t2)
-
-    swap_tensors.__doc__ = original.__doc__
-    torch.utils.swap_tensors = swap_tensors
+# -- torch.nn
 
 
-def _swap(original: Any, one: torch.Tensor, other: torch.Tensor) -> None:
+def _swap(original: Any, one: Tensor, other: Tensor) -> None:
     """Two tensors are each other, as `Module.to` makes them: torch takes none that others refer to weakly.
 
     A memory does, to know its views.
@@ -41,3 +40,111 @@ def _swap(original: Any, one: torch.Tensor, other: torch.Tensor) -> None:
             if memory is not None:
                 x._memory = None  # type: ignore[attr-defined]
                 memory.join(x)
+
+
+def _hash_of(original: Any) -> Any:
+    def __hash__(self: Any) -> int:  # noqa: N807
+        if is_rank_int(self):
+            why = "it would be another key on each rank; the sizes of a whole DTensor, for one, are the same on all"
+            raise NotInLockstep(f"hash({self.node.words})", why)
+        return original(self)  # type: ignore[no-any-return]
+
+    return __hash__
+
+
+# -- FSDP2: its shards are chunks of dim 0, padded to the length of the first
+
+
+class Chunks(list[Any]):
+    """The chunks of a tensor, of which each rank takes its own."""
+
+    def __init__(self, mode: Any, chunks: Sequence[Tensor]) -> None:
+        super().__init__(chunks)
+        self.mode = mode
+
+    def __getitem__(self, place: Any) -> Any:
+        if not is_rank_int(place):
+            return super().__getitem__(place)
+        with plainly():
+            return wrap(*combined([value_of(self.mode, x) for x in self], place.node.values), self.mode)
+
+
+def _chunk_with_empty(mode: Any, original: Any, tensor: Tensor, num_chunks: int, dim: int) -> Any:
+    """Those that get nothing get none of the rows: torch gives them a tensor of one dim."""
+    found = list(torch.chunk(tensor, num_chunks, dim=dim))
+    return Chunks(mode, found + [tensor.narrow(dim, 0, 0)] * (num_chunks - len(found)))
+
+
+def _size_of_chunk(mode: Any, original: Any, chunk: Tensor, unchunked_size: Any, dim: int) -> Any:
+    return chunk.size() if is_rank_int(chunk.numel()) else original(chunk, unchunked_size, dim)
+
+
+def _padded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with as_if_padded():
+        return original(*args, **kwargs)
+
+
+def _storage(mode: Any, original: Any, tensor: Tensor) -> None:
+    """A LocalTensor keeps its memory: FSDP2 fills it anew before it reads it."""
+    if not isinstance(tensor, LocalTensor):
+        original(tensor)
+
+
+def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a rank brings to the gather; FSDP2 writes it to the rank's place in the output, which the gather does too."""
+    inputs, output, *_ = args
+    return torch.cat([x.reshape(-1) for x in inputs]).to(output.dtype), output
+
+
+OPS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
+
+_FSDP = "torch.distributed.fsdp._fully_shard"
+# Module, class or nothing, name, and what serves it.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+FORMS: list[tuple[str, str, str, Door]] = [
+    (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
+    (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),
+    (f"{_FSDP}._fsdp_param", "", "alloc_storage", _storage),
+    (f"{_FSDP}._fsdp_param", "", "free_storage", _storage),
+    (f"{_FSDP}._fsdp_param_group", "", "alloc_storage", _storage),
+    (f"{_FSDP}._fsdp_param", "FSDPParam", "_init_sharded_param", _padded),
+    (f"{_FSDP}._fsdp_param", "FSDPParam", "reset_sharded_param", _padded),
+]
+
+# What cannot be served: module, class, and why.
+REFUSED: list[tuple[str, str, str]] = [
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "its reducer, in C++, reads the bytes of gradients"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel",
+     "it keeps all weights in one tensor, whose memory it takes apart; fully_shard works"),
+]  # fmt: skip
+_installed: list[bool] = []
+
+
+def install() -> None:
+    """They treat LocalTensors as they have to be treated, from now on; any other tensor as before."""
+    if _installed:
+        return
+    _installed.append(True)
+    original = torch.utils.swap_tensors
+
+    def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+        _swap(original, t1, t2)
+
+    swap_tensors.__doc__ = original.__doc__
+    torch.utils.swap_tensors = swap_tensors
+    torch.SymInt.__hash__ = _hash_of(torch.SymInt.__hash__)  # type: ignore[method-assign]
+    for name, kind, function, ours in FORMS:
+        module = importlib.import_module(name)
+        owner = getattr(module, kind, None) if kind else module
+        if owner is not None and hasattr(owner, function):
+            route(owner, function, ours)
+    for name, kind, why in REFUSED:
+        owner = getattr(importlib.import_module(name), kind, None)
+        if owner is not None:
+            route(owner, "__init__", _refusal(kind, why))
+
+
+def _refusal(what: str, why: str) -> Door:
+    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotInLockstep(what, why)
+
+    return door

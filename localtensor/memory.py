@@ -126,7 +126,7 @@ def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> tor
     storage = cell.untyped_storage()
     if keep or storage.nbytes() == 0:
         return storage
-    flat = torch.empty(0, dtype=torch.uint8, device=cell.device).set_(storage)  # type: ignore[call-overload]
+    flat = torch.empty(0, dtype=torch.uint8, device=cell.device).set_(storage)
     if take.rows is not None or take.stacked:
         blocks = flat.view(cell.shape[0], storage.nbytes() // cell.shape[0])
         flat = blocks if take.rows is None else blocks[take.rows]
@@ -139,14 +139,14 @@ def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> tor
 
 def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: int) -> Tensor:
     """The same view of each row as before, in the new blocks."""
-    size, stride = old.shape, old.stride()
+    size, stride = tuple(old.shape), old.stride()
     if rows_before > 1:
         size, stride = size[1:], stride[1:]
     if rows > 1:
         block = storage.nbytes() // rows // old.element_size()
         size, stride = (rows, *size), (block, *stride)
     fresh = torch.empty(0, dtype=old.dtype, device=old.device)
-    fresh.set_(storage, old.storage_offset(), size, stride)  # type: ignore[call-overload]
+    fresh.set_(storage, old.storage_offset(), size, stride)
     if old.is_conj():
         torch._C._set_conj(fresh, True)
     if old.is_neg():

@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
-from localtensor.rank_words import by_rank, cut, place_here, short
+from localtensor.rank_words import by_rank, cut, one_answer, place_here, short
 
 Array = np.ndarray[Any, Any]
 _MOST = 2**63 - 1  # of torch's ints and of numpy's
@@ -288,11 +288,11 @@ class RankBools(_Node):
     def __repr__(self) -> str:
         return f"RankBools({short(self.values, self.held)})"
 
-    def bool_(self) -> NoReturn:
-        raise RanksDiverge("bool", self.words, by_rank(self.values, self.held), place_here())
+    def bool_(self) -> bool:
+        return one_answer(self.words, self.values, self.held)
 
-    def guard_bool(self, file: str, line: int) -> NoReturn:
-        self.bool_()
+    def guard_bool(self, file: str, line: int) -> bool:
+        return self.bool_()
 
     guard_size_oblivious = guard_bool
 

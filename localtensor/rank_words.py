@@ -1,10 +1,14 @@
 """Values that differ by rank, in the words of a message."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
+from localtensor.errors import RanksDiverge
 from localtensor.events import Place
 from localtensor.frames import place_of
 
@@ -46,3 +50,26 @@ def cut(text: str) -> str:
 def place_here() -> Place | None:
     """The user's line that is being run."""
     return place_of(sys._getframe(1))
+
+
+_padding: ContextVar[bool] = ContextVar("padding", default=False)
+
+
+@contextmanager
+def as_if_padded() -> Iterator[None]:
+    """While inside, a size counts as more than 0 if it is on any rank, and sizes as equal only if they are on all.
+
+    For code that pads what is shorter: what it does for the ranks that need it changes nothing on the others.
+    """
+    before = _padding.set(True)
+    try:
+        yield
+    finally:
+        _padding.reset(before)
+
+
+def one_answer(words: str, values: Any, held: Any) -> bool:
+    """What all ranks answer to a question.  Raises `RanksDiverge`: that is asked where they differ."""
+    if _padding.get() and (words.endswith(" > 0") or " == " in words):
+        return words.endswith(" > 0")
+    raise RanksDiverge("bool", words, by_rank(values, held), place_here())

@@ -40,8 +40,10 @@ def reshaped(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     elif name in ("aten::resize_", "aten::resize_as_"):
         like = args[1].size() if name == "aten::resize_as_" else args[1]
         _resize(x, like, **kwargs)
-    else:
+    elif name.startswith("aten::set_"):
         _lie_in(x, func, args[1:], kwargs)
+    elif name != "aten::detach_":  # that is autograd's
+        raise NotInLockstep(name, "it gives a tensor another shape in place, in a way that is not known here")
     return x
 
 

@@ -66,15 +66,19 @@ class LocalTensor(Tensor):
         mode = _context.lockstep() or _context.idle_mode(_world_of(local_tensors))
         given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
         made: LocalTensor = mode.gather(given)
-        return made.requires_grad_(requires_grad) if requires_grad else made
+        if requires_grad:
+            made.requires_grad_()
+        return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """An op outside of the mode: the mode that the tensor was made in does it."""
         for kind in types:
             if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
@@ -143,7 +147,7 @@ class LocalTensor(Tensor):
 
     # -- as any tensor
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C._DisableTorchDispatch():
             return shown(self.values(), self._partition, self.requires_grad)
 
@@ -234,7 +238,7 @@ class LocalTensor(Tensor):
         raise AttributeError(f"'LocalTensor' object has no attribute {name!r}")
 
     @property
-    def nbytes(self) -> Any:
+    def nbytes(self) -> Any:  # type: ignore[override]
         return self.numel() * self.element_size()
 
     @property
@@ -254,13 +258,15 @@ _OWN = ("_cells", "_partition", "_memory", "_mode")
 def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Memory | None = None) -> LocalTensor:
     """A LocalTensor of these cells; one that shares `memory` joins it."""
     first = cells[0]
-    shape, stride, policy = first.shape, first.stride() if first.layout is torch.strided else None, None
+    shape: Any = first.shape
+    stride: Any = first.stride() if first.layout is torch.strided else None
+    policy = None
     if len(cells) == 1:
         if partition.sizes[0] > 1:
             shape, stride = shape[1:], stride[1:] if stride is not None else None
     else:
         shape, stride = _sizes(partition, *_shapes(cells, partition))
-        policy = "sizes" if any(type(size) is not int for size in shape) else None
+        policy = "sizes" if any(type(size) is not int for size in (*shape, *(stride or ()))) else None
     x: LocalTensor = _make(
         LocalTensor, shape, strides=stride, storage_offset=_offset(first), dtype=first.dtype, layout=first.layout,
         device=first.device, dispatch_sizes_strides_policy=policy,
@@ -274,7 +280,7 @@ def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Me
     return x
 
 
-def _offset(cell: Tensor) -> int | None:
+def _offset(cell: Tensor) -> Any:
     return cell.storage_offset() if cell.layout is torch.strided else None
 
 
@@ -328,7 +334,8 @@ def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, e
     if mode is None or mode.world != held.world:
         mode = _context.idle_mode(held.world)
     plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # unpickled in the mode
-    x = wrap(plain, held, mode).requires_grad_(requires_grad)
+    x = wrap(plain, held, mode)
+    x.requires_grad_(requires_grad)
     x.__dict__.update(extra)
     return x
 

@@ -18,7 +18,7 @@ def gather(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int)
     with plainly():
         fitting = wrap(*_padded(Value(local._cells, local._partition), dim, -(-size // chunks)), mode)
     one = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
-    found = one(fitting, 0, (mesh, mesh_dim))
+    found: Any = one(fitting, 0, (mesh, mesh_dim))
     found = found.wait() if hasattr(found, "wait") else found
     with plainly():
         pairs = zip(found._cells, found._partition.sizes, strict=True)
@@ -38,6 +38,6 @@ def _padded(value: Value, dim: int, length: int) -> Value:
 def _whole(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int) -> Tensor:
     """Chunks that lie one behind the other along dim 0 stand along `dim`, and what is over `size` is cut off."""
     first = int(stacked)
-    apart = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
-    whole = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)
+    apart: Tensor = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
+    whole: Tensor = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)
     return whole.narrow(dim + first, 0, size).clone(memory_format=torch.contiguous_format)

@@ -77,7 +77,9 @@ def compare(console: Console, *, full: bool = False) -> Compared:
             if ranks == 1:
                 found["floor"][1] = median([run_case(work, "floor", 1) for _ in range(RUNS)])
             if full or ranks <= PEER_RANKS[work]:
-                found["peer"][ranks] = median([run_case(work, "peer", ranks) for _ in range(RUNS if ranks <= 16 else 1)])
+                found["peer"][ranks] = median(
+                    [run_case(work, "peer", ranks) for _ in range(RUNS if ranks <= 16 else 1)]
+                )
     return Compared(cases)
 
 

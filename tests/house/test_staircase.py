@@ -9,20 +9,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = """
-localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced
-localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults
-localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs
-localtensor.errors
-localtensor.mesh localtensor.wire localtensor.schedule localtensor.frames localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.limits localtensor.lines
-localtensor.placement localtensor.partials localtensor.reductions localtensor.testing.schedules localtensor.baton localtensor.rank_random localtensor.rank_shared
-localtensor.shards localtensor.agreement localtensor.meetings localtensor.rank_special
-localtensor.collectives localtensor.messages localtensor.same localtensor.rank_state localtensor.judging
-localtensor._worker localtensor._script_rank localtensor.kernels localtensor.simulation localtensor.testing.same
-localtensor._crew localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.c10d_ops localtensor.offers
-localtensor.processes localtensor.process_group localtensor.stand_ins localtensor.testing localtensor.script_processes
-localtensor.threads localtensor._job
-localtensor.real localtensor.script
-localtensor._run
+localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced localtensor.wire localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines localtensor._worker localtensor._script_rank localtensor.folding localtensor.lockstep_parts localtensor.offsets localtensor.own_world localtensor.physical
+localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults localtensor.frames localtensor.rank_random localtensor.rank_shared localtensor.cells localtensor.draws localtensor.physical_lists localtensor.physical_nn localtensor.rewrites
+localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs localtensor.rank_special localtensor.errors.lockstep localtensor.memory localtensor.physical_dims localtensor.shown
+localtensor.errors localtensor.rank_state localtensor.forms
+localtensor.mesh localtensor.schedule localtensor.limits localtensor.reductions localtensor._crew localtensor.families localtensor.items localtensor.rank_words localtensor.ways
+localtensor.partials localtensor.placement localtensor.testing.schedules localtensor.baton localtensor.agreement localtensor.processes localtensor.script_processes localtensor.folded localtensor.rank_nodes
+localtensor.shards localtensor.meetings localtensor.collectives localtensor.rank_ints localtensor.recipes
+localtensor.exchange localtensor.messages localtensor.same localtensor.judging localtensor.kernels localtensor.lockstep_groups
+localtensor.chunks localtensor.simulation localtensor.testing.same localtensor.c10d_ops localtensor.offers localtensor.tensor
+localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.answers localtensor.lockstep_works localtensor.outcomes localtensor.reshapes
+localtensor.process_group localtensor.stand_ins localtensor.kinds localtensor.one_cell localtensor.by_kind
+localtensor.threads localtensor._job localtensor.engine localtensor.lockstep_doors
+localtensor.real localtensor.script localtensor.c10d localtensor.lockstep_mesh localtensor.lockstep_modules localtensor.lockstep_objects localtensor.uneven
+localtensor._run localtensor.adjoints localtensor.dtensor localtensor.lockstep_calls
+localtensor.lockstep
+localtensor.lockstep_collectives localtensor.testing.reference
+localtensor.testing
 localtensor
 strategies.rules strategies.progress
 strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers strategies.choice strategies.forms

@@ -14,7 +14,6 @@ from localtensor.cells import (
     is_in_blocks,
     joined,
     row_by_row,
-    rows_of,
     stack,
 )
 from localtensor.folding import NOWHERE, each_alone, partition
@@ -152,7 +151,12 @@ def test_joined_leaves_alone_what_has_no_partner():
     assert made is cells and whole is held
 
 
-def test_rows_of_are_views():
-    cell = torch.zeros(2, 3)
-    rows_of(cell, 2)[1].fill_(1)
-    assert cell.tolist() == [[0, 0, 0], [1, 1, 1]] and rows_of(cell, 1) == [cell]
+def test_joined_keeps_the_strides_of_each_row():
+    turned = torch.arange(12.0).view(2, 2, 3).transpose(1, 2)
+    cells = (turned, torch.ones(3, 2), torch.zeros(2, 3).t(), torch.zeros(2, 3, 2))
+    held = partition([0, 1, 2, 3, 4, 5], [2, 1, 1, 2])
+    made, whole = joined(cells, held)
+    assert [(tuple(cell.shape), cell.stride()) for cell in made] == [((3, 3, 2), (6, 1, 3)), ((3, 3, 2), (6, 2, 1))]
+    for rank in range(6):
+        assert torch.equal(on(made, whole, rank), on(cells, held, rank))
+        assert on(made, whole, rank).stride() == on(cells, held, rank).stride()

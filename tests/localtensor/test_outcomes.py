@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localtensor import outcomes
+from localtensor import by_kind, outcomes
 from localtensor.engine import plainly
 from localtensor.exchange import Value
 from localtensor.families import of_lists
@@ -24,7 +24,7 @@ def brought(kind):
     return Brought(reads, writes, op="max" if "reduce" in kind else None, root=1 if rooted else None)
 
 
-QUICK = [served for served in SERVED.values() if served.kind in outcomes._QUICK]
+QUICK = [served for served in SERVED.values() if served.kind in by_kind._QUICK]
 
 
 @pytest.mark.parametrize("served", QUICK, ids=lambda served: served.kind)
@@ -32,8 +32,8 @@ def test_both_ways_give_the_same(served):
     with LocalTensorMode(4) as mode:
         given = brought(served.kind)
         with plainly():
-            quick = outcomes._QUICK[served.kind](mode, given, PAIRS)
-            slow = outcomes.by_ranks(mode, served, given, PAIRS)
+            quick = by_kind._QUICK[served.kind](mode, given, PAIRS)
+            slow = by_kind.by_ranks(mode, served, given, PAIRS)
     assert quick is not None and len(quick) == len(slow) > 0
     for one, other in zip(quick, slow, strict=True):
         assert (one.held.row_of >= 0).tolist() == (other.held.row_of >= 0).tolist()
@@ -43,7 +43,7 @@ def test_both_ways_give_the_same(served):
 
 
 def test_every_kind_but_barriers_has_a_quick_way():
-    assert {served.kind for served in SERVED.values()} - set(outcomes._QUICK) == {"barrier", "monitored_barrier"}
+    assert {served.kind for served in SERVED.values()} - set(by_kind._QUICK) == {"barrier", "monitored_barrier"}
 
 
 def test_joined_rows_and_moved_dims():

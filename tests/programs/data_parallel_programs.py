@@ -28,7 +28,7 @@ LONGEST = 0.1  # a gradient that is longer is clipped to this
 
 
 def my_rows(batch: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    return batch.chunk(mesh.size())[mesh.get_local_rank()] if mesh else batch
+    return batch.unflatten(0, (mesh.size(), -1))[mesh.get_local_rank()] if mesh else batch
 
 
 def mean_of_ranks(x: Tensor, mesh: DeviceMesh | None) -> Tensor:

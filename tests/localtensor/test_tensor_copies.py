@@ -1,0 +1,146 @@
+"""LocalTensors copied, pickled, saved and loaded; their data and gradients replaced."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
+from localtensor.tensor import LocalTensor
+
+
+@pytest.fixture(autouse=True)
+def mode():
+    with LocalTensorMode(4) as made:
+        yield made
+
+
+@pytest.fixture
+def x():
+    return rank_map(lambda rank: torch.arange(3.0) + rank)
+
+
+@pytest.fixture
+def uneven():
+    return rank_map(lambda rank: torch.arange(2.0 * rank).view(rank, 2))
+
+
+def on_all(x):
+    return [x.on(rank).tolist() for rank in range(4)]
+
+
+def saved(value, **how):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, **how)
+
+
+# -- copies and files
+
+
+def test_deepcopy(x):
+    weight = nn.Parameter(x)
+    weight.mark = [1]
+    weight.grad = x * 2
+    twin = copy.deepcopy(weight)
+    x.zero_()
+    assert on_all(twin)[1] == [1, 2, 3] and isinstance(twin, nn.Parameter) and twin.requires_grad
+    assert on_all(twin.grad)[1] == [2, 4, 6] and twin.mark == [1] and twin.mark is not weight.mark
+    with pytest.raises(RuntimeError, match="created explicitly by the user"):
+        copy.deepcopy(weight * 2)
+
+
+def test_deepcopy_of_a_module_with_a_shared_weight():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    twin = copy.deepcopy(module)
+    assert twin[1].weight is twin[0].weight is not module[0].weight and len(list(twin.parameters())) == 3
+    assert torch.equal(twin[0].weight, module[0].weight)
+
+
+@pytest.mark.parametrize(
+    "through", [lambda x: pickle.loads(pickle.dumps(x)), saved, lambda x: saved(x, weights_only=False)]
+)
+def test_pickled_in_the_mode(x, uneven, through, mode):
+    for one in (x, uneven, torch.ones(2), tensor_map(x, lambda rank, own: own if rank else None), x.to_sparse()):
+        back = through(one)
+        assert back._mode is mode and back.ranks == one.ranks and repr(back) == repr(one) and back.layout == one.layout
+    assert on_all(through(x) + x)[3] == [6, 8, 10]
+    module = nn.Linear(2, 2)
+    back = through(module.state_dict())
+    module.load_state_dict(back)
+    assert isinstance(through(module.weight), nn.Parameter) and through(module.weight).requires_grad
+
+
+def test_pickled_in_the_mode_and_read_outside(x, mode):
+    text = pickle.dumps({"x": x, "p": nn.Parameter(x)})
+    mode.__exit__(None, None, None)
+    try:
+        back = pickle.loads(text)
+        assert on_all(back["x"] + 1)[2] == [3, 4, 5] and isinstance(back["p"], nn.Parameter)
+        assert on_all(pickle.loads(pickle.dumps(back["x"])))[1] == [1, 2, 3]
+    finally:
+        mode.__enter__()
+    assert on_all(pickle.loads(text)["x"] + x)[1] == [2, 4, 6]
+
+
+def test_a_file_of_plain_tensors_is_read_in_the_mode(mode, x):
+    with mode.disable():
+        base = torch.arange(6.0)
+        file = io.BytesIO()
+        torch.save({"base": base, "tail": base[3:], "module": nn.Linear(2, 2).state_dict()}, file)
+        file.seek(0)
+    back = torch.load(file)
+    back["tail"].add_(x)  # the two share memory, as they did when they were saved
+    assert on_all(back["base"])[2] == [0, 1, 2, 5, 7, 9] and back["module"]["weight"].shape == (2, 2)
+
+
+def test_inner_tensors_are_the_cells(uneven):
+    names, context = uneven.__tensor_flatten__()
+    inner = {name: getattr(uneven, name) for name in names}
+    assert [tuple(cell.shape) for cell in inner.values()] == [(0, 2), (1, 2), (2, 2), (3, 2)]
+    back = LocalTensor.__tensor_unflatten__(inner, context, None, None)
+    assert back.shape == uneven.shape and on_all(back) == on_all(uneven)
+    with pytest.raises(AttributeError, match="'LocalTensor' object has no attribute 'nonsense'"):
+        uneven.nonsense  # noqa: B018
+
+
+# -- data and gradients
+
+
+def test_data_shares_memory_both_ways(x):
+    weight = nn.Parameter(torch.zeros(3))
+    weight.data.add_(x)
+    assert on_all(weight)[2] == [2, 3, 4] and not weight.data.requires_grad
+    weight.data = x
+    x.mul_(2)
+    assert on_all(weight)[1] == [2, 4, 6] and weight.requires_grad and weight.is_leaf
+    weight.data = torch.ones(5, 5)
+    assert weight.shape == (5, 5) and on_all(x)[1] == [2, 4, 6]
+
+
+def test_data_of_another_size_on_each_rank(uneven, mode):
+    weight = nn.Parameter(torch.zeros(3))
+    weight.data = uneven
+    assert weight.shape == uneven.shape and (weight * 2).on(2).shape == (2, 2)
+    with mode.disable():
+        outside = torch.ones(2)
+    weight.data = outside
+    assert weight.shape == (2,) and on_all(weight)[0] == [1, 1]
+
+
+def test_grad(x):
+    weight = nn.Parameter(torch.ones(3))
+    assert weight.grad is None
+    (weight * x).sum().backward()
+    (weight * x).sum().backward()
+    assert on_all(weight.grad)[3] == [6, 8, 10]
+    weight.grad = x.clone()
+    weight.grad.zero_()
+    assert on_all(weight.grad)[3] == [0, 0, 0]
+    weight.grad = None
+    assert weight.grad is None
