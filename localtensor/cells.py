@@ -33,7 +33,7 @@ def is_in_blocks(cell: Tensor) -> bool:
     """Whether the rows of this stack are blocks, one behind the other, and nothing else is in its storage."""
     size = cell.untyped_storage().nbytes()
     step = cell.stride(0)
-    return step * cell.element_size() * cell.shape[0] == size and cell.storage_offset() < max(step, 1)
+    return step * cell.element_size() * cell.shape[0] == size
 
 
 def row_by_row(cell: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def stack(rows: Sequence[Tensor]) -> Tensor:
     first = rows[0]
     strides, step = dense_strides(first.shape, first.stride())
     if strides == dense_strides(first.shape, [0] * first.dim())[0]:
-        return torch.stack([row.resolve_conj().resolve_neg() for row in rows])
+        return torch.stack(list(rows))
     fresh = torch.empty_strided((len(rows), *first.shape), (step, *strides), dtype=first.dtype, device=first.device)
     for place, row in zip(fresh, rows, strict=True):
         place.copy_(row)

@@ -34,13 +34,13 @@ class Stream:
         if wanted.rows == 1 and not self.states and (wanted.complete or wanted is self.whole):
             yield _stay
             return
-        before = self.states or [_state(self.generator)]
+        before = self.states or [self.generator.get_state()]
         after: dict[int, torch.Tensor] = {}
         last: list[int] = []
 
         def at(row: int | None) -> None:
             if last:
-                after[last.pop()] = _state(self.generator)
+                after[last.pop()] = self.generator.get_state()
             if row is not None:
                 self.generator.set_state(before[self.partition.row_of[wanted.ranks(row)[0]]])
                 last.append(row)
@@ -57,7 +57,7 @@ class Stream:
 
     def set_on(self, numbers: Any, states: Mapping[int, torch.Tensor], before: Sequence[torch.Tensor] = ()) -> None:
         """Each rank has the state of its number, or that which it had before if it is -1; equal states are one."""
-        before = before or self.states or [_state(self.generator)]
+        before = before or self.states or [self.generator.get_state()]
         numbers = np.where(numbers >= 0, numbers, -1 - self.partition.row_of)
         states = {-1 - row: state for row, state in enumerate(before)} | dict(states)
         first: dict[bytes, int] = {}
@@ -72,11 +72,11 @@ class Stream:
         self._leave()
 
     def _leave(self) -> None:
-        self._left = _bits(_state(self.generator)) if self.states else b""
+        self._left = _bits(self.generator.get_state()) if self.states else b""
 
     def look(self) -> None:
         """Whoever has seeded the generator behind our back has seeded it on all ranks."""
-        if self.states and _bits(_state(self.generator)) != self._left:
+        if self.states and _bits(self.generator.get_state()) != self._left:
             self.agree()
 
     def agree(self) -> None:
@@ -85,17 +85,11 @@ class Stream:
 
     def state_on(self, rank: int) -> torch.Tensor:
         """The state that a rank has."""
-        return self.states[self.partition.row_of[rank]] if self.states else _state(self.generator)
+        return self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
 
 
 def _stay(row: int) -> None:
     """All ranks agree: the generator is where they have it."""
-
-
-def _state(generator: Any) -> torch.Tensor:
-    with torch._C._DisableTorchDispatch():  # the tensor is plain, whatever mode is at work
-        state: torch.Tensor = generator.get_state()
-    return state
 
 
 def _bits(state: torch.Tensor) -> bytes:
@@ -118,7 +112,7 @@ class Streams:
         if found is None:
             found = self._known[id(generator)] = Stream(generator, self._whole)
             if generator is torch.default_generator or generator in torch.cuda.default_generators:
-                self._before.append((generator, _state(generator)))
+                self._before.append((generator, generator.get_state()))
         elif found.states:
             found.look()
         return found
@@ -148,7 +142,7 @@ class Streams:
         seeds, places = np.unique(by_rank, return_inverse=True)
         for generator in (torch.default_generator, *torch.cuda.default_generators):
             make = torch.Generator(generator.device)
-            states = {place: _state(make.manual_seed(int(seed))) for place, seed in enumerate(seeds)}
+            states = {place: make.manual_seed(int(seed)).get_state() for place, seed in enumerate(seeds)}
             self.of(generator).set_on(places, states)
 
     def close(self) -> None:

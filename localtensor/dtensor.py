@@ -14,15 +14,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import _collective_utils, _redistribute, _utils, placement_types
-from torch.distributed.tensor.placement_types import Shard, _MaskPartial, _StridedShard
+from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
+from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
 
 from localtensor import lockstep_mesh, lockstep_modules, uneven
 from localtensor.chunks import take_chunk
 from localtensor.engine import plainly
 from localtensor.exchange import combined
-from localtensor.folding import by_value, partition
-from localtensor.kinds import arrived, by_kind
+from localtensor.folding import NOWHERE, by_value, partition
+from localtensor.kinds import arrived, by_kind, only
 from localtensor.lockstep_doors import Door, route
 from localtensor.offsets import shards
 from localtensor.outcomes import value_of
@@ -101,6 +101,7 @@ def _unpad_with_sizes(
     if places is None:
         return original(dim, local_tensor, pad_sizes, rank, contiguous)
     padding = rank_int(np.array(pad_sizes, np.int64)[places], rank.node.held)
+    local_tensor = _of_holders(mode, local_tensor, rank)
     if type(padding) is int and padding == 0:
         return local_tensor
     kept = local_tensor.narrow(dim, 0, local_tensor.size(dim) - padding)
@@ -118,7 +119,14 @@ def _pad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) 
 def _unpad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
     if not _differs(pad_size):
         return original(tensor, pad_dim, pad_size)
+    tensor = _of_holders(mode, tensor, pad_size)
     return tensor.narrow(pad_dim, 0, tensor.size(pad_dim) - pad_size)
+
+
+def _of_holders(mode: Any, x: Tensor, number: Any) -> Any:
+    """What those ranks hold of it that hold this int: on a mesh of some ranks, the others have none."""
+    held = number.node.held
+    return x if held is None else only(mode, x, partition(np.where(held, 0, NOWHERE), [1]))
 
 
 # -- communicating
@@ -287,6 +295,17 @@ def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: A
     return _at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
 
 
+# -- meshes that leave ranks out
+
+
+def _replicate(mode: Any, original: Any, cls: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    return only(mode, original(cls, tensor, mesh, *args, **kwargs), lockstep_mesh.members(mode, mesh))
+
+
+def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(ctx, only(mode, local, lockstep_mesh.members(mode, mesh)), mesh, *args, **kwargs)
+
+
 # Where a function stands, and what serves it.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_select_split_tensor", _select_split),
@@ -303,6 +322,8 @@ FORMS: list[tuple[Any, str, Door]] = [
     (_StridedShard, "_local_shard_size", _length),
     (_StridedShard, "local_shard_size_and_offset", _strided_size),
     (_MaskPartial, "_mask_tensor", _mask),
+    (Replicate, "_make_replicate_tensor", _replicate),
+    (_api._FromTorchTensor, "forward", _from_local),
     (_utils, "_compute_local_shape_and_global_offset", _shapes_and_offsets),
     (_utils, "compute_global_tensor_shape", _global_shape),
     (torch._utils, "_maybe_view_chunk_cat", kinds_of(0, "res")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from localtensor.answers import Answers, Rowwise
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
 from localtensor.folding import Partition, by_value, common, one_row_a_cell, rows_apart, takes
 from localtensor.frames import origin
-from localtensor.memory import Memory, RowsApart, make_finer, memory_of
+from localtensor.memory import Memory, RowsApart, make_finer, memory_of, overlaps
 from localtensor.one_cell import Reader, each_row, on_cell
 from localtensor.rank_ints import is_rank_int
 from localtensor.reshapes import reshaped
@@ -123,6 +124,8 @@ def run(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _run(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list[LocalTensor], final: Partition) -> Any:
     if known.writes:
         prepare_writes(mode, func, known, args, kwargs, final)
+    if known.writes and len(found) > 1 and overlaps(_written(known, args, kwargs), found):
+        known = replace(known, way=Way.RANKS, vmap=False)  # the op looks at the memory of a row, and may refuse
     memory = _memory(func, found, final) if known.views else None
     with plainly():
         results = [on_cell(func, known, args, kwargs, final, cell) for cell in range(len(final.sizes))]

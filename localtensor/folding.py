@@ -177,7 +177,17 @@ class Take:
         cell = cells[self.cell]
         if self.rows is None:
             return cell
-        return cell[self.rows] if isinstance(self.rows, int) else cell.index_select(0, self.rows.to(cell.device))
+        return cell[self.rows] if isinstance(self.rows, int) else _picked(cell, self.rows.to(cell.device))
+
+
+def _picked(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """These rows of a stack, with their dims in the order in memory that they had."""
+    if cell.layout is not torch.strided or cell.is_contiguous():
+        return cell.index_select(0, rows)
+    strides = cell.stride()
+    order = sorted(range(1, cell.dim()), key=lambda dim: (-strides[dim], dim))
+    back = sorted(range(1, cell.dim()), key=lambda dim: order[dim - 1])
+    return cell.permute(0, *order).index_select(0, rows).permute(0, *back)
 
 
 @lru_cache(_MOST_KEPT)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from localtensor.engine import plainly
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.exchange import Value, combined
 from localtensor.folded import pick, taken
@@ -99,6 +100,14 @@ def _of_ranks(value: Value, kind: Partition) -> Value:
         cells.append(stack if len(here) > 1 else stack[0])
         sizes.append(len(here))
     return Value(tuple(cells), partition(row_of, sizes))
+
+
+def only(mode: Any, x: Any, kind: Partition | None) -> Any:
+    """What these ranks have of a tensor, a copy; the tensor itself if None are meant."""
+    if kind is None or not isinstance(x, Tensor):
+        return x
+    with plainly():
+        return wrap(*combined([value_of(mode, x)], np.where(kind.row_of >= 0, 0, NOWHERE)), mode)
 
 
 def joined(mode: Any, found: Sequence[Any], held: Partition) -> Any:

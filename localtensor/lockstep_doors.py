@@ -58,8 +58,9 @@ def route_call(name: str, ours: Door) -> None:
 def route(owner: Any, name: str, ours: Door) -> None:
     """`owner.name` asks the thread's mode first."""
     raw = vars(owner).get(name, getattr(owner, name)) if isinstance(owner, type) else getattr(owner, name)
-    made = router(raw.__func__ if isinstance(raw, staticmethod) else raw, ours)
-    setattr(owner, name, staticmethod(made) if isinstance(raw, staticmethod) else made)
+    kind = type(raw) if isinstance(raw, staticmethod | classmethod) else None
+    made = router(raw if kind is None else raw.__func__, ours)
+    setattr(owner, name, made if kind is None else kind(made))
 
 
 def router(original: Any, ours: Door) -> Any:
@@ -190,8 +191,13 @@ def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
     return found.requires_grad_(options.get("requires_grad", False))
 
 
+def _as_tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+    return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
+
+
 _RANDOM: list[tuple[Any, str, Door]] = [
     (torch, "tensor", _tensor),
+    (torch, "as_tensor", _as_tensor),
     (torch.random, "_manual_seed_impl", _manual_seed),
     (torch, "get_rng_state", _get_rng_state),
     (torch.random, "get_rng_state", _get_rng_state),

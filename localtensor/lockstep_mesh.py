@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from localtensor.folding import Partition, partition
 from localtensor.lockstep_doors import Door, route
-from localtensor.rank_ints import rank_int
+from localtensor.rank_ints import is_rank_int, rank_int
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def ranks_of(mesh: DeviceMesh) -> Any:
 def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
     """For each axis, the coordinate of each rank."""
     kept = mesh.__dict__.get("_lockstep_coordinates")
-    if kept is None or kept[0] != mode.serial:
+    if kept is None or kept[0] is not mode.everyone or kept[1] != mode.serial:
         with mode.disable():
             whole = ranks_of(mesh)
         places = np.full((whole.ndim - 1, mode.world), -1)
@@ -65,9 +66,26 @@ def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
             places[axis, flat] = place.reshape(-1)
         held = np.zeros(mode.world, bool)
         held[flat] = True
+        held &= mode.everyone.row_of >= 0
         found = [rank_int(place, None if held.all() else held) for place in places]
-        kept = mesh.__dict__["_lockstep_coordinates"] = (mode.serial, found)
-    return kept[1]  # type: ignore[no-any-return]
+        kept = mesh.__dict__["_lockstep_coordinates"] = (mode.everyone, mode.serial, found)
+    return kept[2]  # type: ignore[no-any-return]
+
+
+def members(mode: Any, mesh: DeviceMesh) -> Partition | None:
+    """The ranks that are in a mesh, as a partition of one row; None if all ranks of the mode are."""
+    held = [place.node.held for place in coordinates(mode, mesh) if is_rank_int(place)]
+    mask = held[0] if held else _of_one(mode, mesh)
+    here = mode.everyone.row_of >= 0
+    if mask is None or mask[here].all():
+        return None
+    return partition(np.where(mask & here, 0, -1), [1])
+
+
+def _of_one(mode: Any, mesh: DeviceMesh) -> Any:
+    """Which ranks are in a mesh in which they have the same coordinates: that of a single rank."""
+    with mode.disable():
+        return np.isin(np.arange(mode.world), ranks_of(mesh))
 
 
 def _coordinate(mode: Any, original: Any, mesh: DeviceMesh) -> Any:
@@ -80,14 +98,6 @@ def _one_coordinate(mode: Any, original: Any, mesh: DeviceMesh, index: int) -> A
 
 def _rank(mode: Any, original: Any, mesh: DeviceMesh) -> Any:
     return mode.rank()
-
-
-def _local_rank(mode: Any, original: Any, mesh: DeviceMesh, mesh_dim: int | str | None = None) -> Any:
-    if mode.standing is not None or (mesh_dim is None and mesh.ndim > 1):
-        return original(mesh, mesh_dim)  # which says what is missing
-    names = mesh.mesh_dim_names or ()
-    axis = names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0
-    return coordinates(mode, mesh)[axis]
 
 
 def _is_part(mode: Any, original: Any, mesh: DeviceMesh) -> bool:
@@ -114,7 +124,6 @@ MESH: dict[str, Door] = {
     "get_coordinate": _coordinate,
     "_sym_get_coordinate": _one_coordinate,
     "get_rank": _rank,
-    "get_local_rank": _local_rank,
     "_is_current_rank_part_of_mesh": _is_part,
     "_flatten": _as_lowest,
     "_unflatten": _as_lowest,

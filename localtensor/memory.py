@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -152,6 +153,28 @@ def _placed(old: Tensor, storage: torch.UntypedStorage, rows: int, rows_before: 
     if old.is_neg():
         torch._C._set_neg(fresh, True)
     return fresh
+
+
+def overlaps(written: Sequence[object], read: Sequence[Member]) -> bool:
+    """Whether one that is written and another lie in part in the same places."""
+    for x in written:
+        memory = getattr(x, "_memory", None)
+        for y in read if memory is not None else ():
+            if y is not x and y._memory is memory and _reaches(x, y):  # type: ignore[arg-type]
+                return True
+    return False
+
+
+def _reaches(x: Member, y: Member) -> bool:
+    ranges = []
+    for member in (x, y):
+        cell, rows = member._cells[0], member._partition.sizes[0]
+        row = cell[0] if rows > 1 else cell
+        start = row.storage_offset() * row.element_size()
+        far = sum((size - 1) * step for size, step in zip(row.shape, row.stride(), strict=True))
+        ranges.append((start, start + (far + 1) * row.element_size() if row.numel() else start))
+    (a, b), (c, d) = ranges
+    return a < d and c < b
 
 
 def overwrite(x: Member, cells: tuple[Tensor, ...], held: Partition) -> None:

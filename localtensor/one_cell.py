@@ -170,7 +170,15 @@ def _under_vmap(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any)
         _functorch._vmap_decrement_nesting()
     for cell, values in fresh:
         cell.copy_(values)
-    return done if plain_order or known.views or known.writes else _as_alone(func, reader, args, kwargs, done)
+    if known.views or known.writes or (plain_order and _in_plain_order(done)):
+        return done
+    return _as_alone(func, reader, args, kwargs, done)
+
+
+def _in_plain_order(done: Any) -> bool:
+    if isinstance(done, list | tuple):
+        return all(_in_plain_order(one) for one in done)
+    return not isinstance(done, Tensor) or done.is_contiguous()
 
 
 def _lowered(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:

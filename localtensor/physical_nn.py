@@ -63,8 +63,7 @@ def _embedding(op: Any, stacked: Stacked, weight: Tensor, index: Tensor, *rest: 
     if not stacked[1]:
         found: Any = weight.index_select(1, index.reshape(-1))
         return found.reshape(weight.shape[0], *index.shape, weight.shape[2])
-    rows, size = weight.shape[:2]
-    return weight.reshape(rows * size, -1)[_offset(index, size)]
+    return op(weight.flatten(0, 1), _offset(index, weight.shape[1]))
 
 
 def _offset(index: Tensor, size: int) -> Tensor:

@@ -13,15 +13,12 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
-from localtensor.rank_words import by_rank, cut, one_answer, place_here, short
+from localtensor.rank_words import accumulates, by_rank, cut, one_answer, place_here, short
 
 Array = np.ndarray[Any, Any]
 _MOST = 2**63 - 1  # of torch's ints and of numpy's
-_UNHURT = (  # by a guess: these of torch's files then compute the answer of each rank, or of a storage that nobody reads
-    "c10/core/Contiguity.h",
-    "c10/core/SymbolicShapeMeta.cpp",
-    "ATen/EmptyTensor.cpp",
-)
+# These of torch's files, where they guess that no, go on to what is right for each rank, or raise.
+_UNHURT = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
 _FLOATS = "it would be a float of its own on each rank, and only ints can be that"
 
 
@@ -292,7 +289,7 @@ class RankBools(_Node):
         return one_answer(self.words, self.values, self.held)
 
     def guard_bool(self, file: str, line: int) -> bool:
-        return self.bool_()
+        return accumulates(self.words) or self.bool_()
 
     guard_size_oblivious = guard_bool
 

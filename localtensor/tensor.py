@@ -166,22 +166,6 @@ class LocalTensor(Tensor):
         with torch._C._DisableTorchDispatch():
             return value.tolist()
 
-    # torch asks for a number also while it builds a tensor of numbers, where no op is dispatched
-
-    def __float__(self) -> float:
-        return float(self._number())
-
-    def __int__(self) -> int:
-        return int(self._number())
-
-    def __complex__(self) -> complex:
-        return complex(self._number())
-
-    def _number(self) -> Any:
-        """The one number of all ranks.  Raises `RanksDiverge`."""
-        with torch._C._DisableTorchDispatch():
-            return self._mode.run(torch.ops.aten._local_scalar_dense.default, (self,), {})
-
     def __format__(self, how: str) -> str:
         return format(self.item() if how and not self.dim() else str(self), how)
 

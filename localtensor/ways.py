@@ -125,13 +125,14 @@ def _learn(op: Any) -> Facts:
         written = info is not None and info.is_write
         returns.append(place if written else None)
         views = views or (info is not None and not written)
+    way = way_of(op)
     for index, argument in enumerate(schema.arguments):
         if argument.name in UNSAID_WRITES.get(op.overloadpacket.__name__, ()):
             writes.append((index, argument.name))
     return Facts(
-        way=way_of(op),
+        way=way,
         form=FORMS.get(op.name()),
-        vmap=has_vmap(op),
+        vmap=way is not Way.RANKS and has_vmap(op),
         another=rewrite_of(op),
         if_training=_if_training(schema, writes),
         lists=op.overloadpacket.__name__.startswith(LISTS),

@@ -21,7 +21,7 @@ from localtensor.rank_ints import is_rank_int, on_rank
 from localtensor.same import how_far, said
 from localtensor.tensor import LocalTensor
 
-NOISE_DRAWS = 4
+NOISE_DRAWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +279,16 @@ def envelope(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
     The larger of what one unit in the last place of random signs in the arguments does to the results, and twice the
     op's own distance from the same op in double precision: two that are as far off as that may be on either side.
+    Where that is nothing, because all is computed from ints, as if these were given in single precision.
     """
+    room = _envelope(op, tuple(args), dict(kwargs))
+    try:
+        return room or _envelope(op, _in_single(tuple(args)), _in_single(dict(kwargs)))
+    except (RuntimeError, TypeError, IndexError):  # an index has to be an int
+        return room
+
+
+def _envelope(op: Callable[..., Any], args: Any, kwargs: Any) -> float:
     results, given, left = _outcome(op, args, kwargs, lambda x: x)
     written = [not same_to_the_bit(one, other) for one, other in zip(given, left, strict=True)]
     before = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
@@ -315,6 +324,14 @@ def _outcome(
     result = op(*mine[0], **mine[1])
     torch.default_generator.set_state(state)
     return _rough(result), given, _rough(mine)
+
+
+def _in_single(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() or value.is_complex() else value.float()
+    if isinstance(value, dict):
+        return {name: _in_single(one) for name, one in value.items()}
+    return type(value)([_in_single(one) for one in value]) if isinstance(value, list | tuple) else value
 
 
 def _rough(value: Any) -> list[Tensor]:

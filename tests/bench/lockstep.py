@@ -109,9 +109,9 @@ def draw(compared: Compared, path: str) -> None:
 
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "localtensor"  # the same figures draw the same file
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     titles = {"step": "DTensor MLP training step", "first": "first distribute, matmul, gather"}
     for one, (work, title) in zip(axes, titles.items(), strict=True):
         for way, label, style in (("ours", "localtensor", "o-"), ("peer", "torch's LocalTensorMode", "s--")):

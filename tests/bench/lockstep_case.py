@@ -23,7 +23,7 @@ from tests.bench.mlp_step import train
 
 ENOUGH = 4.0  # seconds of steps; at least MIN_STEPS of them
 MIN_STEPS, MOST_STEPS = 3, 60
-INNER = 200  # pointwise ops in one timing
+INNER = 200  # pointwise ops in one timing, at most
 
 
 @contextmanager
@@ -72,12 +72,16 @@ def pointwise(ranks: int) -> float:
     x = torch.randn(64, 64)
     if hasattr(dist, "_local_tensor"):
         x = dist._local_tensor.rank_map(lambda rank: x)
+    start = time.perf_counter()
+    x + 1
+    x + 1
+    inner = max(1, min(INNER, int(ENOUGH / 30 / (time.perf_counter() - start))))
     seconds = []
     for _ in range(15):
         start = time.perf_counter()
-        for _ in range(INNER if ranks == 1 else max(5, INNER // 4)):
+        for _ in range(inner):
             x + 1
-        seconds.append((time.perf_counter() - start) / (INNER if ranks == 1 else max(5, INNER // 4)))
+        seconds.append((time.perf_counter() - start) / inner)
     return statistics.median(seconds)
 
 

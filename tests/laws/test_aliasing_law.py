@@ -215,7 +215,7 @@ class Aliasing(RuleBasedStateMachine):
         if name in COPIES_IF_IT_MUST and len({t.is_contiguous() for t in old.model}) > 1:
             return  # where one rank needs a copy, all have one
         if model is not None:
-            shares = any(where(t) == where(base) for t, base in zip(model, old.model, strict=True) if t.numel())
+            shares = any(where(t) == where(base) for t, base in zip(model, old.model, strict=True))
             self.seen(lambda: VIEWS[name](old.x), model, old, shares)
 
     def seen(self, view, model, old, shares=True):

@@ -57,6 +57,14 @@ def test_results_keep_the_order_in_which_their_dims_lie(x):
         assert got.stride() == got.on(0).stride() and is_in_blocks(got._cells[0])
 
 
+def test_stacks_that_come_out_askew_are_put_in_order():
+    x = rank_map(lambda rank: torch.arange(32.0).view(2, 4, 2, 2).sin() * rank)
+    got = torch.nn.functional.batch_norm(x, None, None, training=True)
+    assert got.stride() == (16, 4, 2, 1) and is_in_blocks(got._cells[0])
+    got[0].add_(x[0])
+    assert got.stride() == got.on(1).stride() == (16, 4, 2, 1)
+
+
 def test_nothing_where_nothing_was_wanted(x):
     weight, mean, rstd = torch.ones(3), x.mean(1, True), x.var(1, keepdim=True)
     found = aten.native_layer_norm_backward(x, x, [3], mean, rstd, weight, weight, [True, False, True])
@@ -114,6 +122,9 @@ def test_sparse_results_are_held_each_by_itself(x):
     sparse = x.to_sparse()
     assert len(sparse._cells) == 4 and sparse.layout is torch.sparse_coo and sparse.shape == (2, 3)
     check(sparse.to_dense(), by_rank(lambda own: own, x))
+    assert sparse.sparse_dim() == 2
+    with pytest.raises(RanksDiverge, match="0 on rank 1, 5 on ranks 0, 2, 3"):
+        sparse._nnz()
     assert torch.eye(3).to_sparse()._partition.uniform
 
 

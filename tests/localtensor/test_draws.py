@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
+from torch.nn import functional
 
 from localtensor import run
 from localtensor.draws import Stream, Streams
@@ -42,10 +42,10 @@ DRAWS = {
     "by columns": lain_by_columns,
     "with gaps": lain_with_gaps,
     "an initialiser": lambda: torch.nn.init.kaiming_uniform_(torch.empty(3, 5)),
-    "dropout": lambda: F.dropout(torch.ones(4, 5), 0.5),
-    "dropout where ranks differ": lambda: F.dropout(rank_tensor(lambda rank: torch.arange(9.0) + rank), 0.3),
-    "dropout in place": lambda: F.dropout(rank_tensor(lambda rank: torch.arange(9.0) + rank), 0.3, inplace=True),
-    "alpha dropout": lambda: F.alpha_dropout(rank_tensor(lambda rank: torch.arange(9.0) + rank), 0.3, training=True),
+    "dropout": lambda: functional.dropout(torch.ones(4, 5), 0.5),
+    "dropout where ranks differ": lambda: functional.dropout(rank_tensor(lambda rank: torch.arange(9.0) + rank), 0.3),
+    "dropout in place": lambda: functional.dropout(rank_tensor(lambda rank: torch.arange(9.0) + rank), 0.3, inplace=True),
+    "alpha dropout": lambda: functional.alpha_dropout(rank_tensor(lambda rank: torch.arange(9.0) + rank), 0.3, training=True),
     "bernoulli": lambda: torch.bernoulli(torch.full((20,), 0.5)),
     "bernoulli, a chance for each rank": lambda: torch.bernoulli(rank_tensor(lambda rank: torch.full((20,), rank / 4))),
     "bernoulli_ by tensor": lambda: torch.zeros(9).bernoulli_(rank_tensor(lambda rank: torch.full((9,), rank / 4))),
@@ -55,11 +55,11 @@ DRAWS = {
     "randint_like": lambda: torch.randint_like(torch.zeros(6), 9),
     "of another size on each rank": lambda: torch.randn_like(rank_tensor(lambda rank: torch.zeros(rank + 1, 2))),
     "as many as the rank": lambda: torch.randn(dist.get_rank() + 1),
-    "rrelu": lambda: F.rrelu(rank_tensor(lambda rank: torch.arange(-4.0, 4) - rank), training=True),
+    "rrelu": lambda: functional.rrelu(rank_tensor(lambda rank: torch.arange(-4.0, 4) - rank), training=True),
     "poisson": lambda: torch.poisson(rank_tensor(lambda rank: torch.ones(5) * rank)),
     "own generator": lambda: torch.randn(3, generator=torch.Generator().manual_seed(5)),
-    "gumbel": lambda: F.gumbel_softmax(rank_tensor(lambda rank: torch.arange(3.0) * rank)),
-    "noise of attention": lambda: F.scaled_dot_product_attention(*[rank_tensor(lambda rank: torch.ones(1, 4, 8) * rank)] * 3, dropout_p=0.5),
+    "gumbel": lambda: functional.gumbel_softmax(rank_tensor(lambda rank: torch.arange(3.0) * rank)),
+    "noise of attention": lambda: functional.scaled_dot_product_attention(*[rank_tensor(lambda rank: torch.ones(1, 4, 8) * rank)] * 3, dropout_p=0.5),
 }  # fmt: skip
 SEEDS = {
     "alike": lambda: torch.manual_seed(3),
@@ -134,10 +134,17 @@ def test_one_rank_that_draws_more_is_alone_until_the_others_have_drawn_as_much()
         assert mode.streams.of().states == []
 
 
+def test_what_depends_on_the_shape_only_is_drawn_once():
+    with LocalTensorMode(RANKS):
+        x = rank_map(lambda rank: torch.full((3,), float(rank)))
+        assert torch.rand_like(x)._partition.uniform and torch.randint_like(x, 9)._partition.uniform
+        assert x.clone().uniform_()._partition.rows == RANKS  # overwritten as it is held
+
+
 def test_only_the_ranks_that_hold_a_tensor_draw_for_it():
     with LocalTensorMode(RANKS) as mode:
         x = tensor_map(torch.zeros(3), lambda rank, one: one if rank < 2 else None)
-        F.dropout(x, 0.5)
+        functional.dropout(x, 0.5)
         assert mode.streams.of().partition.row_of.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
         y = torch.rand(2)
         assert torch.equal(y.on(0), y.on(1)) and not torch.equal(y.on(1), y.on(2))
@@ -178,14 +185,18 @@ def test_a_generator_that_is_seeded_behind_our_back_is_seeded_on_all_ranks():
 def test_a_generator_of_the_program_is_where_the_first_rank_has_it_after_the_mode():
     mine = torch.Generator().manual_seed(1)
     with LocalTensorMode(RANKS):
-        torch.rand(20 * (dist.get_rank() + 1), generator=mine)
+        torch.rand(20 * (4 - dist.get_rank()), generator=mine)
     other = torch.Generator().manual_seed(1)
-    torch.rand(20, generator=other)
+    torch.rand(80, generator=other)
     assert torch.equal(mine.get_state(), other.get_state())
 
 
 def test_an_op_that_fails_leaves_every_stream_as_it_was():
     with LocalTensorMode(RANKS) as mode:
+        state = torch.get_rng_state()
+        with pytest.raises(RuntimeError, match="invalid multinomial distribution"):
+            torch.multinomial(rank_map(lambda rank: torch.ones(3) * (rank != 3)), 2)
+        assert torch.equal(torch.get_rng_state(), state) and mode.streams.of().states == []
         torch.manual_seed(dist.get_rank())
         state = torch.get_rng_state()
         with pytest.raises(RuntimeError, match="invalid multinomial distribution"):
@@ -200,7 +211,7 @@ def test_fork_rng_and_checkpoint_bring_each_rank_its_own_numbers_back():
             first = torch.rand(2)
         second = torch.rand(2)
         x = torch.ones(8, requires_grad=True)
-        y = torch.utils.checkpoint.checkpoint(lambda x: F.dropout(x * x, 0.5), x, use_reentrant=False)
+        y = torch.utils.checkpoint.checkpoint(lambda x: functional.dropout(x * x, 0.5), x, use_reentrant=False)
         y.sum().backward()
         return first, second, y.detach(), x.grad
 

@@ -74,7 +74,6 @@ HOT = [
     "_to_copy",
     "clone",
     "masked_fill.Scalar",
-    "native_dropout",
     "native_batch_norm",
     "convolution",
     "convolution_backward",
@@ -121,22 +120,23 @@ def test_what_models_are_made_of_in_every_plan(calls, name):
 
 
 def test_each_takes_the_way_that_the_table_says(records):
-    ways = dict(table())
+    ways, seen = dict(table()), 0
     for name, record in records.items():
+        known = facts(overload(name))
         taken = {way for way, times in record.ways.items() if times}
-        if ways[name] is Way.RANKS and facts(overload(name)).another is None:
-            assert not taken & {"stack", "vmap"}, name
-        if ways[name] is Way.VMAP:
-            assert "stack" not in taken, name
-        if ways[name] is Way.DRAWS:
-            assert taken <= {"once"}, name
+        allowed = {Way.RANKS: {"rows"}, Way.VMAP: {"vmap", "rows"}, Way.STACK: {"stack", "vmap", "rows"}}
+        if known.another is None and not known.reshapes:  # these are done as other calls
+            assert taken <= {"once", *allowed.get(ways[name], ())}, name
+            seen += 1
+    assert seen > len(records) / 2
 
 
 def test_each_form_is_used_by_an_opinfo(records):
-    unused = {name for name in FORMS if name not in records}
-    assert unused == {name for name in unused if name.startswith(("aten::_fused_", "aten::_foreach_"))} | unused & {
-        "aten::lift_fresh", "aten::argsort", "aten::_unsafe_view", "aten::glu", "aten::squeeze",
-    }  # fmt: skip
+    unused = {
+        name for name in FORMS if name not in records and not name.startswith(("aten::_fused_", "aten::_foreach_"))
+    }
+    assert unused <= {"aten::_unsafe_view", "aten::argsort", "aten::glu", "aten::squeeze", "aten::lift_fresh"}
+    assert len(FORMS) > 200
 
 
 def test_a_wrong_form_is_caught(calls, monkeypatch):

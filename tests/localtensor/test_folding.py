@@ -144,6 +144,8 @@ def test_takes_says_in_the_cheapest_way_what_to_read():
     assert [(take.cell, take.rows, take.stacked) for take in one] == [
         (0, 0, False), (0, 1, False), (0, 2, False), (1, None, False),
     ]  # fmt: skip
+    (shared, _) = takes(partition([0, 1, 2], [2, 1]), partition([1, 1, 0], [2]))
+    assert (shared.cell, shared.rows, shared.stacked) == (0, 1, False)
     several, alone = takes(partition([0, NOWHERE, 1, 2], [2, 1]), coarse)
     assert several.rows.tolist() == [0, 2] and several.stacked
     assert alone.rows is None and not alone.stacked
@@ -159,6 +161,12 @@ def test_merged_cells_are_read_where_they_lie_now(held, data):
     joined = [torch.cat([cells[cell].reshape(-1) for cell in part]).squeeze() for part in parts]
     for rank in np.flatnonzero(held.row_of >= 0):
         assert read(whole, joined, rank) == read(held, cells, rank)
+
+
+def test_merged_puts_the_rows_of_a_kind_one_behind_the_other():
+    held = partition([0, 1, 2, 3, 4], [1, 2, 1, 1])
+    whole, parts = merged(held, ("a", "b", "a", "b"))
+    assert whole.row_of.tolist() == [0, 2, 3, 1, 4] and whole.sizes == (2, 3) and parts == ((0, 2), (1, 3))
 
 
 @given(values=st.lists(st.integers(-2, 2), min_size=1, max_size=8))

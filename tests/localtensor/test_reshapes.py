@@ -92,6 +92,9 @@ def test_set_to_a_storage(mode):
 
 def test_detach_in_place_leaves_the_values():
     weight = nn.Parameter(differing())
+    with torch.inference_mode():
+        y = differing()
+        assert y.detach_() is y and y.on(0).tolist() == [[0, 1, 2], [3, 4, 5]]
     x = weight * 2
     assert (
         x.requires_grad

@@ -129,6 +129,7 @@ def test_tensors_are_built_of_numbers_and_of_tensors(x):
     assert built.dtype == torch.float32 and on_all(built)[3] == [[3, 5], [2.5, 3]]
     assert torch.tensor([x[1], x[2]], dtype=torch.int64, requires_grad=False).on(2).tolist() == [3, 4]
     assert torch.tensor([torch.tensor(2), 1.5]).tolist() == [2, 1.5] and torch.tensor([1, 2]).tolist() == [1, 2]
+    assert on_all(torch.as_tensor([x[0], 7]))[2] == [2, 7] and torch.as_tensor([1, 2]).tolist() == [1, 2]
     assert torch.as_tensor(x) is x and on_all(torch.stack([x[0], x[1]]))[1] == [1, 2]
 
 
@@ -174,6 +175,15 @@ def test_contiguous_is_said_of_a_row(x):
     picture = rank_map(lambda rank: torch.ones(2, 3, 4, 4) * rank).to(memory_format=torch.channels_last)
     assert picture.is_contiguous(memory_format=torch.channels_last) and picture.stride() == (48, 1, 12, 3)
     assert picture.on(1).stride() == (48, 1, 12, 3)
+
+
+def test_ranks_whose_tensors_lie_otherwise():
+    x = rank_map(
+        lambda rank: torch.arange(6.0).view(2, 3).t() + rank if rank % 2 else torch.arange(6.0).view(3, 2) + rank
+    )
+    assert not x.is_contiguous() and x.contiguous().stride() == (2, 1) and x.shape == (3, 2)
+    assert [x.stride(1) == stride for stride in (1, 3)] == [x.stride(0) == 2, x.stride(0) == 1]
+    assert on_all(x.contiguous().view(-1))[1] == [1, 4, 2, 5, 3, 6] and on_all(x.t()[0])[2] == [2, 4, 6]
 
 
 def test_indexing(x):

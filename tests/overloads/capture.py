@@ -60,7 +60,7 @@ def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str,
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 
-    unasked = [mock.patch.object(module, "extract_test_fn", lambda: None) for module in (common_utils, core)]
+    unasked = [mock.patch.object(module, "extract_test_fn", return_value=None) for module in (common_utils, core)]
     with warnings.catch_warnings(), unasked[0], unasked[1]:  # it would walk the whole stack for each sample
         warnings.simplefilter("ignore")
         for dtype in dtypes:

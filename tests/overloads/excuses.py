@@ -21,6 +21,8 @@ MISREAD = (
 )
 # With such an operand and out=, the op alone takes another kernel than without out=, which lockstep runs.
 OTHER_KERNEL = ("aten::gelu.out",)
+# With out=, torch 2.13 gives another number for the same arguments: it reduces into what it still reads.
+UNLIKE_ITSELF = ("aten::binary_cross_entropy.out",)
 
 
 def excused(name: str, plan: str, found: Difference) -> bool:
@@ -29,6 +31,12 @@ def excused(name: str, plan: str, found: Difference) -> bool:
         return found.what == "value"
     if name == "aten::lift_fresh":  # gives back its argument; ours is another object of the same memory
         return found.what == "identity"
+    if name in UNLIKE_ITSELF:
+        return found.what == "value"
     if plan == "uneven" and found.what == "stride":  # cells of one shape were joined, and lie alike
         return True
-    return name in MISREAD + OTHER_KERNEL and plan in ("strided", "slices", "mixed order") and found.what == "value"
+    return (
+        name in MISREAD + OTHER_KERNEL
+        and plan in ("strided", "slices", "mixed order", "crossing order")
+        and found.what == "value"
+    )

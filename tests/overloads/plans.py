@@ -17,6 +17,7 @@ PLANS: dict[str, Callable[[int], list[int]]] = {
     "rest": lambda i: ALONE if i else UNIFORM,
     "crossing": lambda i: CROSSING if i % 2 else PAIRS,
     "strided": lambda i: ALONE,  # rows whose dims lie in another order in memory
+    "crossing order": lambda i: CROSSING if i % 2 else PAIRS,  # so, too
     "mixed order": lambda i: ALONE,  # every second operand so
     "slices": lambda i: PAIRS if i % 2 else ALONE,  # views of larger tensors
     "uneven": lambda i: ALONE,  # ranks 3, 4, 5 make another call, of other shapes
@@ -60,7 +61,7 @@ def operands(plan: str, calls: list[Call], how: str) -> list[list[Tensor]]:
             which = rank * len(calls) // RANKS
             if (which, number) not in made:
                 x = varied(lists[which][place], number, how)
-                turned = plan == "strided" or (plan == "mixed order" and place % 2)
+                turned = plan in ("strided", "crossing order") or (plan == "mixed order" and place % 2)
                 made[which, number] = reordered(x) if turned and place not in dense else x
         found.append([made[rank * len(calls) // RANKS, number] for rank, number in enumerate(numbers)])
     return found
