@@ -79,7 +79,9 @@ def _scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
 def from_roots(values: Sequence[Value], whole: Family, root: int) -> Value | None:
     """The i-th member holds the i-th value of its root; None if they are not alike, or not one for each member."""
     roots = [group[root] for group in whole.groups]
-    alike = len({(_shape(value), value.cells[0].dtype) for value in values}) == 1 and all(map(outcomes.is_dense, values))
+    alike = len({(_shape(value), value.cells[0].dtype) for value in values}) == 1 and all(
+        map(outcomes.is_dense, values)
+    )
     if not alike or not _one_each(values, whole) or any((value.held.row_of[roots] < 0).any() for value in values):
         return None
     return exchange.of_roots(values, whole, root)

@@ -43,7 +43,7 @@ def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: b
 
 def _order(stack: Tensor) -> list[int]:
     """The dims of the rows, the one with the largest step in memory first; behind the dim of rows."""
-    return [0, *sorted(range(1, stack.dim()), key=lambda dim: -stack.stride(dim))]
+    return [0, *sorted(range(1, stack.dim()), key=lambda dim: -int(stack.stride()[dim]))]
 
 
 def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:

@@ -48,7 +48,7 @@ class Stream:
         try:
             yield at
             at(None)
-        except BaseException:
+        except BaseException:  # why: whatever interrupts a draw, the generator is not left in the middle of it
             self.generator.set_state(before[0])
             self._leave()
             raise
@@ -85,7 +85,8 @@ class Stream:
 
     def state_on(self, rank: int) -> torch.Tensor:
         """The state that a rank has."""
-        return self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
+        found: torch.Tensor = self.states[self.partition.row_of[rank]] if self.states else self.generator.get_state()
+        return found
 
 
 def _stay(row: int) -> None:

@@ -141,7 +141,10 @@ def _scatter(
         return None
     group = mesh.get_group(mesh_dim)
     members = group.family.groups[0]
-    with mode.standing_at(members[group_src] if 0 <= group_src < len(members) else None):
+    if not 0 <= group_src < len(members):
+        with mode.standing_at(members[0]):
+            return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # which says so
+    with mode.standing_at(members[group_src]):
         return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
 
 
@@ -180,7 +183,7 @@ def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow
         apart = x.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
         return apart.flatten(cat_dim, cat_dim + 1)
 
-    return by_kind(mode, [tensor.shape[narrow_dim]], of_kind)
+    return by_kind(mode, _sizes(tensor), of_kind)
 
 
 # -- the rows of an embedding

@@ -69,7 +69,7 @@ def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
         held &= mode.everyone.row_of >= 0
         found = [rank_int(place, None if held.all() else held) for place in places]
         kept = mesh.__dict__["_lockstep_coordinates"] = (mode.everyone, mode.serial, found)
-    return kept[2]  # type: ignore[no-any-return]
+    return kept[2]
 
 
 def members(mode: Any, mesh: DeviceMesh) -> Partition | None:

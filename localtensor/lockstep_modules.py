@@ -1,7 +1,5 @@
-"""torch.nn and the libraries above it in lockstep: where they hold tensors in a way that LocalTensors do not bear.
-
-Each entry of `FORMS` is a function of torch's, and what serves it; `REFUSED` are those that cannot be served, and why.
-"""
+"""torch.nn and the libraries above it in lockstep, where they hold tensors in a way that LocalTensors do not bear:
+`FORMS` are functions of torch's and what serves them, `REFUSED` those that cannot be served, and why."""
 
 from __future__ import annotations
 
@@ -35,11 +33,12 @@ def _swap(original: Any, one: Tensor, other: Tensor) -> None:
     try:
         original(one, other)
     finally:
-        for x in (one, other) if ours else ():
-            memory = x.__dict__.get("_memory")
+        both: tuple[Any, ...] = (one, other) if ours else ()
+        for each in both:
+            memory = each.__dict__.get("_memory")
             if memory is not None:
-                x._memory = None  # type: ignore[attr-defined]
-                memory.join(x)
+                each._memory = None
+                memory.join(each)
 
 
 def _hash_of(original: Any) -> Any:

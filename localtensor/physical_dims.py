@@ -90,8 +90,8 @@ def _softmax_back(op: Any, stacked: Stacked, grad: Tensor, out: Tensor, dim: int
 def _joined(op: Any, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
     dims = {x.dim() - has_rows for x, has_rows in zip(xs, stacked[0], strict=True)}
     n = dims.pop() + (op is aten.stack.default)
-    if dims or not inside(n, dim):
-        return NotImplemented
+    if dims or not inside(n, dim) or not all(x.is_contiguous() for x in xs):
+        return NotImplemented  # rows of three dims in another order would look like channels_last in a stack
     rows = next(x.shape[0] for x, has_rows in zip(xs, stacked[0], strict=True) if has_rows)
     return op([each_row_of(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
 

@@ -19,9 +19,9 @@ localtensor.shards localtensor.meetings localtensor.collectives localtensor.rank
 localtensor.exchange localtensor.messages localtensor.same localtensor.judging localtensor.kernels localtensor.lockstep_groups
 localtensor.chunks localtensor.simulation localtensor.testing.same localtensor.c10d_ops localtensor.offers localtensor.tensor
 localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.answers localtensor.lockstep_works localtensor.outcomes localtensor.reshapes
-localtensor.process_group localtensor.stand_ins localtensor.kinds localtensor.one_cell localtensor.by_kind
+localtensor.process_group localtensor.stand_ins localtensor.one_cell localtensor.by_kind
 localtensor.threads localtensor._job localtensor.engine localtensor.lockstep_doors
-localtensor.real localtensor.script localtensor.c10d localtensor.lockstep_mesh localtensor.lockstep_modules localtensor.lockstep_objects localtensor.uneven
+localtensor.kinds localtensor.real localtensor.script localtensor.c10d localtensor.lockstep_mesh localtensor.lockstep_modules localtensor.lockstep_objects localtensor.uneven
 localtensor._run localtensor.adjoints localtensor.dtensor localtensor.lockstep_calls
 localtensor.lockstep
 localtensor.lockstep_collectives localtensor.testing.reference

@@ -11,7 +11,14 @@ import torch
 import torch.distributed as dist
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from localtensor.errors import NotInLockstep, OutsideWrite, RanksDiverge
 from localtensor.lockstep import LocalTensorMode, rank_map
@@ -359,6 +366,11 @@ def check(one, rank, want):
             assert one.x.is_conj() == want.is_conj() and one.x.is_neg() == want.is_neg()
 
 
-TestAliasing = Aliasing.TestCase
-TestAliasing.pytestmark = [pytest.mark.filterwarnings("ignore:Casting complex values to real")]
-TestAliasing.settings = settings(stateful_step_count=25, report_multiple_bugs=False)
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_aliasing_is_that_of_each_ranks_own_tensors():
+    check_machine(Aliasing)
+
+
+def check_machine(machine):
+    """Its own checks, after each step, on every live tensor and rank."""
+    run_state_machine_as_test(machine, settings=settings(stateful_step_count=25, report_multiple_bugs=False))

@@ -197,6 +197,9 @@ def test_an_op_that_fails_leaves_every_stream_as_it_was():
         with pytest.raises(RuntimeError, match="invalid multinomial distribution"):
             torch.multinomial(rank_map(lambda rank: torch.ones(3) * (rank != 3)), 2)
         assert torch.equal(torch.get_rng_state(), state) and mode.streams.of().states == []
+        with pytest.raises(ZeroDivisionError):
+            rank_map(lambda rank: torch.rand(1) / (rank < 2 or 1 // 0))
+        assert torch.equal(torch.get_rng_state(), state) and mode.streams.of().states == []
         torch.manual_seed(dist.get_rank())
         state = torch.get_rng_state()
         with pytest.raises(RuntimeError, match="invalid multinomial distribution"):

@@ -31,6 +31,7 @@ def report(records: dict[str, Record], seconds: float) -> str:
         f"refused, always           {len(refused):6}   {' '.join(refused)}",
         f"rank by rank              {len(rows):6}   where ranks differ",
         f"in {seconds:.0f} s",
+        "not always to the bit: " + " ".join(name.removeprefix("aten::") for name in near),
     ]
     for name in wrong:
         lines.append(f"{name}: {len(records[name].wrong)} of {records[name].calls} calls, {dict(records[name].ways)}")
