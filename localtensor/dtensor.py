@@ -301,6 +301,14 @@ def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: A
 # -- meshes that leave ranks out
 
 
+def _shard(mode: Any, original: Any, shard: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
+    return only(mode, found, lockstep_mesh.members(mode, mesh))
+
+
+_shard_by_kind = kinds_of(1, "tensor")
+
+
 def _replicate(mode: Any, original: Any, cls: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
     return only(mode, original(cls, tensor, mesh, *args, **kwargs), lockstep_mesh.members(mode, mesh))
 
@@ -313,14 +321,14 @@ def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *a
 FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_select_split_tensor", _select_split),
     (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
-    (Shard, "_shard_tensor", kinds_of(1, "tensor")),
+    (Shard, "_shard_tensor", _shard),
     (Shard, "_reduce_shard_tensor", kinds_of(1, "tensor")),
     (Shard, "_to_replicate_tensor", _to_replicate),
     (Shard, "_to_new_shard_dim", kinds_of(4, "current_logical_shape")),
     (Shard, "local_shard_size_and_offset", kinds_of(0, "curr_local_size")),
     (_StridedShard, "_select_split_tensor", _select_split),
     (_StridedShard, "_select_shard", _select_shard),
-    (_StridedShard, "_shard_tensor", kinds_of(1, "tensor")),
+    (_StridedShard, "_shard_tensor", _shard),
     (_StridedShard, "_to_replicate_tensor", kinds_of(4, "current_logical_shape")),
     (_StridedShard, "_local_shard_size", _length),
     (_StridedShard, "local_shard_size_and_offset", _strided_size),

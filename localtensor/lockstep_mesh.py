@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from localtensor.folding import Partition, partition
 from localtensor.lockstep_doors import Door, route
-from localtensor.rank_ints import is_rank_int, rank_int
+from localtensor.rank_ints import rank_int
 
 
 @contextmanager
@@ -56,7 +56,16 @@ def ranks_of(mesh: DeviceMesh) -> Any:
 
 def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
     """For each axis, the coordinate of each rank."""
-    kept = mesh.__dict__.get("_lockstep_coordinates")
+    return _places(mode, mesh)[0]
+
+
+def members(mode: Any, mesh: DeviceMesh) -> Partition | None:
+    """The ranks that are in a mesh, as a partition of one row; None if all ranks of the mode are."""
+    return _places(mode, mesh)[1]
+
+
+def _places(mode: Any, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
+    kept = mesh.__dict__.get("_lockstep_places")
     if kept is None or kept[0] is not mode.everyone or kept[1] != mode.serial:
         with mode.disable():
             whole = ranks_of(mesh)
@@ -64,28 +73,12 @@ def coordinates(mode: Any, mesh: DeviceMesh) -> list[Any]:
         flat = whole.reshape(-1)
         for axis, place in enumerate(np.indices(whole.shape)[1:]):
             places[axis, flat] = place.reshape(-1)
-        held = np.zeros(mode.world, bool)
-        held[flat] = True
-        held &= mode.everyone.row_of >= 0
+        here = mode.everyone.row_of >= 0
+        held = here & np.isin(np.arange(mode.world), flat)
         found = [rank_int(place, None if held.all() else held) for place in places]
-        kept = mesh.__dict__["_lockstep_coordinates"] = (mode.everyone, mode.serial, found)
-    return kept[2]
-
-
-def members(mode: Any, mesh: DeviceMesh) -> Partition | None:
-    """The ranks that are in a mesh, as a partition of one row; None if all ranks of the mode are."""
-    held = [place.node.held for place in coordinates(mode, mesh) if is_rank_int(place)]
-    mask = held[0] if held else _of_one(mode, mesh)
-    here = mode.everyone.row_of >= 0
-    if mask is None or mask[here].all():
-        return None
-    return partition(np.where(mask & here, 0, -1), [1])
-
-
-def _of_one(mode: Any, mesh: DeviceMesh) -> Any:
-    """Which ranks are in a mesh in which they have the same coordinates: that of a single rank."""
-    with mode.disable():
-        return np.isin(np.arange(mode.world), ranks_of(mesh))
+        missing = None if held[here].all() else partition(np.where(held, 0, -1), [1])
+        kept = mesh.__dict__["_lockstep_places"] = (mode.everyone, mode.serial, (found, missing))
+    return kept[2]  # type: ignore[no-any-return]
 
 
 def _coordinate(mode: Any, original: Any, mesh: DeviceMesh) -> Any:

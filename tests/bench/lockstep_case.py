@@ -21,7 +21,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from tests.bench.mlp_step import train
 
-ENOUGH = 4.0  # seconds of steps; at least MIN_STEPS of them
+ENOUGH = 1.5  # seconds of steps; at least MIN_STEPS of them
 MIN_STEPS, MOST_STEPS = 3, 60
 INNER = 200  # pointwise ops in one timing, at most
 

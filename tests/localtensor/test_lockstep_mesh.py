@@ -39,6 +39,15 @@ def grid():
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
+def by_name(mesh):
+    mesh._flatten("all")
+    return mesh["all"]
+
+
+def put_together(mesh):
+    return DeviceMesh._concatenate([mesh["dp"], mesh["tp"]])
+
+
 MADE = {
     "a row": lambda: init_device_mesh("cpu", (4,)),
     "a grid": grid,
@@ -46,9 +55,9 @@ MADE = {
     "the other axis": lambda: grid()["dp"],
     "both axes": lambda: grid()["dp", "tp"],
     "flattened": lambda: grid()._flatten("all"),
-    "flattened, by name": lambda: (lambda mesh: (mesh._flatten("all"), mesh["all"])[1])(grid()),
+    "flattened, by name": lambda: by_name(grid()),
     "unflattened": lambda: init_device_mesh("cpu", (4,), mesh_dim_names=("all",))._unflatten(0, (2, 2), ("a", "b")),
-    "put together": lambda: (lambda mesh: DeviceMesh._concatenate([mesh["dp"], mesh["tp"]]))(grid()),
+    "put together": lambda: put_together(grid()),
     "of ranks in another order": lambda: DeviceMesh("cpu", [3, 1, 0, 2]),
     "a grid in another order": lambda: DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("a", "b")),
     "of a group": lambda: DeviceMesh.from_group(dist.group.WORLD, "cpu"),
@@ -88,7 +97,7 @@ def test_the_wrong_axis_is_refused_in_torchs_words():
     for ask in (lambda: grid().get_local_rank(), lambda: grid().get_group("ep"), lambda: grid()["ep"]):
         with pytest.raises((RuntimeError, KeyError)) as mine:
             in_lockstep(ask, ranks=4)
-        with pytest.raises(Exception, match="RankRaised|rank") as theirs:
+        with pytest.raises(Exception, match=r"RankRaised|rank") as theirs:
             on_threads(ask, ranks=4)
         assert str(mine.value).strip("'\"")[:50] in str(theirs.value)
 
