@@ -110,11 +110,13 @@ def gathered(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition
     return cells, partition(by_rank, [len(group) for group in groups.values()])
 
 
-def joined(cells: Cells, held: Partition) -> tuple[Cells, Partition]:
-    """Fresh cells, those of one shape and with the same strides in one stack."""
+def joined(cells: Cells, held: Partition, *, by_shape: bool = False) -> tuple[Cells, Partition]:
+    """Fresh cells, those of one shape and with the same strides in one stack; `by_shape` lets strides differ."""
     if len(cells) == 1:
         return cells, held
     kinds = tuple(_row_kind(*pair) for pair in zip(cells, held.sizes, strict=True))
+    if by_shape:
+        kinds = tuple(kind[:1] for kind in kinds)
     if len(set(kinds)) == len(kinds):
         return cells, held
     whole, groups = merged(held, kinds)

@@ -56,7 +56,7 @@ def _over(
 ) -> Value:  # fmt: skip
     """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
     check_held(call, value.held, whole)
-    value = Value(*joined(*value))
+    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
     how = recipes.recipe(planned, root, value.held, whole, keep)
     if how is None:
         return rank_by_rank(value, whole, plain, keep=keep)
@@ -133,7 +133,7 @@ def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Valu
 def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
     """Every member holds its root's tensor."""
     check_held("broadcast", value.held, whole)
-    value = Value(*joined(*value))
+    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
     how = _as_roots_have(value.held, whole, root)
     if how is None:
         return rank_by_rank(value, whole, plain, keep=True)
@@ -163,7 +163,7 @@ def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
 def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
     """The root of each group holds its tensors along a new dim 0; the others hold nothing."""
     check_held("gather", value.held, whole)
-    value = Value(*joined(*value))
+    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
     how = recipes.recipe(recipes.at_root, root, value.held, whole, False)
     if how is not None:
         stacks = [folded.gathered(value.stack(cell), plan) for cell, plan in how.steps]

@@ -78,7 +78,7 @@ def _places(mode: Any, mesh: DeviceMesh) -> tuple[list[Any], Partition | None]:
         found = [rank_int(place, None if held.all() else held) for place in places]
         missing = None if held[here].all() else partition(np.where(held, 0, -1), [1])
         kept = mesh.__dict__["_lockstep_places"] = (mode.everyone, mode.serial, (found, missing))
-    return kept[2]  # type: ignore[no-any-return]
+    return kept[2]
 
 
 def _coordinate(mode: Any, original: Any, mesh: DeviceMesh) -> Any:

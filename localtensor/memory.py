@@ -214,7 +214,7 @@ def _alone(cell: Tensor) -> Tensor:
 
 def _replace(x: Member, cells: list[Tensor], held: Partition) -> None:
     if len(cells) > 1:
-        fresh, held = joined(tuple(cells), held)
+        fresh, held = joined(tuple(cells), held, by_shape=True)
         cells = list(fresh)
     cells = [_alone(cell.contiguous()) for cell in cells]
     for member in [x] if x._memory is None else x._memory.members():

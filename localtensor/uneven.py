@@ -32,7 +32,7 @@ def _padded(value: Value, dim: int, length: int) -> Value:
         along = dim + (rows > 1)
         missing = [length - size if place == along else size for place, size in enumerate(cell.shape)]
         cells.append(torch.cat([cell, cell.new_zeros(missing)], along) if missing[along] else cell.contiguous())
-    return Value(*joined(tuple(cells), value.held))
+    return Value(*joined(tuple(cells), value.held, by_shape=True))
 
 
 def _whole(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int) -> Tensor:

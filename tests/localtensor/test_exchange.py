@@ -97,3 +97,14 @@ def test_a_recipe_is_worked_out_once():
     before = recipes.recipe.cache_info().misses
     exchange.all_reduce(x, PAIRS, "max", summed)
     assert recipes.recipe.cache_info().misses == before
+
+
+def test_strides_that_differ_do_not_make_it_slow(monkeypatch):
+    """Short shards that were padded have other strides on dims of size one: still one stack, and one pass."""
+    monkeypatch.setattr(exchange, "rank_by_rank", None)
+    whole = partition([0, 1, 2, 2], [2, 1])
+    cells = (torch.arange(4.0).reshape(2, 1, 2), torch.empty_strided((1, 2), (7, 1)).copy_(torch.tensor([[4.0, 5.0]])))
+    one = of_lists([[0, 1, 2, 3]], 4)
+    gathered = exchange.all_gather(Value(cells, whole), one, None)
+    assert gathered.held.rows == 1
+    assert gathered.cells[0].flatten().tolist() == [0, 1, 2, 3, 4, 5, 4, 5]
