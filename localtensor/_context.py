@@ -105,11 +105,12 @@ def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
     _ambient.modes.append(mode)
 
 
-def close_mode(mode: Any) -> None:
-    """The mode is this thread's no longer."""
+def close_mode(mode: Any) -> bool:
+    """The mode is this thread's no longer; the answer says whether it was the last of the process."""
     with _gate:
         _open_modes[:] = [one for one in _open_modes if one is not mode]
     _ambient.modes[:] = [one for one in _ambient.modes if one is not mode]
+    return not _open_modes
 
 
 def refuse_inside_mode(busy: Callable[[str], Exception]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localtensor.fold_order import IN_A_ROW
 from localtensor.reductions import Op, fold, premultiplied
 
 Ids = np.ndarray[Any, Any]
@@ -58,20 +59,21 @@ def taken(x: Tensor, rows: Pick) -> Tensor:
 
 
 def fold_plan(ids: Ids) -> Plan:
-    """Neighbours are folded in pairs, then their results, as `reductions.fold` does; a pair that occurs twice, once.
+    """In the order of `fold_order.by_pairs`; a pair that occurs twice is folded once.
 
     So ranks with equal values cost next to nothing.
     """
     members, levels = ids.shape[1], []
     while ids.shape[1] > 1:
-        even = ids.shape[1] // 2 * 2
+        even = ids.shape[1] // 2 * 2 if ids.shape[1] > IN_A_ROW else 2
         left, right = ids[:, 0:even:2], ids[:, 1:even:2]
         many = int(ids.max()) + 1
         codes, inverse = np.unique(left * many + right, return_inverse=True)
         next_ids, rest = inverse.reshape(ids.shape[0], even // 2), None
         if even < ids.shape[1]:
-            alone, places = np.unique(ids[:, -1], return_inverse=True)
-            next_ids, rest = np.concatenate([next_ids, places.reshape(-1, 1) + len(codes)], 1), pick(alone)
+            alone, places = np.unique(ids[:, even:], return_inverse=True)
+            later = places.reshape(ids.shape[0], -1) + len(codes)
+            next_ids, rest = np.concatenate([next_ids, later], 1), pick(alone)
         levels.append(Level(pick(codes // many), pick(codes % many), rest))
         ids = next_ids
     rows, places = np.unique(ids[:, 0], return_inverse=True)

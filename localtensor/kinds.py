@@ -8,7 +8,7 @@ stay stacks.  It may communicate, in groups that lie within a kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils import _python_dispatch
 
 from localtensor.engine import plainly
 from localtensor.errors import NotInLockstep, RanksDiverge
@@ -26,6 +27,14 @@ from localtensor.outcomes import value_of
 from localtensor.rank_ints import is_rank_int, rank_int
 from localtensor.rank_words import place_here
 from localtensor.tensor import LocalTensor, wrap
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+PRIVATE = {
+    "torch.distributed._functional_collectives.AsyncCollectiveTensor": "a tensor that a collective brings is wrapped",
+    "torch.utils._python_dispatch._disable_current_modes": "an op that is done for each kind shows once to other modes",
+    "torch.utils._python_dispatch._push_mode": "the same",
+    "torch.utils._python_dispatch._pop_mode": "the same",
+}
 
 Narrow = Callable[[Any], Any]  # from what all ranks have to what a kind has
 
@@ -54,9 +63,26 @@ def by_kind(mode: Any, ints: Iterable[Any], do: Callable[[Narrow], Any]) -> Any:
     found = []
     for row in range(held.rows):
         kind = _of_row(held, row)
-        with narrowed(mode, kind):
+        with narrowed(mode, kind), _alone(mode) if row else nullcontext():
             found.append(do(lambda value, kind=kind: _narrow(mode, value, kind)))  # type: ignore[misc]
     return joined(mode, found, held)
+
+
+@contextmanager
+def _alone(mode: Any) -> Iterator[None]:
+    """While inside, no other mode sees the ops: a rank does them once, for whichever kind it is of.
+
+    Torch's CommDebugMode, for one, counts what one rank does.
+    """
+    if torch._C._len_torch_dispatch_stack() < 2:
+        yield
+        return
+    with _python_dispatch._disable_current_modes():
+        _python_dispatch._push_mode(mode)
+        try:
+            yield
+        finally:
+            _python_dispatch._pop_mode()
 
 
 @lru_cache(1024)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor import _context, c10d, dtensor, engine, lockstep_calls, lockstep_doors, lockstep_modules
@@ -39,6 +40,17 @@ _SIZES = frozenset(
 
 _PLAIN = Tensor.__torch_dispatch__  # of types that leave dispatch to torch: `p.data` brings that of any tensor
 _get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
+# torch keeps once per process whether a mode is on, and puts back what was before: wrong, if two threads take turns.
+_FLAGS = [
+    name
+    for name in (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+    if hasattr(_python_dispatch, name)
+]
 
 
 class LocalTensorMode(TorchDispatchMode):
@@ -105,7 +117,9 @@ class LocalTensorMode(TorchDispatchMode):
             super().__exit__(kind, error, trace)
         finally:
             self.groups.close()
-            _context.close_mode(self)
+            if _context.close_mode(self) and not torch._C._len_torch_dispatch_stack():
+                for flag in _FLAGS:
+                    setattr(_python_dispatch, flag, False)
             if self._outer is not None:
                 self._outer[0]._paused, self._outer = self._outer[1], None
             self.streams.close()

@@ -33,6 +33,7 @@ def install() -> None:
     if _installed:
         return
     _installed.append(True)
+    torch.utils._device._device_constructors()  # kept by torch: a default device goes by the functions as they are
     c10d._world = RoutedWorld(c10d._world)
     for name, ours in _GROUPS.items():
         route_call(name, ours)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import DtypeNotReducible, UnknownReduction
+from localtensor.fold_order import by_pairs
 
 Fold: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 
@@ -46,21 +47,6 @@ class PremulSum:
 
 
 Op: TypeAlias = str | PremulSum
-
-
-def by_pairs(pair: Callable[[Tensor, Tensor], Tensor], held: Sequence[Tensor]) -> Tensor:
-    """Neighbours are folded in pairs, then their results, until one is left.
-
-    As good an order as gloo's ring or tree, whose own depends on sizes; and one in which groups of equal values can
-    be folded together (folded.py).
-
-    >>> by_pairs(lambda a, b: f"({a}{b})", "abcde")
-    '(((ab)(cd))e)'
-    """
-    while len(held) > 1:
-        even = len(held) // 2 * 2
-        held = [*(pair(held[i], held[i + 1]) for i in range(0, even, 2)), *held[even:]]
-    return held[0]
 
 
 def total(held: Sequence[Tensor]) -> Tensor:

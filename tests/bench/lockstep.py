@@ -15,13 +15,12 @@ RANKS = (1, 4, 16, 64, 256, 1024, 4096)
 PEER_RANKS = {"step": 256, "first": 256, "pointwise": 1024}  # the most that take the peer less than a minute
 TARGETS = {("step", 4): 2.0, ("step", 256): 30.0}
 GROWTH, SECONDS, MIB, OP = 1.5, {1024: 1.0, 4096: 10.0}, 600.0, 30e-6
-RUNS = 3
 LIMIT = 900  # seconds for one case
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Seconds, the median of the runs, and the highest peak."""
+    """Seconds: of a step or an op, the median of many; of the first use, that one.  The peak of the process."""
 
     seconds: float
     peak_mib: float
@@ -62,24 +61,17 @@ def run_case(work: str, way: str, ranks: int) -> Case:
     return Case(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def median(cases: list[Case]) -> Case:
-    ordered = sorted(cases, key=lambda case: case.seconds)
-    return Case(ordered[len(ordered) // 2].seconds, max(case.peak_mib for case in cases))
-
-
 def compare(console: Console, *, full: bool = False) -> Compared:
     """Each case in a process of its own; `full` lets the peer try every number of ranks that ours does, for hours."""
     cases: dict[str, dict[str, dict[int, Case]]] = {w: {"floor": {}, "ours": {}, "peer": {}} for w in PEER_RANKS}
     for work, found in cases.items():
         for ranks in RANKS:
             console.print(f"{work}, {ranks} ranks ...", style="dim")
-            found["ours"][ranks] = median([run_case(work, "ours", ranks) for _ in range(RUNS)])
+            found["ours"][ranks] = run_case(work, "ours", ranks)
             if ranks == 1:
-                found["floor"][1] = median([run_case(work, "floor", 1) for _ in range(RUNS)])
+                found["floor"][1] = run_case(work, "floor", 1)
             if full or ranks <= PEER_RANKS[work]:
-                found["peer"][ranks] = median(
-                    [run_case(work, "peer", ranks) for _ in range(RUNS if ranks <= 16 else 1)]
-                )
+                found["peer"][ranks] = run_case(work, "peer", ranks)
     return Compared(cases)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = """
-localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced localtensor.wire localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines localtensor._worker localtensor._script_rank localtensor.folding localtensor.lockstep_parts localtensor.offsets localtensor.own_world localtensor.physical
+localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced localtensor.wire localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines localtensor._worker localtensor._script_rank localtensor.folding localtensor.lockstep_parts localtensor.offsets localtensor.own_world localtensor.physical localtensor.fold_order
 localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults localtensor.frames localtensor.rank_random localtensor.rank_shared localtensor.cells localtensor.draws localtensor.physical_lists localtensor.physical_nn localtensor.rewrites
 localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs localtensor.rank_special localtensor.errors.lockstep localtensor.memory localtensor.physical_dims localtensor.shown
 localtensor.errors localtensor.rank_state localtensor.forms

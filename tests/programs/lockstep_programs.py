@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode, visualize_sharding
 from torch.distributed.tensor.experimental import local_map, register_sharding
 from torch.distributed.tensor.parallel import (
@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from tests.programs.tensor_parallel_programs import gradients, whole
@@ -59,10 +60,10 @@ def inputs_and_outputs() -> dict[str, Any]:
     mesh = row()
     both = PrepareModuleInputOutput(
         input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),), output_layouts=(Replicate(),),
-        desired_output_layouts=(Shard(0),),
+        desired_output_layouts=(Shard(0),), use_local_input=True,
     )  # fmt: skip
     model = nn.Sequential(*(seeded(lambda: nn.Linear(8, 8)) for _ in range(3)))
-    inputs = PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),))
+    inputs = PrepareModuleInput(input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),), use_local_output=True)
     outputs = PrepareModuleOutput(output_layouts=(Replicate(),), desired_output_layouts=(Shard(0),))
     parallelize_module(model, mesh, {"0": inputs, "1": outputs, "2": both})
     return {"out": model(noise(5, 8).double())}
@@ -175,7 +176,8 @@ def losses() -> list[Any]:
 def attention() -> list[Any]:
     mesh = row()
     q, k, v = (distribute_tensor(noise(2, 4, 3, 8), mesh, [Shard(1)]).requires_grad_() for _ in range(3))
-    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        out = functional.scaled_dot_product_attention(q, k, v)
     out.sum().backward()
     return [out.detach(), q.grad, v.grad]
 
@@ -184,7 +186,7 @@ def foreach_optimizers() -> list[Any]:
     found = []
     for make in (torch.optim.SGD, torch.optim.AdamW):
         for foreach in (False, True):
-            parts = [nn.Parameter(distribute_tensor(noise(rows, 3), row(), [Shard(0)])) for rows in (4, 5, 2)]
+            parts = [nn.Parameter(distribute_tensor(noise(rows, 3), row(), [Shard(0)])) for rows in (4, 5, 8)]
             optimizer = make(parts, lr=0.1, foreach=foreach)
             for _ in range(2):
                 sum((part * part).sum() for part in parts).backward()
