@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils._device
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor import _context

@@ -120,7 +120,6 @@ MESH: dict[str, Door] = {
     "_is_current_rank_part_of_mesh": _is_part,
     "_flatten": _as_lowest,
     "_unflatten": _as_lowest,
-    "__getitem__": _as_lowest,
     "_get_mesh_tensor_from_full_mesh": _tensor_of,
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _collective_utils, _utils, distribute_tensor
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard, _StridedShardOffsetMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor import dtensor
 from localtensor.errors import LocalTensorError
@@ -64,6 +65,7 @@ def _lifted(mode: Any) -> Any:
     return of
 
 
+S0, S1, R = Shard(0), Shard(1), Replicate()
 RANK = Each(0, 1, 2, 3)
 PLACE = Each(1, 0, 1, 0)  # of two
 
@@ -134,6 +136,32 @@ def test_the_rows_that_a_rank_does_not_have():
     check_both(_MaskPartial._mask_tensor, torch.tensor([0, 3, 1], dtype=torch.int32), Each(0, 2, 4, 4), 2)
 
 
+class Counted(TorchDispatchMode):
+    """How many ops there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.many = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.many += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_thousand_ranks_take_no_more_ops_than_four():
+    found = []
+    for ranks in (4, 1024):
+        with LocalTensorMode(ranks), Counted() as counted:
+            offsets = rank_int(range(ranks))
+            mask, places = _MaskPartial._mask_tensor(torch.arange(5), offsets, 1)
+            torch._utils._maybe_view_chunk_cat(torch.ones(2 * ranks, 3), ranks, 1)
+            mesh = init_device_mesh("cpu", (ranks,))
+            x = distribute_tensor(torch.ones(ranks + 1, 2), mesh, [S0], src_data_rank=None)
+            x.redistribute(mesh, [R])
+        found.append((counted.many, len(mask._partition.sizes), len(places._partition.sizes)))
+    assert found[0] == found[1]
+
+
 SPREADS = {
     "one": ((4,), [Shard(0)]),
     "columns": ((4,), [Shard(1)]),
@@ -171,11 +199,11 @@ def walk_along(shape, *layouts):
     return seen
 
 
-S0, S1, R = Shard(0), Shard(1), Replicate()
 WALKS = {
     "to replicate": ((S0, S0), (S0, R), (R, R), (S1, S0), (R, S0)),
     "to another dim": ((S0, S1), (S1, S1), (S1, S0), (S0, S0)),
     "strided": ((_StridedShard(0, split_factor=2), S0), (R, S0), (R, R), (_StridedShard(0, split_factor=2), S0)),
+    "strided behind a plain one": ((S0, _StridedShard(0, split_factor=2)), (S0, R), (R, R)),
     "from partial": ((Partial(), S0), (S0, S0)),
     "from partial to replicate": ((Partial("avg"), S0), (R, S0)),
     "from partial to another dim": ((S0, Partial()), (S0, S1), (S0, S0)),

@@ -51,6 +51,10 @@ def test_inside_a_kind_collectives_are_of_its_groups_and_ranks_are_its_ranks():
 def test_a_kind_that_cuts_a_group_in_two_cannot_communicate():
     with LocalTensorMode(4) as mode, pytest.raises(NotInLockstep, match="some ranks of a group"):
         by_kind(mode, [rank_int(SIZES)], lambda of: dist.all_reduce(of(torch.ones(1))))
+    with LocalTensorMode(4) as mode:
+        pairs = dist.new_subgroups(2)[0]
+        with pytest.raises(NotInLockstep, match="some ranks of a group"):  # of 2 and 3; 0 and 1 are of one kind
+            by_kind(mode, [rank_int(SIZES)], lambda of: dist.all_reduce(of(torch.ones(1)), group=pairs))
 
 
 def test_lists_ints_and_what_is_the_same_come_together():
