@@ -1,6 +1,7 @@
 """Two Hypothesis profiles, `--slow`, and torch on one thread.  Fixtures live beside the tests that use them."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from hypothesis import settings
 settings.register_profile("default", max_examples=50, derandomize=True, deadline=None, database=None)
 settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a shell: the tests of Ctrl-C need it back
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other
 

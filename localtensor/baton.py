@@ -98,6 +98,10 @@ class Baton:
         holder = self.holder
         if holder is not None and holder in self.idents:
             _raise_in(self.idents[holder], Abort)
+            if self.wait(grace / 2):
+                return ()
+            if self.holder == holder and holder in self.idents:  # Python drops what is raised in a collector's callback
+                _raise_in(self.idents[holder], Abort)
         if holder is None and self._unfinished:  # nobody has begun: those that have a thread begin, to end
             self._unfinished = {rank for rank, thread in enumerate(self._threads) if thread.ident is not None}
             self._end_the_rest(None)
@@ -194,10 +198,12 @@ class Baton:
         except Abort:
             pass
         finally:
-            try:
-                self._leave(rank)
-            except Abort:  # it was sent when the rank was on its way out; that happens once
-                self._leave(rank)
+            while True:
+                try:
+                    self._leave(rank)
+                    break
+                except Abort:  # it was sent when the rank was on its way out; that happens twice at most
+                    continue
 
     def _leave(self, rank: int) -> None:
         """The rank is gone, and another has the baton; a second call does what the first could not."""
