@@ -13,7 +13,7 @@ PYTHON  ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup validate test check fix laws real bench rankbugs overloads docs clean
+.PHONY: help setup validate test check fix laws real bench rankbugs overloads cuda docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ rankbugs: $(READY) ## planted faults in rank programs: how many lt.run finds, an
 
 overloads: $(READY) ## every aten overload in lockstep, against a plain loop over the ranks  (about 10 minutes)
 	@$(PY) -m tests.overloads
+
+cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
+	@$(PY) -m tests.cuda
 
 docs: $(READY) ## every docstring example, every command and example of the README  (under 2 minutes)
 	$(PYTEST) localtensor strategies tests/house/test_readme.py

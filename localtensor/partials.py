@@ -6,7 +6,8 @@ rounding for sums, averages and products of floats.
 The parts are adversaries.  An honest split such as x/n on each rank lets wrong rules pass, so
 sums cancel, change sign, and are non-zero where the total is zero; in every second split half of
 them are zero where the total is not.  Minima and maxima have another owner for each element and
-element-wise random distances, with ties in every second split.
+element-wise random distances, with ties in every second split.  Where the total is NaN or infinite,
+one part is, and the others are numbers, unless that makes another total.
 """
 
 from __future__ import annotations
@@ -50,18 +51,28 @@ def fold(held: Tensor, kind: str) -> Tensor:
     return total if kind == "sum" else total / held.shape[0] if _divides(held.dtype) else total.double() / held.shape[0]
 
 
-def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
+def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False) -> Tensor:
     """`ranks` partial values of x, stacked as [ranks, *x.shape], of x's dtype.
 
     `sparse` asks for the second form: zeros of the parts that are not zeros of the total (sum,
-    avg), ties (min, max), ones (product).  Raises `NotReducible` as `fold` does.
+    avg), ties (min, max), ones (product).  `far` asks for parts about a thousand times as large as the total,
+    or as far from it; integers of fewer than 32 bits have no room for that, and stay as they are without it.
+    Raises `NotReducible` as `fold` does.
     """
     if not reducible(kind, x.dtype):
         raise NotReducible("partials.parts", kind, x.dtype)
     make = {"sum": _addends, "avg": _averages, "min": _extremes, "max": _extremes, "product": _factors}[kind]
     if x.dtype == torch.bool:
         return _deal(_truths(x, kind, ranks, rng), rng)
-    return _deal(make(x, kind, ranks, rng, sparse), rng)
+    return _deal(make(x, kind, ranks, rng, sparse, FAR if far and _has_room(x.dtype) else 1), rng)
+
+
+FAR = 1024
+"""How many times larger than usual the parts are that are asked to be far; a power of two costs no digits."""
+
+
+def _has_room(dtype: torch.dtype) -> bool:
+    return torch.iinfo(dtype).bits >= 32 if not _divides(dtype) else torch.finfo(dtype).max > 1e6
 
 
 _ALL = ("min", "product")
@@ -72,15 +83,15 @@ def _divides(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _noise(x: Tensor, count: int, rng: torch.Generator) -> Tensor:
-    """Random values of the size of x itself, of both signs where the dtype has signs, never zero."""
+def _noise(x: Tensor, count: int, rng: torch.Generator, far: int) -> Tensor:
+    """Random values of the size of x itself, or so many times that, of both signs where the dtype has signs, never zero."""
     shape = (count, *x.shape)
     if not _divides(x.dtype):
-        size = torch.randint(1, 10, shape, generator=rng, device=rng.device).to(x.device)
+        size = torch.randint(1, 10, shape, generator=rng, device=rng.device).to(x.device) * far
         sign = torch.randint(0, 2, shape, generator=rng, device=rng.device).to(x.device) * 2 - 1
         return (size * sign).to(x.dtype) if x.dtype.is_signed else size.to(x.dtype)
     finite = x.detach().abs().nan_to_num(0.0, 0.0, 0.0)
-    scale = finite.amax() * 0.7 + 0.6 if x.numel() else 1.0
+    scale = (finite.amax() * 0.7 + 0.6) * far if x.numel() else 1.0
     real = torch.rand(shape, generator=rng, device=rng.device, dtype=torch.float64).to(x.device)
     real = (real + 0.1) * torch.where(real * 1e4 % 2 < 1, -1.0, 1.0)
     return (real * scale).to(x.dtype)
@@ -90,8 +101,8 @@ def _coin(shape: tuple[int, ...], rng: torch.Generator, device: torch.device, ch
     return (torch.rand(shape, generator=rng, device=rng.device) < chance).to(device)
 
 
-def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
-    noise = _noise(x, ranks - 1, rng)
+def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
+    noise = _noise(x, ranks - 1, rng, far)
     if sparse:
         noise = noise * _coin(tuple(noise.shape), rng, x.device, 0.5)
     # Where the total is infinite or NaN one rank alone holds that; inf - inf would make it NaN.
@@ -99,17 +110,17 @@ def _addends(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: boo
     return torch.cat([noise, last[None]])
 
 
-def _averages(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
-    return _addends(x * ranks, "sum", ranks, rng, sparse)
+def _averages(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
+    return _addends(x * ranks, "sum", ranks, rng, sparse, far)
 
 
-def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+def _factors(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
     shape = (ranks - 1, *x.shape)
     sign = torch.where(_coin(shape, rng, x.device, 0.5), 1, -1 if x.dtype.is_signed else 1)
     if not _divides(x.dtype) or sparse:
         others = sign.to(x.dtype)
         return torch.cat([others, (x * others.prod(0, dtype=x.dtype))[None]])
-    others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0, 0.5)
+    others = sign * torch.where(_coin(shape, rng, x.device, 0.5), 2.0 * far, 0.5 / far)
     return torch.cat([others.to(x.dtype), (x / others.prod(0)).to(x.dtype)[None]])
 
 
@@ -118,8 +129,8 @@ def _truths(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
     return torch.cat([x | apart if kind in _ALL else x & apart, x[None]])
 
 
-def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
-    distance = _noise(x, ranks - 1, rng)
+def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
+    distance = _noise(x, ranks - 1, rng, far)
     distance = distance.abs() if x.dtype.is_signed else distance
     # Far enough, at half of the elements, for a part to be larger in size than the total: |P(max)| is no maximum.
     distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
@@ -130,9 +141,11 @@ def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
 
 
 def _moved(x: Tensor, distance: Tensor, *, down: bool) -> Tensor:
-    """x shifted by a distance, never past the ends of an integer dtype."""
+    """x shifted by a distance, never past the ends of an integer dtype; a number where x is none."""
     if _divides(x.dtype):
-        return x - distance if down else x + distance
+        if down:
+            return x.nan_to_num(0.0, 0.0, -torch.inf) - distance
+        return x.nan_to_num(0.0, torch.inf, 0.0) + distance
     ends = torch.iinfo(x.dtype)
     if down:
         return torch.where(x < ends.min + distance, x, x - distance)

@@ -21,13 +21,20 @@ def features(sample: Sample) -> list[tuple[int, str]]:
             sizes = "".join("1" if size == 1 else "e" if size % 2 == 0 else "o" for size in x.shape)
             return f"{x.dtype}{sizes}{'' if x.is_contiguous() else ' strided'}"
         if isinstance(value, float):
-            return "inf" if math.isinf(value) else "integral" if value.is_integer() else "float"
+            return _number(value)
         return f"{type(value).__name__}({', '.join(map(show, value))})" if isinstance(value, (list, tuple)) else repr(value)  # fmt: skip
 
     shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
     shapes = {tuple(t.shape) for t in sample.tensors}
     beside = [(-3 - i, _beside(sample.tensors[0], t)) for i, t in enumerate(sample.tensors[1:])]
     return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments"), *beside]
+
+
+def _number(value: float) -> str:
+    """Small whole numbers and infinities mean something of their own (the order of a norm); of others only the kind."""
+    if not math.isfinite(value) or (value.is_integer() and abs(value) <= 4):
+        return repr(value)
+    return ("-" if value < 0 else "+") + ("integral" if value.is_integer() else "float")
 
 
 def _beside(first: Tensor, other: Tensor) -> str:

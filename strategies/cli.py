@@ -30,6 +30,8 @@ EXAMPLES = """Examples:
   localtensor validate add --search --ranks 2              also what holds and nobody claims
   localtensor validate cumprod --repro scripts             a torchrun script for every finding
   localtensor validate --rules my_package.my_rules         just the rules that this module registers
+  localtensor validate --all --journal s.jsonl             keeps what is done; --resume goes on with it
+  localtensor validate --all --journal 1.jsonl --shard 1/4 a quarter of the work, for a CI matrix
 
 Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;
 3 nothing was tested, or the tool itself failed.
@@ -63,6 +65,12 @@ def validate(
     confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo, nccl or none.")] = "gloo",
     json_file: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None,
     repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
+    mesh: Annotated[list[str] | None, Option("--mesh", help="A mesh to try: --mesh 2,2 has two axes, --mesh 2 is --ranks 2.", show_default=False)] = None,
+    pairs: Annotated[bool, Option("--pairs", help="Also what follows the op: a second op, its gradient, the same call again.")] = False,
+    journal: Annotated[Path | None, Option("--journal", help="Keep a line for each unit done in this file.", show_default=False)] = None,
+    resume: Annotated[bool, Option("--resume", help="Go on with the journal.")] = False,
+    shard: Annotated[str, Option("--shard", help="i/N: the i-th of N parts of the work, for a CI matrix.")] = "",
+    executor: Annotated[str, Option("--executor", help="MODULE:FUNCTION that gives a concurrent.futures executor; or dask.")] = "",
     seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
     workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
     quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
@@ -73,18 +81,98 @@ def validate(
 
         many = workers if workers is not None else os.cpu_count() or 1
         chosen = command.Chosen(
-            tuple(ops or ()), everything, search, tuple(ranks or (2, 3, 4)), tuple(dtype or ()), device, rules, confirm,
-            json_file, repro, seed, many, quiet,
+            tuple(ops or ()), everything, search, tuple(ranks or ()), tuple(dtype or ()), device, rules, confirm,
+            json_file, repro, seed, many, quiet, tuple(mesh or ()), pairs, journal, resume, shard, executor,
         )  # fmt: skip
         code = command.run(chosen)
     except KeyboardInterrupt:
-        typer.echo("localtensor: stopped by Ctrl-C; no report was written.", err=True)
+        kept = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
+        typer.echo(f"localtensor: stopped by Ctrl-C; no report was written; {kept}.", err=True)
         code = INTERRUPTED
     except Exception:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
         typer.echo(traceback.format_exc(), err=True)
         typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
         code = NOTHING
     raise typer.Exit(code)
+
+
+MERGE_EXAMPLES = """Examples:
+
+\b
+  localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl        one report of four shards
+  localtensor merge *.jsonl --json report.json             the same, for programs
+
+Exit codes: those of the whole run; 2 a file that is no journal, or of another run; 3 a unit is missing.
+"""
+
+
+@app.command(epilog=MERGE_EXAMPLES)
+def merge(
+    journals: Annotated[list[Path], Argument(metavar="JOURNAL...", help="What --journal wrote, of every shard.", show_default=False)],
+    out: Annotated[Path | None, Option("--out", help="Write one journal of the whole run here.")] = None,
+    json_file: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None,
+    repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
+) -> None:  # fmt: skip
+    """Join the journals of several shards, and prove that nothing is missing."""
+    try:
+        from strategies import merging
+
+        code = merging.run(tuple(journals), out, json_file, repro)
+    except Exception:  # why: as above, exit code 1 means a wrong rule
+        typer.echo(traceback.format_exc(), err=True)
+        typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
+        code = NOTHING
+    raise typer.Exit(code)
+
+
+COVERAGE_EXAMPLES = """Examples:
+
+\b
+  localtensor coverage sweep.jsonl                 of the sweep that wrote this journal
+  localtensor coverage                             of a sweep that is made now: some minutes
+
+Exit codes: 0 something was tried; 2 a file that is no journal; 3 nothing was tried, or the tool itself failed.
+"""
+
+
+@app.command(epilog=COVERAGE_EXAMPLES)
+def coverage(
+    journal: Annotated[Path | None, Argument(metavar="JOURNAL", help="What --journal wrote.", show_default=False)] = None,
+    json_file: Annotated[Path | None, Option("--json", help="Write the whole table here.")] = None,
+    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
+    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
+) -> None:  # fmt: skip
+    """Which of the overloads that DTensor registers were tried, which have a verdict, and why the others have none."""
+    from strategies import covered
+
+    raise typer.Exit(covered.run(journal, json_file, seed=seed, workers=workers or os.cpu_count() or 1, quiet=quiet))
+
+
+DISCOVER_EXAMPLES = """Examples:
+
+\b
+  localtensor discover scatter_add                 rules that hold, and that nobody claims, with their evidence
+  localtensor discover aten.mv.default --emit      a module that registers them, beside what torch has: plain torch
+  localtensor discover add.Tensor --emit > my_rules.py && localtensor validate --rules my_rules
+
+Exit codes: 0 searched, whether something is missing or not; 2 usage; 3 nothing was searched.
+"""
+
+
+@app.command(epilog=DISCOVER_EXAMPLES)
+def discover(
+    op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)],
+    emit: Annotated[bool, Option("--emit", help="Print a module that registers what is missing.")] = False,
+    ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try.  [default: 2 3]", show_default=False)] = None,
+    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
+    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
+) -> None:  # fmt: skip
+    """Look for the sharding rules of an op that hold, and that nobody claims."""
+    from strategies.discover_command import discover_command
+
+    many = workers if workers is not None else os.cpu_count() or 1
+    raise typer.Exit(discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=many))
 
 
 RUN_EXAMPLES = """Examples:

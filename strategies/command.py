@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError
 from strategies import report as reports
+from strategies.files import write_whole
+from strategies.journal import BadJournal, DiskFull
 from strategies.modules import BadRules
 from strategies.progress import bar
 from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 from strategies.validate import validate
-from strategies.verdicts import NOTHING, USAGE
+from strategies.verdicts import NOTHING, USAGE, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,40 @@ class Chosen:
     seed: int
     workers: int
     quiet: bool
+    mesh: tuple[str, ...] = ()
+    pairs: bool = False
+    journal: Path | None = None
+    resume: bool = False
+    shard: str = ""
+    executor: str = ""
+
+
+def meshes(ranks: Sequence[int], given: Sequence[str]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """One-axis meshes by their size, and the meshes of several axes; 2, 3 and 4 ranks where none is named.
+
+    >>> meshes([], ["2", "2,2"])
+    ((2,), ((2, 2),))
+    """
+    read = [tuple(_number(size, text) for size in text.split(",")) for text in given]
+    axes = [*ranks, *(mesh[0] for mesh in read if len(mesh) == 1)]
+    several = tuple(dict.fromkeys(mesh for mesh in read if len(mesh) > 1))
+    return tuple(dict.fromkeys(axes or (2, 3, 4))), several
+
+
+def _number(text: str, whole: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadSetting("--mesh", whole, "this is no mesh", "Write the size of each axis: --mesh 2,2.") from None
+
+
+def _shard(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal()):
+        raise BadSetting("--shard", text, "this is no shard", "Write --shard 1/4 for the first of four.")
+    return int(number), int(count)
 
 
 def run(chosen: Chosen) -> int:
@@ -51,18 +88,26 @@ def run(chosen: Chosen) -> int:
         settings = _settings(chosen)
         with bar(errors, chosen.quiet) as shown:
             report = validate(settings, shown)
-    except (BadSetting, UnknownOp, BadRules) as error:
+    except DiskFull as error:
+        errors.print(str(error), markup=False)
+        return NOTHING
+    except (BadSetting, UnknownOp, BadRules, BadJournal) as error:
         errors.print(str(error), markup=False)
         return USAGE
     except LocalTensorError as error:
         errors.print(f"localtensor itself failed: {error}", markup=False)
         return NOTHING
+    return told(report, chosen.json, chosen.repro, errors)
+
+
+def told(report: Report, json: Path | None, repro: Path | None, errors: Console) -> int:
+    """Write what is to be written, print the report; the exit code."""
     try:
-        report = reports.written(report, str(chosen.repro) if chosen.repro else None)
-        if chosen.json:
-            reports.write_whole(chosen.json, reports.as_json(report))
+        report = reports.written(report, str(repro) if repro else None)
+        if json:
+            write_whole(json, reports.as_json(report))
     except OSError as error:
-        errors.print(f"localtensor validate: cannot write {error.filename}: {error.strerror}.", markup=False)
+        errors.print(f"localtensor: cannot write {error.filename}: {error.strerror}.", markup=False)
         return NOTHING
     wide = _Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
     try:
@@ -80,11 +125,12 @@ class _Pipe(Console):
 
 
 def _settings(chosen: Chosen) -> Settings:
+    axes, several = meshes(chosen.ranks, chosen.mesh)
     return Settings(
-        patterns=chosen.ops, everything=chosen.everything, search=chosen.search,
-        ranks=tuple(dict.fromkeys(chosen.ranks)), device=chosen.device, rules=chosen.rules, confirm=chosen.confirm,
+        patterns=chosen.ops, everything=chosen.everything, search=chosen.search, ranks=axes, device=chosen.device, rules=chosen.rules, confirm=chosen.confirm,
         seed=chosen.seed, workers=chosen.workers,
-        dtypes=chosen.dtypes or DEFAULT_DTYPES,
+        dtypes=chosen.dtypes or DEFAULT_DTYPES, meshes=several, pairs=chosen.pairs, journal=chosen.journal,
+        resume=chosen.resume, shard=_shard(chosen.shard), executor=chosen.executor,
     )  # fmt: skip
 
 

@@ -1,58 +1,93 @@
-"""Other forms of a call that an op is really given: dims spelled the other way, operands of unequal length."""
+"""All forms, and which of them are tried on which sample."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
-from strategies.rules import Call, Sample, overload
+from strategies.form import Form
+from strategies.forms_dims import DIMENSIONS, respelled
+from strategies.forms_indices import INDEXED
+from strategies.forms_layout import LAYOUTS
+from strategies.forms_scalars import SCALARS
+from strategies.forms_sizes import SIZES, shortened
+from strategies.rules import Sample
+from strategies.truth import REFUSALS, UNSTABLE, Truth, same_results, tell
 
-_DIM_NAMES = {"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"}
+__all__ = ["FORMS", "PER_SAMPLE", "PER_TRACED", "respelled", "shortened", "variations"]
+
+FORMS: tuple[Form, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
+PER_SAMPLE, PER_TRACED = 2, 1
+"""Forms tried of one sample, and of one for a decomposition.  A form costs as much as a sample: with two, 24 samples
+of an overload give each of its forms at least one turn."""
+REFUSED = 4
+"""Calls of one form that the op may refuse, on one sample, before another form has its turn."""
+CANDIDATES = 32
+"""Calls that one form may make of one sample."""
 
 
-def respelled(sample: Sample) -> list[Sample]:
-    """The same call with its dims spelled the other way: 1 as -1 of two dims, -1 as 1.
+def variations(
+    sample: Sample,
+    truth: Truth,
+    number: int,
+    *,
+    seed: int,
+    traced: bool,
+    budget: int = PER_SAMPLE,
+    turns: Counter[str] | None = None,
+    forms: Sequence[Form] = FORMS,
+) -> Iterator[tuple[Sample, Truth, str]]:
+    """The sample itself, and at most `budget` other calls made from it that the op takes, each with its truth and
+    the name of its form; and besides those the forms that are always tried on the first samples.
 
-    A rule that compares `dim` with a shard dim is often wrong in just one of the spellings.  The
-    caller must check that the op gives the same: for unsqueeze and stack -1 counts one dim more,
-    which is why there are two candidates.  Ops whose name begins with an underscore trust their caller:
-    `_fft_r2c` with a negative dim crashes the process (2.13), so they keep the dims that they came with.
+    `turns` counts how often each form was tried on the samples of this overload before: those with the fewest
+    turns come first, and of equals another one for each `number`.  A caller with several samples of one overload
+    passes one counter for all of them, in their order.
     """
-    if not sample.tensors or sample.op.split(".")[1].startswith("_"):
-        return []
-    schema = overload(sample.op)._schema.arguments
-    spots = {a.name for a in schema if a.name in _DIM_NAMES and "int" in str(a.type)}
-    made = []
-    for ndim in (sample.tensors[0].ndim, sample.tensors[0].ndim + 1):
-        args = tuple(_other(v, ndim) if a.name in spots else v for a, v in zip(schema, sample.call.args, strict=False))
-        kwargs = tuple((name, _other(v, ndim) if name in spots else v) for name, v in sample.call.kwargs)
-        if (args, kwargs) != (sample.call.args, sample.call.kwargs):
-            made.append(replace(sample, call=Call(sample.op, args, kwargs), origin=f"{sample.origin}, dims respelled"))
-    return made
+    yield sample, truth, ""
+    turns = Counter() if turns is None else turns
+    own = sample.origin.startswith("samples()")  # the user's word on what his op takes: the same call only
+    able = [form for form in forms if form.same or not own]
+    left = min(budget, PER_TRACED) if traced else budget
+    seen = {_key(sample)}
+    shift = {form.name: (i - number) % len(forms) for i, form in enumerate(forms)}
+    order = sorted(able, key=lambda form: (number >= form.always, turns[form.name] / form.weight, shift[form.name]))
+    for form in order:
+        free = number < form.always and not traced
+        if not left and not free:
+            return
+        found = _first(form, sample, truth, turns[form.name], seed, seen)
+        if found is not None:
+            turns[form.name] += 1
+            left -= 0 if free else 1
+            yield (*found, form.name)
 
 
-def shortened(sample: Sample) -> list[Sample]:
-    """The same call with one operand shorter than the first along one dim: what gather and scatter take.
-
-    Rules that pair the shards of two operands often assume that they are equally long.  Ops that
-    trust their caller (underscore, native_, backward) are not asked: they would read past the end.
-    """
-    packet = sample.op.split(".")[1]
-    if packet.startswith(("_", "native_")) or "backward" in packet or not sample.tensors:
-        return []
-    first, made = sample.tensors[0], []
-    for i, other in enumerate(sample.tensors[1:], 1):
-        for dim in range(other.ndim if other.ndim == first.ndim else 0):
-            if other.shape[dim] == first.shape[dim] and other.shape[dim] >= 4:
-                short = other.narrow(dim, 0, other.shape[dim] // 2 + 1).clone()
-                tensors = (*sample.tensors[:i], short, *sample.tensors[i + 1 :])
-                made.append(replace(sample, tensors=tensors, origin=f"{sample.origin}, operand {i} shortened"))
-    return made
+def _first(
+    form: Form, sample: Sample, truth: Truth, turn: int, seed: int, seen: set[str]
+) -> tuple[Sample, Truth] | None:
+    """The first call of this form that the op takes and that was not tried before; each turn begins with another."""
+    made = list(itertools.islice(form.make(sample), CANDIDATES))
+    start = turn % len(made) if made else 0
+    fresh = [other for other in (*made[start:], *made[:start]) if form.same or _key(other) not in seen]
+    for other in fresh[:REFUSED]:
+        seen.add(_key(other))
+        told = _told(other, seed)
+        if told is not None and (not form.same or same_results(truth, told)):
+            return other, told
+    return None
 
 
-def _other(value: Any, ndim: int) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(_other(v, ndim) for v in value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return value
-    return value - ndim if value >= 0 else value + ndim
+def _told(sample: Sample, seed: int) -> Truth | None:
+    try:
+        truth = tell(sample, seed=seed)
+    except REFUSALS:
+        return None
+    return truth if truth.unstable <= UNSTABLE else None
+
+
+def _key(sample: Sample) -> str:
+    """Calls with the same key are one to a rule, but for their values."""
+    strides = [(tuple(x.stride()), x.storage_offset()) for x in sample.tensors]
+    return f"{sample.arguments()} {strides}"

@@ -8,8 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from localtensor.placement import short
+from strategies.pieces import held_of
 from strategies.probe import Case
+from strategies.programs import Program, held_text
 from strategies.stage import Heard
+from strategies.truth import Truth
 
 
 def text(x: Any, most: int = 24) -> str:
@@ -22,10 +25,18 @@ def text(x: Any, most: int = 24) -> str:
 
 def picture(case: Case, heard: Sequence[Heard]) -> str:
     """Which ranks hold what, before and after."""
+    return _drawn(list(map(short, case.rule.inputs)), case.held, heard, case.truth)
+
+
+def program_picture(program: Program, truth: Truth, heard: Sequence[Heard]) -> str:
+    """The same for a program, whose results are those of what follows the op."""
+    return _drawn(list(map(held_text, program.inputs)), held_of(program), heard, truth)
+
+
+def _drawn(placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: Sequence[Heard], truth: Truth) -> str:
     lines = []
-    for i, column in enumerate(case.held):
-        shown = case.rule.inputs[i]
-        lines.append(f"argument {i}, {short(shown)}")
+    for i, column in enumerate(held):
+        lines.append(f"argument {i}, {placements[i]}")
         lines += [f"  rank {rank}  {text(piece, 8)}" for rank, piece in enumerate(column)]
     for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
         lines.append(f"result {i}, {name}")
@@ -33,6 +44,6 @@ def picture(case: Case, heard: Sequence[Heard]) -> str:
         lines.append(
             f"  together  {text(heard[0].whole[i], 8)}" if heard[0].whole else "  together  could not be assembled"
         )
-    for i, want in enumerate(case.truth.outputs):
+    for i, want in enumerate(truth.outputs):
         lines.append(f"the op gives {text(want, 8)}" if i == 0 else f"  and        {text(want, 8)}")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ several independent ways; a claim is sound only if it holds for all of them.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,18 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.partials import fold, parts, reducible
 from localtensor.placement import short
 from localtensor.shards import local_shape, split_axis
+from strategies.adverse import kind_of, truth_of
+from strategies.form import Values
 from strategies.rules import Call, Claim, Rule, Sample, written
-from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, strided, tell
+from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, strided
 from strategies.verdicts import Evidence, Instance, Verdict
 
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.partials)."""
 SEARCHED = ("sum", "avg", "min", "max")
 """Partial kinds that a search tries; products are judged where they are claimed."""
+ROUNDED = ("sum", "avg", "product")
+"""Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
 Local = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the sentence that says which rank raised what."""
 
@@ -45,12 +49,14 @@ class Case:
 
 
 class Probe:
-    """A sample on `ranks` ranks; `variant` names the input values, "" for the sample's own."""
+    """A sample on `ranks` ranks; `variant` names the input values and how partial ones are decomposed (see
+    `strategies.values`), "" for the sample's own.  `truth` is the truth about those values."""
 
     def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
-        self.seed, self.variant = seed, variant
+        self.seed, self.variant, self.kind = seed, variant, kind_of(variant)
         self.writes = mutates(sample.op)
+        self._finite = self.kind.wild or all(_finite(x) for x in truth.inputs)
         self.written = written(sample.call)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._ran: dict[tuple[object, ...], Local] = {}
@@ -68,7 +74,8 @@ class Probe:
             return split_axis(x, placement, self.ranks)
         name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
         rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        return parts(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1).unbind()
+        far = self.kind.split == "far"
+        return parts(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
 
     def local(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None) -> Local:
         """Each rank's flat results.  Ranks that hold the same run once."""
@@ -100,13 +107,14 @@ class Probe:
         return out
 
     def draws(self, inputs: Sequence[Placement | None]) -> range:
-        return range(DRAWS if any(isinstance(p, Partial) for p in inputs) else 1)
+        """The decompositions to try: several of the sample's own values, one of each variant."""
+        return range(DRAWS if not self.variant and any(isinstance(p, Partial) for p in inputs) else 1)
 
     def judge(self, claim: Claim) -> Evidence | None:
         """The evidence against a claim, or None if it stands."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
-            found = self.against(local, self._asked(claim))
+            found = self.against(local, self._asked(claim), split=_partial(claim))
             if found and not self._kernels_disagree(claim, draw, local):
                 return Evidence(found[0], self.variant, draw, found[1], found[2])
         return None
@@ -128,10 +136,16 @@ class Probe:
         pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
         return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
 
-    def against(self, local: Local, outputs: Sequence[Placement | None]) -> tuple[str, str, str] | None:
-        """What is wrong with the local results under these placements: reason, got, want."""
+    def against(
+        self, local: Local, outputs: Sequence[Placement | None], *, split: bool = False
+    ) -> tuple[str, str, str] | None:
+        """What is wrong with the local results under these placements: reason, got, want.
+
+        `split` says that they come from partial inputs.  An op that refuses parts of values that are not the
+        sample's own says nothing about the rule: the parts may have left its domain.
+        """
         if isinstance(local, str):
-            return local, "", ""
+            return None if split and self.variant else (local, "", "")
         for i, placement in enumerate(outputs):
             want = self.truth.outputs[i]
             if isinstance(want, (bool, int, float)) and placement is not None:
@@ -143,13 +157,14 @@ class Probe:
                         str(want),
                     )
             if placement is not None and isinstance(want, Tensor):
-                wrong = self._wrong([out[i] for out in local], i, placement)
+                wrong = self._wrong([out[i] for out in local], i, placement, split)
                 if wrong:
                     where = f"output {i} as {short(placement)}: " if len(outputs) > 1 else f"as {short(placement)}: "
                     return where + wrong[0], wrong[1], wrong[2]
         return None
 
-    def _wrong(self, held: Sequence[Any], i: int, placement: Placement) -> tuple[str, str, str] | None:
+    def _wrong(self, held: Sequence[Any], i: int, placement: Placement, excused: bool) -> tuple[str, str, str] | None:
+        """`excused` are elements that are not finite: see `_singular`."""
         want = self.truth.outputs[i]
         if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
             return f"{placement.reduce_op} of {want.dtype} is not defined", "", ""
@@ -161,11 +176,14 @@ class Probe:
             if piece.dtype != want.dtype:
                 return f"rank {rank} has {piece.dtype}, not {want.dtype}", str(piece.dtype), str(want.dtype)
         slack = self.truth.slack[i]
-        if self.truth.metadata_only or slack is None or (self.variant and not _lenient(want)):
+        if self.truth.metadata_only or slack is None or (self.kind.wild and not _lenient(want)):
             return None
+        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not _divisible(want):
+            return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if isinstance(placement, Partial):
-            slack = slack + rounding(held)
+            slack = slack + (rounding(held) if placement.reduce_op in ROUNDED else 0.0)
         for name, got in _assembled(held, placement):
+            slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
             if not agrees(got, want, slack):
                 return _difference(name, got, want, slack)
         return None
@@ -196,7 +214,11 @@ class Probe:
         kinds = [k for k in searched if reducible(k, want.dtype) and not (k == "avg" and not _divisible(want))]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
-        right = close(folded, want, slack + rounding(held)).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        lost = torch.tensor(
+            [rounding(held) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)], dtype=torch.float64
+        )
+        room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
+        right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
         if not _divisible(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
@@ -237,6 +259,31 @@ def _near(a: Tensor, b: Tensor) -> bool:
     return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
 
 
+def _finite(x: Tensor) -> bool:
+    return not _divisible(x) or bool(x.isfinite().all())
+
+
+def _partial(claim: Claim) -> bool:
+    return any(isinstance(p, Partial) for p in claim.rule.inputs)
+
+
+def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
+    """Slack without end where parts met a singularity, and the rule is not to blame.
+
+    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only what
+    is finite is compared; of values that are not the sample's own, only where the parts stayed finite, too; and
+    NaN where NaN was put in.
+    """
+    if not _divisible(want):
+        return slack
+    compared = want.isfinite()
+    if kind.wild:
+        compared = ~want.isinf() & ~got.isinf()
+    elif kind.name:
+        compared &= got.isfinite()
+    return torch.where(compared, slack, torch.inf)
+
+
 def _has_dim(placement: Placement, want: Tensor) -> bool:
     return not isinstance(placement, Shard) or 0 <= placement.dim < want.ndim
 
@@ -271,48 +318,29 @@ def _text(x: Tensor, most: int = 16) -> str:
     return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
 
 
-def specials(sample: Sample, seed: int) -> tuple[Tensor, ...] | None:
-    """The inputs with a NaN and both infinities sprinkled in; None if there is nothing to sprinkle on.
-
-    torch's kernels for orthogonal polynomials give left-over numbers for NaN (2.13: `x = nan` gives
-    125103.9 in one lane and 0 in another), so those are not asked.
-    """
-    if "polynomial" in sample.op:
-        return None
-    rng = torch.Generator().manual_seed(zlib.crc32(f"specials {seed}".encode()))
-    values = torch.tensor([torch.nan, torch.inf, -torch.inf])
-
-    def sprinkle(x: Tensor) -> Tensor:
-        if not x.dtype.is_floating_point or x.numel() < 4 or x.ndim == 0:
-            return x
-        spots = torch.randperm(x.numel(), generator=rng)[:3].to(x.device)
-        return x.flatten().index_copy(0, spots, values.to(x)).view(x.shape)
-
-    made = tuple(map(sprinkle, sample.tensors))
-    return made if any(a is not b for a, b in zip(made, sample.tensors, strict=True)) else None
-
-
 def wild_truth(sample: Sample, truth: Truth, seed: int) -> Truth | None:
     """The truth about the sample with NaN and infinities sprinkled in, or None where that says nothing."""
-    wild = None if truth.metadata_only else specials(sample, seed)
-    if wild is None:
-        return None
-    try:
-        return tell(sample, wild)
-    except REFUSALS:  # the op refuses NaN or infinities: then there is nothing to compare
-        return None
+    return truth_of(sample, truth, "specials", seed)
 
 
 def try_claims(
-    sample: Sample, truth: Truth, ranks: int, claims: Sequence[Claim], *, seed: int, wild: Truth | None = None
+    sample: Sample,
+    truth: Truth,
+    ranks: int,
+    claims: Sequence[Claim],
+    *,
+    seed: int,
+    wild: Truth | None = None,
+    variants: Mapping[str, Truth] | None = None,
 ) -> list[Instance]:
-    """The verdict on every claim about one sample; `wild` adds the inputs with NaN and infinities.
+    """The verdict on every claim about one sample; `variants` are other values for it, by name, each with its
+    truth (see `strategies.adverse`); `wild` is the one called "specials".
 
     Claims that only the source's own dispatch can judge come back as SUSPECT with the reason.
     """
     probes = [Probe(sample, truth, ranks, seed=seed)]
-    if wild is not None:
-        probes.append(Probe(sample, wild, ranks, seed=seed, variant="specials"))
+    more = ({"specials": wild} if wild is not None else {}) | dict(variants or {})
+    probes += [Probe(sample, told, ranks, seed=seed, variant=name) for name, told in more.items()]
     return [_instance(probes, claim) for claim in claims]
 
 
@@ -328,7 +356,12 @@ def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
     unclear = [short(p) for p, t in partial if not reducible(p.reduce_op, t.dtype)]
     if unclear:
         return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
-    for probe in probes[:1] if partial else probes:
+    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
+    if nowhere:
+        return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
+    for probe in probes:
+        if not probe.kind.asks(bool(partial)):
+            continue
         evidence = probe.judge(claim)
         if evidence:
             return made(Verdict.UNSOUND, evidence)

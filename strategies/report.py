@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from localtensor.placement import short
+from strategies import files
 from strategies.verdicts import Counts, Finding, Report, Verdict
 
 _COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
@@ -33,7 +32,7 @@ def written(report: Report, folder: str | None) -> Report:
             continue
         name = file_name(finding)
         path = Path(folder) / name
-        write_whole(path, finding.script.replace("{name}", name))
+        files.write_whole(path, finding.script.replace("{name}", name))
         findings.append(replace(finding, repro=str(path)))
     return replace(report, findings=tuple(findings))
 
@@ -48,21 +47,10 @@ def file_name(finding: Finding) -> str:
         return "_".join("".join(c for c in short(p) if c.isalnum()) or "none" for p in placements)
 
     op = finding.rule.op.removeprefix("aten.").replace(".", "_")
+    if finding.title:
+        rest = re.sub(r"\W+", "_", finding.title.partition(" on ")[2].replace("-", "minus")).strip("_")
+        return f"{op}__on_{rest}.py"
     return f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks.py"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file has this text, or what it had before: never a part of it.  Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:  # why: a half-written file must not stay, whatever stopped us; the error goes on
-        os.unlink(name)
-        raise
 
 
 def as_json(report: Report) -> str:
@@ -74,6 +62,7 @@ def as_json(report: Report) -> str:
         "ranks": list(report.ranks),
         "confirm": report.confirm,
         "exit_code": report.exit_code,
+        "unfinished": report.unfinished,
         "counts": asdict(report.counts),
         "findings": [_finding(f) for f in report.findings],
         "crashed": [asdict(c) for c in report.crashed],
@@ -90,12 +79,14 @@ def _finding(f: Finding) -> dict[str, Any]:
         "op": f.rule.op,
         "inputs": [short(p) for p in f.rule.inputs],
         "outputs": [short(p) for p in f.rule.outputs],
-        "mesh": [f.ranks],
+        "mesh": list(f.mesh or (f.ranks,)),
+        "title": f.title or None,
         "verdict": f.verdict.value,
         "confirmed_on": f.confirmed_on,
         "reason": f.reason,
         "sample": list(f.sample),
         "origin": f.origin,
+        "elements": f.elements,
         "got": f.got or None,
         "want": f.want or None,
         "picture": f.picture or None,
@@ -115,7 +106,7 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
     _rows(console, "Unsound: confirmed to give wrong results", wrong)
     for finding in wrong[:pictures]:
         console.print()
-        console.print(_line(str(finding.rule), "bold", f" on {finding.ranks} ranks, {_call(finding)}"))
+        console.print(_line(finding.name, "bold", f" on {finding.ranks} ranks, {_call(finding)}"))
         console.print(Text(finding.picture))
         if finding.repro:
             console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
@@ -146,8 +137,12 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
     table.add_column("call", overflow="fold")
     table.add_column("what happens", overflow="fold")
     for f in findings:
-        table.add_row(Text(str(f.rule), _COLOUR[f.verdict]), str(f.ranks), Text(_call(f)), Text(f.reason))
+        table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(_call(f)), Text(f.reason))
     console.print(table)
+
+
+def _mesh(f: Finding) -> str:
+    return "x".join(map(str, f.mesh)) if f.mesh else str(f.ranks)
 
 
 def _totals(report: Report) -> str:
@@ -160,6 +155,8 @@ def _totals(report: Report) -> str:
     )
     note = f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)" if c.by_metadata else ""
     nothing = "" if c.instances else "\nNothing was tested: that is not a pass."
+    if report.unfinished:
+        nothing += f"\n{report.unfinished} units of the plan are not in this journal: see `localtensor merge`."
     return (
         f"torch {report.torch}, seed {report.seed}, ranks {', '.join(map(str, report.ranks))}: {words}{note}{nothing}"
     )

@@ -161,3 +161,10 @@ def written(call: Call) -> tuple[int, ...]:
     given = dict(call.kwargs) | {arguments[i].name: value for i, value in enumerate(call.args)}
     values = [given.get(arguments[i].name) for i in spots]
     return tuple(leaf.index for leaf in pytree.tree_leaves(values) if isinstance(leaf, Leaf))
+
+
+def out_leaves(call: Call) -> tuple[int, ...]:
+    """The tensors given as `out=`, by leaf number, in the order of the results that they become."""
+    given = dict(call.kwargs)
+    values = [given.get(argument.name) for argument in overload(call.op)._schema.arguments if argument.is_out]
+    return tuple(leaf.index for leaf in pytree.tree_leaves(values) if isinstance(leaf, Leaf))

@@ -13,6 +13,7 @@ from typing import Any
 from strategies import generated, samples, workers
 from strategies import torch_dtensor as dtensor
 from strategies.choice import choose
+from strategies.executors import Hands
 from strategies.modules import Registered
 from strategies.rules import Sample, overload
 from strategies.settings import BadSetting, Settings, UnknownOp
@@ -132,7 +133,7 @@ def wider(picked: Pick, met: Collection[str]) -> Pick:
 
 
 def gather(
-    crew: workers.Crew,
+    crew: Hands,
     picked: Pick,
     settings: Settings,
     rules: Registered | None,

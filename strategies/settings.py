@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from localtensor.errors import LocalTensorError, refusal
 from strategies.samples import DTYPES
+from strategies.units import ALONE, MESHES, PAIRS, share
 
 CALL = "localtensor validate"
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
@@ -48,6 +52,15 @@ class Settings:
     seed: int = 0
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     folder: str = field(default_factory=os.getcwd)
+    meshes: tuple[tuple[int, ...], ...] = ()
+    """Meshes of several axes to try beside the one-axis meshes of `ranks`."""
+    pairs: bool = False
+    """Whether each op is also tried with what follows it: a second op, its gradient, the same call again."""
+    journal: Path | None = None
+    resume: bool = False
+    shard: tuple[int, int] | None = None
+    """(i, n): of n shards the i-th, counted from 1."""
+    executor: str = ""
 
     def __post_init__(self) -> None:
         if not self.patterns and not self.everything and self.rules == "dtensor":
@@ -74,7 +87,53 @@ class Settings:
             raise BadSetting("--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
         if not 0 <= self.seed < 2**63:
             raise BadSetting("--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
+        _check_meshes(self.meshes)
+        _check_journal(self)
         _check_device(self)
+
+    def trials(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The kinds of trial and the mesh of each."""
+        axes = [(ALONE, (ranks,)) for ranks in self.ranks]
+        pairs = [(PAIRS, (self.ranks[0],))] if self.pairs else []
+        return (*axes, *pairs, *((MESHES, mesh) for mesh in self.meshes))
+
+    def asked(self) -> dict[str, Any]:
+        """All that an answer depends on, as JSON: two runs of which this is equal say the same."""
+        return {
+            "torch": torch.__version__.split("+")[0], "seed": self.seed, "patterns": list(self.patterns),
+            "everything": self.everything, "search": self.search, "ranks": list(self.ranks),
+            "meshes": [list(mesh) for mesh in self.meshes], "pairs": self.pairs, "dtypes": list(self.dtypes),
+            "device": self.device, "rules": self.rules, "confirm": self.confirm,
+            "shard": list(self.shard) if self.shard else None,
+        }  # fmt: skip
+
+    def mine(self, ops: Iterable[str]) -> list[str]:
+        """Those of the overloads that this shard tries."""
+        if self.shard is None:
+            return list(ops)
+        number, count = self.shard
+        return [op for op in ops if share(op, count) == number - 1]
+
+
+def _check_meshes(meshes: tuple[tuple[int, ...], ...]) -> None:
+    for mesh in meshes:
+        shown = ",".join(map(str, mesh))
+        if len(mesh) < 2 or min(mesh) < 1:
+            raise BadSetting("--mesh", shown, "this is no mesh of several axes", "Write --mesh 2,2 or --mesh 2,2,2.")
+        if not 2 <= math.prod(mesh) <= 64:
+            raise BadSetting("--mesh", shown, f"it has {math.prod(mesh)} ranks", "Take a mesh of 2 to 64 ranks.")
+
+
+def _check_journal(settings: Settings) -> None:
+    if settings.resume and settings.journal is None:
+        raise BadSetting("--resume", "given", "there is no journal to go on with", "Name it: --journal FILE.")
+    if settings.shard is not None:
+        number, count = settings.shard
+        shown = f"{number}/{count}"
+        if count < 1 or not 1 <= number <= count:
+            raise BadSetting("--shard", shown, "there is no such shard", "Write --shard 1/4 to --shard 4/4.")
+        if settings.journal is None:
+            raise BadSetting("--shard", shown, "nobody could join it to the others", "Name a journal: --journal FILE.")
 
 
 def _check_device(settings: Settings) -> None:

@@ -20,7 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.partials import reducible
 from localtensor.placement import KINDS, is_plain
 from strategies import torch_dtensor as dtensor
-from strategies.rules import Call, Claim, Rule, Sample, overload, results
+from strategies import torch_lists
+from strategies.rules import Call, Claim, Rule, Sample, out_leaves, overload, results
 
 MOST_TUPLES = 4096
 """Input-placement tuples that a search tries for one sample at the most."""
@@ -71,11 +72,38 @@ def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | Non
     ask = dtensor.Question(sample, ranks, truth, alone)
     count = len(results(truth))
     direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites(op))
-    rows = ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
     whole = dtensor.own_dispatch(op)
-    made = (_claim(ask, source, row, count, whole, direct) for row in rows)
+    made = (
+        _claim(ask, source, row, count, whole, direct and _keeps_outs(sample, row))
+        for row in _rows(ask, sample, ranks, source)
+    )
     unique = {str(claim.rule): claim for claim in made if claim is not None}
     return list(unique.values())
+
+
+def _rows(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+    if torch_lists.on_lists(sample):
+        return torch_lists.rows(ask, [] if source == "single-dim strategy" else _seeds(sample, ranks))
+    return ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
+
+
+def _keeps_outs(sample: Sample, row: dtensor.Row) -> bool:
+    """Whether each `out=` comes in as its result goes out.  DTensor never redistributes an `out=`, and what it
+    makes of a line that would is for its propagator to say."""
+    outs = out_leaves(sample.call)
+    return all(row[0][leaf] == row[1][i] for i, leaf in enumerate(outs) if i < len(row[1]))
+
+
+def _with_outs(sample: Sample, row: dtensor.Row) -> dtensor.Row:
+    """An op strategy says nothing of `out=`: it comes in as its result goes out."""
+    outs = out_leaves(sample.call)
+    if not outs or len(row[0]) != len(sample.tensors) - len(outs):
+        return row
+    inputs = list(row[0])
+    goes = row[1] * len(outs) if len(row[1]) == 1 else row[1]  # one placement of several results is that of each
+    for leaf, placement in sorted(zip(outs, goes, strict=False), key=lambda pair: pair[0]):
+        inputs.insert(leaf, placement)
+    return tuple(inputs), row[1]
 
 
 def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
@@ -90,9 +118,10 @@ def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
 
 def _asked(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
     seeds = _seeds(sample, ranks)
-    if source == "rule":
+    if source == "rule" or dtensor.gives_numbers(overload(sample.op)):
         return [(seed, ()) for seed in seeds]
     rows = ask.strategy_rows(seeds) if source == "op strategy" else _traced(ask, sample)
+    rows = [_with_outs(sample, row) for row in rows]
     return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
 
 

@@ -1,4 +1,4 @@
-"""What one real rank does to confirm a case: DTensors from its pieces, the op, the whole results.
+"""What one rank does to confirm a case: DTensors from its pieces, the op, the whole results.
 
 This file is imported by the workers of `localtensor.processes`; it must not need OpInfo.
 """
@@ -11,42 +11,55 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import wire
-from localtensor.partials import fold
-from localtensor.placement import is_plain, short
-from localtensor.shards import local_shape
+from localtensor.errors import NoSuchDim
+from localtensor.placement import is_plain, short, shorts
+from strategies.followers import Followed
+from strategies.meshed import averages, forget, mesh_of
+from strategies.pieces import shapes_on
 from strategies.rules import Call, results, written
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank's share of a case: its pieces, and the whole tensors' shapes and strides."""
+    """One rank's share of a case: its pieces, and the whole tensors' shapes and strides.
+
+    `placements` has one placement for each axis of `mesh`, for each tensor; no mesh is one axis of all ranks.
+    """
 
     call: Call
-    placements: tuple[Placement, ...]
-    pieces: tuple[Tensor, ...]
+    placements: tuple[tuple[Placement, ...], ...]
+    pieces: tuple[Any, ...]
     shapes: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
     device: str
     home: tuple[str, str] = ("", "")
     """The user's rules module, to be imported before it plays, and the folder where it is found."""
+    mesh: tuple[int, ...] = ()
+    flattened: bool = False
+
+    def of(self, whole: Sequence[Tensor], pieces: tuple[Any, ...]) -> Part:
+        """The same with these pieces of these whole tensors."""
+        shapes = tuple(tuple(t.shape) for t in whole)
+        return replace(self, pieces=pieces, shapes=shapes, strides=tuple(tuple(t.stride()) for t in whole))
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What one rank saw.  `failed` is the stage that raised somewhere ("op" or "full_tensor"), `errors`
-    the sentence of each rank that raised, by rank; `whole` are the results as full_tensor gives them."""
+    the sentence of each rank that raised, by rank; `whole` are the results as full_tensor gives them.
+    A placement is `S(0)` on one axis, `(S(0), R)` on two, and `-` of what is no DTensor."""
 
     failed: str
     errors: tuple[str, ...]
@@ -62,8 +75,8 @@ class Misshapen(Exception):
 
 
 @functools.cache
-def _mesh(device: str) -> DeviceMesh:
-    return init_device_mesh(device, (dist.get_world_size(),))
+def _mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
+    return mesh_of(device, shape or (dist.get_world_size(),), flattened)
 
 
 def play(sent: bytes) -> bytes:
@@ -73,7 +86,10 @@ def play(sent: bytes) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable()  # for good: torch logs the traceback of every refusal, which is an answer here
-        return wire.dumps(_played(part))
+        mesh = _mesh(part.device, part.mesh, part.flattened)
+        forget()
+        with averages(dist.get_backend()):
+            return wire.dumps(played(part, mesh))
 
 
 @functools.cache
@@ -84,11 +100,12 @@ def at_home(module: str, folder: str) -> None:
         importlib.import_module(module)
 
 
-def _played(part: Part) -> Heard:
-    outs, errors, trace = _together(lambda: _run(part))
+def played(part: Part, mesh: DeviceMesh) -> Heard:
+    """One rank's part, on a mesh of all ranks of the default group, which all play theirs."""
+    outs, errors, trace = _run(part, mesh)
     if any(errors):
         return Heard("op", errors, trace=trace)
-    placements = tuple(short(o.placements[0]) if isinstance(o, DTensor) else "-" for o in outs)
+    placements = tuple(map(placement_text, outs))
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
     whole, errors, trace = _together(functools.partial(_check_shapes, outs))
@@ -99,27 +116,57 @@ def _played(part: Part) -> Heard:
     )
 
 
-def _run(part: Part) -> list[Any]:
-    mesh = _mesh(part.device)
-    given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
-    tensors = [
-        DTensor.from_local(
-            piece.to(part.device), mesh, [placement], run_check=False, shape=torch.Size(shape), stride=stride
-        )
-        for piece, placement, shape, stride in given
-    ]
+def _run(part: Part, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
+    """All that is to be compared.  A rank that raises in the op is heard before its peers go on to what follows."""
+    call = part.call
+    alone = call.alone if isinstance(call, Followed) else None
+    if alone is None or not isinstance(call, Followed):
+        return _together(lambda: results_on(part, mesh))
+    tensors = spread_out(part, mesh)
+    outs, errors, trace = _together(lambda: results(alone(tensors)))
+    if any(errors):
+        return outs, errors, trace
+    return _together(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written(call))])
+
+
+def results_on(part: Part, mesh: DeviceMesh) -> list[Any]:
+    """All that the call gives, and the arguments that it writes to, on DTensors made from the pieces."""
+    tensors = spread_out(part, mesh)
     out = part.call(tensors)
     return [*results(out), *(tensors[leaf] for leaf in written(part.call))]
 
 
+def spread_out(part: Part, mesh: DeviceMesh) -> list[DTensor]:
+    given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
+    return [
+        DTensor.from_local(
+            piece.to(part.device), mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+        )
+        for piece, placements, shape, stride in given
+    ]
+
+
+def placement_text(out: Any) -> str:
+    if not isinstance(out, DTensor):
+        return "-"
+    return short(out.placements[0]) if len(out.placements) == 1 else f"({shorts(out.placements)})"
+
+
 def _check_shapes(outs: Sequence[Any]) -> None:
     for out in outs:
-        if isinstance(out, DTensor) and is_plain(out.placements[0]):
+        if isinstance(out, DTensor) and all(map(is_plain, out.placements)):
             held = tuple(out.to_local().shape)
-            asked = local_shape(out.shape, out.placements[0], dist.get_world_size(), dist.get_rank())
+            asked = _asked(out)
             if held != asked:
-                said = f"its piece has shape {held}, {short(out.placements[0])} of {tuple(out.shape)} is {asked}"
+                said = f"its piece has shape {held}, {placement_text(out)} of {tuple(out.shape)} is {asked}"
                 raise Misshapen(said)
+
+
+def _asked(out: DTensor) -> tuple[int, ...]:
+    try:
+        return shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[dist.get_rank()]
+    except NoSuchDim as problem:
+        raise Misshapen(str(problem)) from None
 
 
 def _local(out: Any) -> Any:
@@ -129,30 +176,21 @@ def _local(out: Any) -> Any:
 def _whole(out: Any) -> Any:
     if not isinstance(out, DTensor):
         return out.detach().cpu() if isinstance(out, Tensor) else out
-    placement = out.placements[0]
-    if type(placement) is Partial and placement.reduce_op == "avg" and out.dtype.is_complex is False:
-        return _averaged(out)
     return out.full_tensor().detach().cpu()
 
 
-def _averaged(out: DTensor) -> Tensor:
-    """gloo has no average; on other backends this is what full_tensor does."""
-    if dist.get_backend() != "gloo":
-        return out.full_tensor().detach().cpu()
-    local = out.to_local().contiguous()
-    held = [torch.empty_like(local) for _ in range(dist.get_world_size())]
-    dist.all_gather(held, local)
-    return fold(torch.stack(held), "avg").to(local.dtype).cpu()
+def said(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:200]}"
 
 
-def _together(work: Any) -> tuple[Any, tuple[str, ...], str]:
+def _together(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
     """Run it on every rank, then tell each other who raised: nobody is left waiting for a rank that is gone."""
     value, error, trace = None, "", ""
     try:
         value = work()
     except Exception as raised:  # why: whatever DTensor raises is the answer that this rank was asked for
-        error = f"{type(raised).__name__}: {(str(raised) or '-').splitlines()[0][:200]}"
-        trace = traceback.format_exc()
+        error, trace = said(raised), traceback.format_exc()
     flag = torch.tensor([float(bool(error))])
     dist.all_reduce(flag)
     if not flag.item():

@@ -91,8 +91,23 @@ def _decomposes(op: torch._ops.OpOverload) -> bool:
 
 
 def own_dispatch(op: torch._ops.OpOverload) -> str:
-    """Why the op's local call is not the op itself, or empty."""
-    return "DTensor has a handler of its own for this op" if op in DTensor._op_dispatcher._custom_op_handlers else ""
+    """Why each rank's result is not DTensor's result, or empty."""
+    if op in DTensor._op_dispatcher._custom_op_handlers:
+        return "DTensor has a handler of its own for this op"
+    if op._schema.name.endswith("_") and not _writes_first(op):  # `x << 1` is `__lshift__`, and gives x back (2.13)
+        return "DTensor takes this op for one in place, by its name"
+    return "DTensor makes one number of what each rank gets" if gives_numbers(op) else ""
+
+
+def _writes_first(op: torch._ops.OpOverload) -> bool:
+    alias = op._schema.arguments[0].alias_info
+    return alias is not None and alias.is_write
+
+
+def gives_numbers(op: torch._ops.OpOverload) -> bool:
+    """Whether the op returns something, and no tensor: `equal`, `item`."""
+    returned = [str(r.type) for r in op._schema.returns]
+    return bool(returned) and not any("Tensor" in text for text in returned)
 
 
 def rewrites(op: torch._ops.OpOverload) -> bool:
@@ -177,7 +192,7 @@ class Question:
         uneven = bool(getattr(info, "allow_uneven_sharding", False))
         count = len(self.metas)
         self._check_lines(lines)
-        rows = [_row(line, count) for line in lines]
+        rows = [line_row(line, count) for line in lines]
         if not any(all(p is None or p == Replicate() for p in (*i, *o)) for i, o in rows):
             rows.insert(0, self._replicate_row(len(lines[0]) - count if lines else 1))
         return [row for row in rows if self._fits(row[0], uneven) and self._keeps_place(row)]
@@ -211,11 +226,9 @@ class Question:
                 refusals.append(no)  # an op may refuse some inputs in so many words (unbind along a shard)
                 continue
             for line in strategy.strategies if isinstance(strategy, OpStrategy) else ():
-                if line.input_specs is None or line.output_specs is None:
-                    continue
-                specs = line.output_specs if isinstance(line.output_specs, tuple) else (line.output_specs,)
-                row = (tuple(s.placements[0] for s in line.input_specs), tuple(_only(s) for s in specs))
-                rows.setdefault(str(row), row)
+                row = specs_row(line, len(seed))
+                if row is not None:
+                    rows.setdefault(str(row), row)
         if refusals and len(refusals) == len(seeds):
             raise refusals[0]
         return list(rows.values())
@@ -252,6 +265,9 @@ class Question:
         return (Replicate(),) * len(self.metas), tuple(None if m else Replicate() for m in masked)
 
     def _fits(self, inputs: Sequence[Placement | None], uneven: bool) -> bool:
+        return self.shardable(inputs, self.metas, uneven)
+
+    def shardable(self, inputs: Sequence[Placement | None], metas: Sequence[TensorMeta], uneven: bool) -> bool:
         """DTensor drops a line that would leave a rank without a row, unless the op says it may."""
 
         def fits(p: Placement | None, meta: TensorMeta) -> bool:
@@ -259,7 +275,7 @@ class Question:
                 return True
             return 0 <= p.dim < len(meta.shape) and (uneven or meta.shape[p.dim] >= self.ranks)
 
-        return all(fits(p, m) for p, m in zip(inputs, self.metas, strict=True))
+        return all(fits(p, m) for p, m in zip(inputs, metas, strict=True))
 
     def _keeps_place(self, row: Row) -> bool:
         """An in-place op cannot redistribute the tensor that it writes to."""
@@ -267,9 +283,24 @@ class Question:
         return not (name.endswith("_") and not name.endswith("__")) or not row[1] or row[0][0] == row[1][0]
 
 
-def _row(line: Sequence[Any], inputs: int) -> Row:
+def line_row(line: Sequence[Any], inputs: int) -> Row:
+    """A line of a single-dim strategy, outputs first, as a row; `Shard` where it has its placeholder."""
     full = tuple(Shard(p.dim) if isinstance(p, _ShardingPlaceholder) else p for p in line)
     return full[len(full) - inputs :], full[: len(full) - inputs]
+
+
+def specs_row(line: Any, inputs: int) -> Row | None:
+    """A line of an op strategy as a row; None if it says nothing of the outputs.
+
+    DTensor reads a line without inputs as: all of them come as the output goes.
+    """
+    if line.output_specs is None:
+        return None
+    specs = line.output_specs if isinstance(line.output_specs, tuple) else (line.output_specs,)
+    outputs = tuple(_only(s) for s in specs)
+    if line.input_specs is None:
+        return (outputs[0],) * inputs, outputs
+    return tuple(s.placements[0] for s in line.input_specs), outputs
 
 
 def _only(spec: Any) -> Placement | None:

@@ -1,194 +1,188 @@
-"""One overload before the court: all its samples, all mesh sizes, claims judged and missing rules sought.
+"""One overload before the court, on its own and along one axis: claims judged, and missing rules sought.
 
 This runs in a worker process (see `workers`), so that an op that crashes natively on a local shard
-costs one sample and not the sweep.
+costs one sample on one mesh and not the sweep.
 """
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from torch.distributed.tensor import Replicate
-
-from localtensor.placement import is_plain
 from strategies import torch_dtensor as dtensor
-from strategies.forms import respelled, shortened
-from strategies.probe import Case, Probe, try_claims, wild_truth
-from strategies.rules import Claim, Rule, Sample, overload
+from strategies.adverse import adverse
+from strategies.dockets import Docket, Hearing, describe, keep
+from strategies.forms import variations
+from strategies.probe import try_claims
+from strategies.rules import Claim, Sample, overload
 from strategies.search import Seen, missing, search
 from strategies.sources import TooMany, claims
-from strategies.stage import at_home
-from strategies.truth import REFUSALS, Truth, same_results, tell
+from strategies.suspects import Suspect
+from strategies.truth import REFUSALS, UNSTABLE, Truth, tell
+from strategies.units import CLASSES, Unit, class_of
 from strategies.verdicts import Crash, Instance, Verdict
 
 CHARGES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""
-WILD = 6
-"""Samples of one overload that are also tried with NaN and infinities."""
 WHOLE = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
-SHORTENED, RESPELLED = 3, 8
-"""Samples of one overload that are also tried with one operand shortened, and with dims respelled."""
+VALUES_OF_A_SAMPLE, VALUES_OF_A_FORM = 3, 1
+"""Other values that a sample is tried with, and another form of it."""
 PARTIALS = 4
 """Samples of one decomposition that are also traced with partial inputs, each kind a trace of its own."""
-UNSTABLE = 0.5
-"""A sample of whose result more than this share jumps under one-ulp noise says nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Docket:
-    """What is to be tried: one overload's samples.  `skip` are sample numbers that killed a worker."""
-
-    op: str
-    samples: tuple[Sample, ...]
-    ranks: tuple[int, ...]
-    seed: int
-    search: bool = False
-    skip: frozenset[int] = frozenset()
-    home: tuple[str, str] = ("", "")
-    """The rules module to import first, and the folder that it is found from (for spawned workers)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Charge:
-    """A claim that needs the real DTensor: the probe's instance and the case to run."""
-
-    instance: Instance
-    case: Case
+Note = Callable[[int], None]
+Form = tuple[Sample, Truth, str]
+"""A call, the truth about it, and the name of its form; the sample itself has none."""
 
 
 @dataclass(slots=True)
-class Hearing:
-    """What came out of one overload's trial."""
+class Turns:
+    """How often each form and each kind of values was tried on the samples of one class of dtypes."""
 
-    op: str
-    samples: int = 0
-    tried: int = 0
-    combinations: int = 0
-    sound: dict[str, Rule] = field(default_factory=dict)
-    by_metadata: set[str] = field(default_factory=set)
-    suspects: dict[str, list[Charge]] = field(default_factory=dict)
-    whole: dict[str, list[Charge]] = field(default_factory=dict)
-    missing: list[Instance] = field(default_factory=list)
-    untestable: dict[str, str] = field(default_factory=dict)
-    skipped: Counter[str] = field(default_factory=Counter)
-    crashed: list[Crash] = field(default_factory=list)
+    forms: Counter[str] = field(default_factory=Counter)
+    values: Counter[str] = field(default_factory=Counter)
 
 
-def hear(docket: Docket, note: Callable[[int], None]) -> Hearing:
-    """The trial of one overload.  An error of ours on one sample is a `Crash`, and the rest goes on."""
-    at_home(*docket.home)
-    hearing = Hearing(docket.op)
+def alone(docket: Docket, note: Note) -> list[Hearing]:
+    """The trial of one overload on its own, a hearing for each unit.  An error of ours on one sample is a `Crash`."""
+    bench = Bench(docket)
     found: list[tuple[Sample, dict[int, Seen]]] = []
-    for number, sample in enumerate(docket.samples):
-        if number in docket.skip:
+    for number in range(len(docket.samples)):
+        if not bench.meshes(number):
             continue
-        note(number)
         try:
-            for one, truth in _forms(sample, number, hearing, docket.seed):
-                found.append((one, _try(one, truth, number, docket, hearing)))
+            forms = _noted(_forms(number, bench), docket.truth(number), note)
+            found.extend(
+                (form[0], _try(form, number, bench, note)) for form in forms
+            )  # keeps what came before an error
         except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
-            trace = traceback.format_exc()
-            hearing.crashed.append(Crash(docket.op, _describe(sample), f"{type(error).__name__}: {error}", trace))
-    if docket.search:
-        hearing.missing = missing(found)
-    return hearing
+            bench.crash(number, error)
+    for instance in missing(found, docket.seed) if docket.search else ():
+        bench.hearing(instance.sample, (instance.ranks,)).missing.append(instance)
+    return bench.all()
 
 
-def _describe(sample: Sample) -> str:
-    return f"{sample.op}({', '.join(sample.arguments())}) from {sample.origin}"
+class Bench:
+    """The hearings of a docket, one for each unit that is wanted."""
+
+    def __init__(self, docket: Docket) -> None:
+        self.docket = docket
+        self._of = {unit: Hearing(unit) for unit in docket.units()}
+        self._turns = {dtypes: Turns() for dtypes in CLASSES}
+        if docket.why:
+            next(iter(self._of.values())).skipped[docket.why] += 1
+
+    def hearing(self, sample: Sample, mesh: tuple[int, ...]) -> Hearing:
+        unit = Unit(self.docket.op, self.docket.trial, class_of(sample), mesh)
+        return self._of.setdefault(unit, Hearing(unit))
+
+    def meshes(self, number: int) -> list[int]:
+        """The meshes on which this sample is wanted and has killed nobody, by number."""
+        docket, dtypes = self.docket, class_of(self.docket.samples[number])
+        if docket.truth(number) in docket.skip:
+            return []
+        units = [Unit(docket.op, docket.trial, dtypes, mesh) for mesh in docket.meshes]
+        free = [i for i in range(len(units)) if docket.step(number, i) not in docket.skip]
+        return [i for i in free if units[i] in self._of]
+
+    def turns(self, sample: Sample) -> Turns:
+        """Each class of dtypes has its own, so that a run of some classes alone tries the same."""
+        return self._turns[class_of(sample)]
+
+    def skipped(self, number: int, why: str) -> None:
+        """The sample is not tried, on none of its meshes."""
+        for i in self.meshes(number):
+            self.hearing(self.docket.samples[number], self.docket.meshes[i]).skipped[why] += 1
+
+    def crash(self, number: int, error: Exception) -> None:
+        """An error of ours while this sample was tried; to be called where it is caught."""
+        sample = self.docket.samples[number]
+        told = Crash(self.docket.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
+        self.hearing(sample, self.docket.meshes[self.meshes(number)[0]]).crashed.append(told)
+
+    def all(self) -> list[Hearing]:
+        return [self._of[unit] for unit in sorted(self._of)]
 
 
-def _forms(sample: Sample, number: int, hearing: Hearing, seed: int) -> Iterable[tuple[Sample, Truth]]:
-    """The sample; the same with an operand shortened, where the op takes that; and the same call with its
-    dims spelled the other way, where that is the same call."""
+def _noted(forms: Iterable[Form], step: int, note: Note) -> Iterator[Form]:
+    """The same, with a note before each that its truth is being told."""
+    left = iter(forms)
+    while True:
+        note(step)
+        form = next(left, None)
+        if form is None:
+            return
+        yield form
+
+
+def _forms(number: int, bench: Bench) -> Iterable[Form]:
+    """The sample and other calls made from it, each with its truth and the name of its form."""
+    sample, seed = bench.docket.samples[number], bench.docket.seed
     try:
         truth = tell(sample, seed=seed)
     except REFUSALS as error:
-        hearing.skipped[f"the op refuses this sample: {type(error).__name__}"] += 1
+        bench.skipped(number, f"the op refuses this sample: {type(error).__name__}")
         return
     if truth.unstable > UNSTABLE:
-        hearing.skipped["ill-conditioned: one-ulp noise moves most of the result"] += 1
+        bench.skipped(number, "ill-conditioned: one-ulp noise moves most of the result")
         return
-    yield sample, truth
     traced = dtensor.source_of(overload(sample.op)) == "decomposition"
-    own = sample.origin.startswith("samples()")  # the user's word on what his op takes
-    if number < (0 if own else 1 if traced else SHORTENED):
-        for other in shortened(sample):
-            with contextlib.suppress(*REFUSALS):
-                told = tell(other, seed=seed)
-                if told.unstable <= UNSTABLE:
-                    yield other, told
-    for other in respelled(sample) if number < RESPELLED else ():
-        try:
-            again = tell(other, seed=seed)
-        except REFUSALS:
-            continue
-        if same_results(truth, again):
-            yield other, again
-            return
+    yield from variations(sample, truth, number, seed=seed, traced=traced, turns=bench.turns(sample).forms)
 
 
-def _try(sample: Sample, truth: Truth, number: int, docket: Docket, hearing: Hearing) -> dict[int, Seen]:
-    hearing.samples += 1
+def _try(
+    form: Form, number: int, bench: Bench, note: Note
+) -> dict[int, Seen]:  # fmt: skip
+    docket, (sample, truth, name) = bench.docket, form
+    own = docket.samples[number]
     seen: dict[int, Seen] = {}
-    alone = dtensor.Question(sample, 1, truth.raw)
-    alone.partials = number < PARTIALS
-    wild = wild_truth(sample, truth, docket.seed) if number < WILD else None
-    for ranks in docket.ranks:
+    question = dtensor.Question(sample, 1, truth.raw)
+    question.partials = number < PARTIALS
+    budget = VALUES_OF_A_FORM if name else VALUES_OF_A_SAMPLE
+    others = adverse(sample, truth, number, seed=docket.seed, budget=budget, turns=bench.turns(own).values)
+    for i in bench.meshes(number):
+        note(docket.step(number, i))
+        (ranks,) = docket.meshes[i]
+        hearing = bench.hearing(own, docket.meshes[i])
+        hearing.samples += 1
         try:
-            claimed = claims(sample, ranks, truth.raw, alone)
+            claimed = claims(sample, ranks, truth.raw, question)
         except TooMany as error:
             hearing.skipped[str(error)] += 1
             continue
-        except (*REFUSALS, AttributeError) as error:
-            hearing.skipped[
-                f"DTensor's own rule raises {type(error).__name__}: {(str(error) or '-').splitlines()[0][:90]}"
-            ] += 1
+        except (*REFUSALS, AttributeError, ArithmeticError) as error:
+            said = (str(error) or "-").splitlines()[0][:90]
+            hearing.skipped[f"DTensor's own rule raises {type(error).__name__}: {said}"] += 1
             continue
-        instances = try_claims(sample, truth, ranks, claimed, seed=docket.seed, wild=wild)
-        for instance, claim in zip(instances, claimed, strict=True):
-            _record(instance, claim, truth, number, docket, hearing)
+        for instance in try_claims(sample, truth, ranks, claimed, seed=docket.seed, variants=others):
+            record(hearing, instance, number)
         if docket.search:
-            seen[ranks] = search(sample, truth, ranks, claimed, docket.seed)
-            hearing.combinations += seen[ranks].combinations
-            hearing.skipped.update([seen[ranks].untried] if seen[ranks].untried else [])
+            seen[ranks] = _searched(sample, truth, ranks, claimed, hearing, docket.seed)
     return seen
 
 
-def _record(instance: Instance, claim: Claim, truth: Truth, number: int, docket: Docket, hearing: Hearing) -> None:
+def _searched(
+    sample: Sample, truth: Truth, ranks: int, claimed: list[Claim], hearing: Hearing, seed: int
+) -> Seen:  # fmt: skip
+    seen = search(sample, truth, ranks, claimed, seed)
+    hearing.combinations += seen.combinations
+    hearing.skipped.update([seen.untried] if seen.untried else [])
+    return seen
+
+
+def record(hearing: Hearing, instance: Instance, number: int) -> None:
+    """The verdict on one instance, of sample `number`, goes into its unit's hearing."""
     name = str(instance.rule)
     hearing.tried += 1
     if instance.verdict is Verdict.SOUND:
-        hearing.sound[name] = instance.rule
+        hearing.sound.add(name)
         if instance.evidence.reason:
             hearing.by_metadata.add(name)
     elif instance.verdict is Verdict.UNTESTABLE:
         hearing.untestable[name] = instance.evidence.reason
     elif instance.verdict is Verdict.UNSOUND:
-        _charge(hearing.suspects.setdefault(name, []), instance, truth, docket.seed)
+        keep(hearing.suspects.setdefault(name, []), Suspect(instance), CHARGES)
     elif number < WHOLE:
-        _charge(hearing.whole.setdefault(name, []), instance, truth, docket.seed, most=WHOLE)
-
-
-def _charge(kept: list[Charge], instance: Instance, truth: Truth, seed: int, most: int = CHARGES) -> None:
-    """Keep the smallest cases: fewest ranks first, then fewest elements, an ordinary value before NaN."""
-    evidence = instance.evidence
-
-    def weight(i: Instance) -> tuple[bool, int, int]:
-        return bool(i.evidence.variant), i.ranks, i.sample.size
-
-    if len(kept) == most and weight(instance) >= weight(kept[-1].instance):
-        return
-    if evidence.variant:
-        truth = wild_truth(instance.sample, truth, seed) or truth
-    inputs = tuple(p if p is None or is_plain(p) else Replicate() for p in instance.rule.inputs)
-    probe = Probe(instance.sample, truth, instance.ranks, seed=seed, variant=evidence.variant)
-    case = probe.case(Rule(instance.rule.op, inputs, instance.rule.outputs), evidence.draw)
-    kept.append(Charge(instance, case))
-    kept.sort(key=lambda c: weight(c.instance))
-    del kept[most:]
+        keep(hearing.whole.setdefault(name, []), Suspect(instance), WHOLE)

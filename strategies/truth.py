@@ -21,6 +21,8 @@ GENEROUS = 1000.0
 """How many times the measured noise a result may differ.  Wrong rules are off by far more."""
 JUMP = 1e-3
 """A response to one-ulp noise above this share of the scale is a jump, not rounding."""
+UNSTABLE = 0.5
+"""A call of whose result more than this share jumps under one-ulp noise says nothing."""
 _SINGLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -145,7 +147,8 @@ def _slack(output: Any, others: Sequence[Any]) -> Tensor | None:
         return torch.zeros((), device=output.device)
     moved = _moved(output, others)
     scale = scale_of(output)
-    stable = moved <= JUMP * scale
+    eps = torch.finfo(output.dtype).eps if output.dtype.is_floating_point else 0.0
+    stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
     floor = GENEROUS * torch.finfo(output.dtype).eps * scale
     if bool(stable.all()):
         return GENEROUS * (moved.amax() if moved.numel() else moved.sum()) + floor

@@ -1,90 +1,53 @@
-"""The whole validation: gather samples, hear every overload, confirm the suspects, report."""
+"""The whole validation: gather samples, hear every overload, settle the suspects, report."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
 
-import torch
-
-from strategies import modules, selection, workers
-from strategies.confirm import Confirmation, Court
-from strategies.picture import picture
-from strategies.repro import script, usable
+from strategies import dockets, executors, findings, modules, settle, spool, tally, workers
+from strategies.confirm import Court
+from strategies.dockets import Docket
+from strategies.executors import Hands
+from strategies.files import write_lines
+from strategies.findings import Settled
+from strategies.gathering import Shelf, capture
+from strategies.journal import DiskFull, Journal, of_kind, open_journal
+from strategies.progress import Progress, Silent
 from strategies.rules import Sample
 from strategies.settings import Settings
-from strategies.trial import Charge, Docket, Hearing, hear
-from strategies.verdicts import Counts, Crash, Finding, Instance, Report, Verdict
+from strategies.shrunk import Doubt, regrouped, shrunk
+from strategies.suspects import Suspect
+from strategies.sweep import hear_all
+from strategies.units import ALONE, MESHES, PAIRS, class_of, digest, read_unit
+from strategies.verdicts import Report
 
-SECONDS = 120.0
-"""Time limit of one overload's trial."""
-RETRIES = 24
-"""Samples of one overload that may kill a worker before the rest of that overload is given up."""
-
-
-class Progress(Protocol):
-    """Who is told how far the work is."""
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def tick(self, count: int = 1) -> None: ...
-
-
-class Silent:
-    """Nobody is told."""
-
-    def phase(self, name: str, total: int) -> None:
-        """A phase of `total` units begins."""
-
-    def tick(self, count: int = 1) -> None:
-        """So many units are done."""
+KEPT = 3
+"""Cases of one suspected rule that are tried for real, over all units."""
+SHRINKING = 60.0
+"""Seconds that it may take to make one finding small; after them it stays as it is."""
+FOLLOWED = {PAIRS: {"real": 2, "integer": 1, "complex": 1}, MESHES: {"real": 1, "integer": 1}}
+"""Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
 
 
 def validate(settings: Settings, progress: Progress | None = None) -> Report:
     """Put the rules that the settings name on trial.
 
-    Raises `UnknownOp`, `BadSetting` or `BadRules` before any work; a crash of one sample, native or
-    ours, is in the report and does not stop the rest.
+    Raises `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when a journal has no
+    room; a crash of one sample, native or ours, is in the report and does not stop the rest.
     """
     progress = progress or Silent()
-    clock = _Clock()
-    with clock("imports"):
-        rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
-        picked = selection.pick(settings, rules)
-    home = (settings.rules, settings.folder) if rules else ("", "")
-    with workers.Crew(settings.workers, cuda=settings.device == "cuda") as crew:
-        with clock("samples"):
-            by_op, crashed, refused = _gathered(crew, picked, settings, rules, progress)
-        dockets = [
-            Docket(op, tuple(found), settings.ranks, settings.seed, settings.search, home=home)
-            for op, found in selection.chosen(by_op, picked, settings)
-        ]
-        del by_op  # tens of thousands of samples, of which the dockets hold the chosen
-        with clock("trials"):
-            hearings, lost = _hear_all(crew, dockets, progress)
-    with clock("confirmation"):
-        findings, sound, failed = _confirm_all(hearings, settings, home, progress)
-    return _report(settings, rules, hearings, findings, sound, [*crashed, *lost, *failed], refused, clock.seconds)
+    with open_journal(settings.journal, resume=settings.resume) as journal:
+        seconds = sweep(settings, journal, progress)
+        return tally.report(journal.begun or {}, journal.lines, seconds)
 
 
-def _gathered(
-    crew: workers.Crew, picked: selection.Pick, settings: Settings, rules: modules.Registered | None, progress: Progress
-) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
-    """The samples of every overload; where the likely OpInfos do not reach one, those of all OpInfos."""
-
-    def units(count: int) -> None:
-        progress.phase("capturing samples", count)
-
-    by_op, crashed, refused = selection.gather(crew, picked, settings, rules, progress.tick, units)
-    more = selection.wider(picked, by_op)
-    if more.infos:
-        found, dead, no = selection.gather(crew, more, settings, None, progress.tick, units)
-        by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
-    return by_op, crashed, refused
+def sweep(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
+    """Do all that is left to do, a line of the journal each; the seconds of each phase.  Raises as `validate`."""
+    return _Run(settings, journal, progress).go()
 
 
 class _Clock:
@@ -98,156 +61,148 @@ class _Clock:
         self.seconds.append((name, round(time.perf_counter() - start, 2)))
 
 
-def _hear_all(crew: workers.Crew, dockets: Sequence[Docket], progress: Progress) -> tuple[list[Hearing], list[Crash]]:
-    """Every overload's hearing, by name.  A sample that kills the process is left out the next time."""
-    progress.phase("trying rules", len(dockets))
-    hearings: dict[str, Hearing] = {}
-    crashed: list[Crash] = []
-    todo = list(dockets)
-    for attempt in range(RETRIES + 1):
-        answers = crew.run(hear, todo, limit=SECONDS, tick=progress.tick if not attempt else None)
-        again: list[Docket] = []
-        for docket, answer in zip(todo, answers, strict=True):
-            if isinstance(answer, workers.Done):
-                hearings[docket.op] = answer.value
-                crashed += answer.value.crashed
-            elif isinstance(answer, workers.Failed):
-                crashed.append(Crash(docket.op, "the whole overload", answer.error, answer.trace))
-            else:
-                crashed.append(_death(docket, answer))
-                if answer.noted >= 0 and attempt < RETRIES:
-                    again.append(replace(docket, skip=docket.skip | {answer.noted}))
-        todo = again
-        if not todo:
-            break
-    return [hearings[op] for op in sorted(hearings)], crashed
+class _Run:
+    """One validation and its journal."""
+
+    def __init__(self, settings: Settings, journal: Journal, progress: Progress) -> None:
+        self.settings, self.journal, self.progress = settings, journal, progress
+        self.clock = _Clock()
+        self.asked = settings.asked()
+        self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
+        if journal.cut:
+            progress.say(journal.cut)
+        if journal.begun is not None:
+            journal.begin(self.asked)  # refuses the journal of another run
+        self.done = {read_unit(line["unit"]) for line in of_kind(journal.lines, "unit")}
+
+    def go(self) -> Sequence[tuple[str, float]]:
+        """The seconds that each phase took."""
+        settings, clock = self.settings, self.clock
+        with clock("imports"):
+            rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+        self.home = (settings.rules, settings.folder) if rules else ("", "")
+        with self._hands() as hands:
+            with clock("samples"):
+                shelf = self._shelf(hands, rules)
+                dockets = self._dockets(shelf)
+                del shelf  # tens of thousands of samples, of which the dockets hold what is left to do
+            with clock("trials"):
+                self.progress.phase("trying rules", len(dockets))
+                hear_all(hands, dockets, self.journal, self.run, self.progress.tick)
+            del dockets
+            with clock("confirmation"):
+                self._settle(hands)
+        return clock.seconds
+
+    def _hands(self) -> Hands:
+        if self.settings.executor:
+            factory = executors.factory(self.settings.executor, self.settings.folder)
+            return executors.Borrowed(factory, [self.settings.folder])
+        return workers.Crew(self.settings.workers, cuda=self.settings.device == "cuda")
+
+    def _pending(self, ops: Sequence[str]) -> list[str]:
+        """The overloads of this shard that have a unit which is not done yet."""
+        mine = self.settings.mine(ops)
+        if not self.done:
+            return mine
+        return [op for op in mine if any(set(d.units()) - self.done for d in self._trials(op, [], ""))]
+
+    def _shelf(self, hands: Hands, rules: modules.Registered | None) -> Shelf:
+        """The samples of the overloads that are left to do, kept from the run that is gone on with, or captured."""
+        begun, path = self.journal.begun, self.settings.journal
+        if begun is not None and path is not None:
+            pending = self._pending(begun["ops"])
+            if not pending:
+                return {}
+            kept = spool.read(spool.path_of(path), self.run, set(pending))
+            if kept is not None and any(of_kind(self.journal.lines, "captured")):
+                return kept
+        found = capture(hands, self.settings, rules, self.progress)
+        kinds = [[kind, list(mesh)] for kind, mesh in self.settings.trials()]
+        ignored = list(rules.ignored) if rules else []
+        self.journal.begin({**self.asked, "ops": list(found.shelf), "trials": kinds, "ignored": ignored})
+        if next(of_kind(self.journal.lines, "captured"), None) is None:
+            crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
+            told = {"crashed": crashed, "refused": dict(sorted(found.refused.items()))}
+            self.journal.add({"kind": "captured", **told, "run": self.run})
+        if path is not None:
+            self._spool(spool.path_of(path), found.shelf)
+        wanted = set(self._pending(list(found.shelf)))
+        return {op: kept for op, kept in found.shelf.items() if op in wanted}
+
+    def _spool(self, path: Path, shelf: Shelf) -> None:
+        try:
+            write_lines(path, spool.lines(self.run, shelf))
+        except OSError as error:
+            problem = f"the samples could not be written ({error.strerror})"
+            raise DiskFull(path, problem, "Make room, then go on with --resume.") from error
+
+    def _trials(self, op: str, found: Sequence[Sample], why: str) -> list[Docket]:
+        """The dockets of one overload: on one axis, with what follows, and on several axes."""
+        settings = self.settings
+        kinds: dict[str, list[tuple[int, ...]]] = {}
+        for kind, mesh in settings.trials():
+            kinds.setdefault(kind, []).append(mesh)
+        return [
+            Docket(
+                op, _for(kind, found), tuple(meshes), settings.seed, kind,
+                settings.search and kind == ALONE, home=self.home, why=why,
+            )
+            for kind, meshes in kinds.items()
+        ]  # fmt: skip
+
+    def _dockets(self, shelf: Shelf) -> list[Docket]:
+        every = [d for op, (found, why) in shelf.items() for d in self._trials(op, found, why)]
+        if not self.done:
+            return every
+        left = [replace(d, only=frozenset(set(d.units()) - self.done)) for d in every]
+        return [d for d in left if d.only]
+
+    def _settle(self, hands: Hands) -> None:
+        """A line for each rule that some unit suspects, and for each that only a real run can judge."""
+        heard = [dockets.read(line) for line in of_kind(self.journal.lines, "unit")]
+        doubted = dockets.merged([h.suspects for h in heard], KEPT)
+        whole = dockets.merged([h.whole for h in heard], 2 * KEPT)
+        known = {line["rule"] for line in of_kind(self.journal.lines, "settled")}
+        todo = {name: found for name, found in {**whole, **doubted}.items() if name not in known}
+        if self.settings.confirm == "none":
+            for settled in settle.unconfirmed({n: c for n, c in todo.items() if n in doubted}):
+                self._add(settled)
+            return
+        tried, same = regrouped(self._shrunk(hands, todo, set(doubted)), set(doubted))
+        for settled in same:
+            self._add(settled)
+        self.progress.phase("confirming on real processes", len(tried))
+        with Court(self.settings.confirm, self.settings.device, self.home) as court:
+            trial = settle.Trial(court, self.settings.confirm, self.settings.seed, self.home[0])
+            for settled in trial.settle(tried, set(doubted)):
+                self._add(settled)
+                self.progress.tick()
+
+    def _shrunk(
+        self, hands: Hands, todo: Mapping[str, Sequence[Suspect]], doubted: set[str]
+    ) -> dict[str, Sequence[Suspect]]:
+        """The same, with smaller cases first.  What kills its worker on the way stays as it was."""
+        seed, home = self.settings.seed, self.home
+        doubts = [Doubt(name, tuple(found), name in doubted, seed, home) for name, found in todo.items()]
+        self.progress.phase("making findings small", len(doubts))
+        answers = hands.run(shrunk, doubts, limit=SHRINKING, tick=self.progress.tick)
+        pairs = zip(doubts, answers, strict=True)
+        return {d.name: a.value if isinstance(a, workers.Done) else d.suspects for d, a in pairs}
+
+    def _add(self, settled: Settled) -> None:
+        self.journal.add({**findings.line(settled), "run": self.run})
 
 
-def _death(docket: Docket, answer: workers.Lost) -> Crash:
-    if answer.noted < 0:
-        return Crash(docket.op, "before its first sample", answer.why)
-    sample = docket.samples[answer.noted]
-    return Crash(docket.op, f"{', '.join(sample.arguments())} from {sample.origin}", f"{answer.why} on a rank's piece")
-
-
-def _confirm_all(
-    hearings: Sequence[Hearing], settings: Settings, home: tuple[str, str], progress: Progress
-) -> tuple[list[Finding], set[str], list[Crash]]:
-    """Findings for every suspect, and the rules that only a real run could clear."""
-    suspects = [(name, charges) for h in hearings for name, charges in sorted(h.suspects.items())]
-    whole = [(name, charges) for h in hearings for name, charges in sorted(h.whole.items()) if name not in h.suspects]
-    missing = [_of_instance(i, i.evidence.reason) for h in hearings for i in h.missing]
-    if settings.confirm == "none":
-        unconfirmed = "not confirmed: --confirm none was asked for"
-        plain = [_of_charge(charges[0], Verdict.SUSPECT, f"{charges[0].instance.evidence.reason} ({unconfirmed})")
-                 for _, charges in suspects]  # fmt: skip
-        return [*plain, *missing], set(), []
-    progress.phase("confirming on real processes", len(suspects) + len(whole))
-    todo = dict(suspects + whole)
-    with Court(settings.confirm, settings.device, home) as court:
-        tried = _tried(court, todo, progress)
-    found = {n: _outcome(c, s, settings.confirm, home[0]) for n, (c, s) in tried.items()}
-    cleared = {name for name, _ in whole if not found[name].confirmed_on}
-    failed = [Crash(c.case.rule.op, _describe(c.case.sample), s.note, s.failed) for c, s in tried.values() if s.failed]
-    return [*(f for name, f in found.items() if name not in cleared), *missing], cleared, failed
-
-
-def _tried(
-    court: Court, todo: Mapping[str, Sequence[Charge]], progress: Progress
-) -> dict[str, tuple[Charge, Confirmation]]:
-    """For each rule the first of its cases that goes wrong for real, else the last one.
-
-    All cases on two ranks come first, then those on three, and so on: another number of ranks means
-    other processes.
-    """
-    tried: dict[str, tuple[Charge, Confirmation]] = {}
-    for ranks in sorted({c.case.ranks for charges in todo.values() for c in charges}):
-        for name, charges in todo.items():
-            for charge in charges:
-                done = name in tried and bool(tried[name][1].wrong)
-                if charge.case.ranks == ranks and not done:
-                    tried[name] = charge, _same_refusal(charge, court.confirm(charge.case))
-            if ranks == charges[-1].case.ranks:
-                progress.tick()
-    return tried
-
-
-def _outcome(charge: Charge, seen: Confirmation, backend: str, module: str) -> Finding:
-    if seen.wrong:
-        return _unsound(charge, seen, backend, module)
-    reason = f"{charge.instance.evidence.reason} (not confirmed: {seen.note})"
-    return _of_charge(charge, Verdict.SUSPECT, reason)
-
-
-def _same_refusal(charge: Charge, seen: Confirmation) -> Confirmation:
-    """A rule under which every rank raises what the probe saw raised is as wrong as one that gives wrong numbers."""
-    if not seen.refused or seen.refused[:80] not in charge.instance.evidence.reason:
-        return seen
-    return replace(seen, wrong=f"every rank raises {seen.refused}; the op takes the whole tensors")
-
-
-def _unsound(charge: Charge, seen: Confirmation, backend: str, module: str) -> Finding:
-    found = _of_charge(charge, Verdict.UNSOUND, seen.wrong)
-    evidence = charge.instance.evidence
-    text = script(charge.case, seen.wrong, "{name}", module) if usable(charge.case) else ""
-    return replace(
-        found, confirmed_on=backend, got=seen.got or evidence.got, want=seen.want or evidence.want,
-        picture=picture(charge.case, seen.heard), script=text,
-    )  # fmt: skip
-
-
-def _of_charge(charge: Charge, verdict: Verdict, reason: str) -> Finding:
-    evidence = charge.instance.evidence
-    return replace(_of_instance(charge.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want)
-
-
-def _of_instance(instance: Instance, reason: str) -> Finding:
-    sample = instance.sample
-    special = " (inputs with NaN and infinities)" if instance.evidence.variant else ""
-    return Finding(
-        instance.rule, instance.ranks, instance.verdict, reason, tuple(sample.arguments()), sample.origin + special
-    )
-
-
-def _describe(sample: Sample) -> str:
-    return f"{sample.op}({', '.join(sample.arguments())})"
-
-
-def _report(
-    settings: Settings, rules: modules.Registered | None, hearings: Sequence[Hearing], findings: Sequence[Finding],
-    sound: set[str], crashed: Sequence[Crash], refused: Counter[str], seconds: Sequence[tuple[str, float]],
-) -> Report:  # fmt: skip
-    worst = {str(f.rule): f.verdict for f in findings}
-    clean = {name for h in hearings for name in h.sound if name not in worst}
-    clean |= {name for name in sound if name not in worst}
-    untestable = {
-        name: why for h in hearings for name, why in h.untestable.items() if name not in worst and name not in clean
-    }
-    if settings.confirm == "none":
-        for h in hearings:
-            untestable |= {
-                n: f"{c[0].instance.evidence.reason}: only a real run can judge it"
-                for n, c in h.whole.items()
-                if n not in clean
-            }
-    tally = Counter(worst.values())
-    counts = Counts(
-        sound=len(clean), unsound=tally[Verdict.UNSOUND], missing=tally[Verdict.MISSING], suspect=tally[Verdict.SUSPECT],
-        untestable=len(untestable), crashed=len(crashed), samples=sum(h.samples for h in hearings),
-        overloads=sum(1 for h in hearings if h.tried), instances=sum(h.tried for h in hearings),
-        combinations=sum(h.combinations for h in hearings),
-        by_metadata=len({n for h in hearings for n in h.by_metadata if n in clean}),
-    )  # fmt: skip
-    skipped = Counter(refused)
-    for h in hearings:
-        skipped.update({f"{h.op}: {why}": n for why, n in h.skipped.items()})
-    return Report(
-        torch.__version__.split("+")[0], settings.seed, settings.ranks, settings.confirm, counts,
-        tuple(_sorted(findings)), tuple(crashed), tuple(sorted(untestable.items())), tuple(sorted(skipped.items())),
-        rules.ignored if rules else (), tuple(seconds),
-    )  # fmt: skip
-
-
-def _sorted(findings: Iterable[Finding]) -> list[Finding]:
-    order = {Verdict.UNSOUND: 0, Verdict.SUSPECT: 1, Verdict.MISSING: 2}
-    return sorted(findings, key=lambda f: (order.get(f.verdict, 9), str(f.rule)))
+def _for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples for a kind of trial: all of them for the op alone, the first of each class of dtypes else."""
+    if kind == ALONE:
+        return tuple(found)
+    left = dict(FOLLOWED[kind])
+    chosen = []
+    for sample in found:
+        dtypes = class_of(sample)
+        if left.get(dtypes, 0) and sample.tensors:
+            left[dtypes] -= 1
+            chosen.append(sample)
+    return tuple(chosen)

@@ -52,7 +52,10 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is reported of one rule, over all samples and meshes."""
+    """What is reported of one rule, over all samples and meshes.
+
+    `title` and `mesh` are set where it is more than one op on one axis; `elements` are those of all tensors.
+    """
 
     rule: Rule
     ranks: int
@@ -66,6 +69,13 @@ class Finding:
     picture: str = ""
     repro: str | None = None
     script: str = ""
+    title: str = ""
+    mesh: tuple[int, ...] = ()
+    elements: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.title or str(self.rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,8 @@ class Report:
     skipped: tuple[tuple[str, int], ...] = ()
     ignored: tuple[str, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
+    unfinished: int = 0
+    """Units that are planned and not done: those of other shards, or of a run that was stopped."""
 
     @property
     def exit_code(self) -> int:

@@ -7,6 +7,7 @@ in which workers finish, so that the same seed gives the same output.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing as mp
 import os
@@ -26,6 +27,8 @@ from localtensor import wire
 
 RETIRE = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
+MEMORY = 2 << 30
+"""Bytes that a worker may hold; what it has from its parent since the fork counts."""
 Note = Callable[[int], None]
 """Called by a unit to say how far it is; the last number is known even if the process dies."""
 Work = Callable[[Any, Note], Any]
@@ -65,17 +68,28 @@ class _Worker:
         self.unit = -1
         self.done = 0
         self.since = 0.0
+        self.seen = -1
 
     def give(self, unit: int, work: Work, task: Any) -> None:
-        self.unit, self.since, self.noted.value = unit, time.monotonic(), -1
-        self.pipe.send_bytes(wire.dumps((work, task)))
+        self.unit, self.since, self.seen, self.noted.value = unit, time.monotonic(), -1, -1
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `take` says how
+            self.pipe.send_bytes(wire.dumps((work, task)))
 
     def take(self) -> Answer:
         try:
             return wire.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, ConnectionResetError):
             self.process.join(5)
-            return Lost(_death(self.process.exitcode), self.noted.value)
+            return Lost(death(self.process.exitcode), self.noted.value)
+
+    def past(self, limit: float) -> str:
+        """Why it is to be ended: nothing noted within the limit, or more memory than it may use; else empty."""
+        now = time.monotonic()
+        if self.noted.value != self.seen:
+            self.since, self.seen = now, self.noted.value
+        if now - self.since > limit:
+            return f"no answer within {limit:g} s"
+        return f"it used more than {MEMORY >> 20} MiB" if own_memory(self.process.pid) > MEMORY else ""
 
     def kill(self) -> None:
         if self.process.is_alive():
@@ -84,7 +98,7 @@ class _Worker:
         self.pipe.close()
 
 
-def _death(code: int | None) -> str:
+def death(code: int | None) -> str:
     if code is not None and code < 0:
         return f"the process died with {signal.Signals(-code).name}"
     return f"the process left with code {code}"
@@ -95,7 +109,7 @@ def _serve(pipe: Connection, noted: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    _quiet()
+    quiet()
 
     def note(number: int) -> None:
         noted.value = number
@@ -116,7 +130,7 @@ def _serve(pipe: Connection, noted: Any) -> None:
         pipe.send_bytes(sent)
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """malloc's and torch's last words go nowhere: the parent says in one sentence what happened."""
     sys.stdout.flush()
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -149,7 +163,7 @@ class Crew:
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
     ) -> Iterator[Answer]:
-        """The answer to every task, in order.  `limit` is seconds for one task; `tick` hears of each one done.
+        """The answer to every task, in order.  `limit` is seconds between two notes; `tick` hears of each one done.
 
         `work` is a function that can be imported by name.  Whoever does not take all answers must
         leave the crew too, which leaves no process behind.
@@ -158,21 +172,30 @@ class Crew:
         answers: dict[int, Answer] = {}
         told = 0
         self._hire(len(tasks))
-        for worker in self._hands:
-            _next(worker, waiting, work, tasks)
+        for at in range(len(self._hands)):
+            _next(self._living(at), waiting, work, tasks)
         while told < len(tasks):
             for at, answer in _heard(self._hands, limit):
                 answers[self._hands[at].unit] = answer
                 self._hands[at].done += 1
                 if isinstance(answer, Lost) or self._hands[at].done >= RETIRE:
-                    self._hands[at].kill()
-                    self._hands[at] = _Worker(self._context)
-                _next(self._hands[at], waiting, work, tasks)
+                    self._replace(at)
+                _next(self._living(at), waiting, work, tasks)
                 if tick:
                     tick(1)
             while told in answers:
                 yield answers.pop(told)
                 told += 1
+
+    def _living(self, at: int) -> _Worker:
+        """The worker of that number, or another in its place: somebody may have killed it while it was idle."""
+        if not self._hands[at].process.is_alive():
+            self._replace(at)
+        return self._hands[at]
+
+    def _replace(self, at: int) -> None:
+        self._hands[at].kill()
+        self._hands[at] = _Worker(self._context)
 
     def _hire(self, tasks: int) -> None:
         gc.freeze()  # what is there by now is shared: a child's collector must not write to it
@@ -200,8 +223,17 @@ def _heard(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
     busy = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
     heard = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
     known = {at for at, _ in heard}
-    now = time.monotonic()
     for at, worker in enumerate(crew):
-        if at not in known and worker.unit >= 0 and now - worker.since > limit:
-            heard.append((at, Lost(f"no answer within {limit:g} s", worker.noted.value)))
+        if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
+            heard.append((at, Lost(why, worker.noted.value)))
     return heard
+
+
+def own_memory(pid: int | None) -> int:
+    """Bytes of memory that no file backs, as far as they are resident; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            resident, shared = map(int, file.read().split()[1:3])
+    except OSError:
+        return 0
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

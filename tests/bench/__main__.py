@@ -1,5 +1,5 @@
-"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator, the whole sweep, rank
-threads beside torch's threaded group and gloo, and lockstep beside torch's LocalTensorMode."""
+"""`make bench`: the score against planted wrong rules, the speed beside torch's own validator on one op and on ten, the
+whole sweep, rank threads beside torch's threaded group and gloo, and lockstep beside torch's LocalTensorMode."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import lockstep, ranks, score, speed, sweep
+from tests.bench import lockstep, peers, ranks, score, sizes, speed, sweep
 
-PARTS = ("planted", "speed", "sweep", "ranks", "lockstep")
+PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep")
+"""What runs if nothing is asked for; `sizes` needs a report, and so is asked for."""
 EXAMPLES = """examples:
-  python -m tests.bench                          all five, some minutes
+  python -m tests.bench                          all six, some minutes
   python -m tests.bench --only planted           the planted wrong rules: which survive?
   python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
+  python -m tests.bench --only peers             ten ops, ours beside torch's validator, by the combination
+  python -m tests.bench --only sizes --report r.json    how small the findings of a report are
   python -m tests.bench --only ranks             rank threads beside torch's threaded group and gloo processes
   python -m tests.bench --only lockstep --figure docs/lockstep.svg    cost against ranks, drawn
   python -m tests.bench --json bench.json        the figures for a program, too
@@ -49,6 +52,14 @@ def main() -> int:
                 "ratio_per_combination": timed.ratio_per_combination,
             }
             _show_speed(console, timed)
+        elif part == "peers":
+            pairs = peers.compare(console)
+            figures[part] = pairs.figures()
+            peers.show(console, pairs)
+        elif part == "sizes":
+            small = sizes.sizes(asked.report)
+            figures[part] = [asdict(s) for s in small]
+            sizes.show(console, small)
         elif part == "ranks":
             compared = ranks.compare(console)
             figures[part] = compared.figures()
@@ -77,7 +88,9 @@ def _asked() -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part; may be given more than once")
+    parser.add_argument(
+        "--only", action="append", choices=(*PARTS, "sizes"), help="this part; may be given more than once"
+    )
     parser.add_argument(
         "--runs", type=_count, default=5, metavar="N", help="runs of ours in the speed part (default 5)"
     )
@@ -85,11 +98,14 @@ def _asked() -> argparse.Namespace:
         "--peer-runs", type=_count, default=2, metavar="N", help="runs of torch's validator (default 2)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, whole or not at all")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="the JSON report of which --only sizes speaks")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the lockstep part here, as SVG (matplotlib)")
     parser.add_argument("--full", action="store_true", help="let torch's LocalTensorMode try 4096 ranks, too: hours")
     asked = parser.parse_args()
     if asked.json and (asked.json.is_dir() or not asked.json.absolute().parent.is_dir()):
         parser.error(f"--json {asked.json}: this is no file in a folder that is there")
+    if "sizes" in (asked.only or ()) and not (asked.report and asked.report.is_file()):
+        parser.error(f"--report {asked.report}: --only sizes needs a report of `localtensor validate --json`")
     return asked
 
 
@@ -115,6 +131,9 @@ def _show_score(console: Console, found: score.Score) -> None:
         ("rules without a verdict, crashes", f"{found.untried}, {found.crashed}", "target 0, 0"),
         ("misfits, which torch refuses aloud", misfits, "none may be sound"),
     ]))  # fmt: skip
+    console.print("\n| family | mutants Unsound | originals Sound |\n|---|---|---|", markup=False)
+    for family, (killed, mutants, sound, originals) in found.families.items():
+        console.print(f"| {family} | {killed} of {mutants} | {sound} of {originals} |", markup=False)
     for name, told in (found.survivors | found.accused).items():
         console.print(f"  {name}: {told}", markup=False)
 

@@ -9,7 +9,7 @@ else is right, each row with its mathematical reason.  Nothing here was ever dec
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,13 @@ class Base:
     `tensors` names the dims of each argument: a letter is a size, a digit is itself; `?ab` is a boolean
     tensor, `ab<c` one of indices below the size of c.  `along` are the letters that the op treats one by
     one; `folds` the letters that it reduces, and how (one word for each result).  `partials` become rules
-    too; `because` only says what else is right, so that no mutant is taken for wrong.
+    too; `because` only says what else is right, so that no mutant is taken for wrong; `wrongs` are typical
+    mistakes that no change of a right row makes.
+
+    `lists` are the lengths of the lists that the arguments begin with, and `listed` puts all of them into one;
+    `many` says that the results come as a list.  `style` is empty, or says that results are written to the first
+    arguments (`inplace` returns them, too, `void` does not) or to a keyword `out`.  Of a `random` op only the
+    shapes can be right or wrong.
     """
 
     name: str
@@ -71,11 +77,16 @@ class Base:
     listed: bool = False
     integers: bool = True
     sizes: tuple[dict[str, int], ...] = SIZES
+    wrongs: tuple[str, ...] = ()
+    lists: tuple[int, ...] = ()
+    many: bool = False
+    style: str = ""
+    random: bool = False
 
     @property
     def dims(self) -> list[str]:
         """The letters of each argument: `["ab", "b"]`."""
-        return [t.split("<")[0].lstrip("?") for t in self.tensors.split(",")]
+        return [t.split("<")[0].lstrip("?+^!") for t in self.tensors.split(",")]
 
     @property
     def results(self) -> list[str]:
@@ -90,11 +101,51 @@ class Base:
     def boolean(self) -> bool:
         return all("?" in t for t in self.tensors.split(","))
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """How many tensors each list holds, the lists that the arguments begin with."""
+        return (len(self.dims),) if self.listed else self.lists
+
+    @property
+    def spots(self) -> int:
+        """How many arguments hold tensors."""
+        return len(self.groups) + len(self.dims) - sum(self.groups)
+
+    def nest(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """The tensors as the op takes them: lists first, then those that stand alone."""
+        rest = [*tensors]
+        return [[rest.pop(0) for _ in range(count)] for count in self.groups] + rest
+
+    def flat(self, args: Sequence[Any]) -> list[Tensor]:
+        """The tensors among the arguments of a call, lists opened."""
+        return [x for a in args[: self.spots] for x in (a if isinstance(a, list) else [a])]
+
     def schema(self) -> str:
-        given = ", ".join(f"Tensor x{i}" for i in range(len(self.dims)))
-        given = "Tensor[] xs" if self.listed else given
+        count = self._written() if self.style in ("inplace", "void") else 0
+        names = [f"Tensor[] xs{i}" for i in range(len(self.groups))]
+        names += [f"Tensor x{i}" for i in range(self.spots - len(self.groups))]
+        marks = [f"(a{i}!)" if i < count else "" for i in range(len(names))]
+        given = [n.replace("Tensor", f"Tensor{mark}", 1) for n, mark in zip(names, marks, strict=True)]
+        given += [self.scalars] * bool(self.scalars) + ["*, Tensor(a0!) out"] * (self.style == "out")
         returned = ", ".join(["Tensor"] * len(self.results))
-        return f"({given}{', ' if self.scalars else ''}{self.scalars}) -> {f'({returned})' if ',' in returned else returned}"
+        returned = f"({returned})" if "," in returned else returned
+        written = {"void": "()", "inplace": "Tensor(a0!)", "out": "Tensor(a0!)"}
+        return f"({', '.join(given)}) -> {'Tensor[]' if self.many else written.get(self.style, returned)}"
+
+    def _written(self) -> int:
+        """How many of the arguments, a list being one, the results are written to."""
+        left, count = len(self.results), 0
+        for size in (*self.groups, *([1] * (self.spots - len(self.groups)))):
+            count += left > 0
+            left -= size
+        return count
+
+    def fits(self, row: Row) -> bool:
+        """Whether DTensor would follow the row: what is written to keeps its placement, and a dim of one element is
+        not cut."""
+        cut = [d[p.dim] for p, d in zip(row.inputs, self.dims, strict=True) if isinstance(p, Shard) and p.dim < len(d)]
+        kept = self.style not in ("inplace", "void") or row.inputs[: len(row.outputs)] == row.outputs
+        return kept and "1" not in cut
 
     def cut(self, letter: str) -> Row:
         """Every dim of this name cut: what is right if the op treats the letter element by element."""
@@ -120,10 +171,13 @@ class Base:
         """Arguments on whole tensors: each choice of sizes in float64, the first one in int64 too."""
         for number, sizes in enumerate(self.sizes):
             for dtype in (torch.float64, torch.int64) if self.integers and not number else (torch.float64,):
-                rng = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {number} {dtype}".encode()))
-                drawn = tuple(_draw(text, sizes, dtype, rng) for text in self.tensors.split(","))
-                tensors = ([*drawn],) if self.listed else drawn
-                yield (*tensors, *self.args), dict(self.kwargs)
+                yield self.call(sizes, dtype, f"{number} {dtype}")
+
+    def call(self, sizes: Mapping[str, int], dtype: torch.dtype, name: str, values: str = "") -> Any:
+        """One call's arguments; the name fixes the values, of which `values` says what is special."""
+        rng = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {name}".encode()))
+        drawn = [_draw(text, sizes, dtype, rng, values) for text in self.tensors.split(",")]
+        return (*self.nest(drawn), *self.args), dict(self.kwargs)
 
 
 def _at(letter: str, dims: list[str]) -> tuple[Placement, ...]:
@@ -135,16 +189,30 @@ def _kinds(how: str, results: int) -> tuple[Placement, ...]:
     return tuple(Partial(kind) for kind in (kinds if len(kinds) == results else kinds * results))
 
 
-def _draw(text: str, sizes: Mapping[str, int], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
-    """Distinct numbers of both signs, no zero among the real ones: no ties, and nothing to divide by zero."""
+def _draw(text: str, sizes: Mapping[str, int], dtype: torch.dtype, rng: torch.Generator, values: str = "") -> Tensor:
+    """Distinct numbers of both signs, no zero among the real ones: no ties, and nothing to divide by zero.
+
+    `ties` draws small whole numbers instead, zeros among them but for `!ab`; `large` ones are up to a million times
+    larger, and some of the `not finite` ones are NaN or infinite.  `^ab` are symmetric and positive definite
+    matrices, `+ab` positive numbers.
+    """
     text, _, below = text.partition("<")
-    shape = [sizes.get(d) or int(d) for d in text.lstrip("?")]
+    kind, shape = text[:1], [sizes.get(d) or int(d) for d in text.lstrip("?+^!")]
     if below:
         return torch.randint(0, sizes.get(below) or int(below), shape, generator=rng)
-    if text.startswith("?"):
+    if kind == "?":
         return torch.randint(0, 4, shape, generator=rng) == 0
+    if values == "ties" and kind != "^":
+        small = torch.randint(1 if kind == "+" else -2, 4, shape, generator=rng).to(dtype)
+        return torch.where(small == 0, 1, small) if kind == "!" else small
     if dtype == torch.int64:
         count = torch.Size(shape).numel()
-        return (torch.randperm(count, generator=rng) - count // 2).reshape(shape)
+        return (torch.randperm(count, generator=rng) - (0 if kind == "+" else count // 2)).reshape(shape)
     x = torch.randn(shape, generator=rng, dtype=dtype)
-    return x + 0.4 * x.sign()
+    if kind == "^":
+        return x @ x.mT + torch.eye(shape[-1], dtype=dtype)
+    x = x.abs() + 0.4 if kind == "+" else x + 0.4 * x.sign()
+    if values == "large":
+        return x * 10.0 ** torch.randint(0, 7, shape, generator=rng)
+    spots = torch.randint(0, 40, shape, generator=rng) if values == "not finite" else torch.ones(())
+    return x.where(spots != 0, torch.nan).where(spots != 39, torch.inf)

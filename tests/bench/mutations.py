@@ -1,28 +1,32 @@
 """Wrong rules made from right ones, by changes that do not know the op.
 
-A change is left out if the row that it makes is right for a reason stated in `claims` or `ops` (never
-because a validator said so), or if nobody could follow it (all inputs replicated: DTensor's own row for
-those comes first).  What remains is wrong.
+A change is left out if the row that it makes is right: for a reason stated in `claims` or `ops`, or because
+`by_hand` cannot tell it from a right one on many calls (never because a validator said so).  It is left out, too,
+if nobody could follow it (all inputs replicated: DTensor's own row for those comes first; an argument that is
+written to and changes its placement).  What remains is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import TypeVar
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.placement import short
+from tests.bench import by_hand
 from tests.bench.claims import Base, Row
+from tests.bench.claims import row as as_row
 
 T = TypeVar("T")
 Some = TypeVar("Some", bound=Placement)
 R = Replicate()
 KINDS = ("sum", "max", "min", "avg")
-PER_BASE = 5
-"""Mutants of one op: many ops tell more than many mutants of one."""
+PER_BASE = 3
+"""Mutants of one op, its typical mistakes not counted: many ops tell more than many mutants of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,8 @@ def drop_reduction(base: Base, row: Row) -> Iterator[Changed]:
 
 
 def other_reduction(base: Base, row: Row) -> Iterator[Changed]:
-    """Booleans have no average, so that nothing is claimed of one."""
     for i, p in _outputs(row, Partial):
-        for kind in KINDS[: 4 - base.boolean]:
+        for kind in KINDS:
             if kind != p.reduce_op:
                 yield f"{kind} for {p.reduce_op}", replace(row, outputs=_put(row.outputs, i, Partial(kind)))
 
@@ -176,26 +179,57 @@ def results_swapped(base: Base, row: Row) -> Iterator[Changed]:
         yield "results swapped", replace(row, outputs=row.outputs[::-1])
 
 
+def written_otherwise(base: Base, row: Row) -> Iterator[Changed]:
+    """Another placement for an argument that the op writes to, before and after."""
+    for i, p in enumerate(row.outputs) if base.style in ("inplace", "void") else ():
+        for new in (R, Partial("sum"), Partial("max")):
+            if new != p and p == row.inputs[i]:
+                changed = Row(_put(row.inputs, i, new), _put(row.outputs, i, new))
+                yield f"what is written to taken for {short(new)}", changed
+
+
 SUBTLE: tuple[Change, ...] = (
-    drop_reduction, other_reduction, other_result_dim, other_input_dim, turned, along_what_it_mixes, replica_cut, shard_whole,
+    written_otherwise, drop_reduction, other_reduction, other_result_dim, other_input_dim, turned, along_what_it_mixes, replica_cut, shard_whole,
     through, partial_forgotten, both_partial, other_input_partial, results_swapped,
 )  # fmt: skip
 COARSE: tuple[Change, ...] = (shard_kept, result_partial, result_whole)
 """Changes that give a result of the wrong shape."""
 
 
+def typical(base: Base) -> list[Mutant]:
+    """Mistakes that people make with this op; nothing need be right about it."""
+    rows = [as_row(text) for text in base.wrongs]
+    whole = [Row((R,) * len(row.inputs), (R,) * len(row.outputs)) for row in rows]
+    return [Mutant(base, first, row, "a typical mistake") for first, row in zip(whole, rows, strict=True)]
+
+
 def changed(base: Base) -> Iterator[tuple[str, Mutant | Spared]]:
     """Everything that the changes make of an op's right rows, with the name of the change; each row once."""
     right = base.reasons()
-    seen: set[str] = set()
+    return ((name, judged(mutant, right)) for name, mutant in _candidates(base))
+
+
+def _candidates(base: Base) -> Iterator[tuple[str, Mutant]]:
+    yield from ((typical.__name__, mutant) for mutant in typical(base))
+    seen = {*base.wrongs}
     for change in (*SUBTLE, *COARSE):
         for origin in base.rows():
             for words, row in change(base, origin):
-                if str(row) in seen or all(isinstance(p, Replicate) for p in row.inputs):
-                    continue
-                seen.add(str(row))
-                reason = right.get(str(row))
-                yield change.__name__, Spared(base, row, reason) if reason else Mutant(base, origin, row, words)
+                hopeless = all(isinstance(p, Replicate) for p in row.inputs) or not base.fits(row)
+                if str(row) not in seen and not hopeless:
+                    seen.add(str(row))
+                    yield change.__name__, Mutant(base, origin, row, words)
+
+
+def judged(mutant: Mutant, right: Mapping[str, str]) -> Mutant | Spared:
+    """The mutant, or why it is none."""
+    base, row = mutant.base, mutant.row
+    reason = right.get(str(row), "")
+    if not reason and by_hand.undefined(base, row):
+        reason = "an average of booleans means nothing, so that nothing is claimed of it"
+    if not reason and not by_hand.wrong(base, row) and not by_hand.wrong_elsewhere(base, row):
+        reason = "nothing tells it from a right row"
+    return Spared(base, row, reason) if reason else mutant
 
 
 def chosen(base: Base, turn: int) -> list[Mutant]:
@@ -203,14 +237,16 @@ def chosen(base: Base, turn: int) -> list[Mutant]:
 
     `turn` says with which kind to begin, and with which of its mutants.
     """
-    kinds: dict[str, list[Mutant]] = {change.__name__: [] for change in (*SUBTLE, *COARSE)}
-    for name, made in changed(base):
-        if isinstance(made, Mutant):
-            kinds[name].append(made)
+    kinds: dict[str, list[Mutant]] = {change.__name__: [] for change in (typical, *SUBTLE, *COARSE)}
+    for name, made in _candidates(base):
+        kinds[name].append(made)
+    first = kinds.pop(typical.__name__)
     subtle = _rotated([_rotated(kinds[change.__name__], turn) for change in SUBTLE], turn)
     coarse = [kinds[change.__name__] for change in _rotated(list(COARSE), turn)]
     rounds = zip_longest(*subtle, *coarse)
-    return [mutant for row in rounds for mutant in row if mutant][:PER_BASE]
+    right = base.reasons()
+    made = (judged(mutant, right) for mutant in (*first, *(mutant for row in rounds for mutant in row if mutant)))
+    return list(islice((mutant for mutant in made if isinstance(mutant, Mutant)), PER_BASE + len(first)))
 
 
 def _rotated(items: list[T], turn: int) -> list[T]:

@@ -108,7 +108,7 @@ POINTWISE = (
          ("what is taken away turns greatest and least around", ("R, P(min) -> P(max)",)))),
     Base("mul", "ab,ab", "ab", torch.mul, along="ab",
          partials=("P(sum), R -> P(sum)", "R, P(avg) -> P(avg)", "P(product), P(product) -> P(product)"), because=(BILINEAR,)),
-    Base("div", "ab,ab", "ab", torch.div, along="ab", integers=False,
+    Base("div", "ab,!ab", "ab", torch.div, along="ab", integers=False,
          partials=("P(sum), R -> P(sum)", "P(product), P(product) -> P(product)"), because=(
          each("linear in the numerator", 2, ADDING, [0]),)),
     Base("maximum", "ab,ab", "ab", torch.maximum, along="ab", partials=("P(max), P(max) -> P(max)", "P(min), R -> P(min)"),

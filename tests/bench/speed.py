@@ -49,9 +49,9 @@ def speed(runs: int = 5, peer_runs: int = 2) -> Speed:
     peer: list[dict[str, Any]] = []
     for turn in range(max(runs, peer_runs)):
         if turn < runs:
-            ours.append(_run("tests.bench.ours", OURS))
+            ours.append(run("tests.bench.ours", OURS))
         if turn < peer_runs:
-            peer.append(_run("tests.bench.peer", PEER))
+            peer.append(run("tests.bench.peer", PEER))
     return Speed(
         _column(ours, "seconds"), _column(peer, "seconds"), _column(ours, "cpu"), _column(peer, "cpu"),
         ours[0]["samples"], ours[0]["combinations"], peer[0]["samples"], peer[0]["combinations"],
@@ -62,7 +62,7 @@ def _column(runs: list[dict[str, Any]], name: str) -> tuple[float, ...]:
     return tuple(round(run[name], 3) for run in runs)
 
 
-def _run(module: str, words: tuple[str, ...]) -> dict[str, Any]:
+def run(module: str, words: tuple[str, ...]) -> dict[str, Any]:
     """The one line of JSON that a runner prints."""
     done = subprocess.run([sys.executable, "-m", module, *words], check=False, capture_output=True, text=True)
     if done.returncode or not done.stdout.strip():

@@ -14,18 +14,19 @@ def value(dtype, seed=0):
     return raw.to(dtype) if dtype in (torch.bool, torch.uint8) else (raw - 4).to(dtype)
 
 
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_parts_fold_to_the_total(dtype, kind, sparse):
+def test_the_parts_fold_to_the_total(dtype, kind, sparse, far):
     x = value(dtype)
     if not reducible(kind, dtype):
         with pytest.raises(NotReducible, match="is not defined"):
             parts(x, kind, 3, torch.Generator())
         return
-    held = parts(x, kind, 3, torch.Generator().manual_seed(1), sparse=sparse)
+    held = parts(x, kind, 3, torch.Generator().manual_seed(1), sparse=sparse, far=far)
     assert held.dtype == dtype and held.shape == (3, 6, 5)
-    torch.testing.assert_close(fold(held, kind).to(dtype), x, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(fold(held, kind).to(dtype), x, atol=2e-3 if far else 2e-5, rtol=2e-5)
 
 
 def test_addends_cancel_change_sign_and_are_not_zero_where_the_total_is():
@@ -58,6 +59,38 @@ def test_an_infinite_total_sits_on_one_rank_alone():
     held = parts(torch.tensor([float("inf"), 1.0]), "sum", 3, torch.Generator().manual_seed(0))
     assert torch.isinf(held[:, 0]).sum() == 1
     assert fold(held, "sum")[0] == float("inf")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_not_a_number_sits_on_one_rank_alone(kind):
+    x = torch.tensor([float("nan"), 1.0])
+    held = parts(x, kind, 3, torch.Generator().manual_seed(0))
+    assert held[:, 0].isnan().sum() == 1 and held.isfinite().sum() == 5
+    torch.testing.assert_close(fold(held, kind), x, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sign", "alone"), [("max", 1, True), ("max", -1, False), ("min", -1, True), ("min", 1, False)]
+)
+def test_an_infinite_extreme_sits_on_one_rank_unless_no_number_is_beyond_it(kind, sign, alone):
+    x = torch.tensor([sign * float("inf"), 1.0])
+    held = parts(x, kind, 3, torch.Generator().manual_seed(0))
+    assert held[:, 0].isinf().sum() == (1 if alone else 3)
+    assert torch.equal(fold(held, kind), x)
+
+
+@pytest.mark.parametrize("kind", ["sum", "avg", "max", "min"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32], ids=str)
+def test_far_parts_are_far(kind, dtype):
+    near, far = (parts(value(dtype), kind, 3, torch.Generator().manual_seed(1), far=far) for far in (False, True))
+    assert far.abs().amax() > 100 * near.abs().amax()
+
+
+def test_small_integers_have_no_room_for_far_parts():
+    near, far = (
+        parts(value(torch.uint8), "max", 3, torch.Generator().manual_seed(1), far=far) for far in (False, True)
+    )
+    assert torch.equal(near, far)
 
 
 def test_integers_do_not_wrap_past_their_ends():

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import localtensor
-from strategies import cli, command
+from strategies import cli, command, merging
 from tests.strategies import users
 from tests.strategies.test_report import check_schema
 
@@ -119,6 +119,32 @@ def test_help_has_every_option_of_the_readme_and_the_exit_codes():
     assert "0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;" in text
 
 
+def test_help_of_merge_has_its_options_examples_and_exit_codes():
+    text = helped("merge")
+    assert all(option in text for option in ("JOURNAL...", "--out", "--json", "--repro"))
+    assert "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl " in text
+    assert "2 a file that is no journal, or of another run; 3 a unit is missing." in text
+
+
+def test_examples_of_the_help_of_merge_are_commands_that_parse(monkeypatch):
+    heard = []
+    monkeypatch.setattr(merging, "run", lambda *given: heard.append(given) or 0)
+    lines = re.findall(r"^ +(localtensor merge .+?)(?:  .*)?$", helped("merge"), re.MULTILINE)
+    for line in lines:
+        assert CliRunner().invoke(cli.app, shlex.split(line)[1:]).exit_code == 0, line
+    assert [len(given[0]) for given in heard] == [4, 1]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
+    heard = []
+    monkeypatch.setattr(merging, "run", lambda *given: heard.append(given) or code)
+    line = "merge a b --out c --json d --repro e"
+    assert CliRunner().invoke(cli.app, cli.spread(line.split())).exit_code == code
+    assert heard == [((Path("a"), Path("b")), Path("c"), Path("d"), Path("e"))]
+    assert CliRunner().invoke(cli.app, ["merge"]).exit_code == 2
+
+
 @pytest.mark.parametrize("words", [(), ("validate",)], ids=["tool", "validate"])
 def test_examples_of_the_help_are_commands_that_parse(words, asked):
     lines = re.findall(r"^ +(localtensor validate .+?)(?:  .*)?$", helped(*words), re.MULTILINE)
@@ -138,8 +164,21 @@ def test_options_reach_the_run_as_they_were_given(asked):
 
 def test_what_is_not_given_has_a_default(asked):
     assert parsed(asked, "validate --all") == command.Chosen(
-        (), True, False, (2, 3, 4), (), "cpu", "dtensor", "gloo", None, None, 0, os.cpu_count(), False,
+        (), True, False, (), (), "cpu", "dtensor", "gloo", None, None, 0, os.cpu_count(), False,
     )  # fmt: skip
+
+
+def test_options_of_a_sweep_reach_the_run(asked):
+    chosen = parsed(
+        asked, "validate --all --mesh 2,2 --mesh=2 --pairs --journal a/j --resume --shard 1/4 --executor dask"
+    )
+    assert (chosen.mesh, chosen.pairs, chosen.journal, chosen.resume) == (("2,2", "2"), True, Path("a/j"), True)
+    assert (chosen.shard, chosen.executor, chosen.ranks) == ("1/4", "dask", ())
+
+
+def test_a_mesh_may_stand_between_listed_ranks_and_names(asked):
+    chosen = parsed(asked, "validate --ranks 2 3 --mesh 2,3 add")
+    assert (chosen.ranks, chosen.mesh, chosen.ops) == ((2, 3), ("2,3",), ("add",))
 
 
 @pytest.mark.parametrize("line", ["--ranks 2 3", "--ranks 2,3", "--ranks 2, 3", "--ranks=2,3", "--ranks 2 --ranks 3"])
@@ -180,9 +219,25 @@ def test_the_exit_code_is_that_of_the_run(code, monkeypatch):
     assert CliRunner().invoke(cli.app, ["validate", "add"]).exit_code == code
 
 
-def test_a_failure_of_ours_is_3_with_its_traceback(monkeypatch):
-    monkeypatch.setattr(command, "run", lambda _: {}["nothing"])
-    result = CliRunner().invoke(cli.app, ["validate", "add"])
+@pytest.mark.parametrize(("words", "kept"), [
+    ((), "--journal FILE would keep what is done"), (("--journal", "j"), "go on with it by --journal j --resume"),
+])  # fmt: skip
+def test_ctrl_c_says_how_to_go_on(words, kept, monkeypatch):
+    def stopped(chosen):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run", stopped)
+    result = CliRunner().invoke(cli.app, ["validate", "add", *words])
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == f"localtensor: stopped by Ctrl-C; no report was written; {kept}.\n"
+
+
+@pytest.mark.parametrize(
+    ("room", "words"), [(command, ["validate", "add"]), (merging, ["merge", "a"])], ids=["validate", "merge"]
+)
+def test_a_failure_of_ours_is_3_with_its_traceback(room, words, monkeypatch):
+    monkeypatch.setattr(room, "run", lambda *_: {}["nothing"])
+    result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 3
     assert result.stderr.startswith("Traceback (most recent call last):\n")
     assert result.stderr.endswith(
@@ -237,6 +292,7 @@ def test_ctrl_c_leaves_one_sentence_and_nothing_else(whom, tmp_path, started):
         os.killpg(run.pid, signal.SIGINT)  # what a terminal does
     out, errors = run.communicate(timeout=30)
     assert (run.returncode, out) == (130, "")
-    assert errors == "localtensor: stopped by Ctrl-C; no report was written.\n"
+    kept = "--journal FILE would keep what is done"
+    assert errors == f"localtensor: stopped by Ctrl-C; no report was written; {kept}.\n"
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["began", "slow_run.py"]
     assert_session_ends(run.pid)

@@ -1,17 +1,15 @@
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.progress import Progress
 
 from localtensor.errors import LocalTensorError
 from strategies import command
-from strategies import progress as progress_room
 from strategies import report as reports
 from strategies.command import Chosen, run
+from strategies.journal import DiskFull
 from strategies.settings import DEFAULT_DTYPES
 from strategies.verdicts import Counts, Report
 from tests.strategies import users
@@ -139,7 +137,7 @@ def test_3_a_file_that_cannot_be_written_after_all(capsys, judge, monkeypatch):
     judge(CLEAN)
     monkeypatch.setattr(os, "replace", full)
     assert ran(capsys, ops=("add",), json=Path("r.json")) == (
-        3, "", "localtensor validate: cannot write r.json: No space left on device.\n",
+        3, "", "localtensor: cannot write r.json: No space left on device.\n",
     )  # fmt: skip
     assert list(Path.cwd().iterdir()) == []
 
@@ -238,20 +236,87 @@ def test_a_word_like_an_emoji_is_shown_as_it_is(judge, capsys):
     assert ran(capsys, ops=("add",))[2] == "localtensor itself failed: at x:warning:y [red]\n"
 
 
-def test_the_bar_shows_phases_on_a_terminal_and_nothing_elsewhere(capsys):
-    with Progress(disable=False, auto_refresh=False) as progress:
-        bar = progress_room.Bar(progress)
-        bar.tick()
-        bar.phase("first", 3)
-        bar.phase("second", 4)
-        bar.tick(2)
-        (task,) = progress.tasks
-        assert (task.description, task.completed, task.total) == ("second", 2, 4)
-    capsys.readouterr()
-    with progress_room.bar(command.Console(file=sys.stderr), quiet=False) as silent:
-        silent.phase("first", 3)
-        silent.tick()
-    assert capsys.readouterr() == ("", "")
-    with progress_room.bar(command.Console(file=sys.stderr, force_terminal=True), quiet=False) as loud:
-        loud.phase("trying rules", 3)
-    assert "trying rules" in capsys.readouterr().err
+# Meshes, shards and journals.
+
+
+@pytest.mark.parametrize(("ranks", "mesh", "axes", "several"), [
+    ((), (), (2, 3, 4), ()), ((), ("2,2",), (2, 3, 4), ((2, 2),)), ((), ("2",), (2,), ()), ((3,), ("2", "3"), (3, 2), ()),
+    ((2,), ("2,3", "2,2,2", "2,3"), (2,), ((2, 3), (2, 2, 2))), ((), ("1,4",), (2, 3, 4), ((1, 4),)),
+])  # fmt: skip
+def test_meshes_are_of_one_axis_or_of_several(ranks, mesh, axes, several, judge):
+    asked = judge(CLEAN)
+    run(replace(BASE, ops=("add",), ranks=ranks, mesh=mesh))
+    assert (asked[0].ranks, asked[0].meshes) == (axes, several)
+
+
+@pytest.mark.parametrize(("mesh", "said"), [
+    ("x", "--mesh: x: this is no mesh. Write the size of each axis: --mesh 2,2."),
+    ("2,", "--mesh: 2,: this is no mesh. Write the size of each axis: --mesh 2,2."),
+    ("2x2", "--mesh: 2x2: this is no mesh. Write the size of each axis: --mesh 2,2."),
+    ("", "--mesh: : this is no mesh. Write the size of each axis: --mesh 2,2."),
+    ("2,0", "--mesh: 2,0: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2."),
+    ("2,-2", "--mesh: 2,-2: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2."),
+    ("1,1", "--mesh: 1,1: it has 1 ranks. Take a mesh of 2 to 64 ranks."),
+    ("8,9", "--mesh: 8,9: it has 72 ranks. Take a mesh of 2 to 64 ranks."),
+    ("1", "--ranks: 1: a rule needs at least 2 ranks to be wrong. Pass --ranks 2 or more."),
+])  # fmt: skip
+def test_2_a_mesh_that_is_none(mesh, said, capsys):
+    assert_usage(capsys, said, ops=("add",), mesh=(mesh,))
+
+
+@pytest.mark.parametrize(("shard", "said"), [
+    ("x", "this is no shard. Write --shard 1/4 for the first of four."),
+    ("1", "this is no shard. Write --shard 1/4 for the first of four."),
+    ("1/", "this is no shard. Write --shard 1/4 for the first of four."),
+    ("-1/4", "this is no shard. Write --shard 1/4 for the first of four."),
+    ("²/4", "this is no shard. Write --shard 1/4 for the first of four."),
+    ("0/4", "there is no such shard. Write --shard 1/4 to --shard 4/4."),
+    ("5/4", "there is no such shard. Write --shard 1/4 to --shard 4/4."),
+    ("0/0", "there is no such shard. Write --shard 1/4 to --shard 4/4."),
+])  # fmt: skip
+def test_2_a_shard_that_is_none(shard, said, capsys):
+    assert_usage(capsys, f"--shard: {shard}: {said}", ops=("add",), shard=shard, journal=Path("j"))
+
+
+def test_2_a_shard_without_a_journal(capsys):
+    said = "--shard: 1/4: nobody could join it to the others. Name a journal: --journal FILE."
+    assert_usage(capsys, said, ops=("add",), shard="1/4")
+
+
+def test_2_nothing_to_go_on_with(capsys):
+    said = "--resume: given: there is no journal to go on with. Name it: --journal FILE."
+    assert_usage(capsys, said, ops=("add",), resume=True)
+
+
+def test_2_a_journal_that_is_there(capsys):
+    Path("j").write_text("mine\n")
+    said = "--journal: j: it is there already. Go on with it by --resume, or name another file."
+    assert_usage(capsys, said, ops=("add",), journal=Path("j"))
+    said = "--journal: j: line 1 is no line of a journal. It was changed by something else: start anew."
+    assert_usage(capsys, said, ops=("add",), journal=Path("j"), resume=True)
+    assert Path("j").read_text() == "mine\n"
+
+
+def test_3_a_disk_without_room(capsys, judge):
+    judge(DiskFull(Path("j"), "a line could not be written (full); the 3 before it are whole", "Make room."))
+    said = "--journal: j: a line could not be written (full); the 3 before it are whole. Make room."
+    code, out, errors = ran(capsys, ops=("add",), journal=Path("j"), json=Path("r.json"))
+    assert (code, out, errors) == (3, "", f"localtensor validate: {said}\n")
+    assert not Path("r.json").exists()
+
+
+def test_all_that_was_chosen_of_a_sweep_reaches_the_settings(judge):
+    asked = judge(CLEAN)
+    run(replace(BASE, everything=True, pairs=True, journal=Path("j"), resume=True, shard="2/4", executor="dask"))
+    (settings,) = asked
+    assert (settings.pairs, settings.journal, settings.resume) == (True, Path("j"), True)
+    assert (settings.shard, settings.executor) == ((2, 4), "dask")
+
+
+@pytest.mark.parametrize("fails", ["json", "repro"])
+def test_what_is_told_of_a_report_may_fail_to_be_written(fails, capsys):
+    Path("file").write_text("")
+    console = command.Console(stderr=True, soft_wrap=True)
+    code = command.told(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")), console)
+    assert code == 3
+    assert capsys.readouterr().err.startswith("localtensor: cannot write ")

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from localtensor import wire
+from localtensor.errors import BadPlacement
 from localtensor.events import Died, Raised, Returned, Waiting
 from strategies import confirm
 from strategies.confirm import Confirmation, Court, parts_of, weigh
-from strategies.picture import picture
+from strategies.picture import picture, program_picture
+from strategies.played import play_all
+from strategies.ran import truth_of
 from strategies.rules import overload
 from strategies.sources import claims
 from strategies.stage import Heard
@@ -19,6 +22,7 @@ from strategies.truth import tell
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.planted_ops import planted
+from tests.strategies.programs_of import on
 
 HOME = (planted_ops.__name__, str(Path(__file__).parents[2]))
 X = numbers(4, 6)
@@ -183,6 +187,51 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
         for ranks in (2, 2, 4, 2):
             assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
     assert log == ["start 2", "end 2", "start 4", "end 4", "start 2", "end 2"]
+
+
+# Programs of more than one axis or op.
+
+
+@pytest.mark.parametrize("program", [
+    on(sample("mm.default", X, numbers(6, 3)), "S(0)/P(sum), R", (2, 2), "sum"),
+    on(sample("mean.dim", X, [0]), "S(0)/S(0)", (2, 2), "S(0)"),
+    on(sample("neg.default", X), "P(avg)/P(sum)", (2, 2), "R", flattened=True),
+    on(sample("mul.Tensor", X, X), "S(0)/R, R/S(1)", (2, 2), "grad S(0)"),
+    on(sample("neg.default", numbers(5, 3)), "SS(0,2)/S(0)", (2, 2)),
+    on(sample("sum.dim_IntList", X, [1]), "S(0)/S(0)", (2, 2), "again(x0, [0], True)"),
+], ids=str)  # fmt: skip
+def test_a_right_program_is_right_on_real_processes(court, program):
+    found = court.confirm_program(program)
+    assert_cleared(found, "DTensor's own run is right")
+    assert play_all([program])[0].note == found.note
+
+
+@pytest.mark.parametrize(("program", "reason"), [
+    (on(sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1), "R/S(1)", (2, 2)),
+     r"rank 0 assembles the result from \(R, S\(1\)\): 3 at \[0, 2\] where the op gives 6 .*"),
+    (on(sample("amax.default", numbers(1, 3), [0]), "R/S(0)", (2, 2), "sum"), "rank 1, 3 raises IndexError: .*"),
+    (on(planted("one_raises", X), "S(0)/R", (2, 2)), "rank 1 raises ValueError: not on this rank; .*"),
+], ids=str)  # fmt: skip
+def test_a_wrong_program_is_wrong_on_real_processes(court, program, reason):
+    assert_wrong(court.confirm_program(program), reason)
+
+
+def test_the_picture_of_a_program_shows_all_axes(court):
+    program = on(sample("neg.default", torch.tensor([[1.0, 2.0], [3.0, 4.0]])), "S(0)/S(1)", (2, 2), "sum")
+    found = court.confirm_program(program)
+    assert program_picture(program, truth_of(program), found.heard).splitlines()[:5] == [
+        "argument 0, (S(0), S(1))",
+        "  rank 0  [1] of shape (1, 1)",
+        "  rank 1  [2] of shape (1, 1)",
+        "  rank 2  [3] of shape (1, 1)",
+        "  rank 3  [4] of shape (1, 1)",
+    ]
+    assert program_picture(program, truth_of(program), found.heard).endswith("the op gives [-10] of shape ()")
+
+
+def test_what_cannot_be_held_is_no_program(court):
+    with pytest.raises(BadPlacement):
+        court.confirm_program(on(sample("neg.default", X), "P(sum)/P(max)", (2, 2)))
 
 
 # What outcomes mean, without processes.

@@ -1,8 +1,12 @@
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 
-from strategies.forms import respelled, shortened
-from strategies.truth import same_results, tell
+from strategies.form import Form
+from strategies.forms import FORMS, PER_SAMPLE, PER_TRACED, respelled, shortened, variations
+from strategies.truth import UNSTABLE, same_results, tell
 from tests.strategies.cases import numbers, sample
 
 # Dims spelled the other way.
@@ -73,3 +77,96 @@ def test_each_operand_after_the_first_is_shortened_along_each_dim():
 ], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
 def test_short_or_unequal_operands_and_ops_that_trust_their_caller_stay_as_they_are(one):
     assert shortened(one) == []
+
+
+# Which forms are tried on which sample.
+
+
+def told(one, number=0, **options):
+    return list(variations(one, tell(one), number, seed=0, **({"traced": False} | options)))
+
+
+def test_the_sample_itself_comes_first():
+    one = sample("cumsum.default", numbers(4, 6), 1)
+    (first, truth, name), *others = told(one)
+    assert first is one and name == "" and torch.equal(truth.outputs[0], one.tensors[0].cumsum(1))
+    assert len(others) == 1 + PER_SAMPLE and all(name for _, _, name in others)
+
+
+def test_every_form_is_a_call_that_the_op_takes_with_its_own_truth():
+    for one, truth, _ in told(sample("gather.default", numbers(4, 4), 1, numbers(4, 4).gt(0).long()), budget=99):
+        assert torch.equal(one.call(one.tensors).nan_to_num(7.0), truth.outputs[0].nan_to_num(7.0))
+
+
+def test_no_two_calls_are_the_same_to_a_rule():
+    calls = [(str(one.arguments()), [x.stride() for x in one.tensors])
+             for one, _, _ in told(sample("sum.dim_IntList", numbers(4, 6), [1]), budget=99)]  # fmt: skip
+    assert all(call not in calls[:i] for i, call in enumerate(calls))
+
+
+def test_two_forms_that_make_one_call_have_it_tried_once():
+    one = sample("cumsum.default", numbers(3, 3), 1)
+    first, second = (
+        Form(name, "", lambda s: [sample("cumsum.default", s.tensors[0], 0)]) for name in ("first", "second")
+    )
+    assert [name for *_, name in told(one, forms=(first, second))] == ["", "first"]
+
+
+def test_over_the_samples_of_one_overload_every_form_that_applies_has_its_turn():
+    one = sample("sum.dim_IntList", numbers(4, 6), [1])
+    able = {name for *_, name in told(one, budget=99)} - {""}
+    turns = Counter()
+    for number in range(16):
+        assert len(told(one, number, turns=turns)) == 1 + PER_SAMPLE + (number < 8)
+    assert set(turns) == able
+    assert turns["dims respelled"] > turns["no rows"] >= 1
+
+
+def test_some_forms_are_always_tried_on_the_first_samples_besides_the_others():
+    one = sample("cumsum.default", numbers(4, 4), 1)
+    first, last = ([name for *_, name in told(one, number, turns=Counter({"dims respelled": 99}))] for number in (7, 8))
+    assert first[1] == "dims respelled" and len(first) == 2 + PER_SAMPLE
+    assert "dims respelled" not in last and len(last) == 1 + PER_SAMPLE
+
+
+def test_a_form_that_makes_many_calls_begins_with_another_each_turn():
+    one = sample("add.Tensor", numbers(4, 6), numbers(4, 6, seed=1), alpha=3)
+    (form,) = (form for form in FORMS if form.name == "other scalars")
+    turns = Counter()
+    alphas = [told(one, n, turns=turns, budget=1, forms=(form,))[1][0].arguments()[2:] for n in range(4)]
+    assert alphas == [["alpha=0"], [], ["alpha=-1"], ["alpha=2"]]
+
+
+def test_the_same_number_and_turns_give_the_same_forms():
+    one = sample("sum.dim_IntList", numbers(4, 6), [1])
+    first, again, later = ([name for *_, name in told(one, number)] for number in (0, 0, 9))
+    assert first == again != later
+
+
+def test_a_form_that_promises_the_same_must_give_it():
+    one = sample("cumsum.default", numbers(3, 3), 1)
+    lies = Form("lies", "", lambda s: [sample("cumsum.default", s.tensors[0], 0)], same=True)
+    other = Form("other", "", lambda s: [sample("cumsum.default", s.tensors[0], 0)])
+    assert [name for *_, name in told(one, forms=(lies,))] == [""]
+    assert [name for *_, name in told(one, forms=(other,))] == ["", "other"]
+
+
+def test_calls_that_the_op_refuses_or_that_say_nothing_are_left_out():
+    one = sample("mm.default", numbers(4, 4), numbers(4, 4))
+    refused = Form("refused", "", lambda s: [sample("mm.default", numbers(4, 4), numbers(3, 4))])
+    floors = sample("floor.default", torch.arange(4.0))
+    steps = Form("steps", "", lambda s: [sample("floor.default", torch.arange(1.0, 9.0))])
+    assert [name for *_, name in told(one, forms=(refused,))] == [""]
+    assert tell(sample("floor.default", torch.arange(1.0, 9.0))).unstable > UNSTABLE
+    assert [name for *_, name in told(floors, forms=(steps,))] == [""]
+
+
+def test_of_the_users_own_samples_and_of_decompositions_there_are_fewer():
+    own = replace(sample("cumsum.default", numbers(4, 4), 1), origin="samples() #3")
+    assert [name for *_, name in told(own, budget=9)] == ["", "dims respelled"]
+    assert len(told(sample("cumsum.default", numbers(4, 4), 1), budget=9, traced=True)) == 1 + PER_TRACED
+
+
+def test_names_and_reasons_are_there_once():
+    assert len({form.name for form in FORMS}) == len(FORMS)
+    assert all(form.why and form.weight >= 1 for form in FORMS)

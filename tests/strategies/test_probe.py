@@ -6,7 +6,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.placement import KINDS, parse, short
 from localtensor.shards import assemble_axis
-from strategies.probe import DRAWS, Probe, rounding, specials, try_claims
+from strategies.adverse import truth_of
+from strategies.probe import DRAWS, Probe, rounding, try_claims
 from strategies.rules import Call, Claim, Leaf, overload
 from strategies.truth import tell
 from strategies.verdicts import Verdict
@@ -162,27 +163,6 @@ def test_a_rule_that_fails_for_not_a_number_only_is_found_when_it_is_asked():
 
 def test_a_rule_that_fails_for_ordinary_values_too_is_shown_with_those():
     assert judged(sample("cumsum.default", X, 0), "S(0) -> S(0)", extremes=True).evidence.variant == ""
-
-
-def test_special_inputs_hold_a_nan_and_both_infinities():
-    (x,) = specials(sample("relu.default", X), seed=3)
-    assert (x.isnan().sum(), (x == math.inf).sum(), (x == -math.inf).sum()) == (1, 1, 1)
-    assert torch.equal(specials(sample("relu.default", X), seed=3)[0].nan_to_num(7.0), x.nan_to_num(7.0))
-
-
-@pytest.mark.parametrize("one", [
-    sample("relu.default", numbers(4, dtype=torch.int64)),
-    sample("relu.default", numbers(3)),
-    sample("special_chebyshev_polynomial_t.default", X, X),
-], ids=lambda one: one.op)  # fmt: skip
-def test_where_there_is_nothing_to_sprinkle_on_there_are_no_special_inputs(one):
-    assert specials(one, seed=0) is None
-
-
-def test_the_samples_own_tensors_stay_as_they_are():
-    before = X.clone()
-    specials(sample("relu.default", X), seed=3)
-    assert torch.equal(X, before)
 
 
 def test_not_a_number_does_not_count_against_a_cast_to_integers():
@@ -470,6 +450,77 @@ def test_tensors_in_a_list_have_placements_of_their_own():
     assert one.call == call
     assert_sound(one, "S(1), S(1) -> S(1)")
     assert_wrong(one, "S(0), S(0) -> S(0)", "the shards make")
+
+
+# Other values, by name.
+
+
+def with_variants(one, text, *names, ranks=2):
+    truth = tell(one)
+    told = {name: truth_of(one, truth, name, 3) for name in names}
+    (found,) = try_claims(one, truth, ranks, [Claim(rule(one, text), "test")], seed=3, variants=told)
+    return found
+
+
+def test_the_evidence_names_the_values_that_repeat_it():
+    one = sample("any.dim", X + 9, 1)
+    found = with_variants(one, "P(sum) -> P(sum)", "ascending", "zeros")
+    assert (found.verdict, found.evidence.variant, found.evidence.draw) == (Verdict.UNSOUND, "zeros", 0)
+    again = Probe(one, truth_of(one, tell(one), "zeros", 3), 2, seed=3, variant="zeros")
+    assert again.judge(Claim(found.rule, "test")) == found.evidence
+    assert [x.sum().item() for x in again.case(found.rule, 0).truth.inputs] == [0.0]
+
+
+def test_values_are_asked_only_of_the_rules_that_they_are_for():
+    one = sample("nan_to_num.default", X)
+    assert with_variants(one, "P(sum) -> P(sum)", "specials").verdict is Verdict.SOUND
+    assert with_variants(one, "P(sum) -> P(sum)", "holes").verdict is Verdict.UNSOUND
+    assert with_variants(planted("patched", X), "S(0) -> S(0)", "holes").verdict is Verdict.SOUND
+
+
+def test_far_parts_are_parts_of_the_same_values_and_far():
+    one = sample("neg.default", X)
+    near, far = (
+        Probe(one, tell(one), 3, seed=0, variant=name).held(0, Partial("sum"), 0) for name in ("", "cancelling")
+    )
+    assert torch.allclose(sum(far), X) and torch.allclose(sum(near), X)
+    assert max(x.abs().max() for x in far) > 100 * max(x.abs().max() for x in near)
+    assert len(Probe(one, tell(one), 3, seed=0, variant="cancelling").draws([Partial("sum")])) == 1
+
+
+@pytest.mark.parametrize("op", ["div.Tensor", "mul.Tensor", "lerp.Scalar"])
+def test_a_singularity_that_parts_meet_is_not_the_rules_fault(op):
+    """1 / 0 is infinite, and its parts, of both signs, make NaN."""
+    one = sample(op, X, X, *([0.5] if "lerp" in op else []))
+    text = "P(sum), P(sum) -> P(sum)" if "lerp" in op else "P(sum), R -> P(sum)"
+    assert with_variants(one, text, "ties", "zeros", "holes", "cancelling", "negative").verdict is Verdict.SOUND
+
+
+@pytest.mark.parametrize("text", ["P(sum) -> P(sum)", "P(avg) -> P(avg)"])
+def test_a_result_that_is_singular_for_the_samples_own_values_is_not_compared_either(text):
+    assert_sound(sample("div.Scalar", X, 0), text, ranks=3)
+    assert_wrong(sample("log.default", X.abs()), text, "the parts make")
+    assert_wrong(sample("nan_to_num.default", X * math.inf), "P(sum) -> P(avg)", "the parts make")
+
+
+def test_an_op_that_refuses_the_parts_of_other_values_says_nothing():
+    small = planted("fussy", torch.full((4,), 1e-3, dtype=torch.float64))
+    assert (
+        max(x.max() for x in Probe(small, tell(small), 2, seed=3, variant="cancelling").held(0, Partial("sum"), 0)) > 1
+    )
+    assert with_variants(small, "P(sum) -> P(sum)", "cancelling").verdict is Verdict.SOUND
+
+
+def test_an_average_of_integers_near_their_ends_is_not_asked():
+    one = sample("neg.default", torch.arange(12))
+    assert with_variants(one, "R -> P(avg)", "limits").verdict is Verdict.SOUND
+    assert with_variants(one, "R -> P(sum)", "limits").verdict is Verdict.UNSOUND
+
+
+def test_a_shard_of_a_dim_that_a_tensor_has_not_cannot_be_tested():
+    one = sample("cat.default", [torch.zeros(0, dtype=torch.float64), X], 1)
+    found = judged(one, "S(1), S(1) -> S(1)")
+    assert (found.verdict, found.evidence.reason) == (Verdict.UNTESTABLE, "S(1) of a tensor that has no such dim")
 
 
 def test_a_probe_may_be_given_other_values_than_the_samples():

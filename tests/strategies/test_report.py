@@ -1,6 +1,5 @@
 import io
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -65,9 +64,9 @@ def test_json_obeys_the_schema(report):
 
 def test_a_finding_is_written_in_short_form():
     assert body_of(FULL)["findings"][0] == {
-        "op": "aten.cumprod.default", "inputs": ["S(1)"], "outputs": ["S(1)"], "mesh": [2], "verdict": "unsound",
+        "op": "aten.cumprod.default", "inputs": ["S(1)"], "outputs": ["S(1)"], "mesh": [2], "title": None, "verdict": "unsound",
         "confirmed_on": "gloo", "reason": "1 at [0] where the op gives 2", "sample": ["f64[2,4]", "-1"],
-        "origin": "cumprod #1", "got": "[1]", "want": "[2]",
+        "origin": "cumprod #1", "elements": 0, "got": "[1]", "want": "[2]",
         "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "repro": None,
     }  # fmt: skip
 
@@ -86,6 +85,7 @@ BROKEN = {
     "an unsound that nothing confirmed": with_(confirmed_on=None),
     "an unknown verdict": with_(verdict="sound"),
     "a mesh of one rank": with_(mesh=[1]),
+    "a mesh of one rank on two axes": with_(mesh=[1, 1]),
     "a mesh without axes": with_(mesh=[]),
     "no reason given": with_(reason=""),
     "another field": with_(more=1),
@@ -120,44 +120,24 @@ def test_json_is_stable_and_readable():
     assert reports.as_json(FULL).endswith("}\n")
 
 
+def test_a_finding_on_several_axes_is_told_by_its_title_and_mesh():
+    one = finding(title="aten.add.Tensor on (2, 3): (S(0), R), then sum", mesh=(2, 3), ranks=6, elements=8)
+    body = body_of(replace(FULL, findings=(one,)))
+    check_schema(body)
+    told = body["findings"][0]
+    assert (told["title"], told["mesh"], told["elements"]) == (one.title, [2, 3], 8)
+    row = cells(shown(replace(EMPTY, findings=(one,)), 200))
+    assert (row[0], row[1]) == (f"rule{one.title.replace(' ', '')}", "ranks2x3")
+
+
+def test_units_that_are_not_done_are_told():
+    whole, part = EMPTY, replace(EMPTY, unfinished=7)
+    assert (body_of(whole)["unfinished"], body_of(part)["unfinished"]) == (0, 7)
+    said = "7 units of the plan are not in this journal: see `localtensor merge`."
+    assert said in shown(part) and "merge" not in shown(whole)
+
+
 # Files.
-
-
-def test_a_file_is_written_into_folders_that_are_made(tmp_path):
-    reports.write_whole(tmp_path / "a/b/report.json", "grün\n")
-    assert (tmp_path / "a/b/report.json").read_text(encoding="utf-8") == "grün\n"
-    assert [p.name for p in (tmp_path / "a/b").iterdir()] == ["report.json"]
-
-
-@pytest.mark.parametrize("fails", ["replace", "chmod"])
-def test_a_failure_leaves_the_old_file_whole(fails, tmp_path, monkeypatch):
-    file = tmp_path / "report.json"
-    file.write_text("old")
-
-    def full(*_):
-        raise OSError(28, "No space left on device", str(file))
-
-    monkeypatch.setattr(os, fails, full)
-    with pytest.raises(OSError, match="No space left"):
-        reports.write_whole(file, "new")
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_an_interruption_leaves_no_half_file(tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        reports.write_whole(tmp_path / "report.json", "new")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_text_that_cannot_be_encoded_leaves_no_half_file(tmp_path):
-    with pytest.raises(UnicodeEncodeError):
-        reports.write_whole(tmp_path / "report.json", "x" * 100_000 + "\ud800")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_scripts_are_written_for_findings_that_have_one(tmp_path):

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 
-from strategies.rules import Call, Claim, Leaf, Rule, Sample, call_of, overload, results, written
+from strategies.rules import Call, Claim, Leaf, Rule, Sample, call_of, out_leaves, overload, results, written
 from tests.strategies.cases import numbers, sample
 
 aten = torch.ops.aten
@@ -112,3 +112,10 @@ def test_a_sample_travels_as_a_pickle():
     back: Sample = pickle.loads(pickle.dumps(one))
     assert back.call == one.call
     assert torch.equal(back.call(back.tensors), one.call(one.tensors))
+
+
+def test_the_outs_of_a_call_are_in_the_order_of_its_results():
+    x = numbers(4, 6)
+    swapped = sample("frexp.Tensor_out", x, exponent=x.int(), mantissa=x)
+    assert out_leaves(swapped.call) == (2, 1)
+    assert out_leaves(sample("add_.Tensor", x, x).call) == ()

@@ -1,3 +1,7 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -37,6 +41,26 @@ REFUSALS = {
         ADD | {"confirm": "nccl", "ranks": (2, 3)},
         "--confirm: nccl: nccl needs 3 GPUs for 3 ranks, here are 0. Pass --confirm gloo, or fewer --ranks.",
     ),
+    "mesh of one axis": (
+        ADD | {"meshes": ((2, 2), (4,))}, "--mesh: 4: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2.",
+    ),
+    "mesh of no ranks": (
+        ADD | {"meshes": ((2, 0),)}, "--mesh: 2,0: this is no mesh of several axes. Write --mesh 2,2 or --mesh 2,2,2.",
+    ),
+    "mesh of one rank": (ADD | {"meshes": ((1, 1),)}, "--mesh: 1,1: it has 1 ranks. Take a mesh of 2 to 64 ranks."),
+    "too large a mesh": (ADD | {"meshes": ((5, 13),)}, "--mesh: 5,13: it has 65 ranks. Take a mesh of 2 to 64 ranks."),
+    "resume": (
+        ADD | {"resume": True}, "--resume: given: there is no journal to go on with. Name it: --journal FILE.",
+    ),
+    "shard": (
+        ADD | {"shard": (5, 4), "journal": Path("j")}, "--shard: 5/4: there is no such shard. Write --shard 1/4 to --shard 4/4.",
+    ),
+    "no shard": (
+        ADD | {"shard": (0, 4), "journal": Path("j")}, "--shard: 0/4: there is no such shard. Write --shard 1/4 to --shard 4/4.",
+    ),
+    "shard without a journal": (
+        ADD | {"shard": (1, 4)}, "--shard: 1/4: nobody could join it to the others. Name a journal: --journal FILE.",
+    ),
 }  # fmt: skip
 
 
@@ -56,10 +80,47 @@ def test_a_refusal_says_what_was_wrong_and_what_to_do(given, said):
 @pytest.mark.parametrize("given", [
     ADD, {"everything": True}, {"rules": "my_rules"}, ADD | {"ranks": (2, 64)}, ADD | {"workers": 1},
     ADD | {"seed": 2**63 - 1}, ADD | {"dtypes": ("float32", "bool")}, ADD | {"confirm": "none"},
+    ADD | {"meshes": ((2, 2), (1, 4), (4, 4, 4))}, ADD | {"journal": Path("j"), "resume": True},
+    ADD | {"journal": Path("j"), "shard": (4, 4)}, ADD | {"pairs": True, "executor": "dask"},
 ])  # fmt: skip
 def test_what_can_be_done_is_accepted(given):
     settings = Settings(**given)
     assert all(getattr(settings, name) == value for name, value in given.items())
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, [("alone", (2,)), ("alone", (3,)), ("alone", (4,))]),
+    ({"ranks": (3, 2), "pairs": True}, [("alone", (3,)), ("alone", (2,)), ("pairs", (3,))]),
+    ({"ranks": (2,), "meshes": ((2, 2), (2, 3))}, [("alone", (2,)), ("meshes", (2, 2)), ("meshes", (2, 3))]),
+], ids=str)  # fmt: skip
+def test_the_kinds_of_trial_and_their_meshes(given, expected):
+    assert list(Settings(("add",), **given).trials()) == expected
+
+
+CHANGES = {
+    "patterns": ("sub",), "search": True, "ranks": (2,), "dtypes": ("bool",), "rules": "mine", "confirm": "none", "seed": 1,
+    "meshes": ((2, 2),), "pairs": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_an_answer_depends_on_is_in_what_is_asked(name):
+    one = Settings(("add",))
+    assert replace(one, **{name: CHANGES[name]}).asked() != one.asked() == json.loads(json.dumps(one.asked()))
+
+
+def test_who_does_the_work_and_where_it_is_kept_changes_no_answer():
+    one = Settings(("add",))
+    other = replace(one, workers=7, journal=Path("j"), resume=True, executor="dask", folder="/")
+    assert other.asked() == one.asked()
+    assert one.asked()["torch"] == torch.__version__.partition("+")[0]
+
+
+def test_each_overload_is_of_one_shard():
+    ops = [f"aten.op{n}.default" for n in range(40)]
+    shards = [Settings(("add",), journal=Path("j"), shard=(n, 4)).mine(ops) for n in (1, 2, 3, 4)]
+    assert sorted(op for shard in shards for op in shard) == sorted(ops)
+    assert all(shards) and Settings(("add",)).mine(iter(ops)) == ops
 
 
 def test_every_seed_that_is_accepted_seeds_torch():

@@ -193,8 +193,53 @@ def test_one_placement_that_stands_for_a_list_of_results_is_spread():
     assert lines(claimed(sample("split.Tensor", X, 2)))[:2] == ["R -> R, R", "S(1) -> S(1), S(1)"]
 
 
-def test_one_replica_of_a_strategy_stands_for_every_tensor_of_a_list():
-    assert lines(claimed(sample("_foreach_neg.default", [X, X]))) == ["R, R -> R, R"]
+def test_one_placement_of_a_strategy_stands_for_each_of_several_results():
+    assert lines(claimed(sample("var_mean.correction", X, [0]))) == ["R -> R, R", "S(1) -> S(0), S(0)"]
+
+
+# out=, and results that are no tensors.
+
+
+def test_an_out_comes_in_as_its_result_goes_out():
+    found = verdicts(sample("add.out", X, X, out=X))
+    assert found["S(0), S(0), S(0) -> S(0)"] is Verdict.SOUND
+    assert found["P(sum), P(sum), P(sum) -> P(sum)"] is Verdict.SOUND
+    assert "S(0), S(0), R -> S(0)" not in found
+
+
+def test_what_would_redistribute_an_out_is_no_claim():
+    exponent = numbers(4, 6, dtype=torch.int32)
+    assert lines(claimed(sample("frexp.Tensor_out", X, mantissa=X, exponent=exponent))) == ["R, R, R -> R, R"]
+
+
+def test_an_op_strategy_says_nothing_of_out_and_it_comes_in_as_its_result():
+    found = verdicts(sample("amin.out", X, [0], out=numbers(6)))
+    assert found["S(0), P(min) -> P(min)"] is Verdict.SOUND
+    assert found["S(1), S(0) -> S(0)"] is Verdict.SOUND
+
+
+def test_one_placement_stands_for_each_of_several_outs():
+    found = verdicts(sample("var_mean.correction_out", X, [0], out0=numbers(6), out1=numbers(6)))
+    assert found == {"R, R, R -> R, R": Verdict.SOUND, "S(1), S(0), S(0) -> S(0), S(0)": Verdict.SOUND}
+
+
+def test_a_line_without_inputs_is_for_inputs_that_come_as_the_output_goes():
+    assert "S(0) -> S(0)" in lines(claimed(sample("slice_backward.default", X, [4, 9], 1, 0, 6, 1)))
+
+
+@pytest.mark.parametrize("one", [
+    sample("equal.default", X, X),
+    sample("is_same_size.default", X, X),
+    sample("_local_scalar_dense.default", torch.tensor(2.5)),
+])  # fmt: skip
+def test_a_result_that_is_no_tensor_is_for_the_dispatcher_to_make(one):
+    found = claimed(one)
+    assert any(placement == Replicate() for claim in found for placement in claim.rule.inputs)
+    assert all(claim.whole and set(claim.rule.outputs) <= {None} for claim in found)
+
+
+def test_whatever_comes_in_is_asked_where_a_number_comes_out():
+    assert "P(sum) -> -" in lines(claimed(sample("_local_scalar_dense.default", torch.tensor(2.5))))
 
 
 def test_results_that_are_masked_off_have_no_placement():

@@ -35,7 +35,8 @@ def heard(pool):
         columns = [split_axis(t, p, 2, rng) for t, p in zip(one.tensors, given, strict=True)]
         shapes, strides = (tuple(tuple(f(t)) for t in one.tensors) for f in (torch.Tensor.size, torch.Tensor.stride))
         parts = [
-            Part(one.call, given, tuple(c[rank] for c in columns), shapes, strides, "cpu", HOME) for rank in (0, 1)
+            Part(one.call, tuple((p,) for p in given), tuple(c[rank] for c in columns), shapes, strides, "cpu", HOME)
+            for rank in (0, 1)
         ]
         outcomes = pool.call(play, [(wire.dumps(replace(part, **changes)),) for part in parts])
         return [wire.loads(outcome.value) for outcome in outcomes]

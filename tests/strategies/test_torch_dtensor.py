@@ -378,3 +378,25 @@ def test_the_question_on_one_rank_is_made_once(dtensor, ask):
     assert question.alone().ranks == 1
     shared = dtensor.Question(question.sample, 2, question.outputs, question.alone())
     assert shared.alone() is question.alone()
+
+
+@pytest.mark.parametrize(("op", "numbers_only"), [
+    ("aten.equal.default", True),
+    ("aten._local_scalar_dense.default", True),
+    ("aten.add.Tensor", False),
+    ("aten._foreach_add_.Scalar", False),
+    ("aten._linalg_check_errors.default", False),
+])  # fmt: skip
+def test_what_an_op_returns_tells_whether_the_dispatcher_makes_a_number(dtensor, op, numbers_only):
+    assert dtensor.gives_numbers(overload(op)) is numbers_only
+    assert bool(dtensor.own_dispatch(overload(op))) is numbers_only
+
+
+@pytest.mark.parametrize(("op", "mistaken"), [
+    ("aten.__lshift__.Scalar", True),
+    ("aten.__lshift__.Tensor_out", True),
+    ("aten.__ilshift__.Scalar", False),
+    ("aten.add_.Tensor", False),
+])  # fmt: skip
+def test_an_op_that_dtensor_takes_for_one_in_place_is_for_the_dispatcher(dtensor, op, mistaken):
+    assert ("in place" in dtensor.own_dispatch(overload(op))) is mistaken

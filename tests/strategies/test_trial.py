@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -5,8 +6,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from strategies import sources, trial
+from strategies.dockets import Docket, Hearing, merged
 from strategies.rules import Claim, overload
-from strategies.trial import CHARGES, PARTIALS, RESPELLED, SHORTENED, WHOLE, WILD, Docket, hear
+from strategies.suspects import case_of
+from strategies.trial import CHARGES, PARTIALS, RESPELLED, SHORTENED, WHOLE, WILD, alone
+from strategies.units import Unit, read_unit
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
@@ -14,8 +18,28 @@ from tests.strategies.planted_ops import planted
 X = numbers(4, 6)
 
 
-def heard(*samples, ranks=(2,), seed=0, **docket):
-    return hear(Docket(samples[0].op, samples, ranks, seed, **docket), lambda number: None)
+def silent(number):
+    """Nobody listens."""
+
+
+def by_unit(*samples, ranks=(2,), seed=0, **docket):
+    return alone(Docket(samples[0].op, samples, tuple((n,) for n in ranks), seed, **docket), silent)
+
+
+def heard(*samples, **docket):
+    """The hearings of all units as one."""
+    found = by_unit(*samples, **docket)
+    return Hearing(
+        found[0].unit, sum(h.samples for h in found), sum(h.tried for h in found), sum(h.combinations for h in found),
+        {n for h in found for n in h.sound}, {n for h in found for n in h.by_metadata},
+        merged([h.suspects for h in found], CHARGES), merged([h.whole for h in found], WHOLE),
+        [i for h in found for i in h.missing], {k: v for h in found for k, v in h.untestable.items()},
+        sum((h.skipped for h in found), Counter()), [c for h in found for c in h.crashed],
+    )  # fmt: skip
+
+
+def case(suspect, seed=0):
+    return case_of(suspect.instance, seed)
 
 
 def lines(rules):
@@ -39,7 +63,7 @@ def test_cumprod_along_a_negative_dim_is_suspected_on_that_dim_and_on_no_other()
 def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
     hearing = heard(sample("cumprod.default", X, 1))
     (charges,) = hearing.suspects.values()
-    assert [charge.case.sample.call.args[1] for charge in charges] == [-1]
+    assert [charge.instance.sample.call.args[1] for charge in charges] == [-1]
     assert charges[0].instance.sample.origin == "test, dims respelled"
     assert (hearing.samples, hearing.tried) == (2, 5)
 
@@ -85,15 +109,15 @@ def test_a_charge_has_the_evidence_and_what_each_rank_was_given():
     (charge,) = charges
     assert charge.instance.verdict is Verdict.UNSOUND
     assert charge.instance.evidence.reason.startswith("as S(1): the shards make")
-    assert torch.equal(torch.cat(charge.case.held[0], 1), X)
-    assert (charge.case.ranks, str(charge.case.rule)) == (2, "aten.cumprod.default: S(1) -> S(1)")
+    assert torch.equal(torch.cat(case(charge, seed=7).held[0], 1), X)
+    assert (charge.instance.ranks, str(case(charge).rule)) == (2, "aten.cumprod.default: S(1) -> S(1)")
 
 
 def test_the_smallest_cases_are_kept_those_of_few_ranks_first():
     shapes = [(6, 12), (4, 6), (2, 24), (8, 6), (4, 3)]
     hearing = heard(*(sample("cumprod.default", numbers(*shape), -1) for shape in shapes), ranks=(3, 2))
     (charges,) = [c for line, c in hearing.suspects.items() if line.endswith("S(1) -> S(1)")]
-    kept = [(charge.case.ranks, charge.case.sample.size) for charge in charges]
+    kept = [(charge.instance.ranks, charge.instance.sample.size) for charge in charges]
     assert kept == [(2, 12), (2, 24), (2, 48)]
     assert len(kept) == CHARGES
 
@@ -103,8 +127,8 @@ def test_ordinary_values_are_kept_before_not_a_number():
     hearing = heard(sample("cumprod.default", big, -1), planted("patched", small))
     (charge,) = hearing.suspects["planted.patched.default: S(0) -> S(0)"]
     assert charge.instance.evidence.variant == "specials"
-    assert charge.case.truth.inputs[0].isnan().any()
-    assert not charge.case.sample.tensors[0].isnan().any()
+    assert case(charge).truth.inputs[0].isnan().any()
+    assert not charge.instance.sample.tensors[0].isnan().any()
 
 
 def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
@@ -112,7 +136,7 @@ def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
     monkeypatch.setattr(trial, "claims", lambda *_: [Claim(rule(one, "P(sum) -> R"), "test")])
     ((charge,),) = heard(one).suspects.values()
     assert charge.instance.evidence.draw == 1
-    assert any((held == 0).any() for held in charge.case.held[0])
+    assert any((held == 0).any() for held in case(charge).held[0])
 
 
 def test_the_first_samples_are_tried_with_not_a_number_and_the_later_ones_are_not():
@@ -131,14 +155,14 @@ def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
     assert hearing.suspects == {}
     assert "S(1) -> S(0)" in lines(hearing.whole)
     for charges in hearing.whole.values():
-        sizes = [charge.case.sample.size for charge in charges]
+        sizes = [charge.instance.sample.size for charge in charges]
         assert len(sizes) == WHOLE and min(sizes) == 4 * columns[WHOLE - 1]
 
 
 def test_placements_of_dtensors_own_are_given_replicated_where_they_come_in():
     hearing = heard(sample("embedding.default", X, torch.tensor([0, 3])))
     (charge,) = hearing.whole["aten.embedding.default: S(0), P(mask) -> P(mask)"]
-    assert str(charge.case.rule) == "aten.embedding.default: S(0), R -> P(mask)"
+    assert str(case(charge).rule) == "aten.embedding.default: S(0), R -> P(mask)"
 
 
 def test_a_random_op_is_sound_by_metadata_and_listed_as_such():
@@ -210,12 +234,55 @@ def test_a_crash_of_one_sample_leaves_the_rest(where):
     assert hearing.suspects == {}
 
 
-def test_numbers_are_noted_and_those_to_skip_are_not_run():
+def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
     noted = []
     samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
-    hearing = hear(Docket(samples[0].op, samples, (2,), 0, skip=frozenset([1])), noted.append)
-    assert noted == [0, 2]
-    assert (hearing.samples, hearing.crashed) == (2, [])
+    docket = Docket(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)]))
+    alone(docket, noted.append)
+    assert set(noted) == {docket.truth(0), 0, 1, docket.truth(2), 4, 5}
+    assert [noted.index(n) for n in (docket.truth(0), 0, 1)] == [0, 1, 2]
+
+
+def docket_step(sample, mesh):
+    return 2 * sample + mesh
+
+
+def test_a_truth_that_killed_a_worker_is_told_no_more():
+    samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
+    docket = Docket(samples[0].op, samples, ((2,),), 0)
+    found = alone(replace(docket, skip=frozenset([docket.truth(0)])), silent)
+    assert [(h.samples, h.crashed) for h in found if h.unit.dtypes == "real"] == [(1, [])]
+
+
+# Units.
+
+
+def test_each_class_of_dtypes_and_each_mesh_is_a_unit_and_has_its_own():
+    samples = (sample("neg.default", X), sample("neg.default", numbers(4, dtype=torch.complex64)))
+    found = by_unit(*samples, ranks=(2, 3))
+    assert [str(h.unit) for h in found] == [
+        f"aten.neg.default alone {dtypes} {ranks}" for dtypes in ("bool", "complex", "integer", "real")
+        for ranks in (2, 3)
+    ]  # fmt: skip
+    assert [(h.samples, bool(h.sound), bool(h.untestable)) for h in found] == [
+        (0, False, False), (0, False, False), (1, True, True), (1, True, True), (0, False, False), (0, False, False),
+        (1, True, False), (1, True, False),
+    ]  # fmt: skip
+
+
+def test_only_the_units_that_are_wanted_are_tried():
+    samples = (sample("neg.default", X), sample("neg.default", numbers(4, dtype=torch.complex64)))
+    wanted = Unit("aten.neg.default", "alone", "complex", (3,))
+    (only,) = by_unit(*samples, ranks=(2, 3), only=frozenset([wanted]))
+    every = {h.unit: h for h in by_unit(*samples, ranks=(2, 3))}
+    assert only == every[wanted]
+    assert only.samples == 1
+
+
+def test_an_overload_without_samples_has_its_units_all_the_same():
+    docket = Docket("aten.neg.default", (), ((2,),), 0)
+    assert [h.unit for h in alone(docket, silent)] == list(docket.units())
+    assert read_unit("aten.neg.default alone real 2") in docket.units()
 
 
 # The same seed.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies.workers import Done, Failed, Lost, run
+from strategies import workers
+from strategies.workers import Crew, Done, Failed, Lost, death, own_memory, run
 
 
 def work(task, note):
@@ -28,6 +29,21 @@ def alive(pids):
 
 def pid_of(task, note):
     return os.getpid()
+
+
+def hoard(task, note):
+    """Holds so many bytes, and waits to be ended."""
+    note(1)
+    held = bytearray(b"x") * task
+    threading.Event().wait(60)
+    return len(held)
+
+
+def slow_but_alive(task, note):
+    for n in range(4):
+        note(n)
+        threading.Event().wait(task)
+    return "done"
 
 
 def test_answers_come_in_the_order_of_the_tasks():
@@ -51,6 +67,51 @@ def test_a_hang_ends_at_the_limit():
     hung, after = run(work, ["hang", 4], workers=1, limit=0.5)
     assert hung == Lost("no answer within 0.5 s", 7)
     assert after == Done(8)
+
+
+def test_the_limit_is_from_one_note_to_the_next():
+    assert list(run(slow_but_alive, [0.4], workers=1, limit=1.2)) == [Done("done")]
+
+
+def test_what_eats_memory_is_ended_and_the_rest_goes_on(monkeypatch):
+    monkeypatch.setattr(workers, "MEMORY", own_memory(os.getpid()) + (64 << 20))
+    lost, after = run(hoard, [256 << 20, 1], workers=1, limit=0.5)
+    assert lost == Lost(f"it used more than {workers.MEMORY >> 20} MiB", 1)
+    assert after == Lost("no answer within 0.5 s", 1)  # a little is not too much: it waits as it was told
+
+
+def test_what_the_parent_holds_and_what_files_back_is_no_more_than_what_is_there():
+    held = bytearray(b"x") * (64 << 20)
+    here = own_memory(os.getpid())
+    assert len(held) < here < 8 << 30
+    assert own_memory(None) == own_memory(2**22 + 1) == 0
+
+
+@pytest.mark.parametrize("when", ["it is idle", "work is on its way"])
+def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
+    with Crew(1) as crew:
+        (pid,) = (a.value for a in crew.run(pid_of, [0], limit=60))
+        os.kill(pid, signal.SIGKILL)
+        crew._hands[0].process.join()
+        if when == "work is on its way":  # it died a moment after somebody looked
+            monkeypatch.setattr(crew._hands[0].process, "is_alive", lambda: True)
+        first, second = crew.run(work, [1, 2], limit=60)
+    assert (first, second) == (Done(2) if when == "it is idle" else Lost("the process died with SIGKILL", -1), Done(4))
+
+
+def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire(monkeypatch):
+    monkeypatch.setattr(workers, "RETIRE", 3)
+    with Crew(1) as crew:
+        pids = [a.value for _ in range(2) for a in crew.run(pid_of, [0, 0], limit=60)]
+    assert pids[0] == pids[1] == pids[2] != pids[3]
+    assert not alive(pids)
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    (-11, "the process died with SIGSEGV"), (0, "the process left with code 0"), (None, "the process left with code None"),
+])  # fmt: skip
+def test_how_a_process_ended_is_said(code, said):
+    assert death(code) == said
 
 
 def test_no_process_is_left_behind_when_the_caller_stops_early():

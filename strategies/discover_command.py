@@ -1,0 +1,101 @@
+"""What `localtensor discover` does once its options are read: the search, what it prints, the exit code."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from localtensor.errors import LocalTensorError
+from strategies import workers
+from strategies.discover import CALL, Discovery, discover, overloads
+from strategies.emit import NotEmitted, emit
+from strategies.lines import in_words, lines
+from strategies.settings import BadSetting
+from strategies.verdicts import CLEAN, NOTHING, USAGE
+
+SECONDS = 600.0
+"""Time limit of one overload."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    op: str
+    ranks: tuple[int, ...]
+    seed: int
+
+
+def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3), seed: int = 0, many: int = 1) -> int:
+    """The exit code: 0 whether or not rules are missing, as for `validate --search`, since a missing rule is slow
+    and not wrong; 2 for an unknown op or setting, and where --emit has nothing to print that is one module;
+    3 where no call of the op could be searched, or the search itself failed.
+
+    The module, or the list of rules, goes to standard output; all else to standard error.  `many` workers.
+    """
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    try:
+        _check(ranks, seed)
+        tasks = [_Task(op, tuple(dict.fromkeys(ranks)), seed) for op in overloads(name)]
+    except LocalTensorError as error:
+        errors.print(str(error), markup=False)
+        return USAGE
+    found: list[Discovery] = []
+    for task, answer in zip(tasks, workers.run(_work, tasks, workers=many, limit=SECONDS), strict=True):
+        if isinstance(answer, workers.Done):
+            found.append(answer.value)
+        else:
+            why = answer.error if isinstance(answer, workers.Failed) else answer.why
+            errors.print(f"{CALL}: the search of {task.op} failed: {why}.", markup=False)
+    searched = [one for one in found if one.samples]
+    if not searched:
+        errors.print(f"{CALL}: no call of {name} could be searched; nothing was tested.", markup=False)
+        return NOTHING
+    return _emitted(searched, out, errors) if emitted else _listed(searched, out)
+
+
+def _work(task: _Task, note: Callable[[int], None]) -> Discovery:
+    return discover(task.op, task.ranks, task.seed)
+
+
+def _check(ranks: Sequence[int], seed: int) -> None:
+    for n in ranks:
+        if not 2 <= n <= 64:
+            raise BadSetting("--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.")
+    if not 0 <= seed < 2**63:
+        raise BadSetting("--seed", seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
+
+
+def _listed(found: Sequence[Discovery], out: Console) -> int:
+    for one in found:
+        count = f"{len(one.missing)} {'rule is' if len(one.missing) == 1 else 'rules are'} missing"
+        tried = f"{one.combinations} combinations of placements in {len(one.samples)} calls"
+        out.print(f"{one.op}: {count} ({tried}; {one.source or 'no rule in DTensor'})", markup=False)
+        for line in lines(one.surveys):
+            out.print(f"  {in_words(line)}", markup=False)
+    return CLEAN
+
+
+def _emitted(found: Sequence[Discovery], out: Console, errors: Console) -> int:
+    some = [one for one in found if one.missing]
+    if len(some) > 1:
+        names = " or ".join(one.op for one in some)
+        errors.print(
+            str(NotEmitted(some[0].op, "rules of several overloads are missing", f"Name one: {names}.")), markup=False
+        )
+        return USAGE
+    try:
+        text = emit((some or list(found))[0])
+    except NotEmitted as error:
+        errors.print(str(error), markup=False)
+        return USAGE
+    sys.stdout.write(text)
+    return CLEAN

@@ -1,0 +1,88 @@
+"""One overload before the court with what follows it, and on meshes of several axes: DTensor's own dispatch, simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from strategies import meshes, pairs, redistributions
+from strategies.dockets import Docket, Hearing, keep
+from strategies.hearings import Confirmation
+from strategies.played import play_all
+from strategies.probe import try_claims
+from strategies.programs import Program
+from strategies.rules import Claim, Rule, Sample
+from strategies.sources import TooMany, claims
+from strategies.suspects import Suspect
+from strategies.trial import CHARGES, Bench, Note
+from strategies.truth import REFUSALS, Truth, tell
+from strategies.verdicts import Evidence, Instance, Verdict
+
+MOVES = 60
+"""Redistributions from any layout to any that are tried on one mesh."""
+Found = list[tuple[Program, Confirmation]]
+Play = Callable[[Docket, int, Truth, tuple[int, ...]], tuple[int, Found]]
+
+
+def with_followers(docket: Docket, note: Note) -> list[Hearing]:
+    """A hearing for each unit: second ops, gradients, the same call again."""
+    return _each(docket, note, _pairs)
+
+
+def on_meshes(docket: Docket, note: Note) -> list[Hearing]:
+    """A hearing for each unit: the op on several axes, with placements that are claimed and that are not."""
+    return _each(docket, note, _meshes)
+
+
+def _each(docket: Docket, note: Note, play: Play) -> list[Hearing]:
+    bench = Bench(docket)
+    for number, sample in enumerate(docket.samples):
+        for i in bench.meshes(number):
+            note(docket.step(number, i))
+            hearing = bench.hearing(sample, docket.meshes[i])
+            try:
+                tried, found = play(docket, number, tell(sample, seed=docket.seed), docket.meshes[i])
+            except (*REFUSALS, TooMany, AttributeError) as error:
+                hearing.skipped[f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:90]}"] += 1
+                continue
+            except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
+                bench.crash(number, error)
+                continue
+            hearing.samples += 1
+            hearing.tried += tried
+            for suspect in map(_suspect, found):
+                keep(hearing.suspects.setdefault(suspect.name, []), suspect, CHARGES)
+    return bench.all()
+
+
+def _pairs(docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...]) -> tuple[int, Found]:
+    sample = docket.samples[number]
+    claimed = claims(sample, mesh[-1], truth.raw)
+    tried = pairs.programs(sample, claimed, mesh, before=docket.samples, seed=docket.seed)
+    return len(tried), [(s.program, s.found) for s in pairs.suspects(tried)]
+
+
+def _meshes(docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...]) -> tuple[int, Found]:
+    sample = docket.samples[number]
+    by_size = dict(_sized(sample, truth, mesh, docket.seed))
+    tried = meshes.try_meshes(sample, by_size, [mesh], seed=docket.seed)
+    if sample.op == redistributions.COPY and number == 0:  # what is moved without an op is tried once a mesh, here
+        moves = redistributions.draw_redistributions(mesh, seed=docket.seed, budget=MOVES)
+        tried += zip(moves, play_all(moves), strict=True)
+    return len(tried), meshes.suspects(tried)
+
+
+def _sized(sample: Sample, truth: Truth, mesh: Sequence[int], seed: int) -> Iterator[tuple[int, list[Claim]]]:
+    """The claims along one axis of each size.  What is wrong there is found there, and would only be found again."""
+    for size in sorted(set(mesh)):
+        claimed = claims(sample, size, truth.raw)
+        judged = try_claims(sample, truth, size, claimed, seed=seed)
+        yield size, [c for c, i in zip(claimed, judged, strict=True) if i.verdict is not Verdict.UNSOUND]
+
+
+def _suspect(found: tuple[Program, Confirmation]) -> Suspect:
+    """The program as a suspicion; its rule has the placements along the last axis."""
+    program, seen = found
+    rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
+    evidence = Evidence(seen.wrong, "", program.draw, seen.got, seen.want)
+    instance = Instance(rule, program.ranks, program.sample, Verdict.UNSOUND, "simulated", evidence)
+    return Suspect(instance, program)

@@ -1,0 +1,74 @@
+"""The mesh that a program runs on, and DTensor's memory of what it ran before, on one rank or in lockstep.
+
+| torch part (under torch.distributed)                                | read on     | run on |
+|---------------------------------------------------------------------|-------------|--------|
+| device_mesh.DeviceMesh._flatten                                     | 2.11 - 2.15 | 2.13   |
+| tensor.debug._clear_sharding_prop_cache                             | 2.11 - 2.15 | 2.13   |
+| tensor._redistribute._gen_transform_infos.cache_clear               | 2.11 - 2.15 | 2.13   |
+| tensor._redistribute.clear_redistribute_planner_cache               | 2.11 - 2.15 | 2.13   |
+| _functional_collectives.all_reduce, .reduce_scatter_tensor,         |             |        |
+| .reduce_scatter_single (by feature): replaced where gloo has no avg | 2.11 - 2.15 | 2.13   |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+NAMES = "abcdefgh"
+
+
+def mesh_of(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
+    """A mesh of all ranks; with `flattened`, the submesh of all its axes in one exists too."""
+    mesh = init_device_mesh(device, shape, mesh_dim_names=tuple(NAMES[: len(shape)]))
+    if flattened and len(shape) > 1:
+        mesh._flatten(NAMES[: len(shape)])
+    return mesh
+
+
+def forget() -> None:
+    """What DTensor has kept of earlier calls in this thread is gone, so that programs do not depend on their order."""
+    _clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    _redistribute.clear_redistribute_planner_cache()
+
+
+@contextlib.contextmanager
+def averages(backend: str) -> Iterator[None]:
+    """gloo has no average, and simulated ranks have none of integers; while inside, DTensor's averages are sums that
+    are divided.  nccl has its own."""
+    if backend == "nccl":
+        yield
+        return
+    own = {name: getattr(functional, name) for name in _REDUCING if hasattr(functional, name)}
+    try:
+        for name, original in own.items():
+            setattr(functional, name, functools.partial(divided, original))
+        yield
+    finally:
+        for name, original in own.items():
+            setattr(functional, name, original)
+
+
+_REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
+
+
+def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A collective that averages as one that adds, and a division."""
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    if given["reduceOp"] != "avg":
+        return original(*args, **kwargs)
+    total = original(**{**given, "reduceOp": "sum"})
+    group = given["group"]
+    ranks = group[0].size(group[1]) if isinstance(group, tuple) else dist.get_world_size(group)
+    exact = total.dtype.is_floating_point or total.dtype.is_complex
+    return total / ranks if exact else (total.double() / ranks).to(total.dtype)

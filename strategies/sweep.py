@@ -1,0 +1,79 @@
+"""Dockets into lines of a journal: whatever dies, hangs or raises on the way costs one step, and is said."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from strategies import dockets
+from strategies.dockets import Docket, Hearing
+from strategies.executors import Hands
+from strategies.journal import Journal
+from strategies.trials import hear
+from strategies.units import class_of
+from strategies.verdicts import Crash
+from strategies.workers import Done, Failed, Lost
+
+SECONDS = 60.0
+"""Time limit of one step: one sample on one mesh."""
+RETRIES = 40
+"""Steps of one docket that may kill a worker before the rest of it is given up."""
+
+
+def hear_all(hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str, tick: Callable[[int], None]) -> None:
+    """A line for every unit of the dockets.  A step that kills the process is left out the next time; a process that
+    is killed before its first step, by somebody else perhaps, is forgiven once."""
+    dead: dict[int, list[tuple[Docket, Lost]]] = defaultdict(list)
+    forgiven: set[int] = set()
+    todo = dict(enumerate(dockets))
+    for attempt in range(RETRIES + 1):
+        answers = hands.run(hear, list(todo.values()), limit=SECONDS, tick=tick if not attempt else None)
+        again: dict[int, Docket] = {}
+        since = time.perf_counter()
+        for (at, docket), answer in zip(todo.items(), answers, strict=True):
+            if isinstance(answer, Done):
+                found = answer.value
+            elif isinstance(answer, Lost) and attempt < RETRIES and (answer.noted >= 0 or at not in forgiven):
+                if answer.noted < 0:
+                    forgiven.add(at)
+                    again[at] = docket
+                else:
+                    dead[at].append((docket, answer))
+                    again[at] = replace(docket, skip=docket.skip | {answer.noted})
+                continue
+            else:
+                found = _given_up(docket, answer)
+            _add(journal, run, _with_deaths(found, dead.pop(at, [])), time.perf_counter() - since)
+            since = time.perf_counter()
+        todo = again
+        if not todo:
+            return
+
+
+def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:
+    for hearing in found:
+        journal.add({**dockets.line(hearing, seconds / len(found)), "run": run})
+
+
+def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) -> list[Hearing]:
+    for docket, lost in deaths:
+        number, mesh = docket.at(lost.noted)
+        sample = docket.samples[number]
+        told = f"{', '.join(sample.arguments())} from {sample.origin}"
+        where = "the whole tensors" if lost.noted >= docket.truth(0) else "a rank's piece"
+        crash = Crash(docket.op, told, f"{lost.why} on {where}")
+        units = [h for h in found if (h.unit.dtypes, h.unit.mesh) == (class_of(sample), mesh)]
+        (units or found)[0].crashed.append(crash)
+    return found
+
+
+def _given_up(docket: Docket, answer: Failed | Lost) -> list[Hearing]:
+    found = [Hearing(unit) for unit in docket.units()]
+    if isinstance(answer, Failed):
+        crash = Crash(docket.op, "the whole overload", answer.error, answer.trace)
+    else:
+        crash = Crash(docket.op, "before its first sample" if answer.noted < 0 else "again and again", answer.why)
+    found[0].crashed.append(crash)
+    return found

@@ -1,0 +1,42 @@
+"""Programs in few words, for the tests of the rooms that play them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.placement import parse
+from strategies.hearings import Confirmation
+from strategies.played import play_all
+from strategies.programs import Program
+from strategies.rules import Sample
+
+
+def on(one: Sample, text: str, mesh: tuple[int, ...] = (2,), then: str = "", **options: Any) -> Program:
+    """`on(sample, "S(0)/R, P(sum)")`: tensors apart by a comma and a space, axes by a slash; a lone placement is
+    that of the first axis, with replicas on the others."""
+    inputs = tuple(_placements(part, len(mesh)) for part in text.split(", "))
+    return Program(one, mesh, inputs, then, **options)
+
+
+def _placements(text: str, axes: int) -> tuple[Placement, ...]:
+    given = [parse(part) for part in text.split("/")]
+    return (*given, *[Replicate() for _ in range(axes - len(given))])
+
+
+def played(*programs: Program) -> list[Confirmation]:
+    return play_all(programs)
+
+
+def assert_right(*programs: Program) -> None:
+    for program, found in zip(programs, play_all(programs), strict=True):
+        assert (found.wrong, found.note) == ("", "DTensor's own run is right"), (
+            f"{program}: {found.wrong or found.note}"
+        )
+
+
+def assert_goes_wrong(program: Program, because: str) -> None:
+    (found,) = play_all([program])
+    assert because in found.wrong, f"{program}: {found.wrong or found.note}"

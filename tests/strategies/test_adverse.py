@@ -1,0 +1,56 @@
+from collections import Counter
+
+import torch
+
+from strategies.adverse import adverse, kind_of, truth_of
+from strategies.truth import tell
+from strategies.values import VALUES
+from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import planted
+
+X = numbers(4, 6)
+ADD = sample("add.Tensor", X, X + 1)
+
+
+def test_the_truth_about_other_values_is_found_again_from_their_name_and_the_seed():
+    truth = tell(ADD)
+    one, two, other = (truth_of(ADD, truth, "ties", seed) for seed in (1, 1, 2))
+    assert torch.equal(one.outputs[0], two.outputs[0]) and not torch.equal(one.outputs[0], other.outputs[0])
+    assert torch.equal(one.outputs[0], one.inputs[0] + one.inputs[1])
+
+
+def test_the_samples_own_values_are_the_truth_itself():
+    truth = tell(ADD)
+    assert truth_of(ADD, truth, "", 0) is truth
+    assert truth_of(ADD, truth, "cancelling", 0) is truth
+    assert kind_of("").name == "" and kind_of("zeros").name == "zeros"
+
+
+def test_values_that_the_op_refuses_or_that_say_nothing_have_no_truth():
+    fussy = planted("fussy", X.clamp(max=1.0))
+    assert truth_of(fussy, tell(fussy), "specials", 0) is None
+    flags = sample("relu.default", X)
+    assert truth_of(flags, tell(flags), "all true", 0) is None
+    random = sample("rand_like.default", X)
+    assert truth_of(random, tell(random), "zeros", 0) is None
+
+
+def test_values_that_give_results_of_another_shape_are_another_call():
+    one = sample("nonzero.default", X)
+    assert truth_of(one, tell(one), "zeros", 0) is None
+    assert truth_of(one, tell(one), "positive", 0) is not None
+
+
+def test_over_the_samples_of_one_overload_all_values_have_their_turn():
+    turns = Counter()
+    found = [adverse(ADD, tell(ADD), number, seed=0, turns=turns, budget=3) for number in range(24)]
+    able = {kind.name for kind in VALUES if truth_of(ADD, tell(ADD), kind.name, 0) is not None}
+    assert all(len(told) == 3 for told in found)
+    assert set().union(*found) == set(turns) == able
+    assert max(turns.values()) - min(turns.values()) <= 1
+
+
+def test_the_same_number_has_the_same_values_and_another_number_others():
+    truth = tell(ADD)
+    first, again, later = (list(adverse(ADD, truth, number, seed=0)) for number in (0, 0, 7))
+    assert first == again != later

@@ -1,0 +1,50 @@
+import math
+
+import pytest
+import torch
+
+from strategies.again import again, before, others, text_of
+from strategies.rules import Leaf
+from tests.strategies.cases import numbers, sample
+
+X = numbers(4, 3)
+
+
+@pytest.mark.parametrize("one", [
+    sample("sum.dim_IntList", X, [1], True),
+    sample("sum.dim_IntList", X, [0], dtype=torch.float32),
+    sample("clamp.default", X, -math.inf, None),
+    sample("add.Tensor", X, X, alpha=-2.5),
+    sample("mul.Scalar", X, 1 - 2j),
+    sample("cat.default", [X, X], -1),
+    sample("new_zeros.default", X, [2, 2], device=torch.device("cpu"), layout=torch.strided),
+    sample("clone.default", X, memory_format=torch.contiguous_format),
+], ids=lambda one: f"{one.op} {one.call.args[1:]}")  # fmt: skip
+def test_the_text_of_a_call_is_that_call(one):
+    assert before(one.op, again(one.call)) == one.call
+
+
+def test_nan_is_nan_again():
+    assert math.isnan(before("aten.clamp.default", "again(x0, nan)").args[1])
+
+
+@pytest.mark.parametrize("text", [
+    "again(x0, __import__('os'))", "again(open('a'))", "print(x0)", "again(y0)", "again(x0.shape)", "x0",
+])  # fmt: skip
+def test_other_text_is_refused(text):
+    with pytest.raises(ValueError, match=r"no argument of a call|no call that came before"):
+        before("aten.neg.default", text)
+
+
+def test_tuples_keep_their_kind():
+    assert text_of((1,)) == "(1,)" and text_of([Leaf(2)]) == "[x2]" and text_of(()) == "()"
+
+
+def test_calls_that_could_have_come_before_differ_in_arguments_alone():
+    one = sample("sum.dim_IntList", X, [1])
+    seen = [
+        sample("sum.dim_IntList", X, [1]), sample("sum.dim_IntList", X + 1, [0]), sample("sum.dim_IntList", X, [0]),
+        sample("sum.dim_IntList", X[:2], [0], True), sample("sum.dim_IntList", X.float(), [0], True),
+        sample("mean.dim", X, [0], True), sample("sum.dim_IntList", X, [1], dtype=torch.float32),
+    ]  # fmt: skip
+    assert list(others(one, seen)) == ["again(x0, [0])", "again(x0, [1], dtype=torch.float32)"]

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strategies.arguments import called, is_index, is_places, names, trusts, values, with_tensors
+from strategies.rules import Leaf, call_of, overload
+from tests.strategies.cases import numbers, sample
+
+X = numbers(4, 6)
+
+
+class Heard(TorchDispatchMode):
+    """The last call, as a rule would see it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.call, _ = call_of(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("one", [
+    sample("sum.dim_IntList", X, dim=[0], keepdim=True),
+    sample("sum.dim_IntList", X, [0], False),
+    sample("sum.dim_IntList", X, [0], False, dtype=None),
+    sample("sum.dim_IntList", X, None, True, dtype=torch.float32),
+    sample("amax.default", X, []),
+    sample("add.Tensor", X, X, alpha=1),
+    sample("add.Tensor", X, X, alpha=1.0),
+    sample("add.Tensor", X, other=X, alpha=2),
+    sample("index.Tensor", X, [None, torch.tensor([1])]),
+    sample("clamp.Tensor", X, None, X),
+], ids=lambda one: f"{one.op}{one.arguments()}")  # fmt: skip
+def test_a_call_is_made_as_the_dispatcher_hands_it_on(one):
+    with Heard() as heard:
+        one.call(one.tensors)
+    assert called(one, values(one), "again").call == heard.call
+
+
+def test_keepdim_by_position_and_by_keyword_are_one_call_to_a_rule():
+    by_place, by_name = sample("sum.dim_IntList", X, [0], True), sample("sum.dim_IntList", X, [0], keepdim=True)
+    assert by_place.call != by_name.call
+    assert called(by_place, values(by_place), "").call == called(by_name, values(by_name), "").call
+
+
+def test_all_arguments_are_known_by_name_with_their_defaults():
+    given = values(sample("sum.dim_IntList", X, [0]))
+    assert given["self"] is not None and torch.equal(given["self"], X)
+    assert (given["dim"], given["keepdim"], given["dtype"]) == ([0], False, None)
+
+
+def test_a_tensor_that_is_put_in_or_left_out_numbers_the_others_anew():
+    one = sample("clamp.Tensor", X, X - 1, X + 1)
+    less = called(one, values(one) | {"min": None}, "min=None")
+    assert less.call.args == (Leaf(0), None, Leaf(1))
+    assert less.tensors[1] is one.tensors[2]
+    assert less.origin == "test, min=None"
+
+
+def test_each_tensor_knows_its_argument():
+    assert names(sample("index_put.default", X, [None, torch.tensor([1])], X[:, :1])) == ("self", "indices", "values")
+    assert names(sample("exp.out", X, out=X)) == ("self", "out")
+
+
+def test_other_tensors_leave_the_call_as_it_is():
+    one = sample("add.Tensor", X, X)
+    other = with_tensors(one, {1: X + 1}, "moved")
+    assert other.call == one.call and other.tensors[0] is one.tensors[0]
+    assert torch.equal(other.tensors[1], X + 1)
+
+
+@pytest.mark.parametrize(("op", "trusting"), [
+    ("aten._softmax.default", True), ("aten.native_layer_norm.default", True), ("aten.tanh_backward.default", True),
+    ("aten.segment_reduce.default", True), ("aten.linalg_ldl_solve.default", True), ("aten.lu_unpack.default", True),
+    ("aten.gather.default", False), ("aten.nll_loss_forward.default", False),
+])  # fmt: skip
+def test_ops_that_do_not_check_what_they_are_given_are_known(op, trusting):
+    assert overload(op) is not None
+    assert trusts(op) is trusting
+
+
+def test_places_are_integers_in_arguments_of_that_name():
+    assert is_index("target") and is_index("indices") and not is_index("self")
+    assert is_places(torch.tensor([1])) and not is_places(torch.tensor([True])) and not is_places(X)

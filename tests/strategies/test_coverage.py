@@ -1,0 +1,108 @@
+"""The table: every member counted, every one without a verdict with its reason."""
+
+import io
+import json
+
+from rich.console import Console
+
+from strategies.coverage import UNDECIDED, UNTRIED, Coverage, Tried, as_json, rendered, table
+from strategies.population import Member
+
+MEMBERS = [
+    Member("aten.add.Tensor", "single-dim strategy"),
+    Member("aten.add.out", "single-dim strategy"),
+    Member("aten.neg.default", "single-dim strategy"),
+    Member("aten.sub.out", "single-dim strategy"),
+    Member("aten.zzz.default", "single-dim strategy", "no kernel for CPU"),
+]
+TRIED = {
+    "aten.add.Tensor": Tried(3, frozenset({"sound", "unsound"})),
+    "aten.add.out": Tried(2, frozenset({"untestable"}), ("", "DTensor's own rule raises")),
+    "aten.neg.default": Tried(0, reasons=("it refuses all calls",)),
+    "aten.mm.dtype": Tried(4, frozenset({"sound"})),
+}
+
+
+def made() -> Coverage:
+    return table([m for m in MEMBERS if m.op != "aten.zzz.default"] + [UNABLE], TRIED, torch="2.13.0")
+
+
+UNABLE = Member("aten._scaled_dot_product_flash_attention.default", "single-dim strategy", "no kernel for CPU")
+
+
+def test_each_member_is_counted_in_its_family():
+    rows = {row.family: (row.registered, row.able, row.exercised, row.decided) for row in made().rows}
+    assert rows == {"forward": (3, 2, 1, 1), "out=": (2, 2, 1, 0)}
+
+
+def test_the_total_adds_up():
+    total = made().total
+    assert (total.registered, total.able, total.exercised, total.decided) == (5, 4, 2, 1)
+    assert (made().share, made().decided_share) == (0.5, 0.25)
+
+
+def test_nothing_is_silently_absent():
+    told = made()
+    assert [(r.text, r.ops) for r in told.cannot] == [("no kernel for CPU", (UNABLE.op,))]
+    assert [(r.text, r.ops) for r in told.unexercised] == [
+        ("it refuses all calls", ("aten.neg.default",)),
+        (UNTRIED, ("aten.sub.out",)),
+    ]
+    assert [(r.text, r.ops) for r in told.undecided] == [("DTensor's own rule raises", ("aten.add.out",))]
+
+
+def test_every_member_without_a_verdict_has_one_reason():
+    told = made()
+    reasons = [op for r in (*told.cannot, *told.unexercised, *told.undecided) for op in r.ops]
+    assert len(reasons) == len(set(reasons)) == told.total.registered - told.total.decided
+
+
+def test_overloads_beside_the_registered_ones_are_counted_apart():
+    assert made().others == 1
+
+
+def test_a_reason_that_many_share_comes_first():
+    members = [Member(f"aten.{name}.default", "") for name in ("abs", "cos", "sin")]
+    tried = {m.op: Tried(reasons=("rare" if "abs" in m.op else "usual",)) for m in members}
+    assert [r.text for r in table(members, tried, torch="2.13.0").unexercised] == ["usual", "rare"]
+
+
+def test_what_was_tried_in_vain_has_a_reason_too():
+    told = table(
+        [Member("aten.abs.default", "")], {"aten.abs.default": Tried(1, frozenset({"suspect"}))}, torch="2.13.0"
+    )
+    assert [r.text for r in told.undecided] == [UNDECIDED]
+
+
+def test_no_members_is_all_of_them():
+    assert table([], {}, torch="2.13.0").share == 1.0
+
+
+def test_json_says_the_same_each_time():
+    body = json.loads(as_json(made()))
+    assert as_json(made()) == as_json(made())
+    assert body["total"]["registered"] == 5
+    assert body["share"] == 0.5
+    assert body["unexercised"][0] == {"text": "it refuses all calls", "ops": ["aten.neg.default"]}
+
+
+def text(coverage: Coverage) -> str:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(rendered(coverage))
+    return console.export_text()
+
+
+def test_a_person_sees_the_table_and_every_reason():
+    shown = text(made())
+    assert "DTensor's registered overloads in torch 2.13.0 on cpu" in shown
+    assert "50.0 % exercised, 25.0 % with a Sound or an Unsound verdict" in shown
+    for reason in ("no kernel for CPU", "it refuses all calls", UNTRIED, "DTensor's own rule raises"):
+        assert reason in shown
+    assert "aten.sub.out" in shown
+
+
+def test_all_but_one_of_many_is_not_all():
+    members = [Member(op, "") for op in ("aten.abs.default", "aten.cos.default")] * 1000
+    tried = {"aten.abs.default": Tried(1, frozenset({"sound"})), "aten.cos.default": Tried(1, frozenset({"sound"}))}
+    told = table([*members, Member("aten.sin.default", "")], tried, torch="2.13.0")
+    assert "99.9 % exercised" in text(told)

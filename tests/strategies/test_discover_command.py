@@ -1,0 +1,59 @@
+import logging
+import warnings
+
+import pytest
+import torch
+
+from strategies.discover_command import discover_command
+from strategies.verdicts import CLEAN, NOTHING, USAGE
+
+
+@pytest.fixture(autouse=True)
+def _noise_as_it_was():
+    threads, silence = torch.get_num_threads(), logging.root.manager.disable
+    with warnings.catch_warnings():
+        yield
+    torch.set_num_threads(threads)
+    logging.disable(silence)
+
+
+def test_what_is_missing_is_listed_and_is_nothing_wrong(capsys):
+    assert discover_command("aten.mv.default", emitted=False) == CLEAN
+    told = capsys.readouterr().out
+    assert "aten.mv.default: 2 rules are missing" in told
+    assert "  P(avg), R -> P(avg) where numbers in ('ff', 'ii')" in told
+
+
+def test_a_module_goes_to_standard_output_and_nothing_else_does(capsys):
+    assert discover_command("mv", emitted=True) == CLEAN
+    told = capsys.readouterr()
+    compile(told.out, "found.py", "exec")
+    assert told.out.startswith('"""2 sharding rules of aten.mv.default') and not told.err
+
+
+def test_nothing_missing_is_clean_and_nothing_to_emit_is_said(capsys):
+    assert discover_command("aten.neg.default", emitted=False) == CLEAN
+    assert "0 rules are missing" in capsys.readouterr().out
+    assert discover_command("aten.neg.default", emitted=True) == USAGE
+    told = capsys.readouterr()
+    assert "no rule is missing" in told.err and not told.out
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("nosuch", {}, "no op and no overload has this name"),
+        ("neg", {"ranks": (1,)}, "--ranks: 1"),
+        ("neg", {"ranks": (2, 65)}, "--ranks: 65"),
+        ("neg", {"seed": -1}, "--seed: -1"),
+        ("mean", {"emitted": True}, "Name one: aten.mean.default or aten.mean.dim"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_one_sentence(name, options, said, capsys):
+    assert discover_command(name, **{"emitted": False, **options}) == USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_searched_is_never_a_pass(capsys):
+    assert discover_command("aten.rand_like.default", emitted=False) == NOTHING
+    assert "nothing was tested" in capsys.readouterr().err

@@ -1,0 +1,36 @@
+import pytest
+
+from strategies.forms_dims import keepdim, no_dims, other_dims
+from tests.strategies.cases import numbers, sample
+
+X = numbers(2, 3, 4)
+
+
+@pytest.mark.parametrize(("one", "want"), [
+    (sample("cumsum.default", X, 1), [(2,), (0,)]),
+    (sample("cumsum.default", X, -1), [(0,), (1,)]),
+    (sample("sum.dim_IntList", X, [0, 1], True), [([1, 2], True), ([2, 0], True)]),
+    (sample("transpose.int", X, 0, 1), [(1, 2), (2, 0)]),
+    (sample("relu.default", X), []),
+    (sample("_softmax.default", X, 1, False), []),
+    (sample("sum.dim_IntList", X, None), []),
+], ids=lambda given: getattr(given, "op", None))  # fmt: skip
+def test_every_other_dim_has_its_turn(one, want):
+    assert [other.call.args[1:] for other in other_dims(one)] == want
+
+
+def test_no_dims_are_none_an_empty_list_and_all():
+    assert [other.call.args[1:] for other in no_dims(sample("sum.dim_IntList", X, [0], True))] == [
+        (None, True), ([], True), ([0, 1, 2], True),
+    ]  # fmt: skip
+    assert [other.call.args[1:] for other in no_dims(sample("amax.default", X, [0]))] == [(), ([0, 1, 2],)]
+    assert [other.call.args[1:] for other in no_dims(sample("argmax.default", X, 0))] == [()]
+    assert list(no_dims(sample("cumsum.default", X, 0))) == []
+
+
+def test_dims_are_kept_and_dropped():
+    (kept,) = keepdim(sample("sum.dim_IntList", X, [0]))
+    assert kept.call.args[1:] == ([0], True)
+    (dropped,) = keepdim(kept)
+    assert dropped.call.args[1:] == ([0],)
+    assert list(keepdim(sample("cumsum.default", X, 0))) == []

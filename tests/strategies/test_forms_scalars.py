@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from strategies.forms_scalars import (
+    ignored,
+    left_out,
+    one_output,
+    other_dtypes,
+    other_flags,
+    other_reductions,
+    other_scalars,
+    weighted,
+)
+from tests.strategies.cases import numbers, sample
+
+X = numbers(4, 3)
+TARGET = torch.tensor([1, 0, 2, 2])
+
+
+def said(made):
+    return [other.origin.removeprefix("test, ") for other in made]
+
+
+@pytest.mark.parametrize(("one", "want"), [
+    (sample("mul.Scalar", X, 3.0), ["other=0", "other=1", "other=-1", "other=2", "other=2.5"]),
+    (sample("clamp.default", X, 1), ["min=0", "min=-1", "min=2", "min=2.5", "min=None",
+                                     "max=0", "max=1", "max=-1", "max=2", "max=2.5"]),
+    (sample("leaky_relu.default", X, 1.0), ["negative_slope=0", "negative_slope=-1", "negative_slope=2", "negative_slope=2.5"]),
+    (sample("diagonal.default", X), ["offset=1", "offset=-1", "offset=2"]),
+    (sample("sum.dim_IntList", X, [0], dtype=torch.float32), []),
+    (sample("new_empty.default", X, [2]), []),
+    (sample("native_group_norm.default", numbers(2, 4, 2), None, None, 2, 4, 2, 2, 1e-5),
+     ["eps=0.0", "eps=1.0", "eps=-1.0", "eps=2.0", "eps=2.5"]),
+], ids=lambda given: getattr(given, "op", None))  # fmt: skip
+def test_every_number_has_other_values(one, want):
+    assert said(other_scalars(one)) == want
+
+
+def test_flags_are_turned_and_dims_are_not_kept_here():
+    assert said(other_flags(sample("sort.default", X, 0, True))) == ["descending=False"]
+    assert said(other_flags(sample("sum.dim_IntList", X, [0], True))) == []
+    assert said(other_flags(sample("_softmax.default", X, 1, False))) == []
+
+
+def test_results_in_other_dtypes_and_in_none_that_is_named():
+    made = list(other_dtypes(sample("sum.dim_IntList", X, [0], dtype=torch.float32)))
+    assert said(made) == ["dtype=torch.float64", "dtype=torch.int64", "dtype=None"]
+    assert [dict(other.call.kwargs).get("dtype") for other in made] == [torch.float64, torch.int64, None]
+    assert said(other_dtypes(sample("relu.default", X))) == []
+
+
+def test_a_loss_has_the_two_other_reductions():
+    assert said(other_reductions(sample("mse_loss.default", X, X, 1))) == ["reduction=2", "reduction=0"]
+    assert said(other_reductions(sample("mse_loss_backward.default", X, X, X, 1))) == []
+
+
+def test_the_class_of_the_first_and_of_the_last_target_is_ignored():
+    one = sample("nll_loss_forward.default", X, TARGET, None, 1, -100)
+    assert said(ignored(one)) == ["ignore_index=1", "ignore_index=2"]
+    assert said(ignored(sample("relu.default", X))) == []
+
+
+def test_weights_differ_and_come_in_every_shape_that_might_be_meant():
+    one = sample("nll_loss_forward.default", X, TARGET, None, 1, -100)
+    made = list(weighted(one))
+    assert said(made) == ["weights of shape (3,)", "weights of shape (4, 3)"]
+    assert made[0].tensors[2].tolist() == [0.25, 0.5, 0.75]
+    assert said(weighted(sample("nll_loss_forward.default", X, TARGET, X[0], 1, -100))) == []
+    assert said(weighted(sample("relu.default", X))) == []
+
+
+def test_tensors_that_may_be_left_out_are():
+    made = list(left_out(sample("clamp.Tensor", X, X, X + 1)))
+    assert said(made) == ["min=None", "max=None"]
+    assert [len(other.tensors) for other in made] == [2, 2]
+    assert said(left_out(sample("native_layer_norm.default", X, [3], X[0], X[1], 1e-5))) == []
+
+
+def test_each_result_is_asked_for_alone():
+    args = (X, X, [3], X[:, :1], X[:, :1], X[0], X[0])
+    one = sample("native_layer_norm_backward.default", *args, [True, True, True])
+    assert said(one_output(one)) == [f"only result {i} asked for" for i in range(3)]
+    alone = sample("native_layer_norm_backward.default", *args, [False, True, False])
+    assert said(one_output(alone)) == ["only result 0 asked for", "only result 2 asked for"]

@@ -1,0 +1,99 @@
+import pytest
+import torch
+
+from strategies.forms_sizes import SIZES, broadcast, empty, even, few, oblong, resize, scalar_tensors, short, uneven
+from tests.strategies.cases import numbers, sample
+
+X = numbers(4, 6)
+INDEX = torch.tensor([[3, 3], [0, 2]])
+
+
+def shapes(made):
+    return [[tuple(x.shape) for x in other.tensors] for other in made]
+
+
+def test_all_sizes_change_at_once_then_each_alone_in_all_tensors():
+    one = sample("mm.default", X, numbers(6, 4))
+    assert shapes(even(one)) == [[(12, 12), (12, 12)], [(12, 6), (6, 12)], [(4, 12), (12, 4)]]
+    assert shapes(uneven(one))[0] == [(5, 7), (7, 5)]
+    assert shapes(few(one))[0] == [(3, 3), (3, 3)]
+    assert shapes(short(one))[0] == [(11, 11), (11, 11)]
+    assert shapes(empty(one))[0] == [(0, 0), (0, 0)]
+
+
+def test_a_list_of_sizes_changes_with_them_and_dims_do_not():
+    first, second, *_ = even(sample("expand.default", numbers(4, 1), [4, 6]))
+    assert (first.call.args[1], shapes([first])) == ([12, 6], [[(12, 1)]])
+    assert (second.call.args[1], shapes([second])) == ([4, 6], [[(12, 1)]])
+    assert next(iter(few(sample("sum.dim_IntList", numbers(2, 2, 2), [2])))).call.args[1] == [2]
+
+
+def test_sizes_of_one_and_tensors_that_would_be_huge_stay():
+    assert shapes(even(sample("relu.default", numbers(1, 4)))) == [[(1, 12)]]
+    assert shapes(even(sample("relu.default", numbers(2, 2, 2, 2, 2)))) == []
+
+
+def test_rows_are_the_first_ones_then_some_again_and_larger():
+    x = torch.arange(4.0).view(4, 1)
+    assert torch.equal(resize(x, [2, 1]), x[:2])
+    longer = resize(x, [6, 1])
+    assert torch.equal(longer[:4], x) and torch.allclose(longer[4:], x[:2] * 1.17)
+    assert torch.equal(resize(INDEX, [3, 2])[2], INDEX[0])
+
+
+def test_indices_stay_in_range_and_what_is_sorted_stays_sorted():
+    for other in few(sample("gather.default", numbers(4, 2), 0, INDEX)):
+        assert int(other.tensors[1].max()) < min(other.tensors[0].shape)
+    for other in short(sample("bucketize.Tensor", X, torch.arange(4.0))):
+        assert torch.equal(other.tensors[1], other.tensors[1].sort().values)
+
+
+def test_a_square_becomes_oblong_on_either_side():
+    assert shapes(oblong(sample("relu.default", numbers(4, 4)))) == [[(4, 6)], [(6, 4)]]
+    assert shapes(oblong(sample("relu.default", X))) == []
+    assert shapes(oblong(sample("addmm.default", numbers(4), numbers(4, 4), numbers(4, 4))))[0] == [
+        (4,),
+        (4, 6),
+        (4, 6),
+    ]
+
+
+def test_each_operand_in_turn_is_broadcast():
+    made = shapes(broadcast(sample("add.Tensor", X, X)))
+    assert made == [
+        [(1, 6), (4, 6)],
+        [(4, 1), (4, 6)],
+        [(6,), (4, 6)],
+        [(4, 6), (1, 6)],
+        [(4, 6), (4, 1)],
+        [(4, 6), (6,)],
+    ]
+    assert shapes(broadcast(sample("relu.default", X))) == []
+    assert shapes(broadcast(sample("binary_cross_entropy.default", X, X))) == []
+
+
+def test_all_tensors_then_each_alone_have_no_dims():
+    assert shapes(scalar_tensors(sample("add.Tensor", X, X))) == [[(), ()], [(), (4, 6)], [(4, 6), ()]]
+    assert shapes(scalar_tensors(sample("relu.default", X))) == [[()]]
+    assert shapes(scalar_tensors(sample("relu.default", numbers(0, 3)))) == []
+
+
+@pytest.mark.parametrize("form", SIZES, ids=lambda form: form.name)
+@pytest.mark.parametrize("one", [
+    sample("native_layer_norm.default", X, [6], X[0], X[1], 1e-5),
+    sample("_softmax.default", X, 1, False),
+    sample("tanh_backward.default", X, X),
+    sample("segment_reduce.default", numbers(5), "sum", lengths=torch.tensor([2, 3])),
+], ids=lambda one: one.op)  # fmt: skip
+def test_ops_that_would_read_past_the_end_keep_their_sizes(form, one):
+    assert list(form.make(one)) == []
+
+
+@pytest.mark.parametrize("form", SIZES, ids=lambda form: form.name)
+def test_the_samples_own_tensors_stay_as_they_are(form):
+    one = sample("gather.default", numbers(4, 4), 0, torch.zeros(4, 4, dtype=torch.int64))
+    before = [x.clone() for x in one.tensors]
+    for other in form.make(one):
+        for x in other.tensors:
+            assert x.dtype in (torch.float64, torch.int64)
+    assert all(torch.equal(a, b) for a, b in zip(one.tensors, before, strict=True))

@@ -1,0 +1,75 @@
+"""Accounts of ranks against the truth, without any run."""
+
+import pytest
+import torch
+
+from strategies.hearings import judged, placements_of
+from strategies.stage import Heard
+from strategies.truth import tell
+from tests.strategies.cases import numbers, placements, sample
+
+X = numbers(4, 2)
+TRUTH = tell(sample("neg.default", X))
+RIGHT = [-X[:2, :1], -X[:2, 1:], -X[2:, :1], -X[2:, 1:]]
+
+
+def heard(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()):
+    whole = -X if whole is None else whole
+    return [Heard(failed, errors, (placement,), (tuple(p.shape),), (p,), () if failed else (whole,)) for p in pieces]
+
+
+def test_right_pieces_on_two_axes_are_right():
+    found = judged(TRUTH, (2, 2), heard(RIGHT))
+    assert (found.wrong, found.note) == ("", "DTensor's own run is right")
+
+
+def test_a_piece_of_the_wrong_shape_is_told_with_both_placements():
+    found = judged(TRUTH, (2, 2), heard([*RIGHT[:3], -X[2:]]))
+    assert found.wrong == "rank 3 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (2, 1)"
+
+
+def test_a_wrong_whole_is_told_with_its_placements():
+    found = judged(TRUTH, (2, 2), heard(RIGHT, whole=X))
+    assert found.wrong.startswith("rank 0 assembles the result from (S(0), S(1)): ")
+    assert "(8 of 8 elements differ)" in found.wrong
+
+
+def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
+    lone = [Heard("op", ("", "ValueError: no"))] * 2
+    assert judged(TRUTH, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
+    every = judged(TRUTH, (2,), [Heard("op", ("ValueError: no",) * 2)] * 2)
+    assert (every.wrong, every.refused) == ("", "ValueError: no")
+
+
+def test_ranks_that_have_the_same_whole_are_looked_at_once_and_another_is_told():
+    ranks = heard(RIGHT)
+    ranks[2] = heard(RIGHT[2:3], whole=-X + 1)[0]
+    assert judged(TRUTH, (2, 2), ranks).wrong.startswith("rank 2 assembles")
+
+
+def test_large_parts_on_any_axis_are_given_room():
+    off = -X + 1e-6
+    parts = [torch.full((4, 2), sign * 1e8, dtype=torch.float64) for sign in (1, -1, 1, -1)]
+    assert judged(TRUTH, (2, 2), heard(parts, "(R, P(sum))", whole=off)).wrong == ""
+    assert judged(TRUTH, (2, 2), heard([-X] * 4, "(R, R)", whole=off)).wrong
+
+
+def test_what_was_claimed_is_compared_with_what_it_took():
+    note = judged(TRUTH, (2,), heard([-X] * 2, "R"), ["S(0)"]).note
+    assert note == "DTensor does not follow it: it gives R, which is right"
+
+
+@pytest.mark.parametrize(("text", "read"), [
+    ("S(0)", "S(0)"), ("(S(0), S(1))", "S(0), S(1)"), ("(SS(0,2), R)", None), ("(R, P(avg))", "R, P(avg)"),
+    ("-", None), ("P(norm)", None), ("(R, P(mask))", None),
+])  # fmt: skip
+def test_placements_are_read_back(text, read):
+    if read is None and not text.startswith("(SS"):
+        assert placements_of(text) is None
+    else:
+        assert placements_of(text) == (placements(read) if read else placements_of("(SS(0,2), R)"))
+
+
+def test_none_where_a_tensor_should_be_is_wrong():
+    found = judged(TRUTH, (2,), [Heard("", (), ("-",), (None,), (None,), (None,))] * 2)
+    assert "it is None, not a tensor" in found.wrong

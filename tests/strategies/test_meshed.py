@@ -1,0 +1,74 @@
+"""Also that each private part of torch that the room names is there."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Shard, _redistribute, debug
+
+import localtensor as lt
+from localtensor.processes import Pool
+from strategies.meshed import averages, forget, mesh_of
+
+
+@pytest.mark.parametrize(("owner", "name"), [
+    (DeviceMesh, "_flatten"), (debug, "_clear_sharding_prop_cache"), (_redistribute, "_gen_transform_infos"),
+    (_redistribute, "clear_redistribute_planner_cache"), (functional, "all_reduce"),
+])  # fmt: skip
+def test_torch_has_the_part(owner, name):
+    assert callable(getattr(owner, name))
+
+
+def test_a_mesh_of_all_ranks_and_the_flattened_one_beside_it():
+    def body():
+        flat, plain = mesh_of("cpu", (2, 3), True), mesh_of("cpu", (2, 3), False)
+        names = []
+        for mesh in (flat, plain):
+            try:
+                names.append(mesh["ab"].size())
+            except KeyError:
+                names.append(None)
+        return flat.shape, flat.mesh_dim_names, names
+
+    assert set(map(str, lt.run(body, ranks=6, leftovers="ignore"))) == {str(((2, 3), ("a", "b"), [6, None]))}
+
+
+def test_what_dtensor_remembers_is_forgotten():
+    with lt.LocalTensorMode(2):
+        mesh = mesh_of("cpu", (2,), False)
+        DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False).full_tensor()
+        assert _redistribute._gen_transform_infos.cache_info().currsize
+        forget()
+        assert not _redistribute._gen_transform_infos.cache_info().currsize
+
+
+def test_nccl_keeps_its_own_average():
+    own = functional.all_reduce
+    with averages("nccl"):
+        assert functional.all_reduce is own
+    with averages("simulated"):
+        assert functional.all_reduce is not own
+    assert functional.all_reduce is own
+
+
+def averaged(pairs):
+    """On each rank: averages of an int and of a float on every rank, and of shards."""
+    mesh = mesh_of("cpu", (2, 2), False)
+    with averages(dist.get_backend()):
+        found = []
+        for x in pairs:
+            spread = DTensor.from_local(x * (dist.get_rank() + 1), mesh, [Partial("avg")] * 2, run_check=False)
+            found += [spread.full_tensor(), spread.redistribute(placements=[Shard(0), Shard(0)]).full_tensor()]
+    own = functional.all_reduce.__name__ == "all_reduce"
+    return found, own
+
+
+def test_gloo_averages_while_inside():
+    pairs = [torch.tensor([2.0, 4.0, 8.0]), torch.tensor([2, 4, 8])]
+    with Pool(4, timeout=60) as pool:
+        for outcome in pool.call(averaged, [(pairs,)] * 4):
+            found, own = outcome.value
+            assert own
+            assert [x.tolist() for x in found[:2]] == [[5.0, 10.0, 20.0]] * 2
+            assert [x.dtype for x in found[2:]] == [torch.int64] * 2

@@ -1,0 +1,125 @@
+"""Which programs are tried, and which of those that go wrong are findings about the pair."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+from strategies import torch_dtensor as dtensor
+from strategies.pairs import programs, suspects
+from strategies.rules import Claim, Rule, overload
+from strategies.sources import claims
+from strategies.truth import tell
+from tests.strategies.cases import numbers, rule, sample
+from tests.strategies.programs_of import on
+from tests.strategies.users import undone
+
+X = numbers(4, 6)
+R, S0, P = Replicate(), Shard(0), Partial()
+
+
+def claimed(one, *lines):
+    return [Claim(rule(one, line), "test") for line in lines]
+
+
+def tried(one, *lines, mesh=(2,), **options):
+    return programs(one, claimed(one, *lines), mesh, **options)
+
+
+def test_each_claim_gets_a_follower_and_those_that_move_nothing_come_last():
+    one = sample("neg.default", X)
+    found = tried(one, "R -> R", "S(0) -> S(0)", "P(sum) -> P(sum)", most=3)
+    assert [p.inputs for p in found] == [((S0,),), ((P,),), ((R,),)]
+    assert all(p.then for p in found)
+
+
+def test_gradients_calls_before_and_single_outputs_are_among_them():
+    one = sample("max.dim", X, 0)
+    found = Counter(p.then for p in tried(one, "S(1) -> S(0), S(0)", before=[sample("max.dim", X, 1)]))
+    assert {"again(x0, 1)"} < set(found)
+    assert any(then.startswith("grad") for then in found) and any(then.startswith("only") for then in found)
+
+
+def test_an_op_that_writes_is_judged_by_its_base_first():
+    assert tried(sample("mul_.Scalar", X, 2.0), "S(0) -> S(0)")[0].then == "base"
+
+
+def test_integers_get_no_gradients():
+    found = tried(sample("neg.default", numbers(4, dtype=torch.int64)), "S(0) -> S(0)")
+    assert found and not any(p.then.startswith("grad") for p in found)
+
+
+def test_the_placements_of_the_claim_are_on_the_last_axis():
+    (program, *_) = tried(sample("neg.default", X), "S(0) -> S(0)", mesh=(2, 3))
+    assert (program.mesh, program.inputs) == ((2, 3), ((R, S0),))
+
+
+def test_placements_of_dtensors_own_are_left_out():
+    class Odd(Partial):
+        pass
+
+    one = sample("neg.default", X)
+    assert programs(one, [Claim(Rule(one.op, (Odd(),), (R,)), "test")], (2,)) == []
+
+
+def test_results_with_a_placement_of_dtensors_own_are_gathered_twice_and_added_up():
+    class Odd(Partial):
+        pass
+
+    one = sample("neg.default", X)
+    found = programs(one, [Claim(Rule(one.op, (S0,), (Odd(),)), "test")], (2,), most=3)
+    assert [p.then for p in found] == ["full twice", "sum", "times -1"]
+
+
+def test_no_more_than_the_budget_and_always_the_same():
+    one = sample("add.Tensor", X, X)
+    every = claims(one, 2, tell(one).raw)
+    assert len(programs(one, every, (2,), most=7)) == 7
+    assert programs(one, every, (2,)) == programs(one, list(every), (2,))
+
+
+def test_every_follower_has_its_turn_among_samples():
+    thens = {
+        p.then for rows in range(2, 40) for p in tried(sample("neg.default", numbers(rows, 4)), "P(sum) -> P(sum)")
+    }
+    assert {"R", "times -1", "full twice", "cast int64", "S(0)", "squared", "grad", "grad S(0)"} <= thens
+
+
+@pytest.mark.parametrize(("one", "line"), [
+    (sample("neg.default", X), "P(max) -> P(min)"), (sample("mm.default", X, X.t().contiguous()), "S(1), S(0) -> P(sum)"),
+    (sample("sum.dim_IntList", X, [0]), "S(0) -> P(sum)"), (sample("cat.default", [X, X]), "S(1), S(1) -> S(1)"),
+], ids=str)  # fmt: skip
+def test_right_rules_of_torch_give_no_suspects(one, line):
+    found = tried(one, line)
+    assert found and suspects(found) == []
+
+
+def test_what_goes_wrong_on_a_fresh_tensor_too_is_the_followers_own():
+    with undone():
+        minus = overload("aten.mul.Tensor")
+        for table in ("op_single_dim_strategy_funcs", "op_to_schema_info_for_single_dim_strategy"):
+            getattr(dtensor.propagator(), table).pop(minus, None)
+        register_sharding(minus)(lambda x, y: [([Partial("max")], [Partial("max"), None])])
+        (found,) = suspects([on(sample("amax.default", X, [0]), "S(0)", then="times -1")])
+        assert found.blame == "follower"
+
+
+def test_an_op_that_is_wrong_alone_is_no_suspect():
+    one = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
+    assert suspects([on(one, "S(1)", then="sum")]) == []
+
+
+def test_norms_that_are_added_up_as_if_they_were_sums_are_a_finding_about_the_pair():
+    """torch 2.13 adds the norms of shards up, and takes the norm of those sums."""
+    one = sample("linalg_vector_norm.default", X, 2, [1])
+    (found,) = suspects([on(one, "S(1)", then="sum")])
+    assert "where the op gives" in found.found.wrong and found.blame == "pair"
+
+
+def test_a_gradient_that_goes_wrong_is_a_finding_about_the_pair():
+    index = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    one = sample("scatter_add.default", numbers(8, 4), 1, index, numbers(4, 4, seed=1))
+    (found,) = suspects([on(one, "R, R, R", then="grad S(0)")])
+    assert (found.blame, found.program.then) == ("pair", "grad S(0)")

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from strategies.ran import call_of_program, has_partial, truth_about, truth_of
+from strategies.truth import tell
+from tests.strategies.cases import numbers, sample
+from tests.strategies.programs_of import on
+
+X = numbers(4, 3)
+
+
+def slack_of(one, then, **options):
+    return truth_about(one, then, **options).slack[0]
+
+
+def test_the_op_alone_is_its_own_call():
+    one = sample("neg.default", X)
+    assert call_of_program(on(one, "R")) is one.call
+    assert call_of_program(on(one, "R", then="sum")).op == one.op
+
+
+def test_the_truth_is_that_of_the_op_and_what_follows():
+    truth = truth_of(on(sample("exp.default", X), "P(sum)", then="sum 0"))
+    torch.testing.assert_close(truth.outputs[0], X.exp().sum(0))
+    assert float(truth.slack[0]) < 1e-8
+
+
+def test_what_plain_tensors_refuse_is_no_program():
+    with pytest.raises(RuntimeError):
+        truth_of(on(sample("argmax.default", X), "R", then="grad"))
+
+
+def test_there_is_room_for_what_adding_up_may_lose():
+    """A total of zero has parts that are not, which add up to zero only nearly."""
+    one = sample("mul.Tensor", torch.zeros(3, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64))
+    assert float(tell(one).slack[0]) < 1e-20
+    assert 1e-14 < float(slack_of(one, "R")) < 1e-10
+    assert float(slack_of(one, "R", partial=False)) < 1e-20
+
+
+@pytest.mark.parametrize("then", ["cast int64", "cast bool"])
+def test_a_jump_at_a_value_is_not_compared(then):
+    one = sample("alias.default", torch.tensor([4.0, 0.0, 2.5], dtype=torch.float64))
+    slack = slack_of(one, then)
+    assert slack.isinf().tolist() == [then == "cast int64", then == "cast bool", False]
+
+
+def test_the_gradient_at_a_kink_is_not_compared():
+    one = sample("abs.default", torch.tensor([0.0, 1.5], dtype=torch.float64))
+    assert slack_of(one, "grad").isinf().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64, torch.bool], ids=str)
+def test_there_is_a_truth_for_every_dtype(dtype):
+    one = sample("alias.default", numbers(4, 3, dtype=dtype))
+    assert torch.equal(truth_about(one, "slice").outputs[0], one.tensors[0][1:])
+    assert slack_of(one, "slice").isfinite().all()
+
+
+def test_the_same_program_has_the_same_truth():
+    one = sample("softmax.int", X.float(), 0)
+    assert torch.equal(slack_of(one, "grad"), slack_of(one, "grad"))
+
+
+def test_random_results_are_not_compared():
+    assert truth_about(sample("rand_like.default", X), "sum").metadata_only
+
+
+def test_partial_inputs_are_told_from_others():
+    one = sample("neg.default", X)
+    assert [has_partial(on(one, text, (2, 2))) for text in ("R/P(sum)", "S(0)", "R")] == [True, False, False]

@@ -1,0 +1,96 @@
+"""Also that each private part of torch that the room names is there."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
+from torch.distributed.tensor._sharding_prop import LocalLRUCache
+
+import localtensor as lt
+from strategies.meshed import forget, mesh_of
+from strategies.remembered import NotKept, question, remembering
+
+PROPAGATOR = DTensor._op_dispatcher.sharding_propagator
+
+
+def test_torch_has_the_parts():
+    assert callable(PROPAGATOR.propagate_op_sharding_non_cached) and callable(PROPAGATOR.propagate_op_sharding)
+    assert callable(PROPAGATOR._propagate_tensor_meta_non_cached)
+    assert callable(LocalLRUCache) and {"output_spec"} <= set(OutputSharding.__dataclass_fields__)
+    assert {"op", "args_schema", "kwargs_schema"} <= set(OpSchema.__dataclass_fields__)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often torch's propagator has been asked."""
+    calls = []
+    own = type(PROPAGATOR).propagate_op_sharding_non_cached
+    monkeypatch.setattr(
+        type(PROPAGATOR),
+        "propagate_op_sharding_non_cached",
+        lambda self, schema: calls.append(schema) or own(self, schema),
+    )
+    return calls
+
+
+def spread(mesh, x, placement):
+    return DTensor.from_local(x, mesh, [placement], run_check=False)
+
+
+def test_the_same_question_is_answered_once_though_torch_forgets(asked):
+    with remembering(), lt.LocalTensorMode(2):
+        mesh = mesh_of("cpu", (2,), False)
+        for _ in range(3):
+            forget()
+            assert (spread(mesh, torch.ones(3), Shard(0)) * 2).to_local().shape == (3,)
+    assert len(asked) == 1
+
+
+def test_questions_that_differ_are_told_apart(asked):
+    with remembering() as known, lt.LocalTensorMode(2):
+        mesh, x = mesh_of("cpu", (2,), False), torch.ones(3)
+        for given, by in [(x, 2), (x, 2.0), (x, True), (x, -0.0), (x, 0.0), (x.double(), 2), (torch.ones(4), 2)]:
+            forget()
+            spread(mesh, given, Shard(0)) * by
+        forget()
+        spread(mesh, x, Replicate()) * 2
+    assert len(asked) == len(known) == 8
+
+
+def test_what_a_result_looks_like_is_traced_once_for_all_placements(monkeypatch):
+    traced = []
+    own = type(PROPAGATOR)._propagate_tensor_meta_non_cached
+    monkeypatch.setattr(
+        type(PROPAGATOR), "_propagate_tensor_meta_non_cached",
+        lambda self, schema: traced.append(schema) or own(self, schema),
+    )  # fmt: skip
+    with remembering(), lt.LocalTensorMode(2):
+        mesh = mesh_of("cpu", (2,), False)
+        shapes = [(spread(mesh, torch.ones(2, 3), p) * 2).shape for p in (Shard(0), Shard(1), Replicate())]
+    assert shapes == [(4, 3), (2, 6), (2, 3)] and len(traced) == 3  # the whole tensors differ
+    traced.clear()
+    with remembering(), lt.LocalTensorMode(2):
+        mesh = mesh_of("cpu", (2,), False)
+        for piece, placement in [
+            (torch.ones(2, 4), Shard(0)),
+            (torch.ones(4, 2), Shard(1)),
+            (torch.ones(4, 4), Replicate()),
+        ]:
+            assert (DTensor.from_local(piece, mesh, [placement], shape=(4, 4), stride=(4, 1)) * 2).shape == (4, 4)
+    assert len(traced) == 1
+
+
+def test_afterwards_torch_asks_as_before():
+    before = PROPAGATOR.propagate_op_sharding
+    with contextlib.suppress(KeyError), remembering():
+        assert PROPAGATOR.propagate_op_sharding is not before
+        raise KeyError
+    assert PROPAGATOR.propagate_op_sharding is before
+    assert not {"propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"} & set(vars(PROPAGATOR))
+
+
+def test_what_is_no_plain_value_is_not_kept():
+    with pytest.raises(NotKept):
+        question(OpSchema(torch.ops.aten.mul.Tensor, (object(),), {}))

@@ -1,0 +1,120 @@
+import math
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate
+
+from strategies.programs import Program
+from strategies.smaller_values import simpler_scalars, simpler_values
+from tests.strategies.cases import numbers, sample
+
+NAN, INF = math.nan, math.inf
+
+
+def scalars(one):
+    """The arguments that are no tensors, of each candidate."""
+    program = Program(one, (2,), ((Replicate(),),) * len(one.tensors))
+    found = [(p.sample.call.args[len(one.tensors) :], dict(p.sample.call.kwargs)) for p in simpler_scalars(program)]
+    return [(*args, kwargs) if kwargs else args for args, kwargs in found]
+
+
+def values(one):
+    program = Program(one, (2,), ((Replicate(),),) * len(one.tensors))
+    return [[x.tolist() for x in p.sample.tensors] for p in simpler_values(program)]
+
+
+# Scalars.
+
+
+@pytest.mark.parametrize(("one", "want"), [
+    (sample("cumsum.default", numbers(3), 0, dtype=torch.float32), [(0,)]),
+    (sample("roll.default", numbers(3), [1], [0]), [([1],), ([0], [0])]),
+    (sample("sum.dim_IntList", numbers(3, 3), [0, 1], True), [
+        ([0, 1],), ([0], True), ([1], True), ([0, 1], False),
+    ]),
+    (sample("clamp.default", numbers(3), -0.25, 4.125), [
+        (None, 4.125), (-0.25,), (0.0, 4.125), (1.0, 4.125), (2.0, 4.125), (0.5, 4.125), (-0.2, 4.125),
+        (-0.25, 0.0), (-0.25, 1.0), (-0.25, 2.0), (-0.25, 0.5), (-0.25, 4.1),
+    ]),
+    (sample("expand.default", numbers(1, 3), [4, 3]), [([1, 1],), ([4],), ([3],), ([0, 3],), ([1, 3],), ([2, 3],),
+                                                       ([4, 0],), ([4, 1],), ([4, 2],)]),
+    (sample("mul.Scalar", numbers(3), -2), [(0,), (1,), (2,)]),
+    (sample("linalg_vector_norm.default", numbers(3), INF), [(), (0.0,), (1.0,), (2.0,), (0.5,)]),
+    (sample("add.Scalar", numbers(3), 2 + 1j), [(0,), (1,)]),
+    (sample("add.Scalar", numbers(3), 1.0), [(0.0,)]),
+    (sample("add.Scalar", numbers(3), 0), []),
+], ids=lambda given: given.op if hasattr(given, "op") else "")  # fmt: skip
+def test_scalars_become_simpler_the_simplest_first(one, want):
+    assert scalars(one) == want
+
+
+@pytest.mark.parametrize(("one", "want"), [
+    (sample("_softmax.default", numbers(3), 0, False), []),
+    (sample("native_layer_norm.default", numbers(3), [3], None, None, 1e-05), []),
+    (sample("huber_loss_backward.default", numbers(), numbers(3), numbers(3), 1, 0.53), [
+        (1, 0.0), (1, 1.0), (1, 2.0), (1, 0.5),
+    ]),
+    (sample("_to_copy.default", numbers(3), dtype=torch.float32, non_blocking=False), [({"dtype": torch.float32},)]),
+], ids=lambda given: given.op if hasattr(given, "op") else "")  # fmt: skip
+def test_an_op_that_trusts_its_caller_loses_digits_and_defaults_only(one, want):
+    found = scalars(one)
+    assert [f for f in found if f not in want] == [f for f in found if isinstance(f[-1], float) and f not in want]
+    assert [f for f in found if f in want] == want
+
+
+# Values.
+
+
+def test_a_tensor_becomes_zeros_ones_small_whole_numbers_and_one_decimal():
+    found = values(sample("relu.default", torch.tensor([0.26, -3.71, 40.04])))
+    rounded = [[round(v, 4) for v in x] for (x,) in found]
+    assert rounded[:5] == [[0, 0, 0], [1, 1, 1], [1, 2, 3], [0, -4, 9], [0.3, -3.7, 40]]
+
+
+def test_then_single_elements():
+    found = values(sample("relu.default", torch.tensor([1.0, 0.0, 2.5, 0.123])))
+    assert [[round(v, 4) for v in x] for (x,) in found[-6:]] == [
+        [0, 0, 2.5, 0.123], [1, 0, 0, 0.123], [1, 0, 1, 0.123], [1, 0, 2.5, 0], [1, 0, 2.5, 1], [1, 0, 2.5, 0.1],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("x", "want"), [
+    (torch.zeros(3), []),
+    (torch.ones(3), [[0, 0, 0]]),
+    (torch.tensor([False, True]), [[False, False], [True, True], [False, False]]),
+    (torch.tensor([1, 2, 3], dtype=torch.uint8), [[0, 0, 0], [1, 1, 1], [1, 0, 3], [1, 1, 3], [1, 2, 0], [1, 2, 1], [0, 2, 3]]),
+    (torch.tensor(2 - 3j), [0, 1, 1, 0, 1]),
+    (torch.empty(0), []),
+], ids=str)  # fmt: skip
+def test_each_candidate_is_simpler_than_what_is_there(x, want):
+    found = [v for (v,) in values(sample("clone.default", x))]
+    assert sorted(map(repr, found)) == sorted(repr(torch.tensor(w, dtype=x.dtype).tolist()) for w in want)
+
+
+def test_nan_and_infinities_go_first_all_then_one_by_one():
+    found = [v for (v,) in values(sample("relu.default", torch.tensor([NAN, 3.0, INF])))]
+    assert all(all(map(math.isfinite, v)) for v in found[:6]) and [0.0, 3.0, 1.0] in found
+    assert any(math.isnan(v[0]) and v[1:] == [3.0, 0.0] for v in found)
+    assert any(v[:2] == [0.0, 3.0] and v[2] == INF for v in found)
+
+
+def test_real_tensors_change_together_and_indices_by_themselves():
+    found = values(sample("index_select.default", numbers(4), 0, torch.tensor([3, 1])))
+    assert found[0] == [[0.0] * 4, [3, 1]] and [found[0][0], [0, 0]] not in found
+    both = values(sample("add.Tensor", numbers(2), numbers(2, seed=1)))
+    assert both[:3] == [[[0, 0], [0, 0]], [[1, 1], [1, 1]], [[1, 2], [1, 2]]]
+
+
+def test_strides_are_dropped_as_well():
+    one = sample("relu.default", torch.zeros(2, 3).t())
+    program = Program(one, (2,), ((Replicate(),),))
+    assert [p.sample.tensors[0].is_contiguous() for p in simpler_values(program)] == [True]
+
+
+def test_many_elements_are_not_tried_one_by_one():
+    assert len(values(sample("relu.default", numbers(17)))) < 7 < len(values(sample("relu.default", numbers(16))))
+
+
+def test_whole_numbers_in_the_hands_of_an_op_that_trusts_them_become_zero_or_stay():
+    one = sample("embedding_dense_backward.default", numbers(3, 2), torch.tensor([0, 3, 1]), 4, -1, False)
+    assert {str(indices) for _, indices in values(one)} == {"[0, 3, 1]", "[0, 0, 0]"}

@@ -1,0 +1,164 @@
+import itertools
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from strategies import dockets, findings, report, tally
+from strategies.dockets import Hearing
+from strategies.findings import Settled, of_instance
+from strategies.suspects import Suspect
+from strategies.units import Unit, planned
+from strategies.verdicts import Crash, Verdict
+from tests.strategies.cases import numbers, sample
+from tests.strategies.test_suspects import instance
+
+OPS = ["aten.cumprod.default", "aten.neg.default"]
+BEGIN = {
+    "kind": "begin", "torch": "2.13.0", "seed": 3, "ranks": [2, 3], "confirm": "gloo", "ops": OPS,
+    "trials": [["alone", [2]], ["meshes", [2, 2]]], "ignored": ["aten.a.default"],
+}  # fmt: skip
+RULE = "aten.cumprod.default: S(1) -> S(1)"
+
+
+def unit(op=OPS[0], trial="alone", dtypes="real", mesh=(2,)):
+    return Unit(op, trial, dtypes, mesh)
+
+
+def line(at=None, **what):
+    return dockets.line(Hearing(at or unit(), **what), 0.5)
+
+
+def settled(verdict=Verdict.UNSOUND, name=RULE, **more):
+    finding = replace(of_instance(instance(), "reason"), verdict=verdict, **more) if verdict else None
+    return findings.line(Settled(name, finding))
+
+
+def suspicion(columns=6):
+    return {RULE: [Suspect(instance(sample("cumprod.default", numbers(4, columns), -1)))]}
+
+
+def told(*lines, **begin):
+    return tally.report({**BEGIN, **begin}, lines)
+
+
+# The head.
+
+
+def test_the_head_is_that_of_the_first_line():
+    found = tally.report(BEGIN, [], [("trials", 0.5)])
+    assert (found.torch, found.seed, found.ranks, found.confirm, found.ignored) == (
+        "2.13.0", 3, (2, 3), "gloo", ("aten.a.default",),
+    )  # fmt: skip
+    assert found.seconds == (("trials", 0.5),)
+
+
+def test_the_plan_is_every_unit_of_every_overload():
+    assert tally.plan(BEGIN) == planned(OPS, [("alone", (2,)), ("meshes", (2, 2))])
+    assert len(tally.plan(BEGIN)) == 16
+
+
+@pytest.mark.parametrize("done", [0, 1, 15, 16])
+def test_units_that_are_not_done_are_counted(done):
+    units = tally.plan(BEGIN)[:done]
+    assert told(*map(line, units)).unfinished == 16 - done
+
+
+# Verdicts.
+
+
+def test_a_rule_that_some_unit_found_wrong_is_not_sound():
+    found = told(line(sound={RULE, "other"}), line(unit(mesh=(3,)), suspects=suspicion()), settled())
+    assert (found.counts.sound, found.counts.unsound) == (1, 1)
+    assert [f.name for f in found.findings] == [RULE]
+    assert found.exit_code == 1
+
+
+def test_a_rule_that_a_real_run_cleared_is_sound():
+    found = told(line(whole=suspicion(), tried=1), settled(None), ignored=[])
+    assert (found.counts.sound, found.findings, found.exit_code) == (1, (), 0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
+def test_the_worst_verdict_counts_then_the_smallest_case(order):
+    every = [settled(None), settled(Verdict.SUSPECT), settled(elements=40), settled(elements=24)]
+    (found,) = told(*(every[n] for n in order)).findings
+    assert (found.verdict, found.elements) == (Verdict.UNSOUND, 24)
+
+
+def test_a_missing_rule_is_told_once_by_its_smallest_instance():
+    big, small = (instance(sample("cumprod.default", numbers(4, n), -1)) for n in (6, 2))
+    big, small = (replace(i, verdict=Verdict.MISSING) for i in (big, small))
+    for order in ([big, small], [small, big]):
+        found = told(line(missing=order[:1]), line(unit(mesh=(3,)), missing=order[1:]))
+        assert [(f.verdict, f.elements) for f in found.findings] == [(Verdict.MISSING, 8)]
+
+
+def test_what_only_a_real_run_can_judge_is_untestable_where_there_was_none():
+    found = told(line(whole=suspicion(), untestable={"odd": "why"}), confirm="none")
+    assert found.untestable == ((RULE, "wrong: only a real run can judge it"), ("odd", "why"))
+    assert found.counts.untestable == 2
+    assert told(line(whole=suspicion())).untestable == ()
+
+
+def test_what_is_known_of_a_rule_elsewhere_is_not_untestable():
+    found = told(line(untestable={"odd": "why", "good": "why", RULE: "why"}, sound={"good"}), settled())
+    assert found.untestable == (("odd", "why"),)
+
+
+def test_sound_by_metadata_is_counted_where_it_is_sound():
+    found = told(line(sound={"a", RULE}, by_metadata={"a", RULE}), settled())
+    assert (found.counts.by_metadata, found.counts.sound) == (1, 1)
+
+
+# Counts.
+
+
+def test_the_samples_of_an_overload_are_counted_once_for_all_meshes():
+    found = told(
+        line(samples=5, tried=7, combinations=3), line(unit(mesh=(3,)), samples=4, tried=1),
+        line(unit(dtypes="bool"), samples=2, tried=1), line(unit(OPS[1]), samples=1),
+    )  # fmt: skip
+    counts = found.counts
+    assert (counts.samples, counts.overloads, counts.instances, counts.combinations) == (8, 1, 9, 3)
+
+
+def test_crashes_are_those_of_the_capture_the_trial_and_the_confirmation():
+    captured = {"kind": "captured", "crashed": [["a", "its samples", "E", "T"]], "refused": {"torch refuses": 2}}
+    confirmed = findings.line(Settled(RULE, None, Crash("c", "x", "E")))
+    found = told(captured, line(crashed=[Crash("b", "x", "E")], skipped=Counter({"too many": 4})), confirmed)
+    assert [(c.op, c.trace) for c in found.crashed] == [("a", "T"), ("b", ""), ("c", "")]
+    assert found.counts.crashed == 3
+    assert found.skipped == (("aten.cumprod.default: too many", 4), ("torch refuses", 2))
+
+
+def test_skipped_samples_of_all_units_of_an_overload_add_up():
+    found = told(line(skipped=Counter({"x": 1})), line(unit(mesh=(3,)), skipped=Counter({"x": 2})))
+    assert found.skipped == (("aten.cumprod.default: x", 3),)
+
+
+def test_what_every_shard_captured_is_counted_once():
+    captured = {"kind": "captured", "crashed": [["a", "its samples", "E", "T"]], "refused": {"no": 2}}
+    found = told(captured, captured)
+    assert (len(found.crashed), found.skipped) == (1, (("no", 2),))
+
+
+# Order.
+
+
+def test_the_report_is_the_same_whatever_the_order_of_the_lines():
+    lines = [
+        line(suspects=suspicion(), samples=2, untestable={"odd": "one"}, crashed=[Crash("b", "x", "E")]),
+        line(unit(OPS[1]), sound={"fine"}, untestable={"odd": "two"}, crashed=[Crash("a", "x", "E")]),
+        settled(), findings.line(Settled("z", None, Crash("z", "", ""))), findings.line(Settled("y", None, Crash("y", "", ""))),
+    ]  # fmt: skip
+    wanted = report.as_json(told(*lines))
+    for order in itertools.permutations(lines):
+        assert report.as_json(told(*order)) == wanted
+
+
+def test_lines_say_the_same_after_they_were_written():
+    lines = [line(suspects=suspicion(), missing=[instance()]), settled(mesh=(2, 2), title="t")]
+    again = json.loads(json.dumps(lines))
+    assert report.as_json(tally.report(json.loads(json.dumps(BEGIN)), again)) == report.as_json(told(*lines))
