@@ -45,8 +45,9 @@ def capture(hands: Hands, settings: Settings, rules: modules.Registered | None, 
     progress.phase("deriving samples", len(derived.lacking(by_op, wanted, settings.seed)))
     made, reasons = derived.gather(hands, by_op, wanted, settings.seed, progress.tick)
     shelf: Shelf = {op: ((), why) for op, why in reasons.items()}
-    for op, own in selection.chosen(by_op, picked, settings):
-        shelf[op] = [sample for sample in own if codec.has_form(sample)], ""
-    for op, others in made.items():
-        shelf[op] = [sample for sample in choose(others, DERIVED) if codec.has_form(sample)], ""
+    for op, own in (*selection.chosen(by_op, picked, settings), *((op, choose(s, DERIVED)) for op, s in made.items())):
+        kept = [sample for sample in own if codec.has_form(sample)]
+        shelf[op] = kept, "" if kept else "its calls hold values that have no form in a journal"
+        if 0 < len(kept) < len(own):
+            refused[f"{op}: a call holds a value that has no form in a journal"] += len(own) - len(kept)
     return Captured(dict(sorted(shelf.items())), tuple(crashed), refused)

@@ -80,7 +80,15 @@ def _parsed(row: bytes) -> Line | None:
         line = json.loads(row)
     except ValueError:
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("kind"), str) else None
+    if not isinstance(line, dict) or not all(name in line for name in _HOLDS.get(str(line.get("kind")), ("kind",))):
+        return None
+    return line if isinstance(line.get("kind"), str) else None
+
+
+_HOLDS = {
+    "begin": ("format",), "unit": ("unit",), "settled": ("rule", "verdict"), "captured": ("crashed", "refused"),
+}  # fmt: skip
+"""What a line of each kind holds at the least."""
 
 
 def unlike(begin: Line, mine: Line) -> str:
@@ -131,6 +139,12 @@ class Journal:
         """Let another run have it."""
         if self._file is not None:
             self._file.close()
+
+    def drop(self) -> None:
+        """As if it had never been, where nothing was written: the run was refused before its first line."""
+        self.close()
+        if self.path is not None and self.begun is None:
+            self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> Journal:
         return self

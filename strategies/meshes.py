@@ -27,7 +27,7 @@ from strategies.truth import REFUSALS
 Found = list[tuple[Program, Confirmation]]
 MESHES: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (2, 2, 2))
 """Where every call is tried."""
-SECONDS = 0.25
+SECONDS = 0.2
 """What one call on one mesh may take, about."""
 EACH, PER_LINE = 0.02, 0.0002
 """Seconds for a program, and for each combination of one-axis lines that DTensor weighs for it (torch 2.13)."""

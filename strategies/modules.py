@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import sys
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +66,12 @@ def load(module: str, folder: str) -> Registered:
     ignored = {op for _, op in changed if dtensor.ignored(op) and op not in asked}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
     return Registered(module, names, tuple(sorted(map(str, ignored))))
+
+
+def text_of(module: str) -> str:
+    """A digest of the text of a module that is imported, by which another version of it is known; empty without text."""
+    path = getattr(sys.modules[module], "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
 
 
 def _changed(before: dict[Key, Any], already: bool, loaded: Any) -> set[Key]:

@@ -15,10 +15,13 @@ from rich.text import Text
 
 from localtensor.placement import short
 from strategies import files
+from strategies.units import digest
 from strategies.verdicts import Counts, Finding, Report, Verdict
 
 _COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
 _MOST_CRASHES = 8
+LONGEST = 150
+"""Letters of a script's name: file systems take 255."""
 
 
 def written(report: Report, folder: str | None) -> Report:
@@ -48,9 +51,12 @@ def file_name(finding: Finding) -> str:
 
     op = finding.rule.op.removeprefix("aten.").replace(".", "_")
     if finding.title:
-        rest = re.sub(r"\W+", "_", finding.title.partition(" on ")[2].replace("-", "minus")).strip("_")
-        return f"{op}__on_{rest}.py"
-    return f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks.py"
+        told = re.sub(r"(, |: )\((?=[A-Z])", r"\1each ", finding.title.partition(" on ")[2])  # where a tensor begins
+        words = re.sub(r"\W+", "_", told.replace("-", "minus")).strip("_")
+        stem = f"{op}__on_{words}"
+    else:
+        stem = f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks"
+    return f"{stem if len(stem) <= LONGEST else f'{stem[:LONGEST]}__{digest([stem])}'}.py"
 
 
 def as_json(report: Report) -> str:

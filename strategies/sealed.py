@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 
 from localtensor import wire
-from strategies.workers import MEMORY, Answer, Done, Failed, Lost, Work, death, own_memory, quiet
+from strategies.workers import LATE, MEMORY, Answer, Done, Failed, Lost, Work, death, own_memory, quiet
 
 _SIZE = struct.Struct("!Bq")
 _NOTE, _ANSWER = 0, 1
@@ -113,7 +113,7 @@ def _waited(child: subprocess.Popen[bytes], end: float, limit: float) -> str:
             ears.register(child.stdout, selectors.EVENT_READ)
         while not ears.select(BRIEF):
             if time.monotonic() > end:
-                return f"no answer within {limit:g} s"
+                return f"{LATE} {limit:g} s"
             if own_memory(child.pid) > MEMORY:
                 return f"it used more than {MEMORY >> 20} MiB"
     return ""

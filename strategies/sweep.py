@@ -14,9 +14,9 @@ from strategies.journal import Journal
 from strategies.trials import hear
 from strategies.units import class_of
 from strategies.verdicts import Crash
-from strategies.workers import Done, Failed, Lost
+from strategies.workers import LATE, Done, Failed, Lost
 
-SECONDS = 60.0
+SECONDS = 30.0
 """Time limit of one step: one sample on one mesh."""
 RETRIES = 40
 """Steps of one docket that may kill a worker before the rest of it is given up."""
@@ -41,7 +41,7 @@ def hear_all(hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str
                     again[at] = docket
                 else:
                     dead[at].append((docket, answer))
-                    again[at] = replace(docket, skip=docket.skip | {answer.noted})
+                    again[at] = replace(docket, skip=docket.skip | _left_out(docket, answer))
                 continue
             else:
                 found = _given_up(docket, answer)
@@ -50,6 +50,12 @@ def hear_all(hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str
         todo = again
         if not todo:
             return
+
+
+def _left_out(docket: Docket, lost: Lost) -> set[int]:
+    """What is not tried again: the step that killed, and of a sample that hung all: it would hang on each mesh."""
+    number, _ = docket.at(lost.noted)
+    return {lost.noted, docket.truth(number)} if lost.why.startswith(LATE) else {lost.noted}
 
 
 def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:

@@ -156,6 +156,8 @@ def _try(
             said = (str(error) or "-").splitlines()[0][:90]
             hearing.skipped[f"DTensor's own rule raises {type(error).__name__}: {said}"] += 1
             continue
+        if not claimed:
+            hearing.skipped["DTensor claims nothing about this call"] += 1
         for instance in try_claims(sample, truth, ranks, claimed, seed=docket.seed, variants=others):
             record(hearing, instance, number)
         if docket.search:

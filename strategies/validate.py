@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from localtensor.errors import LocalTensorError
 from strategies import dockets, executors, findings, modules, settle, spool, tally, workers
 from strategies.confirm import Court
 from strategies.dockets import Docket
@@ -41,7 +42,11 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     """
     progress = progress or Silent()
     with open_journal(settings.journal, resume=settings.resume) as journal:
-        seconds = sweep(settings, journal, progress)
+        try:
+            seconds = sweep(settings, journal, progress)
+        except LocalTensorError:
+            journal.drop()
+            raise
         return tally.report(journal.begun or {}, journal.lines, seconds)
 
 
@@ -67,12 +72,8 @@ class _Run:
     def __init__(self, settings: Settings, journal: Journal, progress: Progress) -> None:
         self.settings, self.journal, self.progress = settings, journal, progress
         self.clock = _Clock()
-        self.asked = settings.asked()
-        self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
         if journal.cut:
             progress.say(journal.cut)
-        if journal.begun is not None:
-            journal.begin(self.asked)  # refuses the journal of another run
         self.done = {read_unit(line["unit"]) for line in of_kind(journal.lines, "unit")}
 
     def go(self) -> Sequence[tuple[str, float]]:
@@ -81,6 +82,10 @@ class _Run:
         with clock("imports"):
             rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
         self.home = (settings.rules, settings.folder) if rules else ("", "")
+        self.asked = settings.asked() | ({"rules_text": modules.text_of(settings.rules)} if rules else {})
+        self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
+        if self.journal.begun is not None:
+            self.journal.begin(self.asked)  # refuses the journal of another run
         with self._hands() as hands:
             with clock("samples"):
                 shelf = self._shelf(hands, rules)

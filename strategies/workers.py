@@ -8,6 +8,7 @@ in which workers finish, so that the same seed gives the same output.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import multiprocessing as mp
 import os
@@ -29,6 +30,8 @@ RETIRE = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
 MEMORY = 2 << 30
 """Bytes that a worker may hold; what it has from its parent since the fork counts."""
+LATE = "no answer within"
+"""How the reason begins where a worker was silent for too long."""
 Note = Callable[[int], None]
 """Called by a unit to say how far it is; the last number is known even if the process dies."""
 Work = Callable[[Any, Note], Any]
@@ -88,7 +91,7 @@ class _Worker:
         if self.noted.value != self.seen:
             self.since, self.seen = now, self.noted.value
         if now - self.since > limit:
-            return f"no answer within {limit:g} s"
+            return f"{LATE} {limit:g} s"
         return f"it used more than {MEMORY >> 20} MiB" if own_memory(self.process.pid) > MEMORY else ""
 
     def kill(self) -> None:
@@ -107,6 +110,7 @@ def death(code: int | None) -> str:
 def _serve(pipe: Connection, noted: Any) -> None:
     """A worker's life: one unit after another, until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    _end_with_parent()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     quiet()
@@ -128,6 +132,16 @@ def _serve(pipe: Connection, noted: Any) -> None:
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
             sent = wire.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         pipe.send_bytes(sent)
+
+
+def _end_with_parent() -> None:
+    """On Linux the system ends this process with its parent, even where it hangs in native code."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+_PDEATHSIG = 1
+"""PR_SET_PDEATHSIG, prctl(2)."""
 
 
 def quiet() -> None:

@@ -26,8 +26,13 @@ EXIT_CODES = {
     "localtensor run -n 2 --on gloo train.py 0.5": 0,
     "localtensor run -n 2 -m train 0.5": 0,
     "localtensor run --help": 0,
+    "localtensor discover aten.mv.default --emit": 0,
 }
 TOO_SLOW = {
+    "localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl": "takes many minutes",
+    "localtensor validate --all --journal 1.jsonl --shard 1/4": "takes minutes",
+    "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl --json report.json": "joins what the others wrote",
+    "localtensor coverage sweep.jsonl": "reads what the full sweep wrote",
     "make validate": "installs torch, then judges every rule",
     "make bench": "runs torch's own validator beside ours",
     "make check": "formats, lints and tests the whole tree",

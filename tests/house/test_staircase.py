@@ -27,13 +27,22 @@ localtensor.lockstep
 localtensor.lockstep_collectives localtensor.testing.reference
 localtensor.testing
 localtensor
-strategies.rules strategies.progress
-strategies.verdicts strategies.torch_dtensor strategies.truth strategies.stage strategies.workers strategies.choice strategies.forms
-strategies.samples strategies.sources strategies.generated strategies.modules strategies.probe
-strategies.settings strategies.picture strategies.repro strategies.search
-strategies.selection strategies.confirm strategies.trial
-strategies.validate strategies.report
-strategies.command
+strategies.drawn strategies.either strategies.files strategies.journal strategies.layouts strategies.meshed strategies.progress strategies.remembered strategies.rules strategies.workers
+strategies.again strategies.arguments strategies.choice strategies.codec strategies.cpu_kernels strategies.form strategies.gradients strategies.likeness strategies.programs strategies.sealed strategies.torch_dtensor strategies.truth strategies.units strategies.verdicts
+strategies.adversaries strategies.binding strategies.blame strategies.edited strategies.followers strategies.forms_dims strategies.forms_indices strategies.forms_layout strategies.forms_scalars strategies.forms_sizes strategies.generated strategies.mesh_draws strategies.modules strategies.pieces strategies.population strategies.replay strategies.report strategies.samples strategies.spool strategies.torch_lists strategies.values
+strategies.adverse strategies.coverage strategies.forms strategies.ran strategies.redistributions strategies.settings strategies.smaller_sizes strategies.smaller_values strategies.sources strategies.stage strategies.typed_draws
+strategies.dask_executor strategies.probe strategies.smaller
+strategies.executors strategies.oracle strategies.picture strategies.repro strategies.shrink strategies.suspects strategies.weighing
+strategies.derived strategies.dockets strategies.findings strategies.hearings strategies.scripted strategies.search strategies.selection strategies.smallest
+strategies.confirm strategies.discover strategies.gathering strategies.lines strategies.tally strategies.trial
+strategies.emit strategies.merge strategies.played strategies.settle
+strategies.discover_command strategies.meshes strategies.pairs strategies.shrunk
+strategies.followed
+strategies.trials
+strategies.sweep
+strategies.validate
+strategies.command strategies.covered
+strategies.merging
 strategies.cli
 strategies
 """.strip().splitlines()

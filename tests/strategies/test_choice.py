@@ -1,3 +1,5 @@
+from math import inf, nan
+
 import pytest
 import torch
 
@@ -64,3 +66,17 @@ def test_a_leaf_in_a_list_is_seen_with_its_shape():
     one = sample("cat.default", [numbers(4, 3), numbers(1, 3)], 0)
     assert one.call.args[0] == [Leaf(0), Leaf(1)]
     assert features(one)[0] == (0, "list(torch.float64eo, torch.float641o)")
+
+
+@pytest.mark.parametrize(("value", "other"), [
+    (1.0, 2.0), (0.0, 1.0), (-1.0, 1.0), (inf, -inf), (inf, 7.5), (nan, 0.5), (0.5, -0.5), (8.0, 7.5), (4.0, 5.0),
+])  # fmt: skip
+def test_small_whole_numbers_infinities_and_signs_mean_something(value, other):
+    a, b = (sample("pow.Tensor_Scalar", numbers(4, 3), x) for x in (value, other))
+    assert features(a) != features(b)
+
+
+@pytest.mark.parametrize(("value", "other"), [(0.5, 0.25), (-0.5, -1.75), (8.0, 100.0), (-8.0, -5.0), (nan, nan)])
+def test_of_other_numbers_only_the_kind_counts(value, other):
+    a, b = (sample("pow.Tensor_Scalar", numbers(4, 3), x) for x in (value, other))
+    assert features(a) == features(b)

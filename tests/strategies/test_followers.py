@@ -9,10 +9,12 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 from torch.distributed.tensor.experimental import register_sharding
 
+from localtensor.errors import BadPlacement
 from localtensor.placement import parse
 from strategies import torch_dtensor as dtensor
-from strategies.followers import GRADS, SIMPLE, Followed, follower
+from strategies.followers import GRADS, SIMPLE, Followed, Follower, follower, of_results
 from strategies.rules import overload
+from strategies.scripted import program_script
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import assert_goes_wrong, assert_right, on, played
 from tests.strategies.users import undone
@@ -69,6 +71,32 @@ def test_followers_of_a_right_rule_are_right_on_uneven_shards(then):
     assert_right(on(one, "R", then=then), on(one, "P(sum)", then=then))
     if then != "view":
         assert_right(on(one, "S(0)", then=then))
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("to (S(0), R)", "laid(x, [Shard(0), Replicate()])"), ("to (P(max), S(1))", "laid(x, [Partial('max'), Shard(1)])"),
+    ("to (SS(0,2), S(0))", "laid(x, [_StridedShard(0, split_factor=2), Shard(0)])"),
+])  # fmt: skip
+def test_a_redistribution_to_any_layout_is_a_follower(name, text):
+    assert follower(name) == Follower(name, text)
+    assert of_results(name)
+
+
+def test_a_redistribution_does_nothing_to_plain_tensors():
+    (got,) = follower("to (S(0), R)").apply([X])
+    assert torch.equal(got, X)
+
+
+def test_a_redistribution_of_a_result_on_two_axes_moves_it():
+    program = on(sample("neg.default", numbers(8, 6)), "S(0)/S(1)", (2, 2), "to (S(0), R)")
+    (found,) = played(program)
+    assert (found.wrong, found.heard[0].placements) == ("", ("(S(0), R)",))
+    assert "laid(x, [Shard(0), Replicate()])" in program_script(program, "wrong", "x.py")
+
+
+def test_an_odd_layout_is_refused():
+    with pytest.raises(BadPlacement):
+        follower("to (S(0), Q)")
 
 
 def test_a_follower_is_a_named_value():

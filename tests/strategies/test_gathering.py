@@ -81,7 +81,18 @@ def test_what_no_journal_can_hold_is_not_on_the_shelf(world):
     world({NEG: [sample("neg.default", torch.eye(3).to_sparse()), sample("neg.default", X)], "aten.bernoulli.p": [bad]},
           wanted=())  # fmt: skip
     found = captured()
-    assert {op: len(samples) for op, (samples, _) in found.shelf.items()} == {NEG: 1, "aten.bernoulli.p": 0}
+    assert {op: (len(samples), why) for op, (samples, why) in found.shelf.items()} == {
+        NEG: (1, ""), "aten.bernoulli.p": (0, "its calls hold values that have no form in a journal"),
+    }  # fmt: skip
+    assert found.refused == {"refused": 1, f"{NEG}: a call holds a value that has no form in a journal": 1}
+
+
+def test_a_derived_call_that_no_journal_can_hold_is_counted_too(world):
+    bad = sample("bernoulli.p", X, 0.5, generator=torch.Generator())
+    world({}, wanted=(), made={"aten.bernoulli.p": [bad, sample("bernoulli.p", X, 0.25)]})
+    found = captured()
+    assert [len(samples) for samples, _ in found.shelf.values()] == [1]
+    assert found.refused["aten.bernoulli.p: a call holds a value that has no form in a journal"] == 1
 
 
 def test_each_pass_is_a_phase(world):

@@ -61,7 +61,11 @@ def test_a_line_is_there_as_soon_as_it_is_added(tmp_path):
 
 
 def test_text_of_any_kind_can_be_written(tmp_path):
-    line = {"kind": "unit", "error": "a \ud800 b \x00 \u2028 \n"}  # an error may quote bytes that are no text
+    line = {
+        "kind": "unit",
+        "unit": "u",
+        "error": "a \ud800 b \x00 \u2028 \n",
+    }  # an error may quote bytes that are no text
     assert list(read(written(tmp_path / "x", [line])).lines) == [line]
 
 
@@ -74,7 +78,7 @@ def test_without_a_path_lines_are_kept_and_nothing_is_written(tmp_path, monkeypa
 
 
 def test_lines_of_a_kind_in_order():
-    lines = [LINES[0], {"kind": "settled"}, LINES[1]]
+    lines = [LINES[0], {"kind": "settled", "rule": "r", "verdict": "cleared"}, LINES[1]]
     assert list(of_kind(lines, "unit")) == LINES[:2]
 
 
@@ -85,8 +89,8 @@ def test_a_resumed_journal_goes_on_where_it_ended(file):
     with open_journal(file, resume=True) as journal:
         journal.begin(RUN)
         assert journal.lines == LINES
-        journal.add({"kind": "unit", "more": 1})
-    assert list(read(file).lines) == [*LINES, {"kind": "unit", "more": 1}]
+        journal.add({"kind": "unit", "unit": "u", "more": 1})
+    assert list(read(file).lines) == [*LINES, {"kind": "unit", "unit": "u", "more": 1}]
     assert file.read_bytes().count(b'"begin"') == 1
 
 
@@ -112,8 +116,8 @@ def test_a_journal_cut_at_any_byte_keeps_all_whole_lines_and_can_go_on(file):
             journal.begin(RUN)
             assert journal.lines == LINES[:whole]
             assert bool(journal.cut) == (data[size - 1 : size] != b"\n")
-            journal.add({"kind": "unit", "again": size})
-        assert list(read(file).lines) == [*LINES[:whole], {"kind": "unit", "again": size}]
+            journal.add({"kind": "unit", "unit": "u", "again": size})
+        assert list(read(file).lines) == [*LINES[:whole], {"kind": "unit", "unit": "u", "again": size}]
 
 
 def test_a_cut_line_is_told(file):
@@ -141,7 +145,7 @@ def test_a_bad_line_in_the_middle_is_refused_with_its_number(row, file):
     assert_refused(file, "line 3 is no line of a journal. It was changed by something else: start anew.")
 
 
-@pytest.mark.parametrize("data", [b"hello", b'{"kind":"begin","form', b'{"kind":"unit"}\n'], ids=repr)
+@pytest.mark.parametrize("data", [b"hello", b'{"kind":"begin","form', b'{"kind":"unit","unit":"u"}\n'], ids=repr)
 def test_a_file_of_another_kind_is_refused_and_left_alone(data, tmp_path):
     (tmp_path / "x").write_bytes(data)
     assert_refused(tmp_path / "x", "it does not begin as a journal does. Name a journal, or start anew.")
@@ -254,7 +258,7 @@ with open_journal(Path(sys.argv[1]), resume=False) as journal:
     try:
         journal.begin(RUN)
         for n in range(99):
-            journal.add({"kind": "unit", "n": n, "text": "x" * 50})
+            journal.add({"kind": "unit", "unit": "u", "n": n, "text": "x" * 50})
     except DiskFull as error:
         print(len(journal.lines), error)
 """
@@ -272,7 +276,7 @@ def test_a_disk_that_fills_up_keeps_all_lines_before_and_one_goes_on(tmp_path):
     assert (len(whole.lines), whole.cut) == (int(many), "") and int(many) > 5
     with open_journal(path, resume=True) as journal:
         journal.begin(RUN)
-        journal.add({"kind": "unit", "n": int(many)})
+        journal.add({"kind": "unit", "unit": "u", "n": int(many)})
     assert [line["n"] for line in read(path).lines] == list(range(int(many) + 1))
 
 
@@ -299,7 +303,7 @@ def test_a_half_line_is_no_line(cuts, file, monkeypatch):
         if not cuts:
             monkeypatch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
         with pytest.raises(DiskFull, match="the 4 before it are whole"):
-            journal.add({"kind": "unit", "text": "x" * 99})
+            journal.add({"kind": "unit", "unit": "u", "text": "x" * 99})
         assert journal.lines == LINES
     assert (list(read(file).lines), bool(read(file).cut)) == (LINES, not cuts)
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies import torch_dtensor as dtensor
 from strategies.pairs import programs, suspects
+from strategies.played import play_all
 from strategies.rules import Claim, Rule, overload
 from strategies.sources import claims
 from strategies.truth import tell
@@ -104,6 +105,10 @@ def test_what_goes_wrong_on_a_fresh_tensor_too_is_the_followers_own():
         register_sharding(minus)(lambda x, y: [([Partial("max")], [Partial("max"), None])])
         (found,) = suspects([on(sample("amax.default", X, [0]), "S(0)", then="times -1")])
         assert found.blame == "follower"
+        assert str(found.program) == "aten.alias.default on (2,): P(max), then times -1"
+        (x,) = found.program.sample.tensors
+        assert torch.equal(x, X.amax(0)) and found.program.sample.origin == "the result of aten.amax.default"
+        assert play_all([found.program])[0].wrong == found.found.wrong != ""
 
 
 def test_an_op_that_is_wrong_alone_is_no_suspect():

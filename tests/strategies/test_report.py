@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -7,12 +8,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 from rich.console import Console
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import strategies
 from localtensor.placement import parse
 from strategies import report as reports
+from strategies.programs import Program
 from strategies.rules import Rule
 from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+from tests.strategies.cases import numbers, sample
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/report.json").read_text())
 
@@ -160,6 +164,40 @@ def test_without_a_folder_nothing_is_written():
 ])  # fmt: skip
 def test_a_script_is_called_after_its_finding(given, name):
     assert reports.file_name(finding(**given)) == name
+
+
+def titled(title, mesh=(2, 2)):
+    return reports.file_name(finding(title=title, mesh=mesh))
+
+
+def test_a_script_of_a_program_is_called_after_its_mesh_layouts_and_what_follows():
+    assert titled("aten.cumprod.default on (2, 2): (S(0), P(sum)), R, then times -1") == (
+        "cumprod_default__on_2_2_each_S_0_P_sum_R_then_times_minus1.py"
+    )
+
+
+def test_no_two_programs_share_a_script():
+    one = sample("add.Tensor", numbers(4, 6), numbers(4, 6))
+    layouts = {mesh: list(itertools.product((Replicate(), Shard(0), Shard(1), Partial()), repeat=len(mesh)))
+               for mesh in ((2,), (2, 2), (3, 2), (4,))}  # fmt: skip
+    thens = ("", "sum", "sum 0", "sum -1", "S(0)", "grad S(0)", "to (S(0), R)", "again(x0, 1)", "again(x0, -1)")
+    programs = [
+        Program(one, mesh, inputs, then, flattened=flattened)
+        for mesh, every in layouts.items() for inputs in itertools.product(every, repeat=2)
+        for then in thens for flattened in (False, True)
+    ]  # fmt: skip
+    names = {titled(str(program), program.mesh) for program in programs}
+    assert len(names) == len(programs) > 9000
+
+
+@pytest.mark.parametrize("more", [{"inputs": " ".join(["S(0)"] * 90)}, {"title": "aten.a.b on (2,): " + "S(0), " * 90}])
+def test_a_script_of_many_tensors_has_a_name_that_a_file_can_bear(more, tmp_path):
+    one, other = finding(**more), finding(**{k: v.replace("S(0)", "S(1)") for k, v in more.items()})
+    alike = finding(**{k: v[:-4] + "S(3)" if k == "inputs" else v + "R" for k, v in more.items()})
+    names = {reports.file_name(each) for each in (one, other, alike)}
+    for name in names:
+        (tmp_path / name).touch()
+    assert len(names) == 3 and max(map(len, names)) < 200
 
 
 def test_a_result_that_is_no_tensor_has_a_name():

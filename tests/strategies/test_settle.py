@@ -99,6 +99,31 @@ def test_a_refusal_by_every_rank_that_the_probe_saw_too_is_wrong():
     assert other.finding.verdict is Verdict.SUSPECT
 
 
+def test_the_script_of_a_program_does_the_same_on_the_same_mesh():
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2, 2), ((Shard(1), Replicate()),), "to (R, S(0))")
+    ((only,), _) = settled({"p": [Suspect(instance(one, ranks=4), program)]}, WRONG)
+    assert "laid(x, [Replicate(), Shard(0)])" in only.finding.script and "(2, 2)" in only.finding.script
+    assert "it is wrong" in only.finding.script and "{name}" in only.finding.script
+    assert (only.finding.got, only.finding.want, only.finding.ranks) == ("[3]", "[4]", 4)
+
+
+def test_a_program_that_cannot_be_written_down_has_a_picture_only(monkeypatch):
+    monkeypatch.setattr(settle, "writable", lambda program: False)
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2,), ((Shard(1),),), "sum")
+    ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, WRONG)
+    assert only.finding.script == "" != only.finding.picture
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_of_a_program_the_verdicts_are_those_of_a_rule(doubted):
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2,), ((Shard(1),),), "sum")
+    ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, RIGHT, doubted={"p"} if doubted else set())
+    assert (only.finding.verdict if only.finding else None) is (Verdict.SUSPECT if doubted else None)
+
+
 @pytest.mark.parametrize("doubted", [True, False])
 def test_a_failure_of_our_own_is_a_crash_and_says_nothing_of_the_rule(doubted):
     failed = Confirmation("", "the trial itself failed", failed="Traceback ...")

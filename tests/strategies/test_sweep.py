@@ -1,5 +1,6 @@
 """With workers of a test's own: what each does is said by its answer, so that nothing has to die here."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,19 @@ from strategies.journal import open_journal
 from strategies.sweep import RETRIES, SECONDS, hear_all
 from strategies.trials import hear
 from strategies.units import Unit
-from strategies.workers import Done, Failed, Lost
+from strategies.workers import LATE, Crew, Done, Failed, Lost
 from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import plant, planted
+
+
+def sleepy(x):
+    """Hangs on what one of two ranks has of six rows."""
+    if x.shape == (3, 5):
+        threading.Event().wait()
+    return x * 2
+
+
+plant("sleepy(Tensor x) -> Tensor", sleepy, "S")
 
 SAMPLES = tuple(sample("neg.default", numbers(n + 1)) for n in range(3))
 ONE = Docket("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
@@ -105,6 +117,47 @@ def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
     assert crash[:2] == ("aten.neg.default", "f64[3] from test")
     assert crash[2] == "no answer within 60 s on the whole tensors"
     assert asked[1][0].skip == {ONE.truth(2)}
+
+
+def test_of_a_sample_that_hung_nothing_is_tried_again():
+    step = ONE.step(1, 0)
+    lines, asked, _ = swept([ONE], dies_at(step, why=f"{LATE} 30 s"))
+    assert [docket.skip for (docket,) in asked] == [frozenset(), {step, ONE.truth(1)}]
+    ((unit, (crash,)),) = crashes(lines).items()
+    assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
+
+
+class Watched:
+    """Workers of flesh and blood, and what they were asked."""
+
+    def __init__(self, crew):
+        self.crew, self.asked = crew, []
+
+    def run(self, work, tasks, **given):
+        self.asked.append(list(tasks))
+        yield from self.crew.run(work, tasks, **given)
+
+
+def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
+    monkeypatch.setattr(sweep, "SECONDS", 0.5)
+    samples = (planted("sleepy", numbers(6, 5)), planted("sleepy", numbers(8, 7)))
+    docket = Docket(samples[0].op, samples, ((3,), (2,), (4,)), 0)
+    with Crew(1) as crew, open_journal(None, resume=False) as journal:
+        hands = Watched(crew)
+        hear_all(hands, [docket], journal, "this run", lambda count: None)
+        only = replace(docket, samples=samples[1:])
+        hear_all(hands, [only], journal, "the other alone", lambda count: None)
+    assert [one.skip for (one,) in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth(0)}, frozenset()]
+    tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
+             for run in ("this run", "the other alone")}  # fmt: skip
+    assert crashes(journal.lines) == {
+        "planted.sleepy.default alone real 2": [
+            ("planted.sleepy.default", "f64[6,5] from test", "no answer within 0.5 s on a rank's piece")
+        ]
+    }
+    assert sum(tried["this run"]) > 0 and [n > 0 for n in tried["this run"]] == [
+        n > 0 for n in tried["the other alone"]
+    ]
 
 
 def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():

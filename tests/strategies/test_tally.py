@@ -4,10 +4,12 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from torch.distributed.tensor import Replicate, Shard
 
 from strategies import dockets, findings, report, tally
 from strategies.dockets import Hearing
 from strategies.findings import Settled, of_instance
+from strategies.programs import Program
 from strategies.suspects import Suspect
 from strategies.units import Unit, planned
 from strategies.verdicts import Crash, Verdict
@@ -110,6 +112,37 @@ def test_what_is_known_of_a_rule_elsewhere_is_not_untestable():
 def test_sound_by_metadata_is_counted_where_it_is_sound():
     found = told(line(sound={"a", RULE}, by_metadata={"a", RULE}), settled())
     assert (found.counts.by_metadata, found.counts.sound) == (1, 1)
+
+
+# Programs.
+
+PROGRAM = Program(sample("cumprod.default", numbers(4, 6), -1), (2, 2), ((Shard(1), Replicate()),), "sum")
+
+
+def program_line(trial, mesh=(2, 2)):
+    suspect = Suspect(instance(PROGRAM.sample, ranks=4), PROGRAM)
+    return line(unit(trial=trial, mesh=mesh), suspects={str(PROGRAM): [suspect]}, tried=1)
+
+
+def program_settled(verdict=Verdict.UNSOUND, name=str(PROGRAM), **more):
+    return settled(verdict, name, title=str(PROGRAM), mesh=(2, 2), **more) if verdict else settled(None, name)
+
+
+def test_a_finding_of_a_program_is_counted_once_by_its_title():
+    """Two programs that were made small became the same; so they do on two shards."""
+    found = told(
+        program_line("meshes"), program_line("pairs"), program_settled(elements=40), settled(),
+        program_settled(name="a larger one", elements=24),
+    )  # fmt: skip
+    assert [(f.name, f.elements) for f in found.findings] == [(str(PROGRAM), 24), (RULE, 24)]
+    assert (found.counts.unsound, found.exit_code) == (2, 1)
+
+
+@pytest.mark.parametrize("same_as", ["", RULE])
+def test_a_program_that_was_cleared_or_is_anothers_is_not_sound_for_that(same_as):
+    cleared = findings.line(Settled(str(PROGRAM), None, same_as=same_as))
+    found = told(program_line("meshes"), line(sound={"fine"}, tried=1), cleared, ignored=[])
+    assert (found.counts.sound, found.findings, found.untestable, found.exit_code) == (1, (), (), 0)
 
 
 # Counts.

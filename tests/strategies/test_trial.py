@@ -9,7 +9,7 @@ from strategies import sources, trial
 from strategies.dockets import Docket, Hearing, merged
 from strategies.rules import Claim, overload
 from strategies.suspects import case_of
-from strategies.trial import CHARGES, PARTIALS, RESPELLED, SHORTENED, WHOLE, WILD, alone
+from strategies.trial import CHARGES, PARTIALS, WHOLE, alone
 from strategies.units import Unit, read_unit
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, rule, sample
@@ -42,6 +42,18 @@ def case(suspect, seed=0):
     return case_of(suspect.instance, seed)
 
 
+@pytest.fixture
+def no_forms(monkeypatch):
+    """Each sample is tried as it is given, and not in other forms."""
+    monkeypatch.setattr(trial, "variations", lambda one, truth, number, **_: iter([(one, truth, "")]))
+
+
+@pytest.fixture
+def as_given(no_forms, monkeypatch):
+    """Each sample is tried as it is given, with its own values."""
+    monkeypatch.setattr(trial, "adverse", lambda *_, **__: {})
+
+
 def lines(rules):
     return sorted(str(rule).partition(": ")[2] for rule in rules)
 
@@ -54,56 +66,14 @@ def strategy_of(one, function, monkeypatch):
 # Suspects.
 
 
+@pytest.mark.usefixtures("as_given")
 def test_cumprod_along_a_negative_dim_is_suspected_on_that_dim_and_on_no_other():
     hearing = heard(sample("cumprod.default", X, -1))
     assert lines(hearing.suspects) == ["S(1) -> S(1)"]
     assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
 
 
-def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
-    hearing = heard(sample("cumprod.default", X, 1))
-    (charges,) = hearing.suspects.values()
-    assert [charge.instance.sample.call.args[1] for charge in charges] == [-1]
-    assert charges[0].instance.sample.origin == "test, dims respelled"
-    assert (hearing.samples, hearing.tried) == (2, 5)
-
-
-def test_an_operand_is_shortened_where_the_op_takes_that_and_only_for_the_first_samples():
-    index = torch.zeros(4, 6, dtype=torch.int64)
-    taken = heard(sample("gather.default", X, 0, index), ranks=(2,))
-    refused = heard(sample("add.Tensor", X, X))
-    assert (taken.samples, refused.samples) == (4, 1)
-    assert (taken.crashed, refused.crashed, refused.skipped) == ([], [], {})
-    later = heard(*[sample("gather.default", X, 0, index)] * (SHORTENED + 1), skip=frozenset(range(SHORTENED)))
-    assert later.samples == 2
-
-
-def test_a_users_own_samples_are_not_shortened():
-    index = torch.zeros(4, 6, dtype=torch.int64)
-    own = replace(sample("gather.default", X, 0, index), origin="samples() of mine")
-    assert heard(own).samples == 2  # as it is, and with its dim respelled
-
-
-def test_later_samples_are_not_respelled():
-    many = [sample("cumprod.default", X, 1)] * (RESPELLED + 1)
-    assert heard(*many, skip=frozenset(range(RESPELLED))).samples == 1
-    assert heard(*many, skip=frozenset(range(RESPELLED - 1))).samples == 3
-
-
-def test_later_samples_of_a_decomposition_are_not_traced_with_partials(monkeypatch):
-    asked = []
-    monkeypatch.setattr(trial, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
-    heard(*[sample("absolute.default", X)] * (PARTIALS + 2))
-    assert asked == [True] * PARTIALS + [False] * 2
-
-
-def test_only_a_spelling_that_gives_the_same_is_tried(monkeypatch):
-    tried = []
-    monkeypatch.setattr(trial, "claims", lambda one, *_: tried.append(one.call.args[1]) or [])
-    heard(sample("unsqueeze.default", numbers(3, 3), 2))
-    assert tried == [2, -1]
-
-
+@pytest.mark.usefixtures("as_given")
 def test_a_charge_has_the_evidence_and_what_each_rank_was_given():
     (charges,) = heard(sample("cumprod.default", X, -1), seed=7).suspects.values()
     (charge,) = charges
@@ -113,6 +83,7 @@ def test_a_charge_has_the_evidence_and_what_each_rank_was_given():
     assert (charge.instance.ranks, str(case(charge).rule)) == (2, "aten.cumprod.default: S(1) -> S(1)")
 
 
+@pytest.mark.usefixtures("as_given")
 def test_the_smallest_cases_are_kept_those_of_few_ranks_first():
     shapes = [(6, 12), (4, 6), (2, 24), (8, 6), (4, 3)]
     hearing = heard(*(sample("cumprod.default", numbers(*shape), -1) for shape in shapes), ranks=(3, 2))
@@ -122,15 +93,18 @@ def test_the_smallest_cases_are_kept_those_of_few_ranks_first():
     assert len(kept) == CHARGES
 
 
+@pytest.mark.usefixtures("no_forms")
 def test_ordinary_values_are_kept_before_not_a_number():
-    big, small = numbers(8, 4), numbers(4, 4)
-    hearing = heard(sample("cumprod.default", big, -1), planted("patched", small))
-    (charge,) = hearing.suspects["planted.patched.default: S(0) -> S(0)"]
-    assert charge.instance.evidence.variant == "specials"
-    assert case(charge).truth.inputs[0].isnan().any()
-    assert not charge.instance.sample.tensors[0].isnan().any()
+    """`patched` is wrong where there is a NaN: the larger sample has one of its own."""
+    small, large = numbers(4, 4), numbers(8, 4)
+    large[0, 0] = torch.nan
+    charges = heard(planted("patched", small), planted("patched", large)).suspects[
+        "planted.patched.default: S(0) -> S(0)"
+    ]
+    assert [(c.instance.evidence.variant, c.instance.sample.size) for c in charges] == [("", 32), ("specials", 16)]
 
 
+@pytest.mark.usefixtures("as_given")
 def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
     one = sample("ne.Scalar", X, 0.0)
     monkeypatch.setattr(trial, "claims", lambda *_: [Claim(rule(one, "P(sum) -> R"), "test")])
@@ -139,16 +113,10 @@ def test_a_case_holds_the_very_draw_that_showed_it(monkeypatch):
     assert any((held == 0).any() for held in case(charge).held[0])
 
 
-def test_the_first_samples_are_tried_with_not_a_number_and_the_later_ones_are_not():
-    many = [planted("patched", numbers(4, n + 2)) for n in range(WILD + 2)]
-    hearing = heard(*many, skip=frozenset(range(WILD)))
-    assert hearing.suspects == {}
-    assert heard(*many, skip=frozenset(range(WILD - 1))).suspects
-
-
 # What cannot be judged here.
 
 
+@pytest.mark.usefixtures("as_given")
 def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
     columns = range(WHOLE + 6, 4, -1)  # each smaller than the one before, so that the last would be liked best
     hearing = heard(*(sample("argmax.default", numbers(4, n), 0) for n in columns), ranks=(2, 3))
@@ -159,6 +127,7 @@ def test_claims_for_the_real_dispatch_are_put_aside_with_their_cases():
         assert len(sizes) == WHOLE and min(sizes) == 4 * columns[WHOLE - 1]
 
 
+@pytest.mark.usefixtures("as_given")
 def test_placements_of_dtensors_own_are_given_replicated_where_they_come_in():
     hearing = heard(sample("embedding.default", X, torch.tensor([0, 3])))
     (charge,) = hearing.whole["aten.embedding.default: S(0), P(mask) -> P(mask)"]
@@ -184,6 +153,7 @@ def test_what_means_nothing_for_a_dtype_is_untestable_and_says_why():
 # What is skipped, and why.
 
 
+@pytest.mark.usefixtures("as_given")
 def test_a_sample_that_the_op_refuses_is_counted():
     hearing = heard(
         sample("mm.default", numbers(2, 3), numbers(2, 3)), sample("mm.default", numbers(2, 3), numbers(3, 4))
@@ -198,12 +168,14 @@ def test_a_sample_that_noise_moves_says_nothing():
     assert (hearing.samples, hearing.tried) == (0, 0)
 
 
+@pytest.mark.usefixtures("as_given")
 def test_a_decomposition_with_too_many_traces_is_counted_for_each_mesh_size(monkeypatch):
     monkeypatch.setattr(sources, "MOST_TRACES", 2)
     hearing = heard(sample("absolute.default", X), ranks=(2, 3))
     assert hearing.skipped == {"DTensor traces 3 placement tuples through this decomposition": 2}
 
 
+@pytest.mark.usefixtures("as_given")
 @pytest.mark.parametrize(("error", "said"), [
     (ValueError("no such dim\nmore"), "ValueError: no such dim"),
     (AssertionError(), "AssertionError: -"),
@@ -219,9 +191,26 @@ def test_a_strategy_of_dtensors_that_raises_is_counted_and_is_no_crash(error, sa
     assert hearing.crashed == []
 
 
+@pytest.mark.usefixtures("as_given")
+def test_later_samples_of_a_decomposition_are_not_traced_with_partials(monkeypatch):
+    asked = []
+    monkeypatch.setattr(trial, "claims", lambda one, ranks, truth, alone: asked.append(alone.partials) or [])
+    heard(*[sample("absolute.default", X)] * (PARTIALS + 2))
+    assert asked == [True] * PARTIALS + [False] * 2
+
+
+@pytest.mark.usefixtures("as_given")
+def test_a_call_of_which_dtensor_says_nothing_is_counted(monkeypatch):
+    monkeypatch.setattr(trial, "claims", lambda *_: [])
+    hearing = heard(sample("neg.default", X), sample("neg.default", numbers(4)), ranks=(2, 3))
+    assert hearing.skipped == {"DTensor claims nothing about this call": 4}
+    assert (hearing.samples, hearing.tried, hearing.sound) == (4, 0, set())
+
+
 # Crashes.
 
 
+@pytest.mark.usefixtures("as_given")
 @pytest.mark.parametrize("where", ["in the op", "on a shard"])
 def test_a_crash_of_one_sample_leaves_the_rest(where):
     bad = numbers(3) if where == "in the op" else numbers(6)
@@ -232,6 +221,17 @@ def test_a_crash_of_one_sample_leaves_the_rest(where):
     assert "in trips" in crash.trace
     assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
     assert hearing.suspects == {}
+
+
+def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
+    def variations(one, truth, number, **_):
+        yield one, truth, ""
+        raise ZeroDivisionError("in a form")
+
+    monkeypatch.setattr(trial, "variations", variations)
+    hearing = heard(planted("trips", numbers(4)))
+    assert [crash.error for crash in hearing.crashed] == ["ZeroDivisionError: in a form"]
+    assert lines(hearing.sound) == ["R -> R", "S(0) -> S(0)"]
 
 
 def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
@@ -247,6 +247,7 @@ def docket_step(sample, mesh):
     return 2 * sample + mesh
 
 
+@pytest.mark.usefixtures("as_given")
 def test_a_truth_that_killed_a_worker_is_told_no_more():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
     docket = Docket(samples[0].op, samples, ((2,),), 0)
@@ -257,6 +258,7 @@ def test_a_truth_that_killed_a_worker_is_told_no_more():
 # Units.
 
 
+@pytest.mark.usefixtures("as_given")
 def test_each_class_of_dtypes_and_each_mesh_is_a_unit_and_has_its_own():
     samples = (sample("neg.default", X), sample("neg.default", numbers(4, dtype=torch.complex64)))
     found = by_unit(*samples, ranks=(2, 3))
@@ -270,6 +272,7 @@ def test_each_class_of_dtypes_and_each_mesh_is_a_unit_and_has_its_own():
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("as_given")
 def test_only_the_units_that_are_wanted_are_tried():
     samples = (sample("neg.default", X), sample("neg.default", numbers(4, dtype=torch.complex64)))
     wanted = Unit("aten.neg.default", "alone", "complex", (3,))

@@ -1,3 +1,4 @@
+import ctypes
 import os
 import signal
 import subprocess
@@ -151,5 +152,33 @@ def test_workers_end_when_their_parent_is_killed():
     assert (parent.returncode, len(pids)) == (-signal.SIGKILL, 2)
     deadline = time.monotonic() + 10
     while left := alive(pids):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+DEAF = """
+import sys
+from strategies.workers import Crew
+from tests.strategies.test_workers import deaf
+
+with Crew(1) as crew:
+    list(crew.run(deaf, sys.argv[1:], limit=60))
+"""
+
+
+def deaf(task, note):
+    """Tells who it is, ends its parent, and holds Python's lock in a native call that nothing of Python's interrupts."""
+    Path(task).write_text(str(os.getpid()))
+    os.kill(os.getppid(), signal.SIGKILL)
+    ctypes.PyDLL(None).sleep(60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_worker_that_hangs_in_native_code_ends_with_its_parent(tmp_path):
+    root, told = Path(__file__).parents[2], tmp_path / "pid"
+    parent = subprocess.run([sys.executable, "-c", DEAF, str(told)], cwd=root, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while left := alive([int(told.read_text())]):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.05)
