@@ -46,6 +46,17 @@ def _version(asked: bool) -> None:
         raise typer.Exit(CLEAN)
 
 
+def _failed() -> int:
+    typer.echo(traceback.format_exc(), err=True)
+    typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
+    return NOTHING
+
+
+def _stopped() -> int:
+    typer.echo("localtensor: stopped by Ctrl-C.", err=True)
+    return INTERRUPTED
+
+
 @app.callback()
 def _root(
     version: Annotated[bool, Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)] = False,
@@ -90,9 +101,7 @@ def validate(
         typer.echo(f"localtensor: stopped by Ctrl-C; no report was written; {kept}.", err=True)
         code = INTERRUPTED
     except Exception:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
-        typer.echo(traceback.format_exc(), err=True)
-        typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
-        code = NOTHING
+        code = _failed()
     raise typer.Exit(code)
 
 
@@ -119,9 +128,7 @@ def merge(
 
         code = merging.run(tuple(journals), out, json_file, repro)
     except Exception:  # why: as above, exit code 1 means a wrong rule
-        typer.echo(traceback.format_exc(), err=True)
-        typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
-        code = NOTHING
+        code = _failed()
     raise typer.Exit(code)
 
 
@@ -144,9 +151,16 @@ def coverage(
     quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:  # fmt: skip
     """Which of the overloads that DTensor registers were tried, which have a verdict, and why the others have none."""
-    from strategies import covered
+    try:
+        from strategies import covered
 
-    raise typer.Exit(covered.run(journal, json_file, seed=seed, workers=workers or os.cpu_count() or 1, quiet=quiet))
+        many = workers or os.cpu_count() or 1
+        code = covered.run(journal, json_file, seed=seed, workers=many, quiet=quiet)
+    except KeyboardInterrupt:
+        code = _stopped()
+    except Exception:  # why: as above, exit code 1 means a wrong rule
+        code = _failed()
+    raise typer.Exit(code)
 
 
 DISCOVER_EXAMPLES = """Examples:
@@ -169,10 +183,16 @@ def discover(
     workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
 ) -> None:  # fmt: skip
     """Look for the sharding rules of an op that hold, and that nobody claims."""
-    from strategies.discover_command import discover_command
+    try:
+        from strategies.discover_command import discover_command
 
-    many = workers if workers is not None else os.cpu_count() or 1
-    raise typer.Exit(discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=many))
+        many = workers if workers is not None else os.cpu_count() or 1
+        code = discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=many)
+    except KeyboardInterrupt:
+        code = _stopped()
+    except Exception:  # why: as above, exit code 1 means a wrong rule
+        code = _failed()
+    raise typer.Exit(code)
 
 
 RUN_EXAMPLES = """Examples:
@@ -207,8 +227,7 @@ def run(
         asked = scripts.Asked(script, tuple(arguments or ()), ranks, on, module, schedule, seed, timeout, prefix)
         code = scripts.run_script(asked)
     except KeyboardInterrupt:
-        typer.echo("localtensor: stopped by Ctrl-C.", err=True)
-        code = INTERRUPTED
+        code = _stopped()
     raise typer.Exit(code)
 
 

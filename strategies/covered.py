@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from localtensor.errors import LocalTensorError
@@ -26,6 +29,12 @@ def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, qui
     Without a journal everything is tried now, on 2 and 3 ranks, which takes minutes.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    if json is not None and not json.absolute().parent.is_dir():
+        errors.print(f"localtensor coverage: --json: {json}: its folder is not there. Make it first.", markup=False)
+        return USAGE
     try:
         begin, lines = _read(journal) if journal else _now(errors, seed, workers, quiet)
     except BadJournal as error:

@@ -142,9 +142,9 @@ class Journal:
 
     def drop(self) -> None:
         """As if it had never been, where nothing was written: the run was refused before its first line."""
-        self.close()
         if self.path is not None and self.begun is None:
             self.path.unlink(missing_ok=True)
+        self.close()  # not before: nobody else may have the file until it is gone
 
     def __enter__(self) -> Journal:
         return self

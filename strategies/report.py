@@ -112,7 +112,7 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
     _rows(console, "Unsound: confirmed to give wrong results", wrong)
     for finding in wrong[:pictures]:
         console.print()
-        console.print(_line(finding.name, "bold", f" on {finding.ranks} ranks, {_call(finding)}"))
+        console.print(_line(finding.name, "bold", f" on {finding.ranks} ranks, {call_text(finding)}"))
         console.print(Text(finding.picture))
         if finding.repro:
             console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
@@ -129,7 +129,8 @@ def _line(first: str, style: str, rest: str) -> Text:
     return Text.assemble((first, style), rest)
 
 
-def _call(finding: Finding) -> str:
+def call_text(finding: Finding) -> str:
+    """The call of the smallest case: `cumprod(f64[2], -1)`."""
     packet = finding.rule.op.split(".")[1]
     return f"{packet}({', '.join(finding.sample)})"
 
@@ -143,7 +144,7 @@ def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
     table.add_column("call", overflow="fold")
     table.add_column("what happens", overflow="fold")
     for f in findings:
-        table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(_call(f)), Text(f.reason))
+        table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(call_text(f)), Text(f.reason))
     console.print(table)
 
 
@@ -185,6 +186,11 @@ def markdown(findings: Iterable[Finding]) -> str:
         rules = "; ".join(f"`{str(f.rule).removeprefix(op + ': ')}`" for f in found[:3])
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         reason = re.sub(r" \(\d+ of \d+ elements differ\)$", "", first.reason).replace("|", "\\|")
-        cells = (f"**{op}** {rules}{more}", f"`{_call(first)}`, {first.ranks}", reason, f"`localtensor validate {op}`")
+        cells = (
+            f"**{op}** {rules}{more}",
+            f"`{call_text(first)}`, {first.ranks}",
+            reason,
+            f"`localtensor validate {op}`",
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

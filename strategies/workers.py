@@ -135,7 +135,10 @@ def _serve(pipe: Connection, noted: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """On Linux the system ends this process with its parent, even where it hangs in native code."""
+    """On Linux the system ends this process with its parent, even where it hangs in native code.
+
+    With the thread that forked it, to be exact: a crew lives and ends in one thread.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, signal.SIGKILL)
 

@@ -1,51 +1,112 @@
-"""Renews the findings table in the README from one sweep over the torch that is installed.
+"""Renews what the README says of torch, and docs/findings.md, from one sweep.
 
-python -m tests.bench.findings              # print the table
-python -m tests.bench.findings --readme     # and put it between the marks in README.md
+python -m tests.bench.findings                         # sweep now, and print the summary
+python -m tests.bench.findings sweep.jsonl             # from the journal of a sweep
+python -m tests.bench.findings sweep.jsonl --write     # and write README.md and docs/findings.md
 """
 
 import argparse
 import datetime as dt
+import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from strategies.report import markdown, silent, write_whole
+from strategies import tally
+from strategies.files import write_whole
+from strategies.journal import read
+from strategies.report import call_text, markdown, silent
 from strategies.settings import Settings
 from strategies.validate import validate
-from strategies.verdicts import Verdict
+from strategies.verdicts import Finding, Report, Verdict
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 START, END = "<!-- findings:start -->", "<!-- findings:end -->"
+SHOWN = 24
+"""Rows of the README's table; the others are in docs/findings.md."""
 
 
-def table() -> str:
-    """The sentence of totals and the table."""
-    report = validate(Settings(everything=True))
-    wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
-    quiet, loud = [f for f in wrong if silent(f)], [f for f in wrong if not silent(f)]
-    ops = len({f.rule.op for f in wrong})
-    counts = report.counts
+def wrong(report: Report) -> list[Finding]:
+    return [f for f in report.findings if f.verdict is Verdict.UNSOUND]
+
+
+def totals(report: Report) -> str:
+    """What the sweep came to, in two sentences."""
+    found, c = wrong(report), report.counts
+    programs = [f for f in found if f.title]
+    quiet = [f for f in found if silent(f)]
     today = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
+    ops = len({f.rule.op for f in found})
     return (
-        f"torch {report.torch}, {today}, `localtensor validate --all`: **{len(wrong)} rules of {ops} overloads are wrong**, each\n"
-        f"confirmed end to end on gloo processes, among {counts.sound + counts.unsound:,} rules judged in {counts.instances:,} instances on\n"
-        f"{counts.overloads} overloads. The last column tries the overload alone; a row that it does not show comes from calls\nthat other ops make and needs `--all`. `--repro DIR` writes the scripts.\n\n"
-        f"**Silently wrong: {len(quiet)} rules.** Every rank goes on, with wrong numbers or shapes.\n\n{markdown(quiet)}\n"
-        f"**One rank stops: {len(loud)} rules.** A rank raises on its (mostly empty) piece, and its peers wait for it for ever.\n\n"
-        f"{markdown(loud)}"
+        f"torch {report.torch}, {today}: **{len(found)} wrong rules and programs of {ops} overloads**, each confirmed end to end on "
+        f"gloo processes;\n{len(quiet)} of them silently: every rank goes on, with wrong numbers or shapes. "
+        f"{len(programs)} show only with a second op, a gradient or\na mesh of several axes. {c.sound + c.unsound:,} rules were "
+        f"judged in {c.instances:,} instances on {c.overloads:,} overloads.\n"
     )
+
+
+def short_table(found: Iterable[Finding]) -> str:
+    """One row for each op, its out=, in-place and foreach forms left out: the smallest silent case of each."""
+    best: dict[str, Finding] = {}
+    for f in found:
+        family = re.sub(r"^(aten|prims)\._?(foreach_)?|_$", "", ".".join(f.rule.op.split(".")[:2]))
+        if silent(f) and not f.rule.op.endswith("out") and (family not in best or _weight(f) < _weight(best[family])):
+            best[family] = f
+    lines = ["| what | smallest case | what happens |", "|---|---|---|"]
+    for f in sorted(sorted(best.values(), key=_weight)[:SHOWN], key=lambda f: f.name):
+        reason = re.sub(r" \(\d+ of \d+ elements differ\)$", "", f.reason).replace("|", "\\|")
+        lines.append(f"| `{f.name.removeprefix('aten.')}` | `{call_text(f)}` | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _weight(f: Finding) -> tuple[bool, int, int, str]:
+    return "every rank raises" in f.reason, f.ranks, f.elements, f.name
+
+
+def whole(report: Report) -> str:
+    """The page with every finding."""
+    found = wrong(report)
+    alone, programs = [f for f in found if not f.title], [f for f in found if f.title]
+    quiet, loud = [f for f in alone if silent(f)], [f for f in alone if not silent(f)]
+    parts = [
+        "# What the sweep finds in torch\n", totals(report),
+        "By `localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2`; `--repro DIR` writes a script for each.\n",
+        f"## Silently wrong: {len(quiet)} rules\n", markdown(quiet), f"## One rank stops: {len(loud)} rules\n",
+        "A rank raises on its (mostly empty) piece, and its peers wait for it for ever.\n", markdown(loud),
+        f"## More than one op on one axis: {len(programs)} programs\n", _programs(programs),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _programs(found: Sequence[Finding]) -> str:
+    rows = [
+        f"| `{f.name}` | `{call_text(f)}` | {f.reason.replace('|', chr(92) + '|')} |"
+        for f in sorted(found, key=lambda f: f.name)
+    ]
+    return "\n".join(["| program | smallest case | what happens |", "|---|---|---|", *rows]) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
-    options = parser.parse_args()
-    made = table()
+    parser.add_argument("journal", nargs="?", type=Path, help="what --journal wrote")
+    parser.add_argument("--write", action="store_true", help="write README.md and docs/findings.md")
+    asked = parser.parse_args()
+    if asked.journal:
+        kept = read(asked.journal)
+        report = tally.report(kept.begin, kept.lines)
+    else:
+        report = validate(Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))))
+    made = f"{totals(report)}\n{short_table(wrong(report))}"
     sys.stdout.write(made)
-    if options.readme:
-        text = README.read_text()
+    if asked.write:
+        text = (ROOT / "README.md").read_text()
         head, rest = text.split(START)
-        write_whole(README, f"{head}{START}\n\n{made}\n{END}{rest.split(END)[1]}")
+        more = (
+            "All of them: [docs/findings.md](docs/findings.md). These are the smallest silent ones, one for an op:\n\n"
+        )
+        body = made.replace("| what |", f"{more}| what |", 1)
+        write_whole(ROOT / "README.md", f"{head}{START}\n\n{body}\n{END}{rest.split(END)[1]}")
+        write_whole(ROOT / "docs" / "findings.md", whole(report))
     return 0
 
 

@@ -75,6 +75,27 @@ def test_the_exit_code_is_that_of_the_work(line, code, monkeypatch):
     assert called(line).exit_code == code
 
 
+@pytest.mark.parametrize("line", ["coverage a", "discover a", "merge a", "validate a"])
+def test_a_failure_of_our_own_does_not_leave_with_the_code_of_a_wrong_rule(line, monkeypatch):
+    def fails(*_, **__):
+        raise KeyError("device")
+
+    monkeypatch.setattr(*WORK[line.split()[0]], fails)
+    result = called(line)
+    assert result.exit_code == 3 and "KeyError: 'device'" in result.output
+    assert result.output.endswith("localtensor itself failed, as shown above; this says nothing about any rule.\n")
+
+
+@pytest.mark.parametrize("line", ["coverage", "discover a"])
+def test_ctrl_c_leaves_one_sentence(line, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*WORK[line.split()[0]], stopped)
+    result = called(line)
+    assert (result.exit_code, result.output) == (130, "localtensor: stopped by Ctrl-C.\n")
+
+
 @pytest.mark.parametrize(("line", "trials"), [
     ("add --mesh 2,2 --pairs --ranks 3", [(ALONE, (3,)), (PAIRS, (3,)), (MESHES, (2, 2))]),
     ("add --mesh 2,2 --mesh 2 --mesh 2,3", [(ALONE, (2,)), (MESHES, (2, 2)), (MESHES, (2, 3))]),

@@ -318,3 +318,20 @@ def test_each_rank_is_sent_its_own_pieces_and_the_whole_shapes():
     assert {(part.shapes, part.strides) for part in parts} == {(((6, 4), (4, 2)), ((1, 6), (2, 1)))}
     assert {part.home for part in parts} == {HOME}
     assert overload(parts[0].call.op) is torch.ops.aten.mm.default
+
+
+def test_over_nccl_ranks_can_tell_each_other_on_the_cpu_who_raised(monkeypatch):
+    asked = []
+
+    class Told(Exception):
+        pass
+
+    def pool(ranks, *, backend, timeout):
+        asked.append((ranks, backend))
+        raise Told
+
+    monkeypatch.setattr(confirm, "Pool", pool)
+    one = sample("relu.default", numbers(4, 6))
+    with pytest.raises(Told), Court("nccl", "cuda") as court:
+        court.confirm(case_of(one, "S(0) -> S(0)"))
+    assert asked == [(2, "cpu:gloo,cuda:nccl")]

@@ -78,6 +78,12 @@ def test_right_rules_with_what_follows_them_are_not_suspected():
     assert hearing.samples == 2 and hearing.tried > 10
 
 
+def test_of_an_empty_result_nothing_is_tried():
+    """DTensor looks for a view of an empty tensor for ever (torch 2.13)."""
+    hearing = only(with_followers(docket(sample("neg.default", numbers(0, 3))), silent))
+    assert (hearing.samples, hearing.tried, hearing.skipped, hearing.crashed) == (1, 0, {}, [])
+
+
 def test_calls_before_are_those_of_the_same_docket(monkeypatch):
     asked = []
     monkeypatch.setattr(followed.pairs, "programs", lambda *_, before, **__: asked.append(before) or [])

@@ -90,10 +90,11 @@ def test_a_claim_that_only_a_run_can_judge_and_that_runs_wrong_is_made_small_wit
     assert first.instance.sample.size < given.instance.sample.size
 
 
-def test_placements_of_dtensors_own_are_not_made_small():
+def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
     class Odd(Partial):
         pass
 
+    monkeypatch.setattr(room, "play_all", lambda programs: pytest.fail("played"))
     rule = Rule(CUMPROD.op, (Odd(),), (Shard(1),))
     given = Suspect(Instance(rule, 2, CUMPROD, Verdict.SUSPECT, "test", Evidence("only a run can judge it")))
     assert offered("a", [given], judged=False) == (given,)
