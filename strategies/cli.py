@@ -263,5 +263,6 @@ def _apart(word: str) -> list[str]:
 
 def main() -> None:
     """The console script.  What follows `run` may be a script's own `--ranks`: it is left alone."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of each resized out=
     words = sys.argv[1:]
     app(args=words if words[:1] == ["run"] else spread(words))

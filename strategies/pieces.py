@@ -40,7 +40,7 @@ def held_of(program: Program) -> tuple[tuple[Tensor, ...], ...]:
 
 def _held(program: Program, leaf: int, x: Tensor) -> tuple[Tensor, ...]:
     placements = program.inputs[leaf]
-    _check(placements, program.mesh)
+    _check(placements, program.mesh, x)
     mesh = "x".join(map(str, program.mesh))
     # On one axis this is the name that `probe` gives to the same split, so that both see the same values.
     name = f"{program.seed} {program.sample.op} {leaf} {shorts(placements)} {mesh} {program.draw}"
@@ -55,10 +55,13 @@ def _held(program: Program, leaf: int, x: Tensor) -> tuple[Tensor, ...]:
     return tuple(held)
 
 
-def _check(placements: Sequence[Placement], mesh: Sequence[int]) -> None:
+def _check(placements: Sequence[Placement], mesh: Sequence[int], x: Tensor) -> None:
     if len(placements) != len(mesh):
         raise BadPlacement("held_of", shorts(placements), f"{len(placements)} placements for {len(mesh)} mesh axes")
-    kinds = {p.reduce_op for p in placements if isinstance(p, Partial)}
+    partial = [p.reduce_op for p in placements if isinstance(p, Partial)]
+    kinds = set(partial)
+    if len(partial) > 1 and "avg" in kinds and not (x.dtype.is_floating_point or x.dtype.is_complex):
+        raise BadPlacement("held_of", shorts(placements), f"averages of {x.dtype} round, so the order of axes matters")
     if len(kinds) > 1 and not any(kinds <= alike for alike in COMMUTE):
         raise BadPlacement("held_of", shorts(placements), f"{' and '.join(sorted(kinds))} do not commute")
 

@@ -73,3 +73,12 @@ def test_placements_are_read_back(text, read):
 def test_none_where_a_tensor_should_be_is_wrong():
     found = judged(TRUTH, (2,), [Heard("", (), ("-",), (None,), (None,), (None,))] * 2)
     assert "it is None, not a tensor" in found.wrong
+
+
+def test_what_a_float_beyond_int64_becomes_is_not_compared():
+    least = torch.iinfo(torch.int64).min
+    truth = tell(sample("neg.default", torch.tensor([5, 7])))
+    for value, wrong in ((least, False), (least + 1, True)):
+        whole = torch.tensor([-5, value])
+        account = [Heard("", (), ("R",), ((2,),), (whole,), (whole,)) for _ in range(2)]
+        assert bool(judged(truth, (2,), account).wrong) is wrong
