@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from localtensor.errors import LocalTensorError
 from strategies.confirm import Court
 from strategies.findings import Settled, of_suspect
 from strategies.hearings import Confirmation
@@ -14,6 +15,7 @@ from strategies.ran import truth_of
 from strategies.repro import script, usable
 from strategies.scripted import program_script, writable
 from strategies.suspects import Suspect, case_of
+from strategies.truth import REFUSALS
 from strategies.verdicts import Crash, Finding, Verdict
 
 
@@ -53,7 +55,10 @@ class Trial:
 
     def _heard(self, suspect: Suspect) -> Confirmation:
         if suspect.program is not None:
-            return self._court.confirm_program(suspect.program)
+            try:
+                return self._court.confirm_program(suspect.program)
+            except (*REFUSALS, LocalTensorError) as error:  # it was suspected by another version of these rooms
+                return Confirmation("", f"no such program: {error}")
         return _same_refusal(suspect, self._court.confirm(case_of(suspect.instance, self._seed)))
 
     def _settled(self, name: str, suspect: Suspect, seen: Confirmation, *, doubted: bool) -> Settled:

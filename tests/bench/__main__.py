@@ -75,7 +75,7 @@ def main() -> int:
             figures[part] = asdict(swept)
             _show_sweep(console, swept)
     if asked.json:
-        from strategies.report import write_whole
+        from strategies.files import write_whole
 
         write_whole(asked.json, json.dumps(figures, indent=1) + "\n")
     return 0 if good else 1

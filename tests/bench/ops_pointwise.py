@@ -40,7 +40,7 @@ COMPARED = (
          wrongs=("P(sum) -> P(sum)", "P(max) -> P(max)", "P(min) -> P(min)")),
     Base("rsub", "ab", "ab", lambda x, other, alpha: other - alpha * x, "Scalar other, Scalar alpha", (1, 2), along="ab",
          partials=("P(avg) -> P(avg)", "P(max) -> P(min)"), wrongs=("P(sum) -> P(sum)", "P(max) -> P(max)")),
-    Base("nan_to_num", "ab", "ab", torch.nan_to_num, along="ab", integers=False, partials=("P(sum) -> P(sum)",)),
+    Base("nan_to_num", "ab", "ab", torch.nan_to_num, along="ab", integers=False),
     Base("hypot", "ab,ab", "ab", torch.hypot, along="ab", integers=False, wrongs=("P(sum), P(sum) -> P(sum)", "P(max), P(max) -> P(max)")),
     Base("addcdiv", "ab,ab,!ab", "ab", lambda x, y, z: x + y / z, along="ab", integers=False,
          partials=("P(sum), P(sum), R -> P(sum)",), wrongs=("P(sum), R, R -> P(sum)", "R, R, P(sum) -> P(sum)")),

@@ -110,7 +110,7 @@ def test_a_placement_of_dtensors_own_is_refused():
 
 def test_averages_of_integers_on_two_axes_are_refused_and_of_floats_are_not():
     whole = torch.arange(4)
-    with pytest.raises(BadPlacement, match="averages of torch.int64 round"):
+    with pytest.raises(BadPlacement, match=r"averages of torch\.int64 round"):
         held(whole, "P(avg)/P(sum)", (2, 2))
     assert len(held(whole.double(), "P(avg)/P(sum)", (2, 2))) == 4
     assert len(held(whole, "P(avg)", (2,))) == 2
