@@ -46,4 +46,5 @@ def test_families(op, kind):
 
 
 def test_every_member_has_a_known_family():
-    assert {m.family for m in everything()} == set(FAMILIES)
+    torchs = [m for m in everything() if m.op.startswith(("aten.", "prims."))]  # other tests register ops of their own
+    assert {m.family for m in torchs} == set(FAMILIES)
