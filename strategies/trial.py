@@ -22,6 +22,7 @@ from strategies.sources import TooMany, claims
 from strategies.suspects import Suspect
 from strategies.truth import REFUSALS, UNSTABLE, Truth, tell
 from strategies.units import CLASSES, Unit, class_of
+from strategies.values import VALUES
 from strategies.verdicts import Crash, Instance, Verdict
 
 CHARGES = 3
@@ -29,7 +30,8 @@ CHARGES = 3
 WHOLE = 6
 """Samples of one overload that are run end to end where only DTensor's own dispatch can judge."""
 VALUES_OF_A_SAMPLE, VALUES_OF_A_FORM = 3, 1
-"""Other values that a sample is tried with, and another form of it."""
+"""Other values that a sample is tried with, and another form of it; where there are few samples, a sample has more,
+so that each kind of values gets its turn."""
 PARTIALS = 4
 """Samples of one decomposition that are also traced with partial inputs, each kind a trace of its own."""
 Note = Callable[[int], None]
@@ -70,6 +72,7 @@ class Bench:
     def __init__(self, docket: Docket) -> None:
         self.docket = docket
         self._of = {unit: Hearing(unit) for unit in docket.units()}
+        self._many = Counter(map(class_of, docket.samples))
         self._turns = {dtypes: Turns() for dtypes in CLASSES}
         if docket.why:
             next(iter(self._of.values())).skipped[docket.why] += 1
@@ -90,6 +93,10 @@ class Bench:
     def turns(self, sample: Sample) -> Turns:
         """Each class of dtypes has its own, so that a run of some classes alone tries the same."""
         return self._turns[class_of(sample)]
+
+    def values(self, sample: Sample) -> int:
+        """How many other values each sample of this class of dtypes is tried with."""
+        return max(VALUES_OF_A_SAMPLE, -(-len(VALUES) // self._many[class_of(sample)]))
 
     def skipped(self, number: int, why: str) -> None:
         """The sample is not tried, on none of its meshes."""
@@ -140,7 +147,7 @@ def _try(
     seen: dict[int, Seen] = {}
     question = dtensor.Question(sample, 1, truth.raw)
     question.partials = number < PARTIALS
-    budget = VALUES_OF_A_FORM if name else VALUES_OF_A_SAMPLE
+    budget = VALUES_OF_A_FORM if name else bench.values(own)
     others = adverse(sample, truth, number, seed=docket.seed, budget=budget, turns=bench.turns(own).values)
     for i in bench.meshes(number):
         note(docket.step(number, i))
