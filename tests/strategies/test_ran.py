@@ -69,3 +69,9 @@ def test_random_results_are_not_compared():
 def test_partial_inputs_are_told_from_others():
     one = sample("neg.default", X)
     assert [has_partial(on(one, text, (2, 2))) for text in ("R/P(sum)", "S(0)", "R")] == [True, False, False]
+
+
+def test_what_follows_is_not_held_to_more_than_the_op_itself_gives():
+    coarse = truth_about(sample("div.Tensor", torch.tensor([1, 2]), torch.tensor([3, 7])), "cast float64")
+    fine = truth_about(sample("neg.default", numbers(2)), "cast float64")
+    assert float(coarse.slack[0].max()) > 1e-5 > float(fine.slack[0].max())
