@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -70,11 +69,11 @@ def _shards(begin: Line, found: Sequence[tuple[Path, Read]]) -> str:
 
 
 def _suspected(one: Read) -> set[str]:
-    names: Counter[str] = Counter()
+    names: set[str] = set()
     for line in of_kind(one.lines, "unit"):
         names.update(line.get("suspects", {}))
         names.update(line.get("whole", {}) if one.begin["confirm"] != "none" else {})
-    return set(names)
+    return names
 
 
 def write(path: Path, begin: Line, lines: Sequence[Line]) -> None:

@@ -146,7 +146,7 @@ def test_a_cut_line_that_is_no_unit_is_told(shards):
 @pytest.mark.parametrize("kept", ["suspects", "whole"])
 def test_a_suspect_that_nobody_settled_is_a_gap(kept, tmp_path):
     op = unit().op
-    units = [line(one, **({kept: suspicion()} if one == unit() else {})) for one in planned([op], [("alone", (2,))])]
+    units = [line(one, **{kept: suspicion()}) for one in planned([op], [("alone", (2,))])]  # each unit suspects it
     path = written(tmp_path / "x", begun(None, [op]), units)
     assert f"1 suspected rules were not confirmed yet ({RULE}, say). Go on with it by --resume." in refused(Gap, [path])
     written(path, begun(None, [op]), [*units, settled()])
