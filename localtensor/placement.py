@@ -21,6 +21,8 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.mesh import Mesh
 
+StridedShard = _StridedShard
+"""torch's own class, for the other rooms: its name there is private."""
 KINDS = ("sum", "avg", "min", "max", "product")
 """The reductions that a Partial may be pending on."""
 

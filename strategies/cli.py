@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +26,7 @@ EXAMPLES = """Examples:
 
 \b
   localtensor validate cumprod gather "nn.functional.*"    some ops of torch, by OpInfo name, overload or glob
-  localtensor validate --all --json report.json            every overload that OpInfo reaches
+  localtensor validate --all --json report.json            every overload that DTensor registers
   localtensor validate add --search --ranks 2              also what holds and nobody claims
   localtensor validate cumprod --repro scripts             a torchrun script for every finding
   localtensor validate --rules my_package.my_rules         just the rules that this module registers
@@ -46,15 +46,22 @@ def _version(asked: bool) -> None:
         raise typer.Exit(CLEAN)
 
 
-def _failed() -> int:
-    typer.echo(traceback.format_exc(), err=True)
-    typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
-    return NOTHING
+def _leave(work: Callable[[], int], more: str = "") -> None:
+    """End with the exit code of the work: 130 after Ctrl-C, 3 after an error of ours."""
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        typer.echo(f"localtensor: stopped by Ctrl-C{more}.", err=True)
+        code = INTERRUPTED
+    except Exception:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
+        typer.echo(traceback.format_exc(), err=True)
+        typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
+        code = NOTHING
+    raise typer.Exit(code)
 
 
-def _stopped() -> int:
-    typer.echo("localtensor: stopped by Ctrl-C.", err=True)
-    return INTERRUPTED
+def _many(workers: int | None) -> int:
+    return workers if workers is not None else os.cpu_count() or 1
 
 
 @app.callback()
@@ -67,7 +74,7 @@ def _root(
 @app.command(epilog=EXAMPLES)
 def validate(
     ops: Annotated[list[str] | None, Argument(metavar="OP", help="OpInfo names, overloads or globs.", show_default=False)] = None,
-    everything: Annotated[bool, Option("--all", help="Every overload that OpInfo reaches.")] = False,
+    everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False,
     search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False,
     ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = None,
     dtype: Annotated[list[str] | None, Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = None,
@@ -87,22 +94,18 @@ def validate(
     quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:  # fmt: skip
     """Put sharding rules on trial against the real op, and confirm every Unsound on real processes."""
-    try:
+
+    def work() -> int:
         from strategies import command
 
-        many = workers if workers is not None else os.cpu_count() or 1
         chosen = command.Chosen(
             tuple(ops or ()), everything, search, tuple(ranks or ()), tuple(dtype or ()), device, rules, confirm,
-            json_file, repro, seed, many, quiet, tuple(mesh or ()), pairs, journal, resume, shard, executor,
+            json_file, repro, seed, _many(workers), quiet, tuple(mesh or ()), pairs, journal, resume, shard, executor,
         )  # fmt: skip
-        code = command.run(chosen)
-    except KeyboardInterrupt:
-        kept = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
-        typer.echo(f"localtensor: stopped by Ctrl-C; no report was written; {kept}.", err=True)
-        code = INTERRUPTED
-    except Exception:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
-        code = _failed()
-    raise typer.Exit(code)
+        return command.run(chosen)
+
+    kept = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
+    _leave(work, f"; no report was written; {kept}")
 
 
 MERGE_EXAMPLES = """Examples:
@@ -123,13 +126,13 @@ def merge(
     repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
 ) -> None:  # fmt: skip
     """Join the journals of several shards, and prove that nothing is missing."""
-    try:
+
+    def work() -> int:
         from strategies import merging
 
-        code = merging.run(tuple(journals), out, json_file, repro)
-    except Exception:  # why: as above, exit code 1 means a wrong rule
-        code = _failed()
-    raise typer.Exit(code)
+        return merging.run(tuple(journals), out, json_file, repro)
+
+    _leave(work)
 
 
 COVERAGE_EXAMPLES = """Examples:
@@ -151,16 +154,13 @@ def coverage(
     quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:  # fmt: skip
     """Which of the overloads that DTensor registers were tried, which have a verdict, and why the others have none."""
-    try:
+
+    def work() -> int:
         from strategies import covered
 
-        many = workers or os.cpu_count() or 1
-        code = covered.run(journal, json_file, seed=seed, workers=many, quiet=quiet)
-    except KeyboardInterrupt:
-        code = _stopped()
-    except Exception:  # why: as above, exit code 1 means a wrong rule
-        code = _failed()
-    raise typer.Exit(code)
+        return covered.run(journal, json_file, seed=seed, workers=_many(workers), quiet=quiet)
+
+    _leave(work)
 
 
 DISCOVER_EXAMPLES = """Examples:
@@ -183,16 +183,13 @@ def discover(
     workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
 ) -> None:  # fmt: skip
     """Look for the sharding rules of an op that hold, and that nobody claims."""
-    try:
+
+    def work() -> int:
         from strategies.discover_command import discover_command
 
-        many = workers if workers is not None else os.cpu_count() or 1
-        code = discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=many)
-    except KeyboardInterrupt:
-        code = _stopped()
-    except Exception:  # why: as above, exit code 1 means a wrong rule
-        code = _failed()
-    raise typer.Exit(code)
+        return discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=_many(workers))
+
+    _leave(work)
 
 
 RUN_EXAMPLES = """Examples:
@@ -227,7 +224,8 @@ def run(
         asked = scripts.Asked(script, tuple(arguments or ()), ranks, on, module, schedule, seed, timeout, prefix)
         code = scripts.run_script(asked)
     except KeyboardInterrupt:
-        code = _stopped()
+        typer.echo("localtensor: stopped by Ctrl-C.", err=True)
+        code = INTERRUPTED
     raise typer.Exit(code)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -22,7 +22,9 @@ from strategies.verdicts import Evidence, Instance, Verdict
 MOVES = 60
 """Redistributions from any layout to any that are tried on one mesh."""
 Found = list[tuple[Program, Confirmation]]
-Play = Callable[[Docket, int, Truth, tuple[int, ...]], tuple[int, Found]]
+Claimed = dict[int, list[Claim]]
+"""The claims along one axis, by its size."""
+Play = Callable[[Docket, int, Truth, tuple[int, ...], Claimed], tuple[int, Found]]
 
 
 def with_followers(docket: Docket, note: Note) -> list[Hearing]:
@@ -42,10 +44,11 @@ def _each(docket: Docket, note: Note, play: Play) -> list[Hearing]:
             note(docket.step(number, i))
             hearing = bench.hearing(sample, docket.meshes[i])
             try:
-                tried, found = play(docket, number, tell(sample, seed=docket.seed), docket.meshes[i])
-            except (*REFUSALS, TooMany, AttributeError) as error:
-                hearing.skipped[f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:90]}"] += 1
-                continue
+                asked = _asked(sample, docket.meshes[i], docket.seed)
+                if isinstance(asked, str):
+                    hearing.skipped[asked] += 1
+                    continue
+                tried, found = play(docket, number, asked[0], docket.meshes[i], asked[1])
             except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
                 bench.crash(number, error)
                 continue
@@ -56,18 +59,42 @@ def _each(docket: Docket, note: Note, play: Play) -> list[Hearing]:
     return bench.all()
 
 
-def _pairs(docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...]) -> tuple[int, Found]:
+def _asked(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Claimed] | str:
+    """The truth and the claims, or why there is none.  What is raised later is an error of ours."""
+    try:
+        truth = tell(sample, seed=seed)
+    except REFUSALS as error:
+        return _said(error)
+    try:
+        return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
+    except (
+        *REFUSALS,
+        TooMany,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # DTensor's own rule says so that it has none
+        return _said(error)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:90]}"
+
+
+def _pairs(
+    docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
+) -> tuple[int, Found]:  # fmt: skip
     sample = docket.samples[number]
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
         return 0, []  # DTensor 2.13 looks for a view of an empty tensor for ever, and nothing would be seen in it
-    claimed = claims(sample, mesh[-1], truth.raw)
-    tried = pairs.programs(sample, claimed, mesh, before=docket.samples, seed=docket.seed)
+    tried = pairs.programs(sample, claimed[mesh[-1]], mesh, before=docket.samples, seed=docket.seed)
     return len(tried), [(s.program, s.found) for s in pairs.suspects(tried)]
 
 
-def _meshes(docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...]) -> tuple[int, Found]:
+def _meshes(
+    docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
+) -> tuple[int, Found]:  # fmt: skip
     sample = docket.samples[number]
-    by_size = dict(_sized(sample, truth, mesh, docket.seed))
+    by_size = dict(_standing(sample, truth, claimed, docket.seed))
     tried = meshes.try_meshes(sample, by_size, [mesh], seed=docket.seed)
     if sample.op == redistributions.COPY and number == 0:  # what is moved without an op is tried once a mesh, here
         moves = redistributions.draw_redistributions(mesh, seed=docket.seed, budget=MOVES)
@@ -75,12 +102,11 @@ def _meshes(docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...]) ->
     return len(tried), meshes.suspects(tried)
 
 
-def _sized(sample: Sample, truth: Truth, mesh: Sequence[int], seed: int) -> Iterator[tuple[int, list[Claim]]]:
-    """The claims along one axis of each size.  What is wrong there is found there, and would only be found again."""
-    for size in sorted(set(mesh)):
-        claimed = claims(sample, size, truth.raw)
-        judged = try_claims(sample, truth, size, claimed, seed=seed)
-        yield size, [c for c, i in zip(claimed, judged, strict=True) if i.verdict is not Verdict.UNSOUND]
+def _standing(sample: Sample, truth: Truth, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:
+    """The claims that stand along one axis.  What is wrong there is found there, and would only be found again."""
+    for size, found in claimed.items():
+        judged = try_claims(sample, truth, size, found, seed=seed)
+        yield size, [c for c, i in zip(found, judged, strict=True) if i.verdict is not Verdict.UNSOUND]
 
 
 def _suspect(found: tuple[Program, Confirmation]) -> Suspect:

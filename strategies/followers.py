@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.placement import StridedShard
 from strategies.again import before
 from strategies.either import laid, whole
 from strategies.gradients import gradients
@@ -48,7 +49,7 @@ class Follower:
         """The step done to each result that is a tensor; the others are left out."""
         code = _compiled(self.text)
         scope = {"torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
-                 "_StridedShard": _StridedShard}  # fmt: skip
+                 "_StridedShard": StridedShard}  # fmt: skip
         made = [eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)]  # noqa: S307  # a text of SIMPLE
         return results(made)
 
@@ -65,7 +66,7 @@ def of_results(then: str) -> bool:
 
 def placement_code(placement: Placement) -> str:
     """Python text that makes the placement, in a follower and in a script."""
-    if isinstance(placement, _StridedShard):
+    if isinstance(placement, StridedShard):
         return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
     if isinstance(placement, Partial):
         return f"Partial({placement.reduce_op!r})"

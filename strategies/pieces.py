@@ -5,7 +5,7 @@ first, and a rank holds a chunk of each.
 
 | torch part                                              | read on     | run on |
 |---------------------------------------------------------|-------------|--------|
-| torch.distributed.tensor.placement_types._StridedShard  | 2.11 - 2.15 | 2.13   |
+| torch.distributed.tensor.placement_types.StridedShard  | 2.11 - 2.15 | 2.13   |
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.partials import parts
-from localtensor.placement import is_plain, shorts
+from localtensor.placement import StridedShard, is_plain, shorts
 from localtensor.shards import bounds, split_axis
 from strategies.programs import Program
 
@@ -69,7 +69,7 @@ def _check(placements: Sequence[Placement], mesh: Sequence[int], x: Tensor) -> N
 def _cut(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator, *, sparse: bool) -> list[Tensor]:
     if isinstance(placement, Partial) and is_plain(placement):
         return list(parts(x, placement.reduce_op, ranks, rng, sparse=sparse).unbind())
-    if isinstance(placement, _StridedShard):
+    if isinstance(placement, StridedShard):
         return _strided(x, placement.dim, int(placement.split_factor), ranks)
     return split_axis(x, placement, ranks)
 
@@ -91,11 +91,11 @@ def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Seque
 
 
 def _local(shape: tuple[int, ...], placement: Placement, ranks: int, place: int) -> tuple[int, ...]:
-    if not isinstance(placement, (Shard, _StridedShard)):
+    if not isinstance(placement, (Shard, StridedShard)):
         return shape
     if not 0 <= placement.dim < len(shape):
         raise NoSuchDim("shapes_on", placement.dim, shape)
-    factor = int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
+    factor = int(placement.split_factor) if isinstance(placement, StridedShard) else 1
     blocks = [length for _, length in bounds(shape[placement.dim], factor)]
     size = sum(bounds(block, ranks)[place][1] for block in blocks)
     return (*shape[: placement.dim], size, *shape[placement.dim + 1 :])

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
-from torch.distributed.tensor.placement_types import _StridedShard
 
-from localtensor.placement import is_plain
+from localtensor.placement import StridedShard, is_plain
 from strategies import either, followers, gradients, meshed
 from strategies.again import arguments_text, before
 from strategies.pieces import held_of
@@ -116,7 +115,7 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
 
 def writable(program: Program) -> bool:
     """Whether every placement is plain or a strided shard."""
-    return all(is_plain(p) or type(p) is _StridedShard for placements in program.inputs for p in placements)
+    return all(is_plain(p) or type(p) is StridedShard for placements in program.inputs for p in placements)
 
 
 def _indexed(arguments: str) -> str:
@@ -169,7 +168,7 @@ def _inputs(program: Program) -> list[str]:
     ):
         lines += [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
         listed = f"[{', '.join(map(followers.placement_code, placements))}]"
-        if all(not isinstance(p, (Partial, _StridedShard)) for p in placements):
+        if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
             lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
             continue
         pieces = ",\n         ".join(map(literal, held))

@@ -10,6 +10,7 @@ from strategies.confirm import Court
 from strategies.findings import Settled, of_suspect
 from strategies.hearings import Confirmation
 from strategies.picture import picture, program_picture
+from strategies.pieces import held_of
 from strategies.programs import Program
 from strategies.ran import truth_of
 from strategies.repro import script, usable
@@ -56,9 +57,11 @@ class Trial:
     def _heard(self, suspect: Suspect) -> Confirmation:
         if suspect.program is not None:
             try:
-                return self._court.confirm_program(suspect.program)
+                truth_of(suspect.program)
+                held_of(suspect.program)
             except (*REFUSALS, LocalTensorError) as error:  # it was suspected by another version of these rooms
                 return Confirmation("", f"no such program: {error}")
+            return self._court.confirm_program(suspect.program)
         return _same_refusal(suspect, self._court.confirm(case_of(suspect.instance, self._seed)))
 
     def _settled(self, name: str, suspect: Suspect, seen: Confirmation, *, doubted: bool) -> Settled:

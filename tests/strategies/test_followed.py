@@ -188,3 +188,12 @@ def test_what_killed_a_worker_is_left_out():
 def test_the_same_seed_gives_the_same():
     first, again = (repr(on_meshes(docket(BOTH, trial="meshes", mesh=(2, 2)), silent)) for _ in range(2))
     assert first == again
+
+
+def test_a_type_error_of_ours_is_a_crash_and_no_refusal(monkeypatch):
+    def slips(*_, **__):
+        raise TypeError("ours")
+
+    monkeypatch.setattr(followed.pairs, "programs", slips)
+    hearing = only(with_followers(docket(sample("neg.default", X)), silent))
+    assert ([c.error for c in hearing.crashed], hearing.skipped) == (["TypeError: ours"], {})
