@@ -106,7 +106,8 @@ def _rank_raised(ended: Mapping[int, Ended], waits: Sequence[Wait]) -> RankRaise
     failed = {rank: (end.error, end.place) for rank, end in ended.items() if end.error is not None}
     raised = [_raised(rank, error) for rank, (error, _) in failed.items()]
     verdict = RankRaised(raised, waits, {rank: place for rank, (_, place) in failed.items()})
-    verdict.__cause__ = next(error for error, _ in failed.values())
+    verdict.errors = {rank: error for rank, (error, _) in failed.items() if error is not None}
+    verdict.__cause__ = verdict.errors[raised[0].rank]
     return verdict
 
 

@@ -15,7 +15,7 @@ from localtensor import limits, propagation, stand_ins, worlds
 from localtensor._context import entered, running
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
-from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded
+from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, ProgramFault
 from localtensor.events import Call, Place
 from localtensor.frames import in_debugger, place_of, stack_of, user_lines
 from localtensor.judging import Ended
@@ -62,7 +62,7 @@ def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeou
             raise simulation.baton.refusal
         simulation.close()
         if simulation.verdict is not None:
-            raise _with_replay(simulation.verdict, schedule)
+            raise _told(simulation.verdict, simulation, schedule)
         return Ran(
             tuple(simulation.ended[rank].value for rank in range(ranks)),
             tuple(simulation.calls()),
@@ -149,10 +149,12 @@ def _await(simulation: Simulation, timeout: float | None) -> None:
         return
 
 
-def _with_replay(error: LocalTensorError, schedule: Schedule) -> LocalTensorError:
+def _told(error: LocalTensorError, simulation: Simulation, schedule: Schedule) -> LocalTensorError:
+    """The verdict, with what the ranks called before it, and how to bring it about again."""
     text = schedule.text
-    if text != "round_robin" and hasattr(error, "replay"):
-        error.replay = f"schedule={text!r}"
+    if isinstance(error, ProgramFault):
+        error.log = tuple(simulation.calls())
+        error.replay = f"schedule={text!r}" if text != "round_robin" else None
     return error
 
 

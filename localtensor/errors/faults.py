@@ -20,7 +20,8 @@ class ProgramFault(LocalTensorError):
     """Something that the user's own program does wrong.
 
     `places` are the lines of that program which the message names, the likely culprit's first; `ranks` are the
-    ranks that it is about.  Who knows how to bring the fault about again sets `replay`.
+    ranks that it is about.  Who knows how to bring the fault about again sets `replay`, and who kept a log of
+    what all ranks called, `log`.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class ProgramFault(LocalTensorError):
         self.places: tuple[Place, ...] = tuple(dict.fromkeys(place for place in places if place is not None))
         self.ranks: tuple[int, ...] = tuple(dict.fromkeys(ranks))
         self.replay: str | None = None
+        self.log: tuple[Call, ...] = ()
         super().__init__("\n".join([sentence, *details]))
 
     def __str__(self) -> str:

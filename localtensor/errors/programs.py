@@ -159,7 +159,8 @@ class RanksDisagree(ProgramFault):
 class RankRaised(ProgramFault):
     """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__.
 
-    `waits` are the others, as far as they wait; `busy` real processes that were ended where they were.
+    `waits` are the others, as far as they wait; `busy` real processes that were ended where they were.  `errors`
+    are the exceptions themselves, by rank, where the ranks are threads of this process.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class RankRaised(ProgramFault):
         busy: Sequence[Waiting] = (),
     ) -> None:
         self.raised, self.waits, self.busy = tuple(raised), tuple(waiting), tuple(busy)
+        self.errors: dict[int, BaseException] = {}
         where = places or {}
         first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
         problem = "this is the first rank that raised"
