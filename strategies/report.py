@@ -93,6 +93,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "sample": list(f.sample),
         "origin": f.origin,
         "elements": f.elements,
+        "kinds": [list(kind) for kind in f.kinds],
         "got": f.got or None,
         "want": f.want or None,
         "picture": f.picture or None,

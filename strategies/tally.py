@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from strategies import dockets, findings
 from strategies.dockets import Hearing
 from strategies.findings import Settled
 from strategies.journal import Line, of_kind
-from strategies.units import Unit, planned
+from strategies.units import Unit, mesh_kind, planned
 from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
 
 
@@ -22,7 +23,7 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
     """All that these lines say, in whatever order.  Of a rule that was settled twice the worst verdict counts."""
     heard = sorted((dockets.read(line) for line in of_kind(lines, "unit")), key=lambda h: h.unit)
     settled = sorted((findings.read(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
-    found = _worst(settled) + _missing(heard)
+    found = _placed(_worst(settled), settled, heard) + _missing(heard)
     named = {f.name for f in found}
     cleared = {s.name for s in settled if s.finding is None}
     clean = {name for h in heard for name in h.sound} | {n for h in heard for n in h.whole if n in cleared}
@@ -57,6 +58,17 @@ def _worst(settled: Iterable[Settled]) -> list[Finding]:
         if known is None or _rank(s.finding) < _rank(known):
             worst[s.finding.name] = s.finding
     return list(worst.values())
+
+
+def _placed(found: Iterable[Finding], settled: Iterable[Settled], heard: Iterable[Hearing]) -> list[Finding]:
+    """The findings with the kinds of all units that suspected them, under whatever name before they were made small."""
+    called = {s.name: s.finding.name for s in settled if s.finding}
+    called |= {s.name: called[s.same_as] for s in settled if s.same_as in called}
+    kinds: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for h in heard:
+        for name in {*h.suspects, *h.whole} & called.keys():
+            kinds[called[name]].add((h.unit.dtypes, mesh_kind(h.unit.mesh)))
+    return [replace(f, kinds=tuple(sorted(kinds[f.name]))) for f in found]
 
 
 _ORDER = {Verdict.UNSOUND: 0, Verdict.SUSPECT: 1, Verdict.MISSING: 2}

@@ -38,6 +38,15 @@ def mesh_text(mesh: Sequence[int]) -> str:
     return ",".join(map(str, mesh))
 
 
+def mesh_kind(mesh: Sequence[int]) -> str:
+    """What matters of a mesh to those who accept that a rule is wrong on it: the number of its axes.
+
+    >>> mesh_kind((4,)), mesh_kind((2, 3))
+    ('1 axis', '2 axes')
+    """
+    return f"{len(mesh)} {'axis' if len(mesh) == 1 else 'axes'}"
+
+
 def read_unit(text: str) -> Unit:
     """The unit of that text.
 

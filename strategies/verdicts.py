@@ -55,6 +55,7 @@ class Finding:
     """What is reported of one rule, over all samples and meshes.
 
     `title` and `mesh` are set where it is more than one op on one axis; `elements` are those of all tensors.
+    `kinds` are the classes of dtypes and kinds of meshes ("real", "1 axis") on which the rule was suspected.
     """
 
     rule: Rule
@@ -72,6 +73,7 @@ class Finding:
     title: str = ""
     mesh: tuple[int, ...] = ()
     elements: int = 0
+    kinds: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:

@@ -170,3 +170,28 @@ def test_a_crash_of_ours_is_raised_as_it_is_and_is_no_verdict(monkeypatch):
         lt.run(lambda: dist.all_reduce(torch.ones(2)), ranks=3)
     monkeypatch.undo()
     assert lt.run(dist.get_rank, ranks=2).values == (0, 1)
+
+
+def test_a_fault_bears_what_all_ranks_called_before_it():
+    def program():
+        dist.all_reduce(torch.ones(2))
+        if dist.get_rank() == 1:
+            raise ValueError("here")
+        dist.barrier()
+
+    fault = verdict(program)
+    assert [call.kind for call in fault.log] == ["all_reduce"] * 3 + ["barrier"] * 2
+    assert [{call.rank for call in fault.log if call.kind == kind} for kind in ("all_reduce", "barrier")] == [
+        {0, 1, 2}, {0, 2},
+    ]  # fmt: skip
+
+
+def test_the_exceptions_of_all_ranks_that_raised_are_there_and_the_first_is_the_cause():
+    def program():
+        rank = dist.get_rank()
+        if rank != 1:
+            raise ValueError(rank)
+
+    fault = verdict(program)
+    assert {rank: error.args for rank, error in fault.errors.items()} == {0: (0,), 2: (2,)}
+    assert fault.__cause__ is fault.errors[fault.raised[0].rank]

@@ -30,7 +30,9 @@ def finding(verdict=Verdict.UNSOUND, op="aten.cumprod.default", inputs="S(1)", o
     return replace(facts, **more)
 
 
-WRONG = finding(picture="argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", script="# {name}\n")
+WRONG = finding(
+    picture="argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", script="# {name}\n", kinds=(("real", "1 axis"),)
+)
 FULL = Report(
     "2.13.0", 7, (2, 3), "gloo", Counts(sound=3, unsound=1, suspect=1, missing=1, crashed=1, instances=9),
     (WRONG, finding(Verdict.SUSPECT, inputs="S(0) R", got=""), finding(Verdict.MISSING, outputs="P(sum)", got="", want="")),
@@ -70,7 +72,7 @@ def test_a_finding_is_written_in_short_form():
     assert body_of(FULL)["findings"][0] == {
         "op": "aten.cumprod.default", "inputs": ["S(1)"], "outputs": ["S(1)"], "mesh": [2], "title": None, "verdict": "unsound",
         "confirmed_on": "gloo", "reason": "1 at [0] where the op gives 2", "sample": ["f64[2,4]", "-1"],
-        "origin": "cumprod #1", "elements": 0, "got": "[1]", "want": "[2]",
+        "origin": "cumprod #1", "elements": 0, "kinds": [["real", "1 axis"]], "got": "[1]", "want": "[2]",
         "picture": "argument 0, S(1)\n  rank 0  [1, 2] of shape (2,)", "repro": None,
     }  # fmt: skip
 

@@ -195,3 +195,25 @@ def test_lines_say_the_same_after_they_were_written():
     lines = [line(suspects=suspicion(), missing=[instance()]), settled(mesh=(2, 2), title="t")]
     again = json.loads(json.dumps(lines))
     assert report.as_json(tally.report(json.loads(json.dumps(BEGIN)), again)) == report.as_json(told(*lines))
+
+
+# On what kinds of dtypes and meshes.
+
+
+def test_a_finding_names_every_kind_of_unit_that_suspected_it_and_no_other():
+    found = told(
+        line(suspects=suspicion()),
+        line(unit(mesh=(3,)), suspects=suspicion()),
+        line(unit(dtypes="complex", mesh=(2, 2), trial="meshes"), whole=suspicion()),
+        line(unit(dtypes="bool"), sound={RULE}),
+        line(unit(OPS[1], dtypes="integer"), suspects={"another": suspicion()[RULE]}),
+        settled(),
+    )
+    assert [f.kinds for f in found.findings] == [(("complex", "2 axes"), ("real", "1 axis"))]
+
+
+def test_what_shrank_to_another_finding_adds_its_kinds_there():
+    other = {"kind": "settled", "rule": "bigger", "verdict": "cleared", "same_as": RULE}
+    bigger = {"bigger": suspicion()[RULE]}
+    found = told(line(suspects=suspicion()), line(unit(mesh=(2, 2), trial="meshes"), suspects=bigger), settled(), other)
+    assert [f.kinds for f in found.findings] == [(("real", "1 axis"), ("real", "2 axes"))]
