@@ -10,12 +10,13 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -62,7 +63,8 @@ class Crew:
         self.ranks, self.backend = ranks, backend
         self.members: list[_Member] = []
         self._owner = os.getpid()
-        self._folder = tempfile.TemporaryDirectory(prefix="localtensor-")  # 0700
+        # 0700.  No TemporaryDirectory: a forked copy of that would take the folder along when it ends.
+        self._folder = tempfile.mkdtemp(prefix="localtensor-")
         self._path: list[str] = []
         self._fence = False
         self._left = False  # ranks that had returned were ended before all others had
@@ -71,7 +73,7 @@ class Crew:
 
     def start(self) -> None:
         """All ranks have joined the group."""
-        context = _context()
+        context = self.context()
         shared = environ(self.ranks)
         with _without_chatter():
             for rank in range(self.ranks):
@@ -80,13 +82,23 @@ class Crew:
             if reply is None or reply.kind != "ready":
                 raise errors.PoolDidNotStart("Pool.call", self.ranks, f"rank {rank}: {_sad_story(reply)}")
 
+    def context(self) -> Any:
+        """How the processes are made."""
+        return _context()
+
+    def task(self, seat: Seat, ends: Sequence[Connection]) -> Callable[[Seat, Connection, Connection], None]:
+        """What such a process does; `ends` are the parent's, of the pipes that it and those before it have."""
+        return serve
+
     def _hire(self, context: Any, rank: int, shared: dict[str, str]) -> _Member:
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        seat = Seat(rank, self.ranks, self.backend, self._folder.name, own)
+        seat = Seat(rank, self.ranks, self.backend, self._folder, own)
         jobs, their_jobs = context.Pipe()
         side, their_side = context.Pipe()
+        ends = [end for member in self.members for end in (member.jobs, member.side)]
+        task = self.task(seat, [*ends, jobs, side])
         process = context.Process(
-            target=serve, args=(seat, their_jobs, their_side), name=f"localtensor rank {rank}", daemon=True
+            target=task, args=(seat, their_jobs, their_side), name=f"localtensor rank {rank}", daemon=True
         )
         process.start()
         their_jobs.close()
@@ -186,8 +198,7 @@ class Crew:
             member.process.close()
             member.jobs.close()
             member.side.close()
-        with contextlib.suppress(OSError):
-            self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end(self, ranks: Sequence[int]) -> None:
         self._left = True
@@ -217,6 +228,11 @@ def _context() -> Any:
             forkserver.ensure_running()
             return context
     return multiprocessing.get_context("spawn")
+
+
+def prepare() -> None:
+    """Have the fork server start, if there is one, and do not wait until it has imported torch."""
+    _context()
 
 
 def environ(ranks: int) -> dict[str, str]:

@@ -20,7 +20,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -59,13 +59,19 @@ class Reply(NamedTuple):
     steps: Steps | None = None
 
 
+Answer: TypeAlias = Callable[[bytes, int], Reply]  # of a message, in a process that may have so many files open
+
+
 def calls_for_fence(reply: Reply) -> bool:
     """Whether this job must be followed by a fence: it went through, and it used the default group."""
     return reply.kind in ("returned", "unsendable") and reply.steps is not None and reply.steps[0] != reply.steps[1]
 
 
-def serve(seat: Seat, jobs: Connection, side: Connection) -> None:
-    """The life of a worker.  It leaves by os._exit: no cleanup of torch's may block on ranks that are gone."""
+def serve(seat: Seat, jobs: Connection, side: Connection, answer: Answer | None = None) -> None:
+    """The life of a worker.  It leaves by os._exit: no cleanup of torch's may block on ranks that are gone.
+
+    `answer` does what a message asks for; if not given, the message holds a pickled function and its arguments.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who then ends us
     multiprocessing.current_process().daemon = False  # a program may have children, such as data loaders
     os.environ.clear()
@@ -78,7 +84,7 @@ def serve(seat: Seat, jobs: Connection, side: Connection) -> None:
             _post(jobs, Reply("raised", told(error)))
         else:
             _post(jobs, Reply("ready"))
-            _work(seat, jobs)
+            _work(seat, jobs, answer or _answer)
     except (EOFError, OSError):
         pass
     _leave(seat.folder)
@@ -104,14 +110,14 @@ def _sit_down(seat: Seat) -> None:
             stream.reconfigure(line_buffering=True)  # what a rank printed shows even if it is killed next
 
 
-def _work(seat: Seat, jobs: Connection) -> None:
+def _work(seat: Seat, jobs: Connection, answer: Answer) -> None:
     room = _open_files() + LITTER
     while True:
         message = jobs.recv_bytes()
         if message == FENCE:
             _post(jobs, Reply("fenced" if _fence(seat) else "unfenced"))
         else:
-            _post(jobs, _answer(message, room))
+            _post(jobs, answer(message, room))
 
 
 def _fence(seat: Seat) -> bool:
@@ -220,7 +226,7 @@ def whereabouts(frame: FrameType | None, depth: int = 3) -> str:
 
 def _within_the_job(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
     for inner, line in traceback.walk_stack(frame) if frame else ():
-        if inner.f_code is _answer.__code__:
+        if inner.f_code is _work.__code__:
             return
         yield inner, line
 

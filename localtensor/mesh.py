@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from localtensor.errors import BadMesh
 
@@ -72,6 +73,10 @@ class Mesh:
             line = [self.rank((*rest[:axis], i, *rest[axis:])) for i in range(self.sizes[axis])]
             found.append(tuple(line))
         return tuple(found)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What Hypothesis prints in a failing example: a call that makes the same mesh."""
+        printer.text(f"Mesh({self.sizes}, {self.names})")
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{n}={s}' for n, s in zip(self.names, self.sizes, strict=True))})"

@@ -135,7 +135,7 @@ def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bo
     # Far enough, at half of the elements, for a part to be larger in size than the total: |P(max)| is no maximum.
     distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
     if sparse:
-        distance = distance * ~_coin(tuple(distance.shape), rng, x.device, 0.4)
+        distance = distance.masked_fill(_coin(tuple(distance.shape), rng, x.device, 0.4), 0)  # inf * 0 would be NaN
     others = _moved(x, distance, down=kind == "max")
     return torch.cat([others, x[None]])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -111,6 +112,12 @@ class Spec:
         for placement in self.placements:
             if isinstance(placement, Shard | _StridedShard) and not 0 <= placement.dim < len(self.shape):
                 raise NoSuchDim("Spec", placement.dim, self.shape)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What Hypothesis prints in a failing example: a call that makes the same spec."""
+        mesh = f"Mesh({self.mesh.sizes}, {self.mesh.names})"
+        placements = ", ".join(f"parse({short(placement)!r})" for placement in self.placements)
+        printer.text(f"Spec({mesh}, ({placements},), {self.shape}, {self.dtype})")
 
     def __repr__(self) -> str:
         named = zip(self.mesh.names, self.placements, strict=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 from localtensor import errors
 from localtensor._crew import Crew
+from localtensor._crew import prepare as start_early
 from localtensor._worker import PATIENCE, Reply, packed
 from localtensor.events import Died, Outcome, Raised, Returned, Waiting
 
@@ -123,6 +124,11 @@ class Pool:
         self._crew = None
         if self._end:
             self._end()
+
+
+def prepare() -> None:
+    """Begin what the first call of a pool would wait for; returns at once.  Nothing is lost where no call follows."""
+    start_early()
 
 
 def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:

@@ -33,13 +33,10 @@ PER_THREAD = (
 LEFT_ALONE = (
     Shared("process_group_world", "c10d's _world and its C++ registry: the engine's own business"),
     Shared("modules_and_path", "sys.modules and sys.path: one program, imported once"),
-    Shared(
-        "sharding_rules", "rules registered when a module is imported are for all ranks; see context_parallel_rules"
-    ),
     Shared("registrations", "torch.library, pytrees, safe globals, backends: as for sharding rules"),
     Shared("caches", "redistribution plans, tensor metadata: the engine clears what depends on a rank"),
     Shared("warning_registries", "each module's: a warning shown once is shown once for all ranks"),
-    Shared("output", "sys.stdout, sys.stderr and logging: the engine says whose line it is"),
+    Shared("logging", "handlers and levels: the engine says whose line it is"),
     Shared("working_directory", "os.chdir, umask, signals: a system call at each hand-over, and rarely a rank's own"),
     Shared("garbage_collector", "one heap, one collector"),
     Shared("exception_hooks", "sys.excepthook and threading.excepthook: the engine gathers errors"),

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from localtensor.rank_random import Who
+from localtensor.rank_rules import ShardingRules
 from localtensor.rank_slots import TRIED
 
 TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}  # nothing ever listens there
@@ -167,4 +168,4 @@ class ContextParallelRules:
         return False
 
 
-SPECIALS = (MainModule, Environment, Warnings, ContextParallelRules)
+SPECIALS = (MainModule, Environment, Warnings, ContextParallelRules, ShardingRules)  # the last one has the last word

@@ -45,7 +45,7 @@ def run_in_processes(
     if outer is not None and outer.is_rank():
         raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
     if on == "nccl":
-        _enough_gpus(ranks)
+        enough_gpus(ranks)
         device = device or "cuda"
     function, mine = _by_name(fn), home(seed, device)
     limit = PATIENCE if timeout is None else timeout
@@ -95,7 +95,7 @@ def _is_echo(raised: Raised) -> bool:
     return raised.kind in ("RuntimeError", "DistBackendError") and any(words in raised.message for words in _ECHOES)
 
 
-def _enough_gpus(ranks: int) -> None:
+def enough_gpus(ranks: int) -> None:
     gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
     if gpus < ranks:
         raise TooFewGpus(ranks, gpus)
@@ -153,5 +153,10 @@ def _again(raised: Raised) -> BaseException:
     if isinstance(kind, type) and issubclass(kind, BaseException):
         with contextlib.suppress(TypeError):  # UnicodeDecodeError and its like take more than a message
             error = kind.__new__(kind, raised.message) if issubclass(kind, LocalTensorError) else kind(raised.message)
-    error.__cause__ = _RemoteTraceback(raised.traceback) if raised.traceback else None
+    error.__cause__ = remote_traceback(raised)
     return error
+
+
+def remote_traceback(raised: Raised) -> Exception | None:
+    """The cause to give an exception that is raised here again: shown above it is where it was raised first."""
+    return _RemoteTraceback(raised.traceback) if raised.traceback else None

@@ -18,8 +18,10 @@ from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
 from localtensor.events import Place
 from localtensor.frames import origin
 from localtensor.meetings import Group, Line
-from localtensor.replaced import replaced
+from localtensor.replaced import replaced, wrapped
 from localtensor.worlds import BACKEND, DEVICES, RankWorld, c10d_cpp, init, innermost, show, world_now
+
+FAKE = "fake"  # a backend of torch that does nothing: who wants no real communication gets none
 
 
 def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
@@ -27,8 +29,13 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
     if world is None:
         return original(*args, **kwargs)
     asked = named(original, args, kwargs)
-    must_fit(asked, world.rank, world.simulation.ranks)
     shown = str(asked.get("backend") or "gloo")
+    if shown.lower() == FAKE:
+        if world.implicit and world.default_pg is not None:
+            c10d.destroy_process_group()
+        world.implicit = False
+        return original(*args, **kwargs)
+    must_fit(asked, world.rank, world.simulation.ranks)
     _must_be_known(shown)
     implicit, world.implicit = world.implicit and world.default_pg is not None, False
     if implicit:
@@ -75,6 +82,8 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
     if world is None:
         return original(*args, **kwargs)
     asked = named(original, args, kwargs)
+    if str(asked["backend"]).lower() == FAKE:
+        return original(*args, **kwargs)
     ranks = tuple(asked["global_ranks_in_group"] or ())
     if not ranks:
         world.epoch += 1
@@ -87,6 +96,11 @@ def _new_group_helper(original: Callable[..., Any], *args: Any, **kwargs: Any) -
         world.groups[process_group] = group
         show(world, process_group, "gloo" if shown in (BACKEND, "undefined") else shown)
     return process_group, store
+
+
+def _not_wrapped(original: Callable[..., Any], wrapped_pg: Any, *args: Any, **kwargs: Any) -> Any:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL has torch compare what the ranks call, over a gloo of its own: we do so anyway."""
+    return original(wrapped_pg, *args, **kwargs) if world_now() is None else wrapped_pg
 
 
 def _must_be_known(backend: str) -> None:
@@ -140,6 +154,7 @@ def installed() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(c10d, "_world", c10d._world))
         stack.enter_context(replaced(c10d, "_new_process_group_helper", _around(c10d._new_process_group_helper)))
+        stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _not_wrapped))
         stack.enter_context(inside(c10d.init_process_group, _init_process_group))
         stack.enter_context(inside(c10d.split_group, _split_group))
         stack.enter_context(replaced(DeviceMesh, "_thread_id", property(_mesh_owner, _own_mesh)))

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
 from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, ProgramFault
 from localtensor.events import Call, Place
-from localtensor.frames import in_debugger, place_of, stack_of, user_lines
+from localtensor.frames import in_debugger, place_of, stack_of
 from localtensor.judging import Ended
 from localtensor.process_group import Kernels
+from localtensor.rank_places import raised_at
 from localtensor.rank_state import OutsideState, RankState, switch
 from localtensor.schedule import Schedule
 from localtensor.simulation import Simulation
@@ -120,18 +120,12 @@ def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dic
         raise
     except BaseException as error:  # why: whatever ends a rank is reported with the others
         if not simulation.baton.aborting:
-            simulation.end(world.rank, Ended(error=error, place=_raised_at(error)))
+            simulation.end(world.rank, Ended(error=error, place=raised_at(error)))
     else:
         simulation.end(world.rank, Ended(value))
     finally:
         if world.rank not in simulation.baton.lost:  # else the run is over, and what there is now is somebody else's
             left[world.rank] = worlds.leave(world)
-
-
-def _raised_at(error: BaseException) -> Place | None:
-    """The innermost line of the user's own code on the way of the exception."""
-    lines = user_lines(traceback.walk_tb(error.__traceback__))
-    return lines[-1] if lines else None
 
 
 def _await(simulation: Simulation, timeout: float | None) -> None:

@@ -34,6 +34,7 @@ PRIVATE = {
     "torch.distributed.distributed_c10d._world": "which groups this rank has",
     "torch.distributed.distributed_c10d._World": "the class of that",
     "torch.distributed.distributed_c10d._new_process_group_helper": "every group is made here, and becomes ours",
+    "torch.distributed.distributed_c10d._create_process_group_wrapper": "what DETAIL puts around a group: not here",
     "torch.distributed.distributed_c10d._unregister_all_process_groups": "a rank's group names go when it ends",
     "torch._C._AutoDispatchBelowADInplaceOrView": "results are written as a backend writes them: unseen by autograd",
     "torch._C._DisableAutocast": "collectives compute in the tensors' own dtype",

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-CLEAN, WRONG, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
+from strategies import cli_gate
+from strategies.leaving import CLEAN, INTERRUPTED, leave, many
 
 app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Examples:\n\n\b\n  localtensor validate cumprod                   one op of torch\n"
            "  localtensor validate --all --json report.json  every rule of torch's own\n"
-           "  localtensor run -n 8 train.py                  a torchrun script, its ranks as threads\n",
+           "  localtensor run -n 8 train.py                  a torchrun script, its ranks as threads\n"
+           "  localtensor gate --rules my_rules              a pre-merge gate: only what is new fails\n",
 )  # fmt: skip
 
 EXAMPLES = """Examples:
@@ -44,24 +45,6 @@ def _version(asked: bool) -> None:
 
         typer.echo(f"localtensor {localtensor.__version__}")
         raise typer.Exit(CLEAN)
-
-
-def _leave(work: Callable[[], int], more: str = "") -> None:
-    """End with the exit code of the work: 130 after Ctrl-C, 3 after an error of ours."""
-    try:
-        code = work()
-    except KeyboardInterrupt:
-        typer.echo(f"localtensor: stopped by Ctrl-C{more}.", err=True)
-        code = INTERRUPTED
-    except Exception:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
-        typer.echo(traceback.format_exc(), err=True)
-        typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
-        code = NOTHING
-    raise typer.Exit(code)
-
-
-def _many(workers: int | None) -> int:
-    return workers if workers is not None else os.cpu_count() or 1
 
 
 @app.callback()
@@ -100,12 +83,12 @@ def validate(
 
         chosen = command.Chosen(
             tuple(ops or ()), everything, search, tuple(ranks or ()), tuple(dtype or ()), device, rules, confirm,
-            json_file, repro, seed, _many(workers), quiet, tuple(mesh or ()), pairs, journal, resume, shard, executor,
+            json_file, repro, seed, many(workers), quiet, tuple(mesh or ()), pairs, journal, resume, shard, executor,
         )  # fmt: skip
         return command.run(chosen)
 
     kept = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
-    _leave(work, f"; no report was written; {kept}")
+    leave(work, f"; no report was written; {kept}")
 
 
 MERGE_EXAMPLES = """Examples:
@@ -132,7 +115,7 @@ def merge(
 
         return merging.run(tuple(journals), out, json_file, repro)
 
-    _leave(work)
+    leave(work)
 
 
 COVERAGE_EXAMPLES = """Examples:
@@ -158,9 +141,9 @@ def coverage(
     def work() -> int:
         from strategies import covered
 
-        return covered.run(journal, json_file, seed=seed, workers=_many(workers), quiet=quiet)
+        return covered.run(journal, json_file, seed=seed, workers=many(workers), quiet=quiet)
 
-    _leave(work)
+    leave(work)
 
 
 DISCOVER_EXAMPLES = """Examples:
@@ -187,9 +170,9 @@ def discover(
     def work() -> int:
         from strategies.discover_command import discover_command
 
-        return discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=_many(workers))
+        return discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=many(workers))
 
-    _leave(work)
+    leave(work)
 
 
 RUN_EXAMPLES = """Examples:
@@ -228,6 +211,9 @@ def run(
         code = INTERRUPTED
     raise typer.Exit(code)
 
+
+app.command(epilog=cli_gate.GATE_EXAMPLES)(cli_gate.gate)
+app.command(epilog=cli_gate.REPORT_EXAMPLES)(cli_gate.report)
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 

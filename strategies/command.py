@@ -109,7 +109,7 @@ def told(report: Report, json: Path | None, repro: Path | None, errors: Console)
     except OSError as error:
         errors.print(f"localtensor: cannot write {error.filename}: {error.strerror}.", markup=False)
         return NOTHING
-    wide = _Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
+    wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
     try:
         reports.show(report, wide)
     except BrokenPipeError:  # `localtensor ... | head` has read enough; the exit code is still the verdict
@@ -117,7 +117,7 @@ def told(report: Report, json: Path | None, repro: Path | None, errors: Console)
     return report.exit_code
 
 
-class _Pipe(Console):
+class Pipe(Console):
     """rich leaves with exit code 1 when nobody reads any longer; here 1 means a wrong rule."""
 
     def on_broken_pipe(self) -> None:

@@ -20,6 +20,7 @@ class Docket:
 
     `skip` are steps (see `step`) that killed a worker.  `only` are the units wanted, all of them if it is None.
     `home` is the rules module to import first, and the folder where it is found.  `why` says why there is no sample.
+    After `until`, in seconds since the epoch, it is not begun; 0 is no limit.
     """
 
     op: str
@@ -32,6 +33,7 @@ class Docket:
     only: frozenset[Unit] | None = None
     home: tuple[str, str] = ("", "")
     why: str = ""
+    until: float = 0.0
 
     def step(self, sample: int, mesh: int) -> int:
         """The number under which a worker notes that it is at this sample and mesh."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from dataclasses import dataclass
 
 from strategies.verdicts import Finding, Report
@@ -34,7 +34,7 @@ class Entry:
 
     key: Key
     reason: str
-    expires: datetime.date | None = None
+    expires: dt.date | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,13 @@ class SourceLine:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A confirmed finding beside the baseline: `new` are those of its keys that nobody has accepted, or whose
-    acceptance has expired."""
+    acceptance has expired.  `accepted` are the entries of the baseline for the others."""
 
     finding: Finding
     keys: tuple[Key, ...]
     new: tuple[Key, ...]
     place: SourceLine | None = None
+    accepted: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,10 @@ class GateResult:
 
     `findings` are all confirmed ones; `gone` are entries of the baseline that were tried and no longer show;
     `expired` those that still show and are past their date; `untried` overloads that there was no time for, with the
-    reason; `choices` what `--changed` chose (empty without it); `trouble` what leads to exit code 3, in words.
+    reason; `choices` what `--changed` chose (empty without it); `trouble` what leads to exit code 3, in words;
+    `judged` all overloads that were tried, those without a finding included; `unseen` entries of crashes that did not
+    come back, which is luck as often as a mend and fails nothing; `remembered` overloads whose verdict is that of an
+    equal run before; `notes` what is good to know and fails nothing.
     """
 
     report: Report
@@ -81,6 +85,10 @@ class GateResult:
     choices: tuple[Choice, ...] = ()
     trouble: tuple[str, ...] = ()
     seconds: float = 0.0
+    unseen: tuple[Entry, ...] = ()
+    remembered: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
 
     @property
     def new(self) -> tuple[Judged, ...]:

@@ -3,7 +3,10 @@
 | torch part (under torch.distributed)                                | read on     | run on |
 |---------------------------------------------------------------------|-------------|--------|
 | device_mesh.DeviceMesh._flatten                                     | 2.11 - 2.15 | 2.13   |
-| tensor.debug._clear_sharding_prop_cache                             | 2.11 - 2.15 | 2.13   |
+| tensor.debug._clear_sharding_prop_cache: where the next are not     | 2.11 - 2.15 | 2.13   |
+| DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding,   |             |        |
+| torch._C._clear_DTensor_sharding_propagator_cache: all that the     |             |        |
+| former calls; to import it takes half a second in every process     | by feature  | 2.13   |
 | tensor._redistribute._gen_transform_infos.cache_clear               | 2.11 - 2.15 | 2.13   |
 | tensor._redistribute.clear_redistribute_planner_cache               | 2.11 - 2.15 | 2.13   |
 | _functional_collectives.all_reduce, .reduce_scatter_tensor,         |             |        |
@@ -18,11 +21,11 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import _redistribute
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor import DTensor, _redistribute
 
 NAMES = "abcdefgh"
 
@@ -37,9 +40,21 @@ def mesh_of(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
 
 def forget() -> None:
     """What DTensor has kept of earlier calls in this thread is gone, so that programs do not depend on their order."""
-    _clear_sharding_prop_cache()
+    _forget_rules()
     _redistribute._gen_transform_infos.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
+
+
+def _forget_rules() -> None:
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if native is None or not hasattr(propagate, "cache_clear"):
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        return
+    propagate.cache_clear()
+    native()
 
 
 @contextlib.contextmanager

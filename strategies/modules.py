@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ class Registered:
     ignored: tuple[str, ...]
     """Overloads whose registration torch never asks (see torch_dtensor.ignored)."""
 
+    def only(self, ops: Collection[str]) -> Registered:
+        """The same, less the overloads that are not among these."""
+        kept, ignored = ([op for op in own if op in ops] for own in (self.ops, self.ignored))
+        return Registered(self.module, tuple(kept), tuple(ignored))
+
 
 def load(module: str, folder: str) -> Registered:
     """Import the module, with `folder` on the path as `python -m` would have it.
@@ -59,9 +65,10 @@ def load(module: str, folder: str) -> Registered:
         raise BadRules(
             module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
         ) from error
-    changed = _changed(before, already, loaded)
+    changed = getattr(loaded, _SEEN, None) or _changed(before, already, loaded)
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
+    setattr(loaded, _SEEN, frozenset(changed))
     asked = {op for table, op in changed if table == SINGLE_DIM}
     ignored = {op for _, op in changed if dtensor.ignored(op) and op not in asked}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
@@ -72,6 +79,10 @@ def text_of(module: str) -> str:
     """A digest of the text of a module that is imported, by which another version of it is known; empty without text."""
     path = getattr(sys.modules[module], "__file__", None)
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
+
+
+_SEEN = "__localtensor_registered__"
+"""A note on the module itself of what importing it registered: who asks a second time hears the same."""
 
 
 def _changed(before: dict[Key, Any], already: bool, loaded: Any) -> set[Key]:

@@ -172,7 +172,7 @@ def _totals(report: Report) -> str:
 
 def silent(finding: Finding) -> bool:
     """Whether nothing tells the user: every rank goes on with wrong numbers or shapes."""
-    return not re.search(r"^rank [\d, ]+ raises |^hangs: |^the process of rank ", finding.reason)
+    return not re.search(r"^(rank [\d, ]+|every rank) raises |^hangs: |^the process of rank ", finding.reason)
 
 
 def markdown(findings: Iterable[Finding]) -> str:

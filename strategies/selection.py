@@ -80,7 +80,7 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
         infos = [
             n for n, info in enumerate(database) if any(fnmatch.fnmatchcase(x, pattern) for x in samples.names(info))
         ]
-        named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in _spellings(op))]
+        named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in spellings(op))]
         named = named or _decomposed(pattern)
         if not infos and not named:
             raise UnknownOp(pattern, {*(x for info in database for x in samples.names(info)), *known})
@@ -99,7 +99,7 @@ def _decomposed(name: str) -> list[str]:
     return [name] if dtensor.source_of(op) else []
 
 
-def _spellings(op: str) -> tuple[str, ...]:
+def spellings(op: str) -> tuple[str, ...]:
     """`aten.add.Tensor` answers to itself, `add.Tensor`, `aten.add` and `add`."""
     namespace, packet, which = op.split(".")
     return op, f"{packet}.{which}", f"{namespace}.{packet}", packet

@@ -61,6 +61,10 @@ class Settings:
     shard: tuple[int, int] | None = None
     """(i, n): of n shards the i-th, counted from 1."""
     executor: str = ""
+    only: tuple[str, ...] = ()
+    """Of the overloads that a rules module registers, those to try; all of them if it is empty."""
+    until: float = 0.0
+    """Seconds since the epoch after which no overload is begun; 0 for no limit."""
 
     def __post_init__(self) -> None:
         if not self.patterns and not self.everything and self.rules == "dtensor":
@@ -105,7 +109,7 @@ class Settings:
             "meshes": [list(mesh) for mesh in self.meshes], "pairs": self.pairs, "dtypes": list(self.dtypes),
             "device": self.device, "rules": self.rules, "confirm": self.confirm,
             "shard": list(self.shard) if self.shard else None,
-        }  # fmt: skip
+        } | ({"only": list(self.only)} if self.only else {})  # fmt: skip
 
     def mine(self, ops: Iterable[str]) -> list[str]:
         """Those of the overloads that this shard tries."""

@@ -22,9 +22,13 @@ RETRIES = 40
 """Steps of one docket that may kill a worker before the rest of it is given up."""
 
 
-def hear_all(hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str, tick: Callable[[int], None]) -> None:
-    """A line for every unit of the dockets.  A step that kills the process is left out the next time; a process that
-    is killed before its first step, by somebody else perhaps, is forgiven once."""
+def hear_all(
+    hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str, tick: Callable[[int], None],
+    suspected: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """A line for every unit of the dockets that is begun in time.  A step that kills the process is left out the next time; a process that
+    is killed before its first step, by somebody else perhaps, is forgiven once.  `suspected` is called whenever there
+    is something to confirm."""
     dead: dict[int, list[tuple[Docket, Lost]]] = defaultdict(list)
     forgiven: set[int] = set()
     todo = dict(enumerate(dockets))
@@ -41,11 +45,13 @@ def hear_all(hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str
                     again[at] = docket
                 else:
                     dead[at].append((docket, answer))
-                    again[at] = replace(docket, skip=docket.skip | _left_out(docket, answer))
+                    again[at] = replace(docket, skip=docket.skip | _left_out(docket, answer), until=0.0)  # it is begun
                 continue
             else:
                 found = _given_up(docket, answer)
             _add(journal, run, _with_deaths(found, dead.pop(at, [])), time.perf_counter() - since)
+            if any(hearing.suspects or hearing.whole for hearing in found):
+                suspected()
             since = time.perf_counter()
         todo = again
         if not todo:

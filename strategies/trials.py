@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from strategies.dockets import Docket, Hearing
 from strategies.followed import on_meshes, with_followers
 from strategies.stage import at_home
@@ -12,6 +14,8 @@ _KINDS = {ALONE: alone, PAIRS: with_followers, MESHES: on_meshes}
 
 
 def hear(docket: Docket, note: Note) -> list[Hearing]:
-    """One hearing for each unit of the docket.  The rules module that it names is imported first."""
+    """One hearing for each unit of the docket, none if its time is up.  The rules module that it names is imported."""
+    if docket.until and time.time() >= docket.until:
+        return []
     at_home(*docket.home)
     return _KINDS[docket.trial](docket, note)

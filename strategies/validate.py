@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from localtensor import processes
 from localtensor.errors import LocalTensorError
 from strategies import dockets, executors, findings, modules, settle, spool, tally, workers
 from strategies.confirm import Court
@@ -81,6 +82,7 @@ class _Run:
         settings, clock = self.settings, self.clock
         with clock("imports"):
             rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+            rules = rules.only(settings.only) if rules and settings.only else rules
         self.home = (settings.rules, settings.folder) if rules else ("", "")
         self.asked = settings.asked() | ({"rules_text": modules.text_of(settings.rules)} if rules else {})
         self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
@@ -93,11 +95,16 @@ class _Run:
                 del shelf  # tens of thousands of samples, of which the dockets hold what is left to do
             with clock("trials"):
                 self.progress.phase("trying rules", len(dockets))
-                hear_all(hands, dockets, self.journal, self.run, self.progress.tick)
+                hear_all(hands, dockets, self.journal, self.run, self.progress.tick, self._suspected)
             del dockets
             with clock("confirmation"):
                 self._settle(hands)
         return clock.seconds
+
+    def _suspected(self) -> None:
+        """Real processes will be needed soon: what they start from can be on its way meanwhile."""
+        if self.settings.confirm != "none":
+            processes.prepare()
 
     def _hands(self) -> Hands:
         if self.settings.executor:
@@ -151,7 +158,7 @@ class _Run:
         return [
             Docket(
                 op, _for(kind, found), tuple(meshes), settings.seed, kind,
-                settings.search and kind == ALONE, home=self.home, why=why,
+                settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip

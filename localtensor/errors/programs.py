@@ -159,8 +159,9 @@ class RanksDisagree(ProgramFault):
 class RankRaised(ProgramFault):
     """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__.
 
-    `waits` are the others, as far as they wait; `busy` real processes that were ended where they were.  `errors`
-    are the exceptions themselves, by rank, where the ranks are threads of this process.
+    `where` are the lines that they came from, by rank.  `waits` are the others, as far as they wait; `busy` real
+    processes that were ended where they were.  `errors` are the exceptions themselves, by rank, where the ranks are
+    threads of this process or were forked from it; `rendered` is how each looked in its own process.
     """
 
     def __init__(
@@ -172,7 +173,8 @@ class RankRaised(ProgramFault):
     ) -> None:
         self.raised, self.waits, self.busy = tuple(raised), tuple(waiting), tuple(busy)
         self.errors: dict[int, BaseException] = {}
-        where = places or {}
+        self.rendered: dict[int, str] = {}
+        self.where = where = dict(places or {})
         first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
         problem = "this is the first rank that raised"
         problem += f", and {_who(waiting, 'wait')} for others since" if waiting else ""

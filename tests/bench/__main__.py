@@ -1,5 +1,6 @@
 """`make bench`: the score against planted wrong rules, the speed beside torch's own validator on one op and on ten, the
-whole sweep, rank threads beside torch's threaded group and gloo, and lockstep beside torch's LocalTensorMode."""
+whole sweep, rank threads beside torch's threaded group and gloo, lockstep beside torch's LocalTensorMode, and fifty
+small tests under our pytest plugin beside torch's multi-process base class."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import lockstep, peers, ranks, score, sizes, speed, sweep
+from tests.bench import fifty, lockstep, peers, ranks, score, sizes, speed, sweep
 
-PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep")
+PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty")
 """What runs if nothing is asked for; `sizes` needs a report, and so is asked for."""
 EXAMPLES = """examples:
-  python -m tests.bench                          all six, some minutes
+  python -m tests.bench                          all seven, many minutes
   python -m tests.bench --only planted           the planted wrong rules: which survive?
   python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
   python -m tests.bench --only peers             ten ops, ours beside torch's validator, by the combination
   python -m tests.bench --only sizes --report r.json    how small the findings of a report are
   python -m tests.bench --only ranks             rank threads beside torch's threaded group and gloo processes
   python -m tests.bench --only lockstep --figure docs/lockstep.svg    cost against ranks, drawn
+  python -m tests.bench --only fifty             fifty tests under pytest --ranks 4, beside torch's base class
   python -m tests.bench --json bench.json        the figures for a program, too
 
 Exit code 1 if a planted wrong rule survives that should not, or a right one is accused; times and memory never fail it.
@@ -70,6 +72,10 @@ def main() -> int:
             lockstep.show(console, beside)
             if asked.figure:
                 lockstep.draw(beside, str(asked.figure))
+        elif part == "fifty":
+            tests = fifty.compare(console)
+            figures[part] = tests.figures()
+            fifty.show(console, tests)
         else:
             swept = sweep.sweep()
             figures[part] = asdict(swept)

@@ -23,9 +23,13 @@ def asserts(function: ast.AST) -> bool:
 
 
 def empty_tests(file: Path) -> list[str]:
+    """What pytest would collect: a test that stands within another is what that one is about."""
+    module = ast.parse(file.read_text())
+    groups = [node for node in module.body if isinstance(node, ast.ClassDef)]
     tests = [
         node
-        for node in ast.walk(ast.parse(file.read_text()))
+        for home in (module, *groups)
+        for node in home.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
     ]
     empty = [f"{file.name}:{test.lineno}: {test.name} asserts nothing" for test in tests if not asserts(test)]
@@ -47,6 +51,7 @@ def test_planted_empty_tests_are_caught(tmp_path):
         "def test_loops():\n    for x in y:\n        assert x\n"
         "def test_refuses():\n    with pytest.raises(KeyError): d[1]\n"
         "def test_close(): torch.testing.assert_close(a, b)\n"
+        "def test_runs_another():\n    def test_within(): compute()\n    assert run(test_within)\n"
     )
     assert sorted(empty_tests(file)) == [
         "test_planted.py:1: test_nothing asserts nothing",

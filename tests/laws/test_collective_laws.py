@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import localtensor.collectives as c
-from localtensor.reductions import FOLDS, PremulSum, fold
+from localtensor.reductions import CARRIED, FOLDS, PremulSum, fold
+from localtensor.testing import draws
 
 INTEGER_OPS = [op for op in FOLDS if op != "avg"]
 Ranks = st.integers(1, 5)
+REAL = tuple(dtype for dtype in draws.DTYPES if dtype in CARRIED and not dtype.is_complex)  # gloo gathers no complex
+FLOATS = tuple(dtype for dtype in REAL if dtype.is_floating_point)
+Parts = draws.sharded(kinds=("P",), max_axes=1, dtypes=REAL)  # each rank's tensor, and what they make together, exactly
+Averages = draws.sharded(kinds=("P(avg)",), max_axes=1, dtypes=FLOATS)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -52,18 +57,17 @@ def test_gathering_the_scattered_pieces_gives_every_rank_the_total(case, op):
     assert equal(back, [fold(held, op)] * len(held))
 
 
-@given(case=held_evenly(), op=st.sampled_from(INTEGER_OPS), data=st.data())
-def test_reducing_to_a_root_and_broadcasting_from_there_is_all_reduce(case, op, data):
-    held, _ = case
-    root = data.draw(st.integers(0, len(held) - 1))
-    assert equal(c.broadcast(c.reduce(held, op, root=root), root), c.all_reduce(held, op))
+@given(x=Parts, seed=st.integers(0, 99))
+def test_all_reduce_gives_every_rank_the_whole_and_so_does_a_broadcast_of_what_a_root_has_reduced(x, seed):
+    op, root = x.spec.placements[0].reduce_op, seed % len(x.pieces)
+    assert equal(c.all_reduce(x.pieces, op), [x.whole] * len(x.pieces))
+    assert equal(c.broadcast(c.reduce(x.pieces, op, root=root), root), [x.whole] * len(x.pieces))
 
 
-@given(case=held_evenly(), data=st.data())
-def test_scatter_undoes_gather(case, data):
-    held, _ = case
-    root = data.draw(st.integers(0, len(held) - 1))
-    assert equal(c.scatter(c.gather(held, root), root), held)
+@given(x=Parts, seed=st.integers(0, 99))
+def test_scatter_undoes_gather(x, seed):
+    root = seed % len(x.pieces)
+    assert equal(c.scatter(c.gather(x.pieces, root), root), x.pieces)
 
 
 @given(case=held_evenly())
@@ -113,20 +117,19 @@ def test_permuting_is_sending_to_all_others_and_undone_by_the_inverse(order):
     assert equal(c.permute(there, [order.index(rank) for rank in range(len(order))]), held)
 
 
-@given(case=held_evenly(), op=st.sampled_from(INTEGER_OPS))
-def test_coalescing_changes_nothing_but_the_number_of_calls(case, op):
-    held, _ = case
-    lists = [[x, x + 1] for x in held]
-    want = [c.all_reduce(held, op), c.all_reduce([x + 1 for x in held], op)]
-    assert equal(c.all_reduce_coalesced(lists, op), [list(tensors) for tensors in zip(*want, strict=True)])
+@given(x=Parts)
+def test_coalescing_changes_nothing_but_the_number_of_calls(x):
+    lists = [[piece, piece.flatten()] for piece in x.pieces]
+    got = c.all_reduce_coalesced(lists, x.spec.placements[0].reduce_op)
+    assert equal(got, [[x.whole, x.whole.flatten()]] * len(lists))
 
 
-@given(case=held_evenly())
-def test_the_average_is_the_sum_by_the_number_of_ranks_and_a_premultiplied_sum(case):
-    held = [x.double() for x in case[0]]
-    ranks = len(held)
-    assert equal(c.all_reduce(held, "avg"), [x / ranks for x in c.all_reduce(held)])
-    torch.testing.assert_close(c.all_reduce(held, "avg"), c.all_reduce(held, PremulSum(1 / ranks)))
+@given(x=Averages)
+def test_the_average_is_the_sum_by_the_number_of_ranks_and_a_premultiplied_sum(x):
+    ranks = len(x.pieces)
+    assert equal([total / ranks for total in c.all_reduce(x.pieces)], [x.whole] * ranks)
+    wide = [piece.double() for piece in x.pieces]
+    torch.testing.assert_close(c.all_reduce(wide, PremulSum(1 / ranks)), [x.whole.double()] * ranks)
 
 
 @given(case=held_evenly())

@@ -19,16 +19,20 @@ from torch import Tensor
 
 import localtensor as lt
 from localtensor.errors import CollectiveFailed, EarlyReturn, GroupMismatch, NeverEnded, ProgramFault
-from tests.laws.rank_draws import DTYPES, OPS_OF, PLANTS, Fault, faults, planted, programs
+from localtensor.testing.program_draws import DTYPES, OPS_OF, rank_programs
+from localtensor.testing.programs_referee import Illegal
+from localtensor.testing.programs_steps import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Step
+from localtensor.testing.programs_value import RankProgram
+from tests.laws.rank_draws import PLANTS, Fault, faults, planted
 from tests.laws.rank_gradients import adjoint, chains, gradients
-from tests.laws.rank_programs import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Program, Step, render, simulated
-from tests.laws.rank_referee import Illegal, Referee
+from tests.laws.rank_programs import simulated
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # torch renames all_gather_into_tensor and others
 
 SECONDS = 1.0  # of processor time, for one diagnosis
 ACCUSED = 0.95  # of the faults: the error names the rank that has it, or a line of that rank
 
+RIGHT = rank_programs(10, ranks=(1, 2, 3, 4, 5, 6), for_gloo=False)
 Seeds = st.integers(0, 2**32)
 thorough = settings.get_current_profile_name() == "thorough"
 whole_programs = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -57,9 +61,9 @@ def plain(x: Any) -> Any:
 
 
 @settings(whole_programs, max_examples=1000 if thorough else 60)
-@given(program=programs(), seed=Seeds)
+@given(program=RIGHT, seed=Seeds)
 def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_again_when_replayed(program, seed):
-    want = Referee(program).play()
+    want = program.played()
     for schedule in schedules(seed):
         run = simulated(program, schedule)
         check_values(run, want)
@@ -69,13 +73,13 @@ def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_agai
 
 
 @whole_programs
-@given(program=programs(MESSAGES, min_ranks=2, max_ranks=2), seed=Seeds)
+@given(program=rank_programs(10, ranks=2, kinds=MESSAGES), seed=Seeds)
 def test_messages_between_two_ranks_meet_by_their_tags_in_whatever_order(program, seed):
-    check_values(simulated(program, lt.shuffled(seed)), Referee(program).play())
+    check_values(simulated(program, lt.shuffled(seed)), program.played())
 
 
 @settings(whole_programs, max_examples=500 if thorough else 20)
-@given(program=programs(), seed=Seeds)
+@given(program=RIGHT, seed=Seeds)
 def test_one_schedule_gives_one_diary(program, seed):
     for first, second in zip(schedules(seed), schedules(seed), strict=True):
         runs = simulated(program, first), simulated(program, second)
@@ -87,21 +91,21 @@ def test_every_reduction_of_every_dtype_gives_what_the_twin_gives():
     """The draws would come upon each of them some day; this is today."""
     steps = []
     for kind, dtype in itertools.product(REDUCING, DTYPES):
-        for op in OPS_OF[dtype.rstrip("0123456789")]:
+        for op in (*OPS_OF[dtype.rstrip("0123456789")], *(["avg"] if "float" in dtype else [])):
             style = ("sync", "async")[len(steps) % 2]
             fed = (len(steps) % 9 + 1, len(steps) % 11)
             steps.append(Step(len(steps), kind, 0, (0, 1, 2), style, dtype, (2, 2), op, root=1, feed=fed))
     program = in_turn(((0, 1, 2),), steps)
-    check_values(simulated(program), Referee(program).play())
+    check_values(simulated(program), program.played())
 
 
 def test_the_draws_reach_every_kind_and_style():
     seen = set()
 
     @settings(max_examples=300, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(program=programs())
-    def look(program: Program) -> None:
-        seen.update((event.step.kind, event.step.style) for events in program.ranks for event in events if event.step)
+    @given(program=RIGHT)
+    def look(program: RankProgram) -> None:
+        seen.update((event.step.kind, event.step.style) for events in program.events for event in events if event.step)
 
     look()
     assert {kind for kind, _ in seen} == set(KINDS)
@@ -110,7 +114,7 @@ def test_the_draws_reach_every_kind_and_style():
 
 # -- programs with one fault
 
-SANE = Program(
+SANE = RankProgram(
     ((0, 1),), tuple((Event("launch", step := Step(0, "all_reduce", 0, (0, 1))), Event("mix", step)) for _ in range(2))
 )
 """A right program, to be run after a wrong one."""
@@ -135,16 +139,16 @@ def verdict(fault: Fault, seed: int) -> str:
     return accused(fault, error)
 
 
-def refereed(program: Program) -> tuple[Any, str]:
+def refereed(program: RankProgram) -> tuple[Any, str]:
     """What the ranks must hold, and why they cannot."""
     try:
-        return Referee(program).play(), ""
+        return program.played(), ""
     except Illegal as illegal:
         return None, str(illegal)
 
 
 def accused(fault: Fault, error: ProgramFault) -> str:
-    by_line = any(rank == fault.rank for rank, _ in render(fault.program).events_at(error.places))
+    by_line = any(rank == fault.rank for rank, _ in fault.program.rendered().events_at(error.places))
     if error.ranks[:1] == (fault.rank,):
         return "first"
     return "named" if by_line or fault.rank in error.ranks else "not named"
@@ -166,7 +170,7 @@ def test_one_fault_is_told_at_once_unless_the_twin_shows_it_to_be_harmless(capsy
     @given(fault=faults(), seed=Seeds)
     def law(fault: Fault, seed: int) -> None:
         counted[fault.name, verdict(fault, seed)] += 1
-        check_values(simulated(SANE), Referee(SANE).play())
+        check_values(simulated(SANE), SANE.played())
 
     law()
     faulty = sum(many for (_, said), many in counted.items() if said != "harmless")
@@ -186,7 +190,7 @@ def test_each_kind_of_fault_is_seen(name):
     assert told.count("not named") <= (1 - ACCUSED) * len(told)
 
 
-def everything() -> Program:
+def everything() -> RankProgram:
     """Three ranks, two groups besides the world, and steps of every style."""
     groups = ((0, 1, 2), (0, 1), (1, 2))
     splits = ((1, 0, 2), (0, 1, 1), (2, 1, 0))
@@ -204,7 +208,7 @@ def everything() -> Program:
     return in_turn(groups, steps)
 
 
-def in_turn(groups: tuple[tuple[int, ...], ...], steps: list[Step]) -> Program:
+def in_turn(groups: tuple[tuple[int, ...], ...], steps: list[Step]) -> RankProgram:
     """Each step waits for the one before, and has used what it got."""
     ranks = []
     for rank in groups[0]:
@@ -213,11 +217,11 @@ def in_turn(groups: tuple[tuple[int, ...], ...], steps: list[Step]) -> Program:
             events.append(Event("launch", step))
             events += [Event("wait", step)] * (step.style == "async") + [Event("mix", step)] * step.gets(rank)
         ranks.append(tuple(events))
-    return Program(groups, tuple(ranks))
+    return RankProgram(groups, tuple(ranks))
 
 
 def test_that_program_is_right():
-    check_values(simulated(everything()), Referee(everything()).play())
+    check_values(simulated(everything()), everything().played())
 
 
 # -- gradients

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from localtensor import errors
 from localtensor.events import Died, Raised, Returned, Waiting
-from localtensor.processes import Pool
+from localtensor.processes import Pool, prepare
 
 ROOT = Path(__file__).parents[2]
 
@@ -364,6 +364,15 @@ def test_without_a_fork_server_ranks_are_spawned(monkeypatch):
 
 def test_where_there_is_a_fork_server_it_is_the_ranks_parent(pool):
     assert os.getpid() not in values(pool.call(os.getppid, [(), ()]))
+
+
+@pytest.mark.parametrize("methods", [["fork", "spawn", "forkserver"], ["spawn"]])
+def test_the_fork_server_is_on_its_way_before_the_first_call_where_there_is_one(methods, monkeypatch):
+    started = []
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: started.append("running"))
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: methods)
+    prepare()
+    assert started == ["running"] * ("forkserver" in methods)
 
 
 # What else a program may do.
@@ -809,7 +818,7 @@ def test_a_pool_that_nobody_holds_ends():
 SCRIPT = """
 import os, signal, sys, threading
 sys.path.insert(0, {root!r})
-from localtensor.processes import Pool
+from localtensor.processes import Pool, prepare
 
 def meet_nobody(rank):
     import torch.distributed as dist  # here, so that the parent need not load it

@@ -15,6 +15,8 @@ from strategies.meshed import averages, forget, mesh_of
 @pytest.mark.parametrize(("owner", "name"), [
     (DeviceMesh, "_flatten"), (debug, "_clear_sharding_prop_cache"), (_redistribute, "_gen_transform_infos"),
     (_redistribute, "clear_redistribute_planner_cache"), (functional, "all_reduce"),
+    (DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding, "cache_clear"),
+    (torch._C, "_clear_DTensor_sharding_propagator_cache"),
 ])  # fmt: skip
 def test_torch_has_the_part(owner, name):
     assert callable(getattr(owner, name))
@@ -41,6 +43,27 @@ def test_what_dtensor_remembers_is_forgotten():
         assert _redistribute._gen_transform_infos.cache_info().currsize
         forget()
         assert not _redistribute._gen_transform_infos.cache_info().currsize
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["by its parts", "as torch does it"])
+def test_what_dtensor_remembers_of_rules_is_forgotten(known, monkeypatch):
+    if not known:
+        clear = torch._C._clear_DTensor_sharding_propagator_cache
+        monkeypatch.delattr(torch._C, "_clear_DTensor_sharding_propagator_cache")
+        monkeypatch.setattr(debug, "_clear_fast_path_sharding_prop_cache", clear)
+    seen = torch._C._get_DTensor_sharding_propagator_cache_stats
+
+    def body():
+        x = DTensor.from_local(torch.ones(2), mesh_of("cpu", (2,), False), [Shard(0)], run_check=False)
+        x.neg()
+        x.neg()
+        before = seen()
+        forget()
+        return before, seen()
+
+    assert [(before[0] > 0, after) for before, after in lt.run(body, ranks=2, leftovers="ignore")] == [
+        (True, (0, 0))
+    ] * 2
 
 
 def test_nccl_keeps_its_own_average():

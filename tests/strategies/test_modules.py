@@ -165,3 +165,15 @@ def test_what_a_test_registers_is_gone_afterwards(tmp_path):
         load(name, str(tmp_path))
         assert torch.ops.rules_gone.a.default in dtensor.registered()
     assert torch.ops.rules_gone.a.default not in dtensor.registered()
+
+
+def test_a_second_question_is_answered_as_the_first_though_the_functions_are_written_elsewhere(tmp_path):
+    users.write(tmp_path, "rules_elsewhere", 'op("a", lambda x: x * 2, (R, R))')
+    (tmp_path / "rules_gathered.py").write_text("import rules_elsewhere\n")
+    first = load("rules_gathered", str(tmp_path))
+    assert first.ops == ("rules_elsewhere.a.default",) and load("rules_gathered", str(tmp_path)) == first
+
+
+def test_some_of_what_is_registered_can_be_chosen():
+    every = Registered("m", ("a", "b", "c"), ("d", "e"))
+    assert every.only({"c", "d", "x", "a"}) == Registered("m", ("a", "c"), ("d",))

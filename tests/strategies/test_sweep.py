@@ -196,3 +196,32 @@ def test_the_lines_are_the_same_every_time():
         return [{**line, "seconds": 0} for line in swept([ONE, TWO], dies_at(1, 4))[0]]
 
     assert lines() == lines()
+
+
+def test_a_docket_that_was_not_begun_in_time_has_no_line():
+    lines, asked, ticks = swept([ONE, TWO], lambda docket: Done([]) if docket is TWO else heard(docket))
+    assert {line["unit"].split()[0] for line in lines} == {ONE.op}
+    assert (len(asked), ticks) == (1, 2)
+
+
+def test_a_docket_that_was_begun_is_finished_however_late():
+    late = replace(ONE, until=1.0)
+    lines, asked, _ = swept([late], lambda docket: heard(docket) if docket.skip else Lost("it died", 0))
+    assert [docket.until for docket in asked[1]] == [0.0]
+    assert len(lines) == len(ONE.units()) and len(crashes(lines)) == 1
+
+
+@pytest.mark.parametrize("held", ["suspects", "whole"])
+def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
+    told = []
+
+    def answer(docket):
+        told.append(docket.op)
+        found = Hearing(docket.units()[0])
+        if docket is TWO:
+            getattr(found, held)["a rule"] = []
+        return Done([found])
+
+    with open_journal(None, resume=False) as journal:
+        hear_all(Scripted(answer), [ONE, TWO, ONE], journal, "run", lambda _: None, lambda: told.append("!"))
+    assert told == [ONE.op, TWO.op, "!", ONE.op]

@@ -4,12 +4,15 @@ It shares no line with the engine.  It says what each rank must hold in the end,
 program, whatever the schedule.  So an injected fault is harmless exactly if the twin still gets to the end.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from tests.laws.rank_programs import (
+from localtensor.testing.programs_steps import (
     IN_PLACE,
     MESSAGES,
     OBJECTS,
@@ -19,7 +22,6 @@ from tests.laws.rank_programs import (
     SIZE,
     SPLITS,
     Event,
-    Program,
     Step,
 )
 
@@ -135,9 +137,9 @@ class Rank:
 class Referee:
     """All ranks of the twin, and what is under way between them."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.ranks = [Rank(rank) for rank in range(len(program.ranks))]
+    def __init__(self, groups: Sequence[tuple[int, ...]], events: Sequence[Sequence[Event]]) -> None:
+        self.groups, self.events = groups, events
+        self.ranks = [Rank(rank) for rank in range(len(events))]
         self.count: dict[tuple[int, int], int] = defaultdict(int)  # (group, rank) -> collectives so far
         self.meetings: dict[tuple[int, int], dict[int, tuple[Step, Any]]] = defaultdict(dict)
         self.sends: dict[object, list[tuple[Step, Any]]] = defaultdict(list)
@@ -164,7 +166,7 @@ class Referee:
 
     def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
         """The members of the n-th group that each rank has made so far: all of them mean the same by it."""
-        made = {rank.rank: self.program.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
+        made = {rank.rank: self.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
         if len(set(made.values())) > 1:
             raise Illegal("groups made in another order")
         return made
@@ -172,7 +174,7 @@ class Referee:
     def moved(self, rank: Rank) -> bool:
         """The rank has gone as far as it can; whether that was any way at all."""
         before = rank.at
-        events = self.program.ranks[rank.rank]
+        events = self.events[rank.rank]
         while not rank.left and (rank.at == len(events) or self.done(rank, events[rank.at])):
             rank.left = rank.left or rank.at == len(events)
             rank.at += 1
@@ -180,7 +182,7 @@ class Referee:
 
     def done(self, rank: Rank, event: Event) -> bool:
         """The event has happened; False if the rank must wait."""
-        step = event.step
+        step = event.call
         match event.what:
             case "group":
                 rank.made.append(int(event.how))
@@ -237,7 +239,8 @@ class Referee:
             raise Illegal("parts that do not fit")
 
     def post(self, rank: int, step: Step, x: Any) -> None:
-        stake, group = [], self.known(rank, step)
+        stake: list[Any] = []
+        group = self.known(rank, step)
         self.stake[rank, step.id] = stake
         for i, to in enumerate(step.sends(rank)):
             channel = (group, rank, to, step.tag)

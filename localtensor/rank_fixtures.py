@@ -1,0 +1,213 @@
+"""Fixtures in ranks: those that depend on the rank are put off while pytest sets a test up, and made in each rank.
+
+Ordinary fixtures are set up once, by pytest, and all ranks share their values.
+
+pytest's private parts (for: tried on 9.0, 9.2):
+    _fixtureinfo.name2fixturedefs    which fixtures a test asks for, through others: no public list has overrides
+    FixtureDef.cached_result         what pytest_fixture_setup has to leave, or pytest sets the fixture up itself
+    FixtureDef.cache_key             the key beside that value
+    FixtureRequest._pyfuncitem       whose test a request serves, whatever the scope of the fixture
+    SubRequest._fixturedef           which fixture asks by request.getfixturevalue
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+OURS = "localtensor.pytest_plugin"  # where the fixtures of ranks are defined: one of a user's may have the same name
+PER_RANK = frozenset({"rank", "world_size", "mesh", "comms"})
+Await = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+def is_ours(definition: Any) -> bool:
+    return getattr(definition.func, "__module__", None) == OURS
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a test asks for: names of our fixtures, and a fixture of wide scope that asks for one of each rank."""
+
+    ours: frozenset[str]
+    wide: tuple[str, str, str] | None  # fixture, scope, what it asks for
+
+
+def asked_by(item: Any) -> Asked:
+    """Through fixtures too, but for what they ask by request.getfixturevalue."""
+    definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
+    ours: set[str] = set()
+    wide: list[tuple[str, str, str]] = []
+    known: dict[tuple[str, int], str | None] = {}
+
+    def visit(name: str, depth: Mapping[str, int]) -> str | None:
+        """The fixture of each rank that this one needs, if any; a fixture that asks for its own name gets the next."""
+        level = depth.get(name, 1)
+        if (name, level) in known or level > len(definitions.get(name, ())):
+            return known.get((name, level))
+        known[name, level] = None
+        definition = definitions[name][-level]
+        if is_ours(definition):
+            ours.add(name)
+            needs = name if name in PER_RANK else None
+        else:
+            found = [visit(other, {**depth, name: level + 1}) for other in definition.argnames]
+            needs = next(filter(None, found), None)
+            if needs and definition.scope != "function":
+                wide.append((name, definition.scope, needs))
+        known[name, level] = needs
+        return needs
+
+    for name in item.fixturenames:
+        visit(name, {})
+    return Asked(frozenset(ours), wide[0] if wide else None)
+
+
+class Deferred:
+    """Stands in for a fixture that each rank will have for itself; `needs` are the values of those that it asks for.
+
+    No dataclass: Hypothesis would print its fields as an argument of the test.
+    """
+
+    __slots__ = ("definition", "needs")
+
+    def __init__(self, definition: Any, needs: Mapping[str, Any]) -> None:
+        self.definition, self.needs = definition, needs
+
+    def __repr__(self) -> str:
+        return f"<{self.definition.argname}: a value in each rank>"
+
+
+def deferred(definition: Any, request: Any, *, has_log: bool) -> Deferred | None:
+    """What stands in for the fixture in a rank test, if it depends on the rank; `has_log`: there are comms."""
+    needs = {name: request.getfixturevalue(name) for name in definition.argnames}
+    per_rank = is_ours(definition) and definition.argname in PER_RANK
+    if not per_rank and not any(isinstance(value, Deferred) for value in needs.values()):
+        return None
+    stand_in = Deferred(definition, needs)
+    problem = _problem(definition, request, has_log=has_log)
+    if problem is None:
+        definition.cached_result = (stand_in, definition.cache_key(request), None)
+        return stand_in
+    refusal = pytest.fail.Exception(problem, pytrace=False)
+    definition.cached_result = (None, definition.cache_key(request), (refusal, None))
+    raise refusal
+
+
+def _problem(definition: Any, request: Any, *, has_log: bool) -> str | None:
+    name = definition.argname
+    if name == "comms" and not has_log:
+        return "comms: real processes keep no event log. Run this test with --ranks-on threads."
+    asking = getattr(getattr(request, "_parent_request", None), "_fixturedef", None)
+    if asking is None or name in asking.argnames:
+        return None
+    return (
+        f"fixture {asking.argname}: request.getfixturevalue: {name!r}: it has a value in each rank, and this fixture is "
+        f"set up once, before there are ranks. Name {name} among its arguments."
+    )
+
+
+class RankFixtures:
+    """The fixtures of one rank, made in its thread and in pytest's order; torn down in the other order."""
+
+    def __init__(self, base: Mapping[str, Callable[[], Any]], instance: Any, run: Await) -> None:
+        self.instance = instance
+        self._base, self._run = base, run
+        self._made: dict[Deferred, Any] = {}
+        self._later: list[Callable[[], Any]] = []
+
+    def of(self, value: Any) -> Any:
+        """What this rank has where pytest has `value`."""
+        __tracebackhide__ = True
+        if isinstance(value, Deferred):
+            if value not in self._made:
+                self._made[value] = self._make(value)
+            return self._made[value]
+        return RankRequest(value, self) if isinstance(value, pytest.FixtureRequest) else value
+
+    def _make(self, fixture: Deferred) -> Any:
+        __tracebackhide__ = True
+        definition = fixture.definition
+        if is_ours(definition):
+            return self._base[definition.argname]()
+        needs = {name: self.of(value) for name, value in fixture.needs.items()}
+        function = self._bound(definition.func)
+        made = function(**needs)
+        if inspect.isgenerator(made):
+            value = _first(made, definition.argname)
+            self.later(lambda: _rest(made, definition.argname))
+            return value
+        if inspect.isasyncgen(made):
+            value = self._run(_anext(made))
+            self.later(lambda: self._run(_arest(made)))
+            return value
+        return self._run(made) if inspect.iscoroutine(made) else made
+
+    def _bound(self, function: Any) -> Any:
+        """A fixture that is a method gets this rank's own instance."""
+        owner = getattr(function, "__self__", None)
+        if self.instance is None or owner is None or not isinstance(self.instance, type(owner)):
+            return function
+        return function.__func__.__get__(self.instance)
+
+    def later(self, finalizer: Callable[[], Any]) -> None:
+        self._later.append(finalizer)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._later)
+
+    def finish(self) -> list[BaseException]:
+        """All finalizers have run, the last first; what they raised."""
+        errors: list[BaseException] = []
+        while self._later:
+            try:
+                self._later.pop()()
+            except BaseException as error:  # why: each finalizer runs, whatever the others raise
+                errors.append(error)
+        return errors
+
+
+class RankRequest:
+    """pytest's request, as a rank sees it: what depends on the rank is this rank's."""
+
+    def __init__(self, request: Any, fixtures: RankFixtures) -> None:
+        self._request, self._fixtures = request, fixtures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    @property
+    def instance(self) -> Any:
+        return self._fixtures.instance
+
+    def getfixturevalue(self, argname: str) -> Any:
+        return self._fixtures.of(self._request.getfixturevalue(argname))
+
+    def addfinalizer(self, finalizer: Callable[[], Any]) -> None:
+        self._fixtures.later(finalizer)
+
+    def __repr__(self) -> str:
+        return f"<in a rank: {self._request!r}>"
+
+
+def _first(made: Any, name: str) -> Any:
+    try:
+        return next(made)
+    except StopIteration:
+        raise ValueError(f"{name} did not yield a value") from None
+
+
+def _rest(made: Any, name: str) -> None:
+    for _ in made:
+        pytest.fail(f"fixture {name} has more than one 'yield'", pytrace=False)
+
+
+async def _anext(made: Any) -> Any:
+    return await made.__anext__()
+
+
+async def _arest(made: Any) -> None:
+    async for _ in made:
+        pytest.fail("an async fixture has more than one 'yield'", pytrace=False)

@@ -1,0 +1,127 @@
+"""What each rank of a test does: its own fixtures, the test's body, and the fixtures' other halves."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from localtensor import _context
+from localtensor.baton import Abort
+from localtensor.errors.base import LocalTensorError
+from localtensor.errors.programs import RankRaised
+from localtensor.events import Call, Raised, Waiting
+from localtensor.rank_comms import Comms
+from localtensor.rank_fixtures import RankFixtures
+from localtensor.rank_hypothesis import kept_by_thread, passed_on
+from localtensor.rank_loops import Loop
+from localtensor.rank_marks import Plan
+from localtensor.rank_places import raised_at
+
+__tracebackhide__ = True
+
+
+@dataclass(slots=True)
+class Program:
+    """The program that each rank runs once."""
+
+    item: Any
+    plan: Plan
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    spoke: list[tuple[Any, Any]] = field(default_factory=kept_by_thread)
+    failed: dict[int, BaseException] = field(default_factory=dict)  # and had something to tear down then
+    done: set[int] = field(default_factory=set)
+
+    def live(self, rank: int) -> Any:
+        """One rank: its fixtures, the body, and the fixtures' other halves."""
+        own = _own(self.item.instance)
+        loop = Loop()
+        fixtures = RankFixtures(self._base(rank), own, loop.run)
+        failure: BaseException | None = None
+        value = None
+        try:
+            with passed_on(self.spoke):
+                value = self._body(own, fixtures, loop)
+        except BaseException as error:  # why: the fixtures are torn down, whatever ended the body
+            failure = error
+            if fixtures.unfinished and not isinstance(error, Abort):
+                self.failed[rank] = error
+        for worse in [*fixtures.finish(), *_closed(loop)]:
+            if failure is None or isinstance(worse, Abort):
+                failure = worse
+            elif worse is not failure:
+                words = f"and while the fixtures were torn down: {type(worse).__name__}: {worse}"
+                vars(failure)["__notes__"] = [
+                    *getattr(failure, "__notes__", ()),
+                    words,
+                ]  # add_note is not in Python 3.10
+        if not isinstance(failure, Abort):
+            self.done.add(rank)
+        if failure is not None:
+            raise failure
+        return value
+
+    def _body(self, own: Any, fixtures: RankFixtures, loop: Loop) -> Any:
+        item = self.item
+        for name in item.fixturenames:  # in pytest's order, and those that nobody names as an argument too
+            fixtures.of(item.funcargs.get(name))
+        shared = item.instance
+
+        def mine(value: Any) -> Any:
+            return own if value is shared and shared is not None else fixtures.of(value)
+
+        args, kwargs = map(mine, self.args), {name: mine(value) for name, value in self.kwargs.items()}
+        function = self.function
+        if shared is not None and getattr(function, "__self__", None) is shared:
+            function = MethodType(function.__func__, own)  # type: ignore[attr-defined]  # it has a __self__
+        value = function(*args, **kwargs)
+        return loop.run(value) if hasattr(value, "__await__") else value
+
+    def _base(self, rank: int) -> dict[str, Callable[[], Any]]:
+        plan = self.plan
+        device = "cuda" if plan.on == "nccl" else "cpu"
+        return {
+            "rank": lambda: rank,
+            "world_size": lambda: plan.ranks,
+            "mesh": lambda: init_device_mesh(device, plan.shape, mesh_dim_names=plan.names),
+            "comms": lambda: Comms(_log_of(_context.running()), rank),
+        }
+
+    def cause_of(self, fault: LocalTensorError) -> LocalTensorError:
+        """The fault; or the failure of a body, if it was what its fixtures did after it that ended the run."""
+        if isinstance(fault, RankRaised) or not self.failed:
+            return fault
+        raised = [Raised(rank, type(error).__name__, str(error), "") for rank, error in self.failed.items()]
+        places = {rank: raised_at(error) for rank, error in self.failed.items()}
+        log: Sequence[Call] = getattr(fault, "log", ())
+        last = {
+            call.rank: str(call.place) for call in log if call.rank not in self.failed and call.rank not in self.done
+        }
+        cause = RankRaised(raised, (), places, [Waiting(rank, where) for rank, where in sorted(last.items())])
+        cause.errors, cause.log = dict(self.failed), tuple(log)
+        return cause
+
+
+def _own(instance: Any) -> Any:
+    """The rank's copy of the object that the test is a method of."""
+    own = copy.copy(instance)
+    if getattr(own, "_asyncioRunner", None) is not None:
+        own._asyncioRunner = None  # of unittest's async test case, which closes it when an object is gone
+    return own
+
+
+def _log_of(simulation: Any) -> Callable[[], Sequence[Call]]:
+    log: Callable[[], Sequence[Call]] = simulation.calls
+    return log
+
+
+def _closed(loop: Loop) -> list[BaseException]:
+    try:
+        loop.close()
+    except BaseException as error:  # why: what a cancelled task raises is the test's failure
+        return [error]
+    return []

@@ -1,0 +1,55 @@
+"""Test classes written for torch's own bases, on rank threads: for files that one may edit.
+
+    class TestMine(RankThreads, DTensorTestBase):   # the mixin first
+        @with_comms
+        def test_sum(self): ...
+
+    @on_rank_threads
+    class TestTheirs(MultiProcessTestCase): ...
+
+Nothing else of the class changes: `self.rank`, `world_size`, `with_comms`, `init_pg`, skips and exit codes are
+torch's.  The bases are MultiProcessTestCase (DTensorTestBase), MultiThreadedTestCase (DTensorOpTestBase) and
+MultiProcContinuousTest (DTensorContinuousTestBase).  A class that starts or joins its processes in a way of its own
+keeps it.  For files that one may not edit there is `pytest -p localtensor.torch_suites FILE`.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from localtensor.suites_bases import is_suite, put_on
+from localtensor.suites_ranks import TIMEOUT, How, limit_said
+
+_Class = TypeVar("_Class", bound=type)
+
+
+class RankThreads:
+    """Put first among the bases of a test class, it runs each test of the class on rank threads.
+
+    `rank_schedule`, `rank_seed` and `rank_timeout` (seconds for a test, 0: no limit; LOCALTENSOR_TIMEOUT goes before)
+    can be set on the class, as arguments: `class TestMine(RankThreads, DTensorTestBase, rank_schedule="shuffled:7")`.
+    """
+
+    def __init_subclass__(
+        cls, rank_schedule: str = "round_robin", rank_seed: int = 0, rank_timeout: float = TIMEOUT, **kwargs: Any
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        if is_suite(cls):
+            put_on(cls, How(rank_schedule, rank_seed, limit_said(rank_timeout)))
+
+
+@overload
+def on_rank_threads(cls: _Class) -> _Class: ...
+@overload
+def on_rank_threads(*, schedule: str = ..., seed: int = ..., timeout: float = ...) -> Callable[[_Class], _Class]: ...
+def on_rank_threads(cls: Any = None, *, schedule: str = "round_robin", seed: int = 0, timeout: float = TIMEOUT) -> Any:
+    """A class decorator: the tests of the class run on rank threads.
+
+    `schedule` is a text as after `Replay:` in a failure; `timeout` seconds for a test, 0 for no limit.  Raises
+    `NotASuite` for a class over none of torch's bases.
+    """
+
+    def put(cls: Any) -> Any:
+        put_on(cls, How(schedule, seed, limit_said(timeout)))
+        return cls
+
+    return put if cls is None else put(cls)

@@ -1,0 +1,98 @@
+"""A name for all that the verdict on an overload depends on in a project: the same only while nothing of it changed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strategies import changed_project
+from strategies.changed_registered import written_now
+from strategies.changed_starts import starts_of
+from strategies.changed_view import Seen, View, located, names_of, rules_of
+from strategies.gate_values import SourceLine
+
+ENVIRONMENT = ("os.environ", "os.getenv", "os.getcwd", "sys.argv", "platform.", "socket.", "builtins.input", "time.",
+               "datetime.", "urllib.", "requests.", "http.", "tempfile.", "pathlib.Path.home", "pathlib.Path.cwd")  # fmt: skip
+"""Names by which code reads what is no text of the project."""
+OUTSIDE = "outside of the project"
+
+
+def digest_of(op: str, module: str | None) -> str | None:
+    """A digest of the overload's rule function, all that it calls and reads, its registration and its op.
+
+    Of rules that are torch's own it says no more than that they are: they are known by the version of torch.  None
+    if what the rule depends on cannot be known: it reads files or the environment, or a library without a version.
+    """
+    return digests(module)(op)
+
+
+def digests(module: str | None) -> Callable[[str], str | None]:
+    """`digest_of` for many overloads: the project is read once, when the first is asked for."""
+    made: list[_Digests] = []
+
+    def ask(op: str) -> str | None:
+        if not made:
+            made.append(_Digests(module))
+        return made[0].of(op)
+
+    return ask
+
+
+def place_of(op: str, module: str | None) -> SourceLine | None:
+    """The file, within its project, and the line of the overload's rule function; None if it is outside of it."""
+    written = written_now().get(op, [])
+    project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
+    if project is None:
+        return None
+    return next((SourceLine(path, one.line) for one in written if (path := project.path_of(one.file))), None)
+
+
+class _Digests:
+    def __init__(self, module: str | None) -> None:
+        project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
+        self.view: View | None = None
+        if project is None:
+            return
+        written = located(project, written_now())
+        start = starts_of(project, module, written)
+        if start:
+            self.view = View(project.today(project.roots([module] if module else []), {}), start, written)
+            self.names = names_of(self.view)
+
+    def of(self, op: str) -> str | None:
+        if self.view is None:
+            return OUTSIDE
+        functions = self.view.functions(op)
+        seen = self.view.seen(op, rules_of(self.names, op), functions)
+        if not seen.slice.parts:
+            return OUTSIDE
+        return self._digest(seen)
+
+    def _digest(self, seen: Seen) -> str | None:
+        assert self.view is not None
+        versions = _versions(seen.slice.outside)
+        if seen.reads or versions is None or any(name.startswith(ENVIRONMENT) for name in seen.slice.outside):
+            return None
+        whole = sorted(self.view.whole().items()) if seen.doubts else []
+        told = repr([seen.slice.text, versions, whole])
+        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _versions(outside: Iterable[str]) -> list[tuple[str, str]] | None:
+    """The versions of the libraries that these names come from, but torch's; None if one has none that holds."""
+    found: dict[str, str] = {}
+    for library in {name.partition(".")[0] for name in outside if not name.startswith(".")}:
+        if library in {"torch", "builtins"} or library in sys.stdlib_module_names:
+            continue
+        module: Any = sys.modules.get(library)
+        version = getattr(module, "__version__", None)
+        file = getattr(module, "__file__", None) or ""
+        if not isinstance(version, str) or "site-packages" not in Path(file).parts:
+            return None
+        found[library] = version
+    return [("python", ".".join(map(str, sys.version_info[:3]))), *sorted(found.items())]

@@ -1,0 +1,124 @@
+"""What `localtensor gate` does once its options are read: the run, the baseline, the files, the exit code."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+import localtensor
+from localtensor.errors import LocalTensorError
+from strategies import baseline as baselines
+from strategies import gate, gate_shown, gate_work
+from strategies.baseline import BadBaseline, Baseline
+from strategies.command import Pipe
+from strategies.files import write_whole
+from strategies.gate_asked import Asked, BadGate
+from strategies.gate_places import within
+from strategies.gate_values import GateResult
+from strategies.gate_work import Work
+from strategies.git_tree import BadRevision, NoGit, NoRepository
+from strategies.journal import BadJournal, DiskFull
+from strategies.modules import BadRules
+from strategies.outputs_annotations import annotations as workflow_commands
+from strategies.outputs_json import as_json
+from strategies.outputs_junit import junit
+from strategies.outputs_sarif import sarif
+from strategies.outputs_summary import summary
+from strategies.progress import bar
+from strategies.settings import BadSetting, UnknownOp
+from strategies.verdicts import NOTHING, USAGE
+
+REFUSED = (
+    BadGate, BadBaseline, BadRevision, NoRepository, NoGit, BadSetting, UnknownOp, BadRules, BadJournal,
+)  # fmt: skip
+"""What the user can mend: one sentence and exit code 2."""
+
+
+def run(asked: Asked) -> int:
+    """The exit code: 0 clean, 1 something new or gone, 2 usage, 3 in trouble.  Files are written whole or not at all."""
+    start = time.time()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)  # the tensors are small, the workers many, and they are forked from here
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    try:
+        today = dt.datetime.now(tz=dt.timezone.utc).date()
+        asked.last_day(today)
+        baseline = baselines.read(asked.baseline)
+        with bar(errors, asked.quiet) as shown:
+            found = gate_work.work(asked, gate_work.chosen(asked, Path.cwd(), start), shown)
+        result, done = _beside(asked, found, baseline, today)
+        result = replace(result, seconds=time.time() - start)
+        home = within(asked.baseline, found.top)
+        _write(asked, result, home)
+    except DiskFull as error:
+        return _said(errors, str(error), NOTHING)
+    except REFUSED as error:
+        return _said(errors, str(error).replace("localtensor validate: ", "localtensor gate: ", 1), USAGE)
+    except LocalTensorError as error:
+        return _said(errors, f"localtensor itself failed: {error}", NOTHING)
+    except _NotWritten as error:
+        return _said(errors, f"localtensor gate: {error}", NOTHING)
+    _show(asked, result, home, done)
+    return result.exit_code
+
+
+def _said(errors: Console, text: str, code: int) -> int:
+    errors.print(text, markup=False)
+    return code
+
+
+def _beside(asked: Asked, found: Work, baseline: Baseline, today: dt.date) -> tuple[GateResult, Sequence[str]]:
+    """The result beside the baseline, which is written first as it was asked for; and what was done."""
+    result = found.beside(baseline, today)
+    if not (asked.update or asked.accept):
+        return result, ()
+    reason = (asked.accept or "").strip()
+    after = gate.amended(baseline, result, remove=asked.update, reason=reason, expires=asked.last_day(today))
+    if after.entries == baseline.entries:
+        return result, (f"{baseline.path} stays as it is",)
+    after = baselines.write(after, result.report.torch)
+    more = len(set(after.entries) - set(baseline.entries))
+    less = len({e.key for e in baseline.entries} - {e.key for e in after.entries})
+    return found.beside(after, today), (f"{baseline.path}: {more} written, {less} removed",)
+
+
+class _NotWritten(Exception):
+    pass
+
+
+def _write(asked: Asked, result: GateResult, home: str) -> None:
+    texts: dict[str, Callable[[], str]] = {
+        "--junit": lambda: junit(result), "--json": lambda: as_json(result), "--summary": lambda: summary(result),
+        "--sarif": lambda: sarif(result, baseline=home, version=localtensor.__version__),
+    }  # fmt: skip
+    for option, path in asked.files.named():
+        try:
+            if option == "--summary" and str(path) == os.environ.get("GITHUB_STEP_SUMMARY"):
+                with path.open("a", encoding="utf-8") as file:  # one step's commands share it
+                    file.write(texts[option]())
+            else:
+                write_whole(path, texts[option]())
+        except OSError as error:
+            raise _NotWritten(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> None:
+    wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
+    try:
+        gate_shown.show(result, wide, done=done)
+        if asked.files.github:
+            sys.stdout.write(workflow_commands(result, baseline=home))
+            sys.stdout.flush()
+    except BrokenPipeError:  # `localtensor ... | head` has read enough; the exit code is still the verdict
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,135 @@
+"""A repository as git knows it: where it is, what a revision holds, which files are there today.
+
+Read by the git command, without its hooks, filters, pagers and watchers: what a repository configures is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localtensor.errors import LocalTensorError, refusal
+
+CALL = "localtensor gate"
+UNSET = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
+"""What a hook of git finds set; we ask from the folder, which says the same wherever the hook was started."""
+QUIET = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false")
+
+
+class NoGit(LocalTensorError):
+    """The command `git` is not installed, or not on the path."""
+
+    def __init__(self) -> None:
+        super().__init__(refusal(CALL, "--changed", "git", "there is no such command", "Install git."))
+
+
+class NoRepository(LocalTensorError):
+    """A folder that is in the work tree of no git repository."""
+
+    def __init__(self, folder: Path, problem: str, remedy: str) -> None:
+        super().__init__(refusal(CALL, "folder", str(folder), problem, remedy))
+
+
+class BadRevision(LocalTensorError):
+    """A revision that git does not know."""
+
+    def __init__(self, rev: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal(CALL, "--changed", repr(rev), problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """The work tree that starts at `top`, an absolute path."""
+
+    top: Path
+
+    def commit(self, rev: str) -> str:
+        """The full name of the commit that `rev` means.  Raises `BadRevision`."""
+        if not rev or rev.startswith("-") or any(sign in rev for sign in "\0\n"):
+            raise BadRevision(rev, "no revision is written like this", "Name a branch, a tag or a commit.")
+        found = _git(self.top, "rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
+        if found.returncode:
+            remedy = "Name a branch, a tag or a commit; in CI, fetch it first (actions/checkout: fetch-depth: 0)."
+            raise BadRevision(rev, "git knows no such commit", remedy)
+        return found.stdout.decode().strip()
+
+    def files(self) -> tuple[str, ...]:
+        """What lies in the work tree and is not ignored, by path within it, sorted; untracked files too."""
+        listed = _asked(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        return tuple(sorted({name for name in _names(listed) if (self.top / name).is_file()}))
+
+    def blobs(self, commit: str) -> dict[str, str]:
+        """Each file of the commit with the name that git gives to its content; no links, no submodules."""
+        found = {}
+        for line in _names(_asked(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
+            about, _, path = line.partition("\t")
+            mode, _, blob = about.split(" ")
+            if mode.startswith("100"):
+                found[path] = blob
+        return found
+
+    def contents(self, blobs: Sequence[str]) -> dict[str, bytes]:
+        """The bytes of each, as they are stored: no filter of the repository has seen them."""
+        if not blobs:
+            return {}
+        asked = "".join(f"{blob}\n" for blob in blobs).encode()
+        said, at, found = _asked(self.top, "cat-file", "--batch", given=asked), 0, {}
+        for blob in blobs:
+            end = said.index(b"\n", at)
+            head = said[at:end].split(b" ")
+            if len(head) != 3:
+                problem = f"the content of {blob} cannot be had"
+                raise NoRepository(self.top, problem, "Mend the repository (git fsck).")
+            start = end + 1
+            at = start + int(head[2]) + 1  # a line break follows the content
+            found[blob] = said[start : at - 1]
+        return found
+
+
+def repository(folder: Path) -> Repository:
+    """The repository in whose work tree the folder lies.  Raises `NoRepository` or `NoGit`."""
+    found = _git(folder, "rev-parse", "--show-toplevel")
+    if found.returncode:
+        lines = found.stderr.decode(errors="replace").strip().splitlines() or ["git gives no reason"]
+        problem = f"no work tree of a git repository ({lines[0].removeprefix('fatal: ')})"
+        raise NoRepository(folder, problem, "Run in a clone, or leave out --changed.")
+    return Repository(Path(found.stdout.decode(errors="surrogateescape").rstrip("\n")).resolve())
+
+
+def blob_name(content: bytes, like: str) -> str:
+    r"""What git calls that content, in a repository that calls another one `like`.
+
+    >>> blob_name(b"hello\n", "0" * 40)
+    'ce013625030ba8dba906f756967f9e9ca394464a'
+    """
+    kind = hashlib.sha256 if len(like) == 64 else hashlib.sha1
+    return kind(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _names(said: bytes) -> list[str]:
+    return [name.decode(errors="surrogateescape") for name in said.split(b"\0") if name]
+
+
+def _asked(folder: Path, *command: str, given: bytes = b"") -> bytes:
+    found = _git(folder, *command, given=given)
+    if found.returncode:
+        said = found.stderr.decode(errors="replace").strip()
+        raise NoRepository(folder, f"git {command[0]} fails ({said})", "Mend the repository (git fsck).")
+    return found.stdout
+
+
+def _git(folder: Path, *command: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    calm = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET} | calm
+    try:
+        return subprocess.run(
+            ["git", *QUIET, *command], cwd=folder, env=environment, input=given, capture_output=True, check=False
+        )
+    except FileNotFoundError as error:
+        if not folder.is_dir():
+            raise NoRepository(folder, "there is no such folder", "Name one that exists.") from error
+        raise NoGit from error

@@ -1,0 +1,50 @@
+"""What `localtensor report` does: a journal as one page that a person looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from localtensor.errors import refusal
+from strategies import files, journal
+from strategies.html_page import page
+from strategies.verdicts import CLEAN, NOTHING, USAGE
+
+
+def run(path: Path, out: Path) -> int:
+    """Write the page of the journal at `path` to `out`.
+
+    The exit code: 0; 3 if the journal tested nothing; 2 for what is no journal, and for a place to which nothing
+    can be written.
+    """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    if not out.parent.is_dir() or out.is_dir():
+        problem = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        errors.print(_refused("--out", out, problem, "Name a file in a folder that is there."), markup=False)
+        return USAGE
+    try:
+        read = journal.read(path, "JOURNAL")
+    except journal.BadJournal as error:
+        errors.print(str(error).replace("localtensor merge", "localtensor report", 1), markup=False)
+        return USAGE
+    try:
+        text, report = page(read.begin, read.lines, name=path.name, cut=read.cut)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # why: each line is JSON of the right kind by now, and only a stranger's holds other things than ours
+        problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
+        errors.print(_refused("JOURNAL", path, problem, "Name what --journal wrote."), markup=False)
+        return USAGE
+    try:
+        files.write_whole(out, text)
+    except OSError as error:
+        problem = f"it cannot be written ({error.strerror})"
+        errors.print(_refused("--out", out, problem, "Name a file of yours."), markup=False)
+        return USAGE
+    if read.cut:
+        errors.print(read.cut, markup=False)
+    return CLEAN if report.counts.instances else NOTHING
+
+
+def _refused(argument: str, path: Path, problem: str, remedy: str) -> str:
+    return refusal("localtensor report", argument, str(path), problem, remedy)

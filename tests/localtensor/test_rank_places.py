@@ -1,0 +1,18 @@
+import pytest
+
+from localtensor.events import Place
+from localtensor.rank_places import raised_at
+
+
+def fails():
+    pytest.fail("by hand")
+
+
+def test_the_line_is_the_test_s_own_and_not_one_of_pytest():
+    with pytest.raises(pytest.fail.Exception) as caught:
+        fails()
+    assert raised_at(caught.value) == Place(__file__, fails.__code__.co_firstlineno + 1, "fails")
+
+
+def test_an_exception_that_was_never_raised_came_from_nowhere():
+    assert raised_at(ValueError("made only")) is None

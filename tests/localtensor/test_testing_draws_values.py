@@ -1,0 +1,99 @@
+"""Tensors by pattern: what each holds, and that sums of them are exact."""
+
+import itertools
+
+import pytest
+import torch
+
+from localtensor.testing.drawn_checks import DTYPES, BadDraw
+from localtensor.testing.drawn_values import PATTERNS, USUAL, Drawn, bound, unit
+
+EXACT = [pattern for pattern in USUAL if pattern != "extremes"]
+FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_is_the_same_each_time_and_belongs_to_whoever_asked(dtype, pattern):
+    for shape in ((), (0, 3), (4, 5)):
+        drawn = Drawn(shape, dtype, pattern, 3)
+        one, other = drawn.tensor(), drawn.tensor()
+        assert one.shape == shape and one.dtype == dtype and one.is_contiguous()
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        assert not one.numel() or one.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("pattern", EXACT)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_each_number_of_an_exact_pattern_is_a_multiple_of_the_unit_within_the_bound(dtype, pattern):
+    for seed in range(20):
+        x = Drawn((6, 5), dtype, pattern, seed).tensor()
+        x = torch.view_as_real(x) if dtype.is_complex else x.double()
+        assert (x.abs() <= bound(dtype)).all() and (x.double() / unit(dtype) % 1 == 0).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sums_over_eight_ranks_are_exact_in_any_order(dtype):
+    for pattern, seed in itertools.product(EXACT, range(5)):
+        ranks = [Drawn((7,), dtype, pattern, seed + rank).tensor() for rank in range(8)]
+        one, other = torch.zeros(7, dtype=dtype), torch.zeros(7, dtype=dtype)
+        for x, y in zip(ranks, reversed(ranks), strict=True):
+            one, other = one + x, other + y
+        assert torch.equal(one, other) and torch.equal(one.double(), sum(x.double() for x in ranks))
+
+
+def test_what_the_patterns_hold():
+    def held(pattern, dtype=torch.float32, seed=0):
+        return Drawn((3, 4), dtype, pattern, seed).tensor()
+
+    assert not held("zeros").any() and (held("ones") == 1).all() and (held("ones", torch.complex64) == 1).all()
+    assert held("arange").flatten().tolist() == list(range(12))
+    assert Drawn((11,), torch.bfloat16, "arange").tensor().tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1]
+    assert (held("alternating").flatten().sign() == torch.tensor([1, -1] * 6)).all()
+    assert set(held("ties").unique().tolist()) == {-1, 2}
+    assert set(held("small", torch.int8).unique().tolist()) <= set(range(-4, 5))
+    assert (held("one_big").abs() == 1024).sum() == 1 and (held("one_big").abs() <= 4).sum() == 11
+    assert len(held("normal").unique()) > 9 and 0.5 < held("normal").std() < 2
+    assert held("nan").isnan().any() and not held("nan").isinf().any() and held("nan").isfinite().any()
+    assert held("inf").isinf().any() and not held("inf").isnan().any()
+    assert len(held("rough", torch.float64).mul(2**20).frac().unique()) == 12
+
+
+def test_extremes_are_the_ends_of_the_dtype():
+    floats = Drawn((200,), torch.float16, "extremes").tensor()
+    assert {65504.0, -65504.0, 0.0, 6.103515625e-05} <= set(floats.tolist())
+    assert {-128, 127} <= set(Drawn((50,), torch.int8, "extremes").tensor().tolist())
+    assert {-(2**63), 2**63 - 1} <= set(Drawn((50,), torch.int64, "extremes").tensor().tolist())
+
+
+def test_what_has_no_sign_has_none():
+    for pattern in USUAL:
+        assert (Drawn((9,), torch.uint8, pattern, 1).tensor().int() <= (255 if pattern == "extremes" else 64)).all()
+        assert Drawn((9,), torch.bool, pattern, 1).tensor().dtype == torch.bool
+
+
+def test_its_print_makes_it_again():
+    drawn = Drawn((2, 3), torch.bfloat16, "normal", 7, requires_grad=True)
+    assert repr(drawn) == "Drawn((2, 3), torch.bfloat16, 'normal', 7, requires_grad=True)"
+    assert eval(repr(drawn), {"Drawn": Drawn, "torch": torch}) == drawn
+    assert drawn.tensor().requires_grad
+    assert Drawn([2, 3], torch.int8, "ones") == Drawn((2, 3), torch.int8, "ones")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (((-1,), torch.int8, "ones"), r"^draws.Drawn: shape: shape=\(-1,\): it is no tuple of sizes of 0 or more\. "),
+        ((None, torch.int8, "ones"), "^draws.Drawn: shape: "),
+        (((2,), None, "ones"), "^draws.Drawn: dtype: "),
+        (((2,), torch.quint8, "ones"), "^draws.Drawn: dtype: dtype=torch.quint8: it is not drawn here"),
+        (((2,), torch.int8, "gaussian"), "^draws.Drawn: pattern: pattern=.*: there is no 'gaussian'"),
+        (
+            ((2,), torch.int8, "ones", 0, True),
+            "^draws.Drawn: requires_grad: .*: a tensor of torch.int8 has no gradient",
+        ),
+    ],
+)
+def test_what_makes_no_tensor_is_refused(arguments, text):
+    with pytest.raises(BadDraw, match=text):
+        Drawn(*arguments)

@@ -1,0 +1,225 @@
+"""Fixtures of rank tests: once for all ranks, or in each."""
+
+import pytest
+from _pytest.fixtures import FixtureDef, FuncFixtureInfo, SubRequest
+
+pytest_plugins = ["pytester"]
+
+
+def test_the_private_parts_of_pytest_that_we_use_are_there(request):
+    assert "name2fixturedefs" in FuncFixtureInfo.__slots__ or "name2fixturedefs" in FuncFixtureInfo.__annotations__
+    assert request._pyfuncitem._fixtureinfo.name2fixturedefs is not None
+    assert callable(FixtureDef.cache_key) and isinstance(request, pytest.FixtureRequest)
+    assert {"_parent_request", "_fixturedef"} <= set(SubRequest.__init__.__code__.co_names)
+
+
+def test_ordinary_fixtures_are_set_up_once_and_those_of_a_rank_in_each(tried):
+    tried(
+        """
+        LOG = []
+
+        @pytest.fixture(scope="module")
+        def model():
+            LOG.append("model")
+            return object()
+
+        @pytest.fixture
+        def shared():
+            LOG.append("shared")
+            yield {}
+            LOG.append("shared down")
+
+        @pytest.fixture
+        def mine(rank, shared, model):
+            LOG.append(f"mine {rank}")
+            yield rank * 10
+            dist.barrier()
+            LOG.append(f"mine down {rank}")
+
+        @pytest.fixture(params=["a", "b"])
+        def lettered(mine, request):
+            request.addfinalizer(lambda: LOG.append(f"lettered down {mine}"))
+            return f"{request.param}{mine}"
+
+        @pytest.mark.ranks(2)
+        def test_a(lettered, rank, shared):
+            assert lettered[1:] == str(10 * rank)
+            shared[rank] = "seen"
+            dist.barrier()
+            assert len(shared) == 2
+
+        def test_log():
+            assert LOG[0] == "model" and LOG.count("model") == 1
+            half = (len(LOG) - 1) // 2
+            assert LOG[1 : half + 1] == LOG[half + 1 :]
+            once = LOG[1 : half + 1]
+            assert once[0] == "shared" and once[-1] == "shared down"
+            assert sorted(once[1:3]) == ["mine 0", "mine 1"]
+            assert once.index("lettered down 0") < once.index("mine down 0")
+            assert once.index("lettered down 10") < once.index("mine down 1")
+        """
+    ).assert_outcomes(passed=3)
+
+
+def test_autouse_overrides_methods_and_dynamic_requests(tried):
+    tried(
+        """
+        SEEN = []
+
+        @pytest.fixture
+        def value(rank):
+            return rank
+
+        @pytest.fixture(autouse=True)
+        def noted(request):
+            SEEN.append("ordinary")
+
+        class TestMethods:
+            @pytest.fixture
+            def value(self, value):
+                return value + 1
+
+            @pytest.fixture(autouse=True)
+            def every(self, rank):
+                self.mine = rank
+
+            @pytest.mark.ranks(2)
+            def test_override(self, value, rank, request):
+                dist.barrier()
+                assert value == rank + 1 and self.mine == rank
+                assert request.instance is self
+
+        @pytest.mark.ranks(2)
+        def test_dynamic(request, tmp_path):
+            assert request.getfixturevalue("value") == dist.get_rank() == request.getfixturevalue("rank")
+            assert request.getfixturevalue("tmp_path") is tmp_path
+            request.addfinalizer(lambda: SEEN.append("bye"))
+
+        def test_seen():
+            assert SEEN == ["ordinary", "ordinary", "bye", "bye", "ordinary"]
+        """
+    ).assert_outcomes(passed=3)
+
+
+def test_a_fixture_of_the_same_name_may_ask_for_ours(tried):
+    tried(
+        """
+        @pytest.fixture
+        def rank(rank):
+            return rank + 100
+
+        def test_a(rank):
+            assert rank == dist.get_rank() + 100 and dist.get_world_size() == 3
+        """,
+        "--ranks=3",
+    ).assert_outcomes(passed=1)
+
+
+def test_async_fixtures_of_a_rank_share_its_loop_with_the_test(tried):
+    tried(
+        """
+        import asyncio
+
+        DOWN = []
+
+        @pytest.fixture
+        async def mine(rank):
+            yield rank, asyncio.get_running_loop()
+            await asyncio.sleep(0)
+            DOWN.append(rank)
+
+        @pytest.fixture
+        async def plain(rank):
+            return -rank
+
+        @pytest.mark.ranks(2)
+        async def test_async(mine, plain, rank):
+            assert mine == (rank, asyncio.get_running_loop()) and plain == -rank
+
+        def test_down():
+            assert sorted(DOWN) == [0, 1]
+        """
+    ).assert_outcomes(passed=2)
+
+
+def test_a_fixture_that_fails_in_a_rank_fails_the_test_at_its_line(tried):
+    result = tried(
+        """
+        @pytest.fixture
+        def bad(rank):
+            assert rank == 0
+
+        @pytest.mark.ranks(2)
+        def test_a(bad):
+            pass
+        """
+    )
+    result.assert_outcomes(failed=1)
+    assert ">       assert rank == 0" in result.text and "First cause: rank 1 of 2, at test_it.py" in result.text
+    assert "rank_fixtures.py" not in result.text
+
+
+def test_a_failure_is_not_hidden_by_what_its_fixtures_do_after_it(tried):
+    result = tried(
+        """
+        @pytest.fixture
+        def ends_together(rank):
+            yield
+            dist.barrier()
+
+        @pytest.mark.ranks(3)
+        def test_a(ends_together, rank):
+            assert rank != 0
+            dist.all_reduce(torch.ones(2))
+        """
+    )
+    result.assert_outcomes(failed=1)
+    assert ">       assert rank != 0" in result.text and "KindMismatch" not in result.text
+    assert "ranks 1, 2 were at test_it.py" in result.text
+
+
+def test_a_teardown_that_fails_fails_the_test(tried):
+    result = tried(
+        """
+        @pytest.fixture
+        def ends(rank):
+            yield
+            assert rank == 0, "not torn down"
+
+        @pytest.fixture
+        def twice(rank):
+            yield
+            yield
+
+        @pytest.mark.ranks(2)
+        def test_a(ends):
+            pass
+
+        @pytest.mark.ranks(2)
+        def test_b(twice):
+            pass
+        """
+    )
+    result.assert_outcomes(failed=2)
+    assert "AssertionError: not torn down" in result.text and "fixture twice has more than one 'yield'" in result.text
+
+
+def test_an_ordinary_fixture_that_asks_for_the_rank_by_name_is_told_how_to(tried):
+    result = tried(
+        """
+        @pytest.fixture
+        def sly(request):
+            return request.getfixturevalue("rank")
+
+        @pytest.mark.ranks(2)
+        def test_a(sly):
+            pass
+
+        @pytest.mark.ranks(2)
+        def test_b(rank):
+            assert rank in (0, 1)
+        """
+    )
+    result.assert_outcomes(errors=1, passed=1)
+    assert "fixture sly: request.getfixturevalue: 'rank': it has a value in each rank" in result.text
+    assert "Traceback" not in result.text and "fixtures.py" not in result.text

@@ -1,0 +1,105 @@
+"""A digest stands for all that a rule depends on: equal for equal code, another one after any edit that matters."""
+
+import contextlib
+import os
+import shutil
+
+import pytest
+
+from strategies import modules
+from strategies.changed_digest import OUTSIDE, digest_of, digests, place_of
+from strategies.gate_values import SourceLine
+from tests.strategies import edit_styles as styles
+from tests.strategies import edits, users
+from tests.strategies.edits import PACKAGE
+
+OPS = ("scale", "shift")
+FILES = {**PACKAGE, "{p}/rules.py": "# two rules\n" + PACKAGE["{p}/rules.py"]}
+
+
+@contextlib.contextmanager
+def loaded(folder, files, changes, name):
+    """The package as it is after the changes, imported, in a folder without a repository."""
+    shutil.rmtree(folder / name, ignore_errors=True)
+    texts = {path: text for path, text in edits.edited(files, changes).items() if text is not None}
+    edits.write(folder, name, texts)
+    with users.undone():
+        modules.load(f"{name}.rules", str(folder))
+        yield f"{name}.rules"
+
+
+def told(folder, files, changes, name):
+    with loaded(folder, files, changes, name) as module:
+        ask = digests(module)
+        return [ask(f"{name}.{op}.default") for op in OPS]
+
+
+@pytest.fixture
+def both(tmp_path):
+    """For each of the two overloads whether its digest is the same before and after the changes."""
+
+    def ask(files, changes):
+        name = f"digest{next(edits.numbers)}"
+        before = told(tmp_path, files, {}, name)
+        return [a == b and a is not None for a, b in zip(before, told(tmp_path, files, changes, name), strict=True)]
+
+    return ask
+
+
+def test_it_is_equal_for_equal_code_and_for_what_does_not_matter(both):
+    harmless = {
+        "{p}/rules.py": [("How scale", "Which way"), ("whole", "all_of_it")],
+        "{p}/tables.py": [("UNUSED = 5", "UNUSED = 6")],
+    }
+    assert both(FILES, {}) == [True, True]
+    assert both(FILES, harmless) == [True, True]
+
+
+@pytest.mark.parametrize(("changes", "same"), [
+    ({"{p}/rules.py": [("[whole, *", "[*")]}, [False, True]),
+    ({"{p}/util.py": [("x.ndim]", "x.ndim - 1]")]}, [False, False]),
+    ({"{p}/tables.py": [('"shift": 3', '"shift": 4')]}, [True, False]),
+    ({"{p}/ops.py": [("return 2", "return 3")]}, [False, True]),
+    ({"{p}/rules.py": [("torch.ops.{p}.shift.default)(shift_rule", "[torch.ops.{p}.shift.default])(shift_rule")]}, [True, False]),
+], ids=["a rule", "what both call", "a constant", "an op", "a registration"])  # fmt: skip
+def test_it_is_another_one_after_an_edit_that_matters(both, changes, same):
+    assert both(FILES, changes) == same
+
+
+def test_there_is_none_for_a_rule_that_reads_files(tmp_path):
+    assert [found is None for found in told(tmp_path, styles.READS, {}, "digest_reads")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "read", ['os.environ.get("DIM", 0)', 'os.getenv("DIM", 0)', 'json.load(open("x"))', "lost.dim()", "time.time()"]
+)
+def test_there_is_none_for_a_rule_that_reads_what_is_no_text(tmp_path, read):
+    text = "import json\nimport os\nimport time\n" + PACKAGE["{p}/rules.py"]
+    text = text.replace("*helper(x)", f"*(helper(x) if x.ndim < 9 else {read})")
+    name = f"digest_{len(read)}"
+    assert [found is None for found in told(tmp_path, {**PACKAGE, "{p}/rules.py": text}, {}, name)] == [True, False]
+
+
+def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):
+    assert both(styles.GUESSED, {}) == [True, True]
+    assert both(styles.GUESSED, {"{p}/util.py": [("rows(x, 7)", "rows(x, 8)")]}) == [False, False]
+    assert both(styles.GUESSED, {"{p}/util.py": [("def unused", "# note\ndef unused")]}) == [True, True]
+
+
+def test_the_rules_of_torch_itself_are_known_by_its_version():
+    assert digest_of("aten.mul.Tensor", None) == OUTSIDE
+    assert place_of("aten.mul.Tensor", None) is None
+
+
+def test_a_rule_has_a_place_in_the_project(tmp_path):
+    with loaded(tmp_path, PACKAGE, {}, "digest_place") as module:
+        assert place_of("digest_place.scale.default", module) == SourceLine("digest_place/rules.py", 10)
+        assert place_of("digest_place.nothing.default", module) is None
+    with loaded(tmp_path, styles.WRAPPED, {}, "digest_wrapped") as module:
+        line = (
+            (tmp_path / "digest_wrapped/rules.py")
+            .read_text()
+            .split(os.linesep)
+            .index("@register_sharding(torch.ops.digest_wrapped.scale.default)")
+        )
+        assert place_of("digest_wrapped.scale.default", module) == SourceLine("digest_wrapped/rules.py", line + 1)

@@ -1,0 +1,144 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from strategies.html_page import page
+from tests.strategies.gate_cases import HOSTILE, finding
+from tests.strategies.journals import LOUD, OPS, SILENT, begin, heard, hostile, lines, settled
+
+
+class Reader(HTMLParser):
+    """The tags of a page with their attributes, and its text, as a browser would see them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.raw = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.raw = tag if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag):
+        self.raw = ""
+
+    def handle_data(self, data):
+        if not self.raw:
+            self.words.append(data)
+
+    def having(self, name):
+        return [attrs[name] for _, attrs in self.tags if name in attrs]
+
+
+def read(told=None, **more):
+    return Reader(page(begin(**more), lines() if told is None else told, name="my run.jsonl")[0])
+
+
+def text_of(reader):
+    return " ".join(" ".join(reader.words).split())
+
+
+def test_the_head_says_what_run_it_was():
+    said = text_of(read())
+    assert "3 sharding rules and programs give wrong results" in said and "2 of them silently" in said
+    assert "21 rule instances on 8 samples of 4 overloads, from my run.jsonl" in said
+    for fact in (
+        "torch 2.13.0",
+        "asked for add, cumprod",
+        "seed 0",
+        "ranks 2, 3",
+        "meshes 2, 2×2",
+        "confirmed on gloo",
+    ):
+        assert fact in said
+    assert "units 5 of 40" in said and "Not finished. 35 units of the plan are not in this journal" in said
+
+
+def test_a_shard_and_ignored_registrations_and_a_cut_line_are_told():
+    said = text_of(read(shard=[2, 4], ignored=["aten.sub.Tensor"]))
+    assert "shard 2 of 4" in said and "Ignored registrations." in said and "aten.sub.Tensor" in said
+    assert "Cut. x.jsonl: its last line was cut." in text_of(
+        Reader(page(begin(), lines(), name="x", cut="x.jsonl: its last line was cut")[0])
+    )
+    assert "Ignored" not in text_of(read()) and "Cut." not in text_of(read())
+
+
+@pytest.mark.parametrize(
+    ("told", "more", "title"),
+    [
+        ([], {}, "Nothing was tested"), (lines()[1:3], {}, "No wrong rule so far"),
+        (lines()[1:2], {"ops": []}, "No wrong rule found"), ([*lines()[1:2], lines()[6]], {}, "1 sharding rule gives wrong"),
+    ],
+)  # fmt: skip
+def test_the_title_promises_no_more_than_was_tried(told, more, title):
+    assert title in text_of(read(told, **more))
+
+
+def test_every_overload_and_every_finding_is_there():
+    reader = read()
+    rows = [attrs["data-op"] for tag, attrs in reader.tags if tag == "tr" and "data-op" in attrs]
+    assert sorted(rows) == OPS
+    found = [attrs for tag, attrs in reader.tags if tag == "details" and "finding" in attrs.get("class", "")]
+    assert [(f["data-v"], f["data-how"], f["data-trial"]) for f in found] == [
+        ("unsound", "silent", "meshes"), ("unsound", "silent", "alone"), ("unsound", "loud", "alone"),
+        ("suspect", "", "alone"),
+    ]  # fmt: skip
+    said = text_of(reader)
+    for text in (SILENT.reason, LOUD.reason, "cumprod(f64[2], -1)", "# run as cumprod_default__S0__S0__2ranks.py"):
+        assert text in said
+
+
+def test_crashed_untestable_and_skipped_are_told_with_their_reasons():
+    said = text_of(read())
+    for text in ("the process died with SIGFPE", "P(max) means nothing for this dtype", "abs[complex64]: RuntimeError: no",
+                 "aten.gather.default: too large (4 samples)", "no sample fits"):  # fmt: skip
+        assert text in said
+
+
+def test_ids_are_unique_and_links_within_the_page_lead_somewhere():
+    reader = read()
+    ids = reader.having("id")
+    links = {link[1:] for link in reader.having("href")}
+    assert len(ids) == len(set(ids)) and links and links <= set(ids)
+
+
+def test_nothing_is_fetched():
+    text = page(begin(), lines(), name="x")[0]
+    reader = Reader(text)
+    assert reader.having("src") == [] and all(link.startswith("#") for link in reader.having("href"))
+    assert (
+        "@import" not in text and "url(" not in text and "//" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
+    )
+    assert "default-src 'none'" in text
+
+
+def test_hostile_text_stays_text():
+    plain, bad = read(), read([*lines(), *hostile()])
+    allowed = {tag for tag, _ in plain.tags} | {"pre"}
+    assert {tag for tag, _ in bad.tags} <= allowed
+    assert [tag for tag, _ in bad.tags].count("script") == 1
+    names = {name for _, attrs in bad.tags for name in attrs}
+    assert names <= {name for _, attrs in plain.tags for name in attrs}
+    assert text_of(bad).count("<script>alert(1)</script>") >= 10
+    assert "\x00" not in text_of(bad) and "\ud800" not in text_of(bad)
+
+
+def test_a_hostile_name_of_a_file_or_of_the_run_stays_text():
+    text = page(begin(patterns=[HOSTILE], ignored=[HOSTILE]), lines(), name=HOSTILE)[0]
+    assert [tag for tag, _ in Reader(text).tags].count("script") == 1
+    assert "<script>alert" not in text
+
+
+def test_same_journal_same_page():
+    assert page(begin(), lines(), name="x") == page(begin(), lines(), name="x")
+
+
+def test_a_full_sweep_makes_a_page_of_less_than_five_megabytes():
+    ops = [f"aten.op_{i}.default" for i in range(1_300)]
+    script = "# a line of a script that shows a wrong result\n" * 75
+    units = [heard(op, tried=1, sound={f"{op}: S({d}), R -> S({d})" for d in range(8)}) for op in ops]
+    found = [settled(finding(op, picture=SILENT.picture, script=script)) for op in ops[:550]]
+    text, report = page(begin(ops=ops), [*units, *found], name="full.jsonl")
+    assert (report.counts.sound, report.counts.unsound) == (10_400, 550)
+    assert 1_000_000 < len(text.encode()) < 5_000_000

@@ -1,0 +1,102 @@
+"""localtensor.suites_threads: MultiThreadedTestCase, DTensorOpTestBase and torch's decorator on rank threads."""
+
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal import common_distributed, common_utils
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
+
+from localtensor import suites_threads
+from localtensor.suites_bases import on_threads
+from tests.suites.ran import QUICK, suites_of, went
+
+NOT_PASSED = {
+    "Plain.test_skip_on_one_rank": "skipped: rank 2 does not want to",
+    "Plain.test_wants_gpus": "skipped: Need at least 8 CUDA devices",
+    "Plain.test_fails_as_expected": "failed as expected",
+}
+
+
+class Starts(MultiThreadedTestCase):
+    @property
+    def world_size(self):
+        return 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+
+def test_a_file_for_torchs_threads_runs_on_ours():
+    with on_threads(QUICK):  # torch's decorator is bound when the file is imported
+        from tests.suites import foreign_threads
+    found = went(*suites_of(foreign_threads), how=QUICK)
+    assert len(found) == 11
+    assert {name: how for name, how in found.items() if how != "passed"} == NOT_PASSED
+
+
+def test_a_failure_is_the_first_exception_and_the_next_test_is_none_the_worse():
+    class Mixed(Starts):
+        def test_a_fails(self):
+            if self.rank == 0:
+                raise ZeroDivisionError("of rank 0")
+            dist.barrier()
+
+        def test_b_passes(self):
+            dist.barrier()
+
+    found = went(Mixed, how=QUICK)
+    assert isinstance(found["Mixed.test_a_fails"], ZeroDivisionError) and found["Mixed.test_b_passes"] == "passed"
+
+
+def test_each_rank_has_random_numbers_of_its_own_from_one_seed():
+    drawn = {}
+
+    class Draws(Starts):
+        def test_it(self):
+            dist.barrier()
+            drawn[self.rank] = torch.rand(2).tolist()
+
+    assert went(Draws, how=QUICK) == {"Draws.test_it": "passed"}
+    assert drawn[0] == drawn[1]
+
+
+def test_what_ours_cannot_serve_runs_on_torchs_threads():
+    ran = []
+
+    class Profiles(Starts):
+        def test_it(self):
+            ran.append(threading.current_thread().name)
+            if threading.current_thread().name.startswith("rank"):
+                with torch.autograd.profiler.profile():
+                    dist.barrier()
+
+    assert went(Profiles, how=QUICK) == {"Profiles.test_it": "passed"}
+    assert [name.startswith("rank") for name in ran] == [True, True, False, False]
+
+
+def test_a_class_that_joins_its_threads_itself_keeps_torchs():
+    joined = []
+
+    class Joins(Starts):
+        @classmethod
+        def _join_threads(cls, threads, fn):
+            joined.append([type(thread) for thread in threads])
+            MultiThreadedTestCase.__dict__["_join_threads"].__get__(None, cls)(threads, fn)
+
+        def test_it(self):
+            dist.barrier()
+
+    assert went(Joins, how=QUICK) == {"Joins.test_it": "passed"}
+    assert joined == [[threading.Thread] * 2]
+
+
+def test_the_private_parts_of_torch_are_there():
+    homes = {"common_distributed": common_distributed, "common_utils": common_utils}
+    for part in suites_threads.PRIVATE:
+        module, _, path = part.removeprefix("torch.testing._internal.").partition(".")
+        home = homes[module]
+        for name in path.split("."):
+            home = getattr(home, name)
+        assert home is not None
