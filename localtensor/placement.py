@@ -65,6 +65,22 @@ def is_plain(placement: Placement | None) -> bool:
     return type(placement) in (Replicate, Shard)
 
 
+def is_defined(placement: Placement | None) -> bool:
+    """Whether its arithmetic is known here: it is plain, or a strided shard that cuts into one block or more."""
+    return is_plain(placement) or (type(placement) is _StridedShard and placement.split_factor > 0)
+
+
+def cuts(placement: Placement | None) -> tuple[int, int] | None:
+    """The dim that a placement cuts and its split factor, which is 1 but for strided shards; None if it cuts none.
+
+    >>> cuts(Shard(1)), cuts(parse("SS(0,3)")), cuts(Partial())
+    ((1, 1), (0, 3), None)
+    """
+    if isinstance(placement, _StridedShard):
+        return placement.dim, int(placement.split_factor)
+    return (placement.dim, 1) if isinstance(placement, Shard) else None
+
+
 def short(placement: Placement | None) -> str:
     """The short print.  A Partial subclass keeps its own name: a norm partial is not a sum.
 
@@ -109,9 +125,9 @@ class Spec:
         if len(self.placements) != len(self.mesh.sizes):
             count = f"{len(self.placements)} placements for {len(self.mesh.sizes)} mesh axes"
             raise BadPlacement("Spec", shorts(self.placements), count)
-        for placement in self.placements:
-            if isinstance(placement, Shard | _StridedShard) and not 0 <= placement.dim < len(self.shape):
-                raise NoSuchDim("Spec", placement.dim, self.shape)
+        for cut in map(cuts, self.placements):
+            if cut is not None and not 0 <= cut[0] < len(self.shape):
+                raise NoSuchDim("Spec", cut[0], self.shape)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What Hypothesis prints in a failing example: a call that makes the same spec."""

@@ -16,6 +16,7 @@ import pytest
 from localtensor.rank_comms import Comms
 from localtensor.rank_fixtures import PER_RANK, Asked, asked_by, deferred
 from localtensor.rank_marks import (
+    LEFTOVERS,
     PLAN,
     SETTINGS,
     WAYS,
@@ -23,6 +24,7 @@ from localtensor.rank_marks import (
     Marks,
     Settings,
     check_flaky,
+    check_leftovers,
     check_ranks,
     check_schedule,
     check_seed,
@@ -49,6 +51,8 @@ _OPTIONS: dict[str, tuple[str, str, Check, str]] = {
     "seed": ("--rank-seed", "N", check_seed, "the seed of every rank's random generators (0)"),
     "flaky": ("--rank-flaky", "N", check_flaky, "run each rank test under N schedules, up to the first that it fails under"),
     "timeout": ("--rank-timeout", "SECONDS", check_timeout, "for one run of all ranks of a test; 0 is no limit (300)"),
+    "leftovers": ("--rank-leftovers", "|".join(LEFTOVERS), check_leftovers, ("what becomes of process groups that a test "
+                  "made and did not destroy: nothing (default), a warning, or a failure")),
 }  # fmt: skip
 
 
@@ -65,8 +69,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(*numbers, schedule=None, seed=None, timeout=None): the test body runs as a rank program on so many "
-        "ranks; several numbers make a test of each, and none takes --ranks (localtensor)",
+        "ranks(*numbers, schedule=None, schedules=1, seed=None, timeout=None, leftovers=None): the test body runs as a "
+        "rank program on so many ranks; several numbers make a test of each, and none takes --ranks; it runs under so "
+        "many schedules, up to the first that it fails under (localtensor)",
     )
     config.addinivalue_line(
         "markers",
@@ -86,10 +91,10 @@ def _settings(config: pytest.Config) -> Settings:
     for name, (option, _, check, _) in _OPTIONS.items():
         value, said_by = config.getoption(f"localtensor_{name}"), option
         if value is None:
-            value, said_by = config.getini(_ini(option)), _ini(option)
+            value, said_by = config.getini(_ini(option)) or None, _ini(option)
         else:
             typed.add(name)
-        if value not in (None, ""):
+        if value is not None:
             said[name] = check("pytest", said_by, value)
     return Settings(typed=frozenset(typed), **said)
 

@@ -4,7 +4,7 @@ Nothing here needs torch, so that a session without rank tests never pays for it
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from localtensor.errors.base import LocalTensorError, refusal
 
 Check = Callable[[str, str, Any], Any]
 WAYS = ("threads", "gloo", "nccl")
+LEFTOVERS = ("ignore", "warn", "raise")
 RANKS = 2  # of a test whose mark says no number, where the command line says none either
 _DAY = 24 * 3600.0
 _NUMBER = "a number of ranks is a whole number from 1 up"
@@ -29,6 +30,7 @@ class Settings:
     seed: int | None = None
     flaky: int | None = None
     timeout: float | None = None
+    leftovers: str | None = None
     typed: frozenset[str] = frozenset()
 
 
@@ -44,6 +46,7 @@ class Plan:
     seed: int = 0
     flaky: int = 1
     timeout: float | None = None
+    leftovers: str = "ignore"
     words: tuple[str, ...] = ()
 
 
@@ -123,10 +126,12 @@ def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -
     said = _keywords(nodeid, marks.keywords)
     words = ["--ranks", str(ranks)] if by_option and "ranks" in settings.typed else []
     words += ["--ranks-on", settings.on] if settings.on != "threads" else []
+    leftovers = _heard("leftovers", said, settings) or "ignore"
+    words += ["--rank-leftovers", leftovers] if "leftovers" in settings.typed else []
     schedule = _heard("schedule", said, settings) or "round_robin"
     return Plan(
         ranks, shape or (ranks,), names, settings.on, schedule, _heard("seed", said, settings) or 0,
-        _flaky(settings), _heard("timeout", said, settings), tuple(words),
+        _flaky(said, settings), _heard("timeout", said, settings), leftovers, tuple(words),
     )  # fmt: skip
 
 
@@ -136,10 +141,13 @@ def _heard(name: str, said: Mapping[str, Any], settings: Settings) -> Any:
     return general if name in settings.typed else said.get(name, general)
 
 
-def _flaky(settings: Settings) -> int:
-    """Whoever types a schedule wants that one, whatever the ini file says."""
-    replays = "schedule" in settings.typed and "flaky" not in settings.typed
-    return 1 if replays else settings.flaky or 1
+def _flaky(said: Mapping[str, Any], settings: Settings) -> int:
+    """Whoever types a schedule wants that one, whatever the mark or the ini file says.  Processes have no schedules."""
+    if "flaky" in settings.typed:
+        return settings.flaky or 1
+    if "schedule" in settings.typed:
+        return 1
+    return (said.get("schedules") if settings.on == "threads" else None) or settings.flaky or 1
 
 
 def _shape(mesh: pytest.Mark) -> tuple[Any, ...]:
@@ -173,11 +181,14 @@ def _mesh(nodeid: str, mesh: pytest.Mark) -> tuple[tuple[int, ...], tuple[str, .
 
 
 def _keywords(nodeid: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(keywords) - {"schedule", "seed", "timeout"})
+    checks: dict[str, Check] = {
+        "schedule": check_schedule, "schedules": check_flaky, "seed": check_seed, "timeout": check_timeout,
+        "leftovers": check_leftovers,
+    }  # fmt: skip
+    unknown = sorted(set(keywords) - set(checks))
     if unknown:
-        problem = "the keywords are schedule, seed and timeout"
+        problem = f"the keywords are {', '.join(checks)}"
         raise refused(nodeid, "@pytest.mark.ranks", ", ".join(unknown), problem, "Leave it out.")
-    checks: dict[str, Check] = {"schedule": check_schedule, "seed": check_seed, "timeout": check_timeout}
     return {name: checks[name](nodeid, f"@pytest.mark.ranks: {name}", value) for name, value in keywords.items()}
 
 
@@ -224,9 +235,16 @@ def check_timeout(call: str, argument: str, value: object) -> float:
 
 
 def check_way(call: str, argument: str, value: object) -> str:
-    if value not in WAYS:
-        remedy = f"Choose one of {', '.join(WAYS)}."
-        raise refused(call, argument, str(value), "there is no such way to run", remedy)
+    return _one_of(WAYS, call, argument, value, "there is no such way to run")
+
+
+def check_leftovers(call: str, argument: str, value: object) -> str:
+    return _one_of(LEFTOVERS, call, argument, value, "that is nothing to do about groups that a test leaves")
+
+
+def _one_of(words: Sequence[str], call: str, argument: str, value: object, problem: str) -> str:
+    if value not in words:
+        raise refused(call, argument, str(value), problem, f"Choose one of {', '.join(words)}.")
     return str(value)
 
 

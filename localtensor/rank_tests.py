@@ -122,7 +122,11 @@ class RankTest:
         return failure, next((value for value in ran.values if value is not None), None)
 
     def _left(self, groups: GroupsLeftOver, ran: str) -> Failure | None:
-        """A warning, at the test; a failure where warnings are errors."""
+        """Nothing, a failure, or a warning at the test: which is a failure too where warnings are errors."""
+        if self.plan.leftovers == "ignore":
+            return None
+        if self.plan.leftovers == "raise":
+            return Failure(groups, groups, self._command(ran))
         path, line, _ = self.item.reportinfo()
         try:
             warnings.warn_explicit(str(groups), LeftoverWarning, str(path), (line or 0) + 1)

@@ -33,6 +33,7 @@ class World:
 
         said = self._settings
         options: dict[str, Any] = {"on": said.on, "schedule": said.schedule, "seed": said.seed or 0}
+        options["leftovers"] = said.leftovers or "ignore"
         if said.timeout is not None:
             options["timeout"] = said.timeout or None
         options.update(overrides)

@@ -2,21 +2,24 @@
 
 `assemble(split(x, spec, rng), spec) == x` is both the documentation and the law.  Pieces follow
 torch.chunk, as DTensor's Shard does: every rank gets ceil(size / ranks) rows until none are left,
-so the last pieces may be short or empty.
+so the last pieces may be short or empty.  A strided shard cuts the dim into `split_factor` blocks
+in this way first, and each rank holds its chunk of every block.
+
+Axes apply from left to right, as where DTensor distributes a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces
 from localtensor.partials import fold, parts
-from localtensor.placement import Spec, is_plain, short
+from localtensor.placement import Spec, cuts, is_defined, short
 
 
 def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
@@ -31,60 +34,98 @@ def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
 
 
 def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: int) -> tuple[int, ...]:
-    """The shape of one rank's piece along one mesh axis of `ranks` ranks."""
-    if not isinstance(placement, Shard):
+    """The shape of one rank's piece along one mesh axis of `ranks` ranks.  Raises `NoSuchDim`."""
+    cut = cuts(placement)
+    if cut is None:
         return tuple(shape)
-    _check_dim("shards.local_shape", placement.dim, shape)
-    held = list(shape)
-    held[placement.dim] = bounds(shape[placement.dim], ranks)[rank][1]
-    return tuple(held)
+    dim, factor = cut
+    _check_dim("shards.local_shape", dim, shape)
+    return (*shape[:dim], sum(chunk[rank][1] for chunk in _chunks(shape[dim], factor, ranks)), *shape[dim + 1 :])
 
 
 def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator | None = None) -> list[Tensor]:
-    """What each rank of one axis holds, in rank order; shards and replicas are views of x.
+    """What each rank of one axis holds, in rank order; shards and replicas are views of x, strided shards are not.
 
     A Partial needs `rng`, a torch.Generator: there are many ways to split a sum.
-    Raises `BadPlacement` for a placement that is none of R, S and the five P.
+    Raises `BadPlacement` for a placement that is none of R, S, SS and the five P.
+
+    >>> split_axis(torch.arange(5), StridedShard(0, split_factor=2), 2)  # the blocks 0, 1, 2 and 3, 4
+    [tensor([0, 1, 3]), tensor([2, 4])]
     """
-    _check_plain("shards.split_axis", placement)
-    if isinstance(placement, Shard):
-        _check_dim("shards.split_axis", placement.dim, x.shape)
-        return [x.narrow(placement.dim, *piece) for piece in bounds(x.shape[placement.dim], ranks)]
+    _check_defined("shards.split_axis", placement)
     if isinstance(placement, Partial):
         if rng is None:
             raise BadPlacement("shards.split_axis", short(placement), "a Partial needs a generator to split with")
         return list(parts(x, placement.reduce_op, ranks, rng).unbind())
-    return [x] * ranks
+    cut = cuts(placement)
+    if cut is None:
+        return [x] * ranks
+    dim, factor = cut
+    _check_dim("shards.split_axis", dim, x.shape)
+    pieces = [[x.narrow(dim, *chunk) for chunk in block] for block in _chunks(x.shape[dim], factor, ranks)]
+    return pieces[0] if factor == 1 else [torch.cat(held, dim) for held in zip(*pieces, strict=True)]
 
 
 def assemble_axis(held: Sequence[Tensor], placement: Placement) -> Tensor:
     """The tensor that the ranks of one axis hold together.  A replica is rank 0's."""
-    _check_plain("shards.assemble_axis", placement)
-    if isinstance(placement, Shard):
-        return torch.cat(list(held), placement.dim)
-    return fold(torch.stack(list(held)), placement.reduce_op) if isinstance(placement, Partial) else held[0]
+    _check_defined("shards.assemble_axis", placement)
+    if isinstance(placement, Partial):
+        return fold(torch.stack(list(held)), placement.reduce_op)
+    cut = cuts(placement)
+    if cut is None:
+        return held[0]
+    dim, factor = cut
+    blocks = _chunks(sum(x.shape[dim] for x in held), factor, len(held))
+    pieces = [x.split([block[rank][1] for block in blocks], dim) for rank, x in enumerate(held)]
+    return torch.cat([piece for block in zip(*pieces, strict=True) for piece in block], dim)
+
+
+def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, ...]]:
+    """Each rank's local shape on a mesh of these sizes, by rank number.  Raises `NoSuchDim`.
+
+    >>> shapes_on((5,), (Shard(0), parse("SS(0,2)")), (2, 2))
+    [(2,), (1,), (1,), (1,)]
+    """
+    shapes = [tuple(shape)]
+    for size, placement in zip(mesh, placements, strict=True):
+        shapes = [local_shape(whole, placement, size, place) for whole in shapes for place in range(size)]
+    return shapes
 
 
 def local_shapes(spec: Spec) -> list[tuple[int, ...]]:
     """Each rank's local shape, by rank number."""
-    shapes = [tuple(spec.shape)]
-    for size, placement in zip(spec.mesh.sizes, spec.placements, strict=True):
-        shapes = [local_shape(shape, placement, size, i) for shape in shapes for i in range(size)]
-    return shapes
+    return shapes_on(spec.shape, spec.placements, spec.mesh.sizes)
 
 
-def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
-    """Every rank's piece, by rank number.  Axes apply from left to right, as in DTensor."""
-    if tuple(x.shape) != tuple(spec.shape):
-        raise WrongPieces("shards.split", [tuple(x.shape)], [spec.shape])
+def spread(
+    x: Tensor,
+    placements: Sequence[Placement],
+    mesh: Sequence[int],
+    cut: Callable[[Tensor, Placement, int], Sequence[Tensor]],
+) -> list[Tensor]:
+    """Every rank's piece, by rank number, where `cut(whole, placement, ranks)` deals along one axis of so many ranks.
+
+    Replicas are one object, and stay replicas where they are cut again: each object is cut once.
+    """
     held = [x]
-    for size, placement in zip(spec.mesh.sizes, spec.placements, strict=True):
-        held = [piece for whole in held for piece in split_axis(whole, placement, size, rng)]
+    for ranks, placement in zip(mesh, placements, strict=True):
+        pieces = {id(whole): cut(whole, placement, ranks) for whole in {id(x): x for x in held}.values()}
+        held = [piece for whole in held for piece in pieces[id(whole)]]
     return held
 
 
+def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
+    """Every rank's piece, by rank number; raises `WrongPieces` if x has not the spec's shape, and as `split_axis`."""
+    if tuple(x.shape) != tuple(spec.shape):
+        raise WrongPieces("shards.split", [tuple(x.shape)], [spec.shape])
+    return spread(x, spec.placements, spec.mesh.sizes, lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
+
+
 def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
-    """The whole tensor from every rank's piece; raises `WrongPieces` if a local shape is not the spec's."""
+    """The whole tensor from every rank's piece; raises `WrongPieces` if a local shape is not the spec's.
+
+    Of the spec, the mesh, the placements and the shape count; the dtype is that of the pieces.
+    """
     want, got = local_shapes(spec), [tuple(piece.shape) for piece in held]
     if got != want:
         raise WrongPieces("shards.assemble", got, want)
@@ -94,11 +135,19 @@ def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
     return level[0]
 
 
+def _chunks(size: int, factor: int, ranks: int) -> list[list[tuple[int, int]]]:
+    """For each block of a dim, the (start, length) of each rank's chunk of it."""
+    return [
+        [(start + first, count) for first, count in bounds(length, ranks)] for start, length in bounds(size, factor)
+    ]
+
+
 def _check_dim(call: str, dim: int, shape: Sequence[int]) -> None:
     if not 0 <= dim < len(shape):
         raise NoSuchDim(call, dim, shape)
 
 
-def _check_plain(call: str, placement: Placement) -> None:
-    if not is_plain(placement) and not isinstance(placement, Replicate):
-        raise BadPlacement(call, short(placement), "only R, S(dim) and the five P have a definition here")
+def _check_defined(call: str, placement: Placement) -> None:
+    if not is_defined(placement) and not isinstance(placement, Replicate):
+        problem = "only R, S(dim), SS(dim,factor) and the five P have a definition here"
+        raise BadPlacement(call, short(placement), problem)

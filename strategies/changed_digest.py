@@ -45,7 +45,7 @@ def digests(module: str | None) -> Callable[[str], str | None]:
 
 def place_of(op: str, module: str | None) -> SourceLine | None:
     """The file, within its project, and the line of the overload's rule function; None if it is outside of it."""
-    written = written_now().get(op, [])
+    written = written_now((op,)).get(op, [])
     project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
     if project is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any
@@ -21,10 +21,13 @@ class Written:
     name: str
 
 
-def written_now() -> dict[str, list[Written]]:
-    """The functions behind the rules of each overload: first the one that its author wrote, then what wraps it."""
+def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
+    """The functions behind the rules of each overload, or of each of these: first the one that its author wrote, then
+    what wraps it."""
     found: dict[str, list[Written]] = defaultdict(list)
     for (_, op), registered in dtensor.strategies_now().items():
+        if ops is not None and str(op) not in ops:
+            continue
         found[str(op)] += [w for w in dict.fromkeys(_written(registered, set())) if w not in found[str(op)]]
     return dict(found)
 

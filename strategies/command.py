@@ -20,7 +20,6 @@ from strategies.journal import BadJournal, DiskFull
 from strategies.modules import BadRules
 from strategies.progress import bar
 from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
-from strategies.validate import validate
 from strategies.verdicts import NOTHING, USAGE, Report
 
 
@@ -79,6 +78,8 @@ def _shard(text: str) -> tuple[int, int] | None:
 
 def run(chosen: Chosen) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
+    from strategies.validate import validate  # who only shows a report, or reads options, needs nothing that judges
+
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)  # the tensors are small, the workers many, and they are forked from here

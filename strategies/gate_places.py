@@ -14,7 +14,7 @@ def places(top: Path, ops: Collection[str]) -> Places:
     """For each of these overloads the first line of the function that is registered for it, of several the first one
     below `top`; None if there is none."""
     found: dict[str, SourceLine] = {}
-    every = written_now() if ops else {}  # there are some two thousand functions: nobody waits for those of a clean run
+    every = written_now(ops) if ops else {}
     for op in ops:
         below = (_place(one.file, one.line, top.resolve()) for one in every.get(op, ()))
         place = next((place for place in below if place is not None), None)

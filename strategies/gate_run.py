@@ -12,7 +12,6 @@ from strategies.journal import Line, of_kind, open_journal
 from strategies.progress import Progress
 from strategies.settings import Settings
 from strategies.units import Unit, mesh_kind, read_unit
-from strategies.validate import sweep
 from strategies.verdicts import Counts, Report
 
 NO_TIME, PART = "the time was up before it", "the time was up before all of it was tried"
@@ -31,6 +30,8 @@ class Ran:
 
 def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> Ran:
     """Try what the settings name, less the units of which the known lines tell.  Raises as `validate`."""
+    from strategies.validate import sweep  # a run of which all is remembered needs nothing that judges
+
     with open_journal(None, resume=False) as journal:
         journal.lines += known
         seconds = sweep(settings, journal, progress)

@@ -43,7 +43,7 @@ def judge() -> str:
         return ""
     own = _hashed(sources)
     kernels = torch.backends.cpu.get_cpu_capability()
-    others = sorted({f"{found.metadata['Name']} {found.version}" for found in distributions()})
+    others = sorted({found.read_text("METADATA") or found.read_text("PKG-INFO") or "" for found in distributions()})
     return _hex([torch.__version__, torch.version.git_version, platform.python_version(), platform.machine(), kernels,
                  others, own])  # fmt: skip
 

@@ -47,10 +47,11 @@ from localtensor.testing.drawn_ops import OpCall
 from localtensor.testing.drawn_sharded import Sharded, assemble
 from localtensor.testing.drawn_texts import read_spec, spec_text
 from localtensor.testing.drawn_values import PATTERNS, USUAL, Drawn, no_gradient
+from localtensor.testing.program_draws import rank_programs
 
 __all__ = [
     "DTYPES", "KINDS", "PATTERNS", "PLAIN", "USUAL", "BadDraw", "Drawn", "Layout", "OpCall", "Sharded", "assemble",
-    "drawn", "layouts", "meshes", "op_calls", "placements", "read_spec", "schedules", "shapes", "sharded", "spec_text",
+    "drawn", "layouts", "meshes", "op_calls", "placements", "rank_programs", "read_spec", "schedules", "shapes", "sharded", "spec_text",
     "specs", "tensor_of", "tensors",
 ]  # fmt: skip
 PLAIN = ("R", "S", "P")

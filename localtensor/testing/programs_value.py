@@ -53,11 +53,11 @@ class RankProgram:
     `print(program)` shows the code.
 
     >>> from localtensor import run
+    >>> from localtensor.testing.same import assert_same
     >>> from localtensor.testing.programs_steps import Step
     >>> total = Step(0, "all_reduce", 0, (0, 1))
     >>> program = RankProgram(((0, 1),), ((Event("launch", total), Event("mix", total)),) * 2)
-    >>> [out for _, out in run(program, ranks=program.ranks)] == [out for _, out in program.expected()]
-    True
+    >>> assert_same(run(program, ranks=program.ranks), program.expected())
     """
 
     groups: tuple[tuple[int, ...], ...]

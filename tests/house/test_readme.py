@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-OURS = ("$ localtensor", "$ make", "$ python")
+OURS = ("$ localtensor", "$ make", "$ pytest", "$ python")
 
 # Each command of the README stands in one of these two tables.
 EXIT_CODES = {
@@ -27,12 +27,22 @@ EXIT_CODES = {
     "localtensor run -n 2 -m train 0.5": 0,
     "localtensor run --help": 0,
     "localtensor discover aten.mv.default --emit": 0,
+    "localtensor gate --rules my_rules": 1,
+    'localtensor gate --rules my_rules --accept "issue 12: needs a scan over ranks" --expires 2099-12-31': 0,
+    "pytest test_layers.py": 0,
+    "pytest test_layers.py --rank-schedule shuffled:7 --rank-seed 1": 0,
+    "pytest test_layers.py --rank-flaky 10": 0,
+    "pytest test_layers.py -k everywhere --ranks-on gloo": 0,
+    "pytest test_scale.py": 0,
+    "pytest test_squares.py": 1,
 }
 TOO_SLOW = {
     "localtensor validate --all --pairs --mesh 2,2 --mesh 2,3 --mesh 2,2,2 --journal sweep.jsonl": "takes many minutes",
     "localtensor validate --all --journal 1.jsonl --shard 1/4": "takes minutes",
     "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl --json report.json": "joins what the others wrote",
     "localtensor coverage sweep.jsonl": "reads what the full sweep wrote",
+    "localtensor gate --rules my_rules --changed origin/main --budget 5m": "needs a repository: tests/gate has one",
+    "localtensor report sweep.jsonl -o report.html": "reads what the full sweep wrote: tests/browser has a page",
     "make validate": "installs torch, then judges every rule",
     "make bench": "runs torch's own validator beside ours",
     "make check": "formats, lints and tests the whole tree",
@@ -66,8 +76,9 @@ def write_examples(text: str, folder: Path) -> None:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     where = ROOT if command.startswith("make") else folder
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return subprocess.run(
-        command, shell=True, cwd=where, env={**os.environ, "PATH": bin_first}, stdin=subprocess.DEVNULL,
+        command, shell=True, cwd=where, env={**environ, "PATH": bin_first}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 

@@ -9,40 +9,43 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = """
-localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced localtensor.wire localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines localtensor._worker localtensor._script_rank localtensor.folding localtensor.lockstep_parts localtensor.offsets localtensor.own_world localtensor.physical localtensor.fold_order
-localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults localtensor.frames localtensor.rank_random localtensor.rank_shared localtensor.cells localtensor.draws localtensor.physical_lists localtensor.physical_nn localtensor.rewrites
-localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs localtensor.rank_special localtensor.errors.lockstep localtensor.memory localtensor.physical_dims localtensor.shown
-localtensor.errors localtensor.rank_state localtensor.forms
-localtensor.mesh localtensor.schedule localtensor.limits localtensor.reductions localtensor._crew localtensor.families localtensor.items localtensor.rank_words localtensor.ways
-localtensor.partials localtensor.placement localtensor.testing.schedules localtensor.baton localtensor.agreement localtensor.processes localtensor.script_processes localtensor.folded localtensor.rank_nodes
-localtensor.shards localtensor.meetings localtensor.collectives localtensor.rank_ints localtensor.recipes
-localtensor.exchange localtensor.messages localtensor.same localtensor.judging localtensor.kernels localtensor.lockstep_groups
-localtensor.chunks localtensor.simulation localtensor.testing.same localtensor.c10d_ops localtensor.offers localtensor.tensor
-localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.answers localtensor.lockstep_works localtensor.outcomes localtensor.reshapes
-localtensor.process_group localtensor.stand_ins localtensor.one_cell localtensor.by_kind
-localtensor.threads localtensor._job localtensor.engine localtensor.lockstep_doors
-localtensor.kinds localtensor.real localtensor.script localtensor.c10d localtensor.lockstep_mesh localtensor.lockstep_modules localtensor.lockstep_objects localtensor.uneven
-localtensor._run localtensor.adjoints localtensor.dtensor localtensor.lockstep_calls
-localtensor.lockstep
-localtensor.lockstep_collectives localtensor.testing.reference
+localtensor.errors.base localtensor.events localtensor._policies localtensor._context localtensor.replaced localtensor.wire localtensor.rank_slots localtensor.overlap localtensor.cores localtensor.propagation localtensor.lines localtensor._worker localtensor._script_rank localtensor.folding localtensor.lockstep_parts localtensor.offsets localtensor.own_world localtensor.physical localtensor.fold_order localtensor.rank_fixtures localtensor.rank_hypothesis localtensor.rank_loops localtensor.testing.drawn_meshes localtensor.testing.programs_steps
+localtensor.errors.arguments localtensor.errors.collectives localtensor.errors.processes localtensor.errors.faults localtensor.frames localtensor.rank_random localtensor.rank_shared localtensor.cells localtensor.draws localtensor.physical_lists localtensor.physical_nn localtensor.rewrites localtensor.rank_comms localtensor.suites_stores localtensor.testing.programs_lines localtensor.testing.programs_referee localtensor.testing.programs_words localtensor.testing.rule_errors
+localtensor.errors.mismatches localtensor.errors.programs localtensor.errors.runs localtensor.errors.lockstep localtensor.memory localtensor.physical_dims localtensor.shown localtensor.rank_places localtensor.rank_rules localtensor.suites_barrier localtensor.suites_exits localtensor.suites_libraries localtensor.testing.programs_value localtensor.testing.rule_ops
+localtensor.errors localtensor.forms localtensor.forked_errors localtensor.rank_outcomes localtensor.rank_passed localtensor.rank_report localtensor.rank_special localtensor.testing.program_draws localtensor.testing.rule_truth
+localtensor.mesh localtensor.schedule localtensor.limits localtensor.reductions localtensor._crew localtensor.families localtensor.items localtensor.rank_words localtensor.ways localtensor.rank_state localtensor.suites_told
+localtensor.partials localtensor.placement localtensor.testing.schedules localtensor.baton localtensor.agreement localtensor.processes localtensor.script_processes localtensor.folded localtensor.rank_nodes localtensor.rank_environment localtensor.rank_marks
+localtensor.shards localtensor.meetings localtensor.collectives localtensor.rank_ints localtensor.recipes localtensor.rank_program localtensor.testing.drawn_checks localtensor.testing.rule_text
+localtensor.exchange localtensor.messages localtensor.same localtensor.judging localtensor.kernels localtensor.lockstep_groups localtensor.testing.drawn_layouts localtensor.testing.drawn_ops localtensor.testing.drawn_texts localtensor.testing.drawn_values localtensor.testing.rule_shapes
+localtensor.chunks localtensor.simulation localtensor.testing.same localtensor.c10d_ops localtensor.offers localtensor.tensor localtensor.testing.drawn_parts
+localtensor.works localtensor.watch localtensor.store localtensor.worlds localtensor.answers localtensor.lockstep_works localtensor.outcomes localtensor.reshapes localtensor.testing.drawn_sharded
+localtensor.process_group localtensor.stand_ins localtensor.one_cell localtensor.by_kind localtensor.testing.drawn_choices localtensor.testing.rule_case
+localtensor.threads localtensor._job localtensor.engine localtensor.lockstep_doors localtensor.testing.draws localtensor.testing.rule_calls localtensor.testing.rule_script localtensor.testing.rule_search
+localtensor.kinds localtensor.real localtensor.script localtensor.c10d localtensor.lockstep_mesh localtensor.lockstep_modules localtensor.lockstep_objects localtensor.uneven localtensor.suites_ranks localtensor.testing.rule_report
+localtensor._run localtensor.adjoints localtensor.dtensor localtensor.lockstep_calls localtensor.forked localtensor.suites_processes localtensor.suites_threads
+localtensor.lockstep localtensor.rank_tests localtensor.rank_world localtensor.suites_continuous localtensor.testing.rule_shardings
+localtensor.lockstep_collectives localtensor.testing.reference localtensor.rank_told localtensor.suites_bases localtensor.testing.rule_tests
+localtensor.pytest_plugin localtensor.testing.suites localtensor.torch_suites
 localtensor.testing
 localtensor
-strategies.drawn strategies.either strategies.files strategies.journal strategies.layouts strategies.meshed strategies.progress strategies.remembered strategies.rules strategies.workers
-strategies.again strategies.arguments strategies.choice strategies.codec strategies.cpu_kernels strategies.form strategies.gradients strategies.likeness strategies.programs strategies.sealed strategies.torch_dtensor strategies.truth strategies.units strategies.verdicts
-strategies.adversaries strategies.binding strategies.blame strategies.edited strategies.followers strategies.forms_dims strategies.forms_indices strategies.forms_layout strategies.forms_scalars strategies.forms_sizes strategies.generated strategies.mesh_draws strategies.modules strategies.pieces strategies.population strategies.replay strategies.report strategies.samples strategies.spool strategies.torch_lists strategies.values
-strategies.adverse strategies.coverage strategies.forms strategies.ran strategies.redistributions strategies.settings strategies.smaller_sizes strategies.smaller_values strategies.sources strategies.stage strategies.typed_draws
-strategies.dask_executor strategies.probe strategies.smaller
-strategies.executors strategies.oracle strategies.picture strategies.repro strategies.shrink strategies.suspects strategies.weighing
-strategies.derived strategies.dockets strategies.findings strategies.hearings strategies.scripted strategies.search strategies.selection strategies.smallest
-strategies.confirm strategies.discover strategies.gathering strategies.lines strategies.tally strategies.trial
-strategies.emit strategies.merge strategies.played strategies.settle
-strategies.discover_command strategies.meshes strategies.pairs strategies.shrunk
+strategies.changed_module strategies.drawn strategies.either strategies.files strategies.git_tree strategies.html_picture strategies.journal strategies.layouts strategies.leaving strategies.meshed strategies.progress strategies.remembered strategies.rules strategies.workers
+strategies.again strategies.arguments strategies.changed_scopes strategies.changed_tree strategies.choice strategies.codec strategies.cpu_kernels strategies.form strategies.gradients strategies.likeness strategies.programs strategies.sealed strategies.torch_dtensor strategies.truth strategies.units strategies.verdicts
+strategies.adversaries strategies.binding strategies.blame strategies.changed_names strategies.changed_project strategies.changed_registered strategies.edited strategies.followers strategies.forms_dims strategies.forms_indices strategies.forms_layout strategies.forms_scalars strategies.forms_sizes strategies.gate_values strategies.generated strategies.html_map strategies.mesh_draws strategies.modules strategies.pieces strategies.population strategies.replay strategies.report strategies.samples strategies.spool strategies.torch_lists strategies.values
+strategies.adverse strategies.baseline strategies.changed_form strategies.changed_starts strategies.coverage strategies.forms strategies.outputs_json strategies.ran strategies.redistributions strategies.settings strategies.smaller_sizes strategies.smaller_values strategies.sources strategies.stage strategies.typed_draws
+strategies.changed_index strategies.dask_executor strategies.gate strategies.gate_asked strategies.outputs_words strategies.probe strategies.smaller strategies.verdict_cache
+strategies.changed_roots strategies.executors strategies.gate_places strategies.gate_shown strategies.html_findings strategies.oracle strategies.outputs_annotations strategies.outputs_junit strategies.outputs_sarif strategies.outputs_summary strategies.picture strategies.repro strategies.shrink strategies.suspects strategies.weighing
+strategies.changed_slice strategies.derived strategies.dockets strategies.findings strategies.hearings strategies.scripted strategies.search strategies.selection strategies.smallest
+strategies.changed_reasons strategies.changed_view strategies.confirm strategies.discover strategies.gathering strategies.lines strategies.tally strategies.trial
+strategies.changed strategies.changed_digest strategies.emit strategies.html_page strategies.merge strategies.played strategies.settle
+strategies.discover_command strategies.html_report strategies.meshes strategies.pairs strategies.shrunk
 strategies.followed
 strategies.trials
 strategies.sweep
 strategies.validate
-strategies.command strategies.covered
-strategies.merging
+strategies.command strategies.covered strategies.gate_run
+strategies.gate_work strategies.merging
+strategies.gate_command
+strategies.cli_gate
 strategies.cli
 strategies
 """.strip().splitlines()

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.tensor as dtensor
+import torch.distributed.tensor.experimental
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -265,3 +265,33 @@ def test_a_torch_that_no_longer_wraps_its_functions_is_named(monkeypatch):
         "localtensor: torch: torch.distributed.init_process_group: it is no longer wrapped in torch's logging decorators. "
         "Use torch 2.13, with which this was tried, and report it with your version."
     )
+
+
+def test_a_fake_group_is_torchs_own_and_any_size():
+    def fake():
+        dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=64)
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        inner = dist.new_group([0, 5])
+        seen = dist.get_backend(), dist.get_world_size(), x.tolist(), dist.get_world_size(inner)
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        return seen, x.tolist()
+
+    assert lt.run(fake, ranks=2).values == ((("fake", 64, [1.0, 1.0], 2), [2.0, 2.0]),) * 2
+
+
+def test_the_debug_level_detail_puts_no_gloo_around_a_group():
+    def reduce():
+        x = torch.ones(1)
+        dist.all_reduce(x, group=dist.new_group([0, 1]))
+        return x.item()
+
+    level = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        assert lt.run(reduce, ranks=2, timeout=20, leftovers="ignore").values == (2, 2)
+    finally:
+        dist.set_debug_level(level)

@@ -15,6 +15,9 @@ import localtensor.forked
 import localtensor.rank_told
 import localtensor.rank_world
 
+# In this process the plugin's package is there already, which pytest remarks upon.
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+
 
 def _use_everything():
     mesh = init_device_mesh("cpu", (2,))
@@ -35,7 +38,7 @@ def tried(pytester, warm):
     def run(body, *options):
         pytester.makepyfile(test_it=head + textwrap.dedent(body))
         plugin = () if loaded else ("-p", "localtensor.pytest_plugin")
-        result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "default", *plugin, *options)
+        result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "default", *QUIET, *plugin, *options)
         result.text = f"{result.stdout.str()}\n{result.stderr.str()}"
         return result
 

@@ -24,7 +24,7 @@ def test_a_session_without_rank_tests_imports_no_torch(tmp_path):
         "    assert 'localtensor.pytest_plugin' in sys.modules\n"
         "    assert not {'torch', 'numpy', 'hypothesis'} & set(sys.modules)\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "localtensor.pytest_plugin", "-p", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "localtensor", "-p", "no:hypothesispytest"]
     ran = subprocess.run(
         [*command, "--ranks", "4"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
     )
@@ -39,6 +39,7 @@ def test_help_markers_and_fixtures_describe_everything(tried):
         "--rank-schedule=TEXT",
         "--rank-seed=N",
         "--rank-flaky=N",
+        "--rank-leftovers=ignore|warn|raise",
     ):
         assert option in words
     for setting in ("ranks_on (string)", "rank_schedule (string)", "rank_timeout (string)"):
@@ -107,10 +108,12 @@ def test_an_ordinary_test_stays_ordinary(tried):
     ("ranks('4')", "@pytest.mark.ranks: '4': a number"),
     ("ranks(2.0)", "@pytest.mark.ranks: 2.0: a number"),
     ("ranks(2, 2)", "@pytest.mark.ranks: (2, 2): each number makes a test, and one is there twice."),
-    ("ranks(2, rank=3)", "@pytest.mark.ranks: rank: the keywords are schedule, seed and timeout."),
+    ("ranks(2, rank=3)", "@pytest.mark.ranks: rank: the keywords are schedule, schedules, seed, timeout, leftovers."),
     ("ranks(2, seed=-3)", "@pytest.mark.ranks: seed: -3: a seed is"),
     ("ranks(2, timeout='x')", "@pytest.mark.ranks: timeout: x: a limit is"),
     ("ranks(2, schedule='tight')", "@pytest.mark.ranks: schedule: 'tight': there is no policy tight"),
+    ("ranks(2, schedules=0)", "@pytest.mark.ranks: schedules: 0: a number of schedules is"),
+    ("ranks(2, leftovers='sweep')", "@pytest.mark.ranks: leftovers: sweep: that is nothing to do"),
     ("mesh(())", "@pytest.mark.mesh: (): a shape is whole numbers from 1 up."),
     ("mesh((2, 0))", "@pytest.mark.mesh: (2, 0): a shape is"),
     ("mesh(2, 2)", "@pytest.mark.mesh: 2, 2: it takes a shape and names="),
@@ -145,6 +148,7 @@ def test_a_test_that_asks_for_what_it_cannot_have_is_one_sentence(tried, body, s
     ("--rank-schedule=pct:x", "pytest: --rank-schedule: 'pct:x': it is no POLICY"),
     ("--rank-flaky=0", "pytest: --rank-flaky: 0: a number of schedules is"),
     ("--rank-seed=-1", "pytest: --rank-seed: -1: a seed is"),
+    ("--rank-leftovers=", "pytest: --rank-leftovers: : that is nothing to do about"),
     ("--rank-timeout=soon", "pytest: --rank-timeout: soon: a limit is"),
     ("-oranks=none", "pytest: ranks: none: a number of ranks is"),
 ])  # fmt: skip

@@ -223,20 +223,35 @@ def test_what_ends_the_session_ends_it_from_a_rank_too(tried):
     assert "no tests ran" in stopped.text
 
 
-def test_groups_that_are_left_are_a_warning(tried):
-    result = tried(
-        """
-        @pytest.mark.ranks(2)
-        def test_left():
-            dist.new_group([0, 1])
+STRICT = """
+    pytestmark = pytest.mark.filterwarnings("error")
+"""
+LEFT = """
+    @pytest.mark.ranks(2)
+    def test_left():
+        dist.new_group([0, 1])
 
-        @pytest.mark.mesh((2, 2))
-        def test_mesh(mesh):
-            dist.all_reduce(torch.ones(1), group=mesh.get_group(0))
-        """
-    )
-    result.assert_outcomes(passed=2, warnings=1)
-    assert "LeftoverWarning: new_group: group" in result.text and "test_it.py::test_left" in result.text
+    @pytest.mark.mesh((2, 2))
+    def test_mesh(mesh):
+        dist.all_reduce(torch.ones(1), group=mesh.get_group(0))
+
+    def test_of_world(world):
+        world.run(dist.new_group, [0, 1])
+"""
+
+
+def test_groups_that_are_left_are_no_matter_unless_asked(tried, pytester):
+    tried(STRICT + LEFT).assert_outcomes(passed=3)
+    pytester.makeini("[pytest]\nrank_leftovers = warn\n")
+    warned = tried(LEFT)
+    warned.assert_outcomes(passed=3, warnings=2)
+    assert "LeftoverWarning: new_group: group" in warned.text and "test_it.py::test_left" in warned.text
+    failed = tried(LEFT, "--rank-leftovers=raise")
+    failed.assert_outcomes(passed=1, failed=2)
+    assert failed.text.count("GroupsLeftOver: new_group: group") >= 2
+    assert replay_of(failed)[1:3] == ["--rank-leftovers", "raise"]
+    marked = LEFT.replace("ranks(2)", "ranks(2, leftovers='ignore')")
+    tried(STRICT + marked).assert_outcomes(passed=2, failed=1)
 
 
 ORDER = """
@@ -265,6 +280,15 @@ def test_a_flaky_test_is_found_and_its_replay_fails_alike(tried):
     seen = re.compile(r"E +AssertionError: (\[.*\])")
     assert seen.findall(again.text) == seen.findall(result.text) != []
     assert replay_of(again) == words
+
+
+def test_a_mark_may_ask_for_several_schedules(tried):
+    marked = ORDER.replace("ranks(3)", "ranks(3, schedules=5)")
+    result = tried(marked)
+    result.assert_outcomes(failed=1)
+    assert "Flaky: under 1 of 5 schedules it passed, then it failed under shuffled:0." in result.text
+    tried(marked, "--rank-schedule=round_robin").assert_outcomes(passed=1)
+    tried(marked, "--rank-flaky=1").assert_outcomes(passed=1)
 
 
 def test_a_replay_says_what_the_marks_do_not_and_the_typed_schedule_wins(tried):

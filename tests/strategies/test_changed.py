@@ -17,7 +17,7 @@ HELPER = "`helper` in p/util.py, which its rule calls, changed"
 DIMS = "the constant DIMS that it reads changed"
 
 
-def check(folder, files, changes, scale, shift):
+def check_choices(folder, files, changes, scale, shift):
     """The reason for each of the two overloads; `p` stands for the package."""
     with edits.two_versions(folder, files, changes) as name:
         found = select("HEAD", folder, f"{name}.rules", [f"{name}.scale.default", f"{name}.shift.default"])
@@ -54,7 +54,7 @@ def check(folder, files, changes, scale, shift):
     pytest.param({RULES: [("def shift_rule(x):\n", "def shift_rule(x):\n    rows: list[int]\n    pass\n")]}, id="what does nothing"),
 ])  # fmt: skip
 def test_an_edit_that_changes_nothing_chooses_nothing(tmp_path, changes):
-    check(tmp_path, PACKAGE, changes, NO, NO)
+    check_choices(tmp_path, PACKAGE, changes, NO, NO)
 
 
 @pytest.mark.parametrize(("changes", "scale", "shift"), [
@@ -91,7 +91,7 @@ def test_an_edit_that_changes_nothing_chooses_nothing(tmp_path, changes):
                  id="a global that a function changes"),
 ])  # fmt: skip
 def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scale, shift):
-    check(tmp_path, PACKAGE, changes, scale, shift)
+    check_choices(tmp_path, PACKAGE, changes, scale, shift)
 
 
 @pytest.mark.parametrize(("files", "changes", "scale", "shift"), [
@@ -140,4 +140,4 @@ def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scal
     pytest.param(styles.FILLED, {"{p}/filled.py": [("MORE += 1", "MORE += 2")]}, "line 4 of p/filled.py, on which its rule depends, changed", NO, id="a constant bound under a condition"),
 ])  # fmt: skip
 def test_however_the_rules_are_written(tmp_path, files, changes, scale, shift):
-    check(tmp_path, files, changes, scale, shift)
+    check_choices(tmp_path, files, changes, scale, shift)

@@ -80,6 +80,20 @@ def test_there_is_none_for_a_rule_that_reads_what_is_no_text(tmp_path, read):
     assert [found is None for found in told(tmp_path, {**PACKAGE, "{p}/rules.py": text}, {}, name)] == [True, False]
 
 
+@pytest.mark.parametrize(
+    "version", ["", '__version__ = "1.0"\n'], ids=["without a version", "of a version, but not installed"]
+)
+def test_there_is_none_for_a_rule_that_uses_a_library_which_may_change_unseen(tmp_path, monkeypatch, version):
+    (tmp_path / "library").mkdir()
+    name = f"beside_{len(version)}"
+    (tmp_path / f"library/{name}.py").write_text(f"{version}FEW = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "library"))
+    text = f"import {name}\n" + PACKAGE["{p}/rules.py"].replace("*helper(x)", f"*helper(x)[: {name}.FEW]")
+    (tmp_path / "project").mkdir()
+    found = told(tmp_path / "project", {**PACKAGE, "{p}/rules.py": text}, {}, f"digest_{name}")
+    assert [digest is None for digest in found] == [True, False]
+
+
 def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):
     assert both(styles.GUESSED, {}) == [True, True]
     assert both(styles.GUESSED, {"{p}/util.py": [("rows(x, 7)", "rows(x, 8)")]}) == [False, False]

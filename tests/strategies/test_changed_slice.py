@@ -4,7 +4,7 @@ import pytest
 
 from tests.strategies import edit_styles as styles
 from tests.strategies.edits import PACKAGE
-from tests.strategies.test_changed import NO, RULES, TABLES, UTIL, check
+from tests.strategies.test_changed import NO, RULES, TABLES, UTIL, check_choices
 
 TWICE = styles.rules("""
 @register_sharding(torch.ops.{p}.scale.default)
@@ -116,6 +116,7 @@ def safe(x):
     try:
         return kind(x)
     except ValueError as error:
+        "the reason"
         return str(error)
 
 
@@ -149,7 +150,7 @@ def shift_rule(x):
     pytest.param(NAMED, {RULES: [("shift.default, limit)", "shift.default, helper)")]}, "its registration changed", "its registration changed", id="a function of one's own that registers"),
     pytest.param(NATIVE, {"native.cpp": "int x = 2;"}, "could not be told apart: no statement binds `_native` in p/util.py, and native.cpp changed", NO, id="compiled code"),
     pytest.param(TYPED, {UTIL: [("x: object", "x: int")]}, *["`helper` in p/util.py, which its rule calls, changed"] * 2, id="an annotation, of which torch makes schemas"),
-    pytest.param(MATCHED, {RULES: [("none", "empty"), ("other", "rest"), ("as error", "as e"), ("str(error)", "str(e)"), ("many", "count"), ("last", "end")]},
+    pytest.param(MATCHED, {RULES: [("the reason", "why"), ("none", "empty"), ("other", "rest"), ("as error", "as e"), ("str(error)", "str(e)"), ("many", "count"), ("last", "end")]},
                  NO, NO, id="locals of every kind"),
     pytest.param(MATCHED, {RULES: [("case 0 as none", "case 1 as none")]}, "`kind` in p/rules.py, which its rule calls, changed", NO, id="a pattern"),
     pytest.param(MATCHED, {RULES: [("return other", "return many if (many := 1) else other")]}, "`kind` in p/rules.py, which its rule calls, changed", NO, id="a walrus"),
@@ -158,4 +159,4 @@ def shift_rule(x):
                  "its registration changed", "its registration changed", id="a table that its own loop changes"),
 ])  # fmt: skip
 def test_what_a_rule_depends_on(tmp_path, files, changes, scale, shift):
-    check(tmp_path, files, changes, scale, shift)
+    check_choices(tmp_path, files, changes, scale, shift)

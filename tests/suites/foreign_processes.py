@@ -79,7 +79,7 @@ class Plain(MultiProcessTestCase):
     def test_server_whose_port_is_passed_on(self):
         note = self.file_name + ".port"
         if self.rank == 0:
-            server = dist.TCPStore("127.0.0.1", 0, self.world_size, is_master=True)
+            server = dist.TCPStore("127.0.0.1", 0, self.world_size, is_master=True, wait_for_workers=False)
             with open(note + ".new", "w") as file:
                 file.write(str(server.port))
             os.replace(note + ".new", note)
@@ -87,7 +87,9 @@ class Plain(MultiProcessTestCase):
             while not os.path.exists(note):
                 time.sleep(0.001)
             with open(note) as file:
-                server = dist.TCPStore("127.0.0.1", int(file.read()), self.world_size, is_master=False)
+                server = dist.TCPStore(
+                    "127.0.0.1", int(file.read()), self.world_size, is_master=False, wait_for_workers=False
+                )
         server.add("arrived", 1)
         server.set(f"rank {self.rank}", "here")
         self.assertEqual(server.get(f"rank {(self.rank + 1) % 3}"), b"here")
