@@ -54,7 +54,7 @@ class Table(dict[Any, Any]):
         return self[key]
 
     def _note(self, key: Any) -> None:
-        if key not in self.changed and not _importing():
+        if key not in self.changed and not importing():
             self.changed[key] = self.get(key, _GONE)
 
     def differences(self) -> dict[Any, Any]:
@@ -69,7 +69,7 @@ class Table(dict[Any, Any]):
             super().__delitem__(key)
 
 
-def _importing() -> bool:
+def importing() -> bool:
     """Whether the body of a module is running, on its first import."""
     frame: Any = sys._getframe(2)
     while frame is not None:

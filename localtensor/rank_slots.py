@@ -361,6 +361,8 @@ NAMES = (
         ("_default_pg_init_method",),
     ),
     Names("hub_dir", "torch.hub.set_dir is process-wide", "torch.hub", ("_hub_dir",)),
-    Names("output", "contextlib.redirect_stdout on one rank must not take another's lines", "sys", ("stdout", "stderr")),
+    Names(
+        "output", "contextlib.redirect_stdout on one rank must not take another's lines", "sys", ("stdout", "stderr")
+    ),
     Names("argv", "scripts read it, and some change it", "sys", owned=("argv",)),
 )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from localtensor._context import running
+from localtensor.rank_rules import importing
 from localtensor.replaced import wrapped
 from localtensor.suites_stores import is_rank
 
@@ -22,6 +23,8 @@ PRIVATE = {
     "torch.library.Library._register_fake": "how a kernel for fake tensors is registered",
     "torch.library.Library._destroy": "a definition ends with the run, and not with the first rank that leaves it",
 }
+
+_TORCHS = ("aten", "prims", "prim", "c10d", "_c10d_functional", "_dtensor", "inductor", "quantized", "higher_order")
 
 
 class _Run:
@@ -34,13 +37,13 @@ class _Run:
         self.libraries: dict[int, Any] = {}
 
     def begin(self, original: Callable[..., None], lib: Any, ns: str, kind: str, *args: Any, **kwargs: Any) -> None:
-        if is_rank() and kind == "DEF":
+        if kind == "DEF" and _a_tests(ns):
             kind = "FRAGMENT" if ns in self.namespaces else kind
             self.namespaces.add(ns)
         original(lib, ns, kind, *args, **kwargs)
 
     def define(self, original: Callable[..., Any], lib: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_rank():
+        if not _a_tests(lib.ns):
             return original(lib, schema, *args, **kwargs)
         known = self.defined.get((lib.ns, schema))
         if known is None or _rank() in known:  # a second time by one rank: torch refuses it
@@ -61,7 +64,7 @@ class _Run:
     def _kernel(
         self, original: Any, lib: Any, where: tuple[str, ...], op: Any, fn: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        if not is_rank() or not isinstance(fn, types.FunctionType | types.MethodType):
+        if not _a_tests(lib.ns) or not isinstance(fn, types.FunctionType | types.MethodType):
             return original(lib, op, fn, *args, **kwargs)
         self.libraries[id(lib)] = lib
         by_rank = self.kernels.setdefault(where, {})
@@ -99,6 +102,11 @@ def one_registry() -> Iterator[None]:
             stack.enter_context(wrapped(library, name, around))
         stack.callback(run.end)
         yield
+
+
+def _a_tests(ns: str) -> bool:
+    """Whether a test defines this now, on a rank: no module that is being imported, and nothing of torch's own."""
+    return is_rank() and not importing() and ns not in _TORCHS
 
 
 def _rank() -> int:

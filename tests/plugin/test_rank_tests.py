@@ -236,7 +236,7 @@ LEFT = """
         dist.all_reduce(torch.ones(1), group=mesh.get_group(0))
 
     def test_of_world(world):
-        world.run(dist.new_group, [0, 1])
+        world.run(dist.new_group, (0, 1))
 """
 
 

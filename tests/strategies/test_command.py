@@ -39,7 +39,7 @@ def judge(monkeypatch):
                 raise what
             return what
 
-        monkeypatch.setattr(command, "validate", validate)
+        monkeypatch.setattr("strategies.validate.validate", validate)
         return asked
 
     return answer

@@ -132,11 +132,18 @@ def test_another_torch_or_python_is_another_judge(where, name, monkeypatch):
 
 def test_another_version_of_anything_installed_is_another_judge(monkeypatch):
     class Other:
-        metadata, version = {"Name": "torchvision"}, "9.9"
+        def __init__(self, version):
+            self.version = version
 
-    before, installed = judge(), list(verdict_cache.distributions())
-    monkeypatch.setattr(verdict_cache, "distributions", lambda: [*installed, Other])
-    assert judge() != before
+        def read_text(self, file):
+            return f"Name: torchvision\nVersion: {self.version}\n" if file == "PKG-INFO" else None
+
+    installed = list(verdict_cache.distributions())
+    names = []
+    for version in ("9.8", "9.9", "9.9"):
+        monkeypatch.setattr(verdict_cache, "distributions", lambda with_it=Other(version): [*installed, with_it])
+        names.append(judge())
+    assert names[0] != names[1] == names[2]
 
 
 def test_an_edit_of_this_tool_makes_it_another_judge(tmp_path, monkeypatch):
