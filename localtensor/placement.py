@@ -128,6 +128,8 @@ class Spec:
         for cut in map(cuts, self.placements):
             if cut is not None and not 0 <= cut[0] < len(self.shape):
                 raise NoSuchDim("Spec", cut[0], self.shape)
+            if cut is not None and cut[1] < 1:
+                raise BadPlacement("Spec", shorts(self.placements), "a split factor is 1 or more")
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What Hypothesis prints in a failing example: a call that makes the same spec."""

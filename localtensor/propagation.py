@@ -112,6 +112,21 @@ def _question(propagator: Any, schema: Any) -> tuple[Any, Any]:
     )
 
 
+class _Same:
+    """An object that equals itself only, and lives as long as it is part of a key: its id is nobody else's."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
 def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
     """What changes an answer and stands in no argument: the rule itself, and torch's switches."""
     from torch.distributed.tensor import _redistribute
@@ -119,7 +134,7 @@ def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
     rules = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
     flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
     return (
-        *(id(table.get(schema.op)) for table in rules),
+        *(_Same(table.get(schema.op)) for table in rules),
         *(getattr(_redistribute, flag, None) for flag in flags),
         torch.get_default_dtype(),
         torch.is_grad_enabled(),

@@ -91,7 +91,7 @@ class RankTest:
             program = Program(self.item, self.plan, function, args, kwargs)
             failure, value = self._once(program, text)
             if failure is not None:
-                if len(texts) > 1:
+                if tried:
                     failure.tried = (
                         f"Flaky: under {tried} of {len(texts)} schedules it passed, then it failed under {text}."
                     )

@@ -33,6 +33,18 @@ def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
     return tuple((start, min(step, size - start)) for start in starts)
 
 
+def strided_bounds(size: int, factor: int, ranks: int) -> list[tuple[tuple[int, int], ...]]:
+    """For each of the `factor` blocks of one dim, the (start, length) of each rank's chunk of it.
+
+    >>> strided_bounds(5, 2, 2)
+    [((0, 2), (2, 1)), ((3, 1), (4, 1))]
+    """
+    return [
+        tuple((start + inner, count) for inner, count in bounds(length, ranks))
+        for start, length in bounds(size, factor)
+    ]
+
+
 def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: int) -> tuple[int, ...]:
     """The shape of one rank's piece along one mesh axis of `ranks` ranks.  Raises `NoSuchDim`."""
     cut = cuts(placement)
@@ -40,7 +52,7 @@ def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: in
         return tuple(shape)
     dim, factor = cut
     _check_dim("shards.local_shape", dim, shape)
-    return (*shape[:dim], sum(chunk[rank][1] for chunk in _chunks(shape[dim], factor, ranks)), *shape[dim + 1 :])
+    return (*shape[:dim], sum(chunk[rank][1] for chunk in strided_bounds(shape[dim], factor, ranks)), *shape[dim + 1 :])
 
 
 def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator | None = None) -> list[Tensor]:
@@ -49,7 +61,8 @@ def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator
     A Partial needs `rng`, a torch.Generator: there are many ways to split a sum.
     Raises `BadPlacement` for a placement that is none of R, S, SS and the five P.
 
-    >>> split_axis(torch.arange(5), StridedShard(0, split_factor=2), 2)  # the blocks 0, 1, 2 and 3, 4
+    >>> from localtensor.placement import parse
+    >>> split_axis(torch.arange(5), parse("SS(0,2)"), 2)  # of the blocks 0, 1, 2 and 3, 4
     [tensor([0, 1, 3]), tensor([2, 4])]
     """
     _check_defined("shards.split_axis", placement)
@@ -62,7 +75,7 @@ def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator
         return [x] * ranks
     dim, factor = cut
     _check_dim("shards.split_axis", dim, x.shape)
-    pieces = [[x.narrow(dim, *chunk) for chunk in block] for block in _chunks(x.shape[dim], factor, ranks)]
+    pieces = [[x.narrow(dim, *chunk) for chunk in block] for block in strided_bounds(x.shape[dim], factor, ranks)]
     return pieces[0] if factor == 1 else [torch.cat(held, dim) for held in zip(*pieces, strict=True)]
 
 
@@ -75,7 +88,9 @@ def assemble_axis(held: Sequence[Tensor], placement: Placement) -> Tensor:
     if cut is None:
         return held[0]
     dim, factor = cut
-    blocks = _chunks(sum(x.shape[dim] for x in held), factor, len(held))
+    if factor == 1:
+        return torch.cat(list(held), dim)
+    blocks = strided_bounds(sum(x.shape[dim] for x in held), factor, len(held))
     pieces = [x.split([block[rank][1] for block in blocks], dim) for rank, x in enumerate(held)]
     return torch.cat([piece for block in zip(*pieces, strict=True) for piece in block], dim)
 
@@ -83,7 +98,8 @@ def assemble_axis(held: Sequence[Tensor], placement: Placement) -> Tensor:
 def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, ...]]:
     """Each rank's local shape on a mesh of these sizes, by rank number.  Raises `NoSuchDim`.
 
-    >>> shapes_on((5,), (Shard(0), parse("SS(0,2)")), (2, 2))
+    >>> from localtensor.placement import parse
+    >>> shapes_on((5,), (parse("S(0)"), parse("SS(0,2)")), (2, 2))
     [(2,), (1,), (1,), (1,)]
     """
     shapes = [tuple(shape)]
@@ -109,7 +125,10 @@ def spread(
     """
     held = [x]
     for ranks, placement in zip(mesh, placements, strict=True):
-        pieces = {id(whole): cut(whole, placement, ranks) for whole in {id(x): x for x in held}.values()}
+        pieces: dict[int, Sequence[Tensor]] = {}
+        for whole in held:
+            if id(whole) not in pieces:
+                pieces[id(whole)] = cut(whole, placement, ranks)
         held = [piece for whole in held for piece in pieces[id(whole)]]
     return held
 
@@ -133,13 +152,6 @@ def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
     for size, placement in reversed(list(zip(spec.mesh.sizes, spec.placements, strict=True))):
         level = [assemble_axis(level[i : i + size], placement) for i in range(0, len(level), size)]
     return level[0]
-
-
-def _chunks(size: int, factor: int, ranks: int) -> list[list[tuple[int, int]]]:
-    """For each block of a dim, the (start, length) of each rank's chunk of it."""
-    return [
-        [(start + first, count) for first, count in bounds(length, ranks)] for start, length in bounds(size, factor)
-    ]
 
 
 def _check_dim(call: str, dim: int, shape: Sequence[int]) -> None:

@@ -14,7 +14,8 @@ from typing import Protocol
 
 from torch.distributed.tensor import Replicate
 
-from strategies.layouts import Layout, has_meaning, on_axes
+from localtensor.layouts import Layout, has_meaning
+from strategies.layouts import on_axes
 from strategies.programs import Program
 
 MOST_ASKED = 60
@@ -82,7 +83,7 @@ def projected(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> Pr
 def _meaningful(program: Program) -> Iterator[Program]:
     given = zip(program.inputs, program.sample.tensors, strict=True)
     split = any(p != Replicate() for layout in program.inputs for p in layout)
-    if split and all(has_meaning(layout, x, program.mesh) for layout, x in given):
+    if split and all(has_meaning(layout, x.shape, x.dtype, program.mesh) for layout, x in given):
         yield program
 
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.placement import parse
+from localtensor.shards import shapes_on
 from strategies.picture import text
-from strategies.pieces import shapes_on
 from strategies.probe import rounding
 from strategies.stage import Heard
 from strategies.truth import Truth, agrees, close

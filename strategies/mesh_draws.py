@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layouts import COMMUTING, Layout, has_meaning, in_order
 from localtensor.partials import reducible
-from localtensor.placement import KINDS, is_plain
+from localtensor.placement import KINDS, cuts, is_plain
 from strategies.drawn import Pick, drawn
-from strategies.layouts import COMMUTING, Layout, cuts, has_meaning, in_order
 from strategies.programs import Program
 from strategies.rules import Claim, Sample
 
@@ -120,7 +120,7 @@ def _one(board: Board, form: Form, pick: Pick) -> tuple[tuple[Layout, ...], bool
     tensors, drawn_rows = board.sample.tensors, form(board, pick)
     layouts = tuple(map(mended, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
     flattened = pick(FLATTENED)
-    if not all(map(has_meaning, layouts, tensors, itertools.repeat(board.mesh))):
+    if not all(has_meaning(layout, x.shape, x.dtype, board.mesh) for layout, x in zip(layouts, tensors, strict=True)):
         return None
     plain = all(p == Replicate() for layout in layouts for p in layout)
     return None if plain else (layouts, flattened)
@@ -130,9 +130,9 @@ def mended(layout: Layout, x: Tensor, mesh: tuple[int, ...]) -> Layout:
     """The nearest layout with a meaning: kinds of Partial that do not mix become the first, strided shards plain."""
     first = next((p for p in layout if isinstance(p, Partial)), None)
     one_kind = tuple(first if first and isinstance(p, Partial) else p for p in layout)
-    if has_meaning(layout, x, mesh):
+    if has_meaning(layout, x.shape, x.dtype, mesh):
         return layout
-    if has_meaning(one_kind, x, mesh):
+    if has_meaning(one_kind, x.shape, x.dtype, mesh):
         return one_kind
     return tuple(Shard(cut[0]) if (cut := cuts(p)) else p for p in one_kind)
 

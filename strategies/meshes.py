@@ -13,9 +13,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from localtensor.errors import BadPlacement
+from localtensor.layouts import Layout, has_meaning
 from strategies.blame import blame
 from strategies.hearings import Confirmation
-from strategies.layouts import Layout, has_meaning, read_layout
+from strategies.layouts import read_layout
 from strategies.mesh_draws import draw_programs
 from strategies.played import play_all
 from strategies.programs import Program
@@ -88,7 +89,7 @@ def redistributions(program: Program, confirmation: Confirmation) -> Iterator[Pr
     """Its tensors, as they came out and as they come in, with nothing done to them but to be put together again."""
     coming = zip(program.sample.tensors, program.inputs, strict=True)
     for x, layout in [*_outcomes(program, confirmation), *coming]:
-        if len(layout) == len(program.mesh) and has_meaning(layout, x, program.mesh):
+        if len(layout) == len(program.mesh) and has_meaning(layout, x.shape, x.dtype, program.mesh):
             yield plain(x, layout, program)
 
 

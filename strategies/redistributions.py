@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard
 
+from localtensor.layouts import Layout, has_meaning, in_order
 from localtensor.placement import parse, shorts
 from strategies.drawn import Pick, drawn
-from strategies.layouts import Layout, has_meaning, in_order
 from strategies.mesh_draws import FLATTENED, mended, options
 from strategies.programs import Program
 from strategies.rules import Call, Leaf, Sample
@@ -57,7 +57,7 @@ def _one(mesh: tuple[int, ...], pick: Pick) -> Move | None:
     source = mended(_layout(x, mesh, pick, partial=True), x, mesh)
     target = mended(_layout(x, mesh, pick, partial=False), x, mesh)
     flattened = pick(FLATTENED)
-    told = has_meaning(source, x, mesh) and has_meaning(target, x, mesh)
+    told = all(has_meaning(layout, shape, dtype, mesh) for layout in (source, target))
     return (shape, dtype, source, target, flattened) if told and source != target else None
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.placement import StridedShard, is_plain
+from localtensor.placement import StridedShard, is_defined
 from strategies import either, followers, gradients, meshed
 from strategies.again import arguments_text, before
 from strategies.pieces import held_of
@@ -115,7 +115,7 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
 
 def writable(program: Program) -> bool:
     """Whether every placement is plain or a strided shard."""
-    return all(is_plain(p) or type(p) is StridedShard for placements in program.inputs for p in placements)
+    return all(is_defined(p) for placements in program.inputs for p in placements)
 
 
 def _indexed(arguments: str) -> str:

@@ -25,9 +25,9 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor import wire
 from localtensor.errors import NoSuchDim
 from localtensor.placement import is_plain, short, shorts
+from localtensor.shards import shapes_on
 from strategies.followers import Followed
 from strategies.meshed import averages, forget, mesh_of
-from strategies.pieces import shapes_on
 from strategies.rules import Call, results, written
 
 

@@ -16,9 +16,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
+from localtensor.layouts import Layout, in_order
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
-from localtensor.testing.drawn_layouts import Layout, in_order, mended, options, orders, steady
+from localtensor.testing.drawn_layouts import mended, options, orders, steady
 from localtensor.testing.drawn_meshes import HALVES, ranks_between, sizes_left
 from localtensor.testing.drawn_ops import OpCall, count, full_names, knows
 from localtensor.testing.drawn_sharded import Sharded
@@ -141,7 +142,8 @@ def reordered(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[st
     """The layout, or one that cuts a dim that axes share in another order than from left to right."""
     others = orders(placed) if "SS" in kinds else ()
     order = draw(one_of((None, *others))) if others else None
-    return placed if order is None else in_order(placed, order[0], order[1], mesh)
+    cut = {} if order is None else in_order(order[0], order[1], mesh)
+    return tuple(cut.get(axis, placement) for axis, placement in enumerate(placed))
 
 
 def layouts(

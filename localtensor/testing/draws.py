@@ -36,15 +36,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layouts import Layout
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
+from localtensor.shards import assemble
 from localtensor.testing import drawn_checks as check
 from localtensor.testing import drawn_choices as choose
 from localtensor.testing.drawn_checks import DTYPES, KINDS, BadDraw
-from localtensor.testing.drawn_layouts import Layout, options
+from localtensor.testing.drawn_layouts import options
 from localtensor.testing.drawn_meshes import AXES
 from localtensor.testing.drawn_ops import OpCall
-from localtensor.testing.drawn_sharded import Sharded, assemble
+from localtensor.testing.drawn_sharded import Sharded
 from localtensor.testing.drawn_texts import read_spec, spec_text
 from localtensor.testing.drawn_values import PATTERNS, USUAL, Drawn, no_gradient
 from localtensor.testing.program_draws import rank_programs

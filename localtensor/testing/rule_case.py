@@ -15,7 +15,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.mesh import Mesh
 from localtensor.partials import reducible
 from localtensor.placement import Spec, shape_text, short
-from localtensor.testing.drawn_sharded import assemble, cut, local_shapes
+from localtensor.shards import assemble, local_shapes
+from localtensor.testing.drawn_sharded import cut
 from localtensor.testing.drawn_values import Drawn
 from localtensor.testing.rule_ops import REFUSALS, Op, replaced, tensors_in, with_tensors
 from localtensor.testing.rule_text import Rule, shard_dim

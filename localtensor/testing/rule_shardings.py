@@ -14,14 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
-from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from localtensor._run import run
 from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layouts import Layout, has_meaning
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, shape_text, shorts
-from localtensor.testing.drawn_layouts import has_meaning
 from localtensor.testing.drawn_sharded import cut
 from localtensor.testing.drawn_values import Drawn
 from localtensor.testing.rule_case import Misfit, Skipped, Wrong, code, differs, literal
@@ -31,8 +30,6 @@ from localtensor.testing.rule_report import shown
 from localtensor.testing.rule_text import shard_dim
 from localtensor.testing.rule_truth import Truth, is_real, scale_of, tell
 
-Layout = tuple[Placement, ...]
-"""A placement for each axis of the mesh."""
 _SCRIPT = '''"""{what}
 
 Run:  torchrun --nproc-per-node {ranks} wrong_sharding.py

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
-from localtensor.placement import StridedShard, is_plain, parse, shorts
+from localtensor.placement import cuts, is_defined, parse, shorts
 from localtensor.testing.rule_errors import NotARule
 
 _ITEMS = re.compile(r"[^,()]+(?:\([^()]*\))?")
@@ -89,8 +88,7 @@ def _placement(item: Any) -> Placement | None:
     if item is None or (isinstance(item, str) and item.strip() == "-"):
         return None
     found = parse(item) if isinstance(item, str) else item
-    dim = found.dim if isinstance(found, Shard | StridedShard) else 0
-    if not (is_plain(found) or type(found) is StridedShard) or dim < 0:
+    if not is_defined(found) or (shard_dim(found) or 0) < 0:
         raise BadPlacement(
             "assert_rule", str(found), "only R, S(dim), SS(dim,factor) and the five P mean anything here"
         )
@@ -99,4 +97,5 @@ def _placement(item: Any) -> Placement | None:
 
 def shard_dim(placement: Placement | None) -> int | None:
     """The dim that it cuts, or None if it cuts none."""
-    return int(placement.dim) if isinstance(placement, Shard | StridedShard) else None
+    cut = cuts(placement)
+    return None if cut is None else cut[0]

@@ -43,6 +43,7 @@ TOO_SLOW = {
     "localtensor coverage sweep.jsonl": "reads what the full sweep wrote",
     "localtensor gate --rules my_rules --changed origin/main --budget 5m": "needs a repository: tests/gate has one",
     "localtensor report sweep.jsonl -o report.html": "reads what the full sweep wrote: tests/browser has a page",
+    "pytest -p localtensor.torch_suites test_of_somebody_else.py": "is somebody else's: tests/suites has such files",
     "make validate": "installs torch, then judges every rule",
     "make bench": "runs torch's own validator beside ours",
     "make check": "formats, lints and tests the whole tree",

@@ -1,5 +1,8 @@
 """Ranks share what DTensor propagates, and only what does not depend on the rank."""
 
+import gc
+import weakref
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -102,6 +105,21 @@ def test_a_rule_that_changes_during_the_run_is_asked_again():
         assert propagation._ambient(propagator(), schema) != before
     finally:
         table[schema.op] = rule
+
+
+def test_two_rules_are_one_only_if_they_are_the_same_object_which_lives_as_long_as_its_name():
+    class Rule:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    first = Rule()
+    name, kept = propagation._Same(first), weakref.ref(first)
+    assert name == propagation._Same(first) and name != propagation._Same(Rule()) and name != first
+    del first
+    gc.collect()
+    assert kept() is not None
 
 
 def test_torchs_propagator_is_as_before_after_a_run():

@@ -6,8 +6,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces
 from localtensor.mesh import Mesh
-from localtensor.placement import KINDS, Spec
-from localtensor.shards import assemble, bounds, local_shape, local_shapes, split
+from localtensor.placement import KINDS, Spec, StridedShard, parse
+from localtensor.shards import assemble, assemble_axis, bounds, local_shape, local_shapes, shapes_on, split, split_axis
 
 
 @given(size=st.integers(0, 40), ranks=st.integers(1, 9))
@@ -25,7 +25,8 @@ def test_pieces_are_those_of_torch_chunk_with_empty_ones_added(size, ranks):
     data=st.data(),
 )
 def test_assembling_the_split_is_the_identity(rows, cols, sizes, data):
-    choices = [Replicate(), Shard(0), Shard(1), *(Partial(k) for k in KINDS)]
+    strided = [StridedShard(dim, split_factor=factor) for dim in (0, 1) for factor in (1, 2, 3, 5)]
+    choices = [Replicate(), Shard(0), Shard(1), *(Partial(k) for k in KINDS), *strided]
     placements = tuple(data.draw(st.sampled_from(choices)) for _ in sizes)
     dtype = data.draw(st.sampled_from([torch.float64, torch.int64]))
     x = torch.randint(-9, 9, (rows, cols)).to(dtype)
@@ -41,11 +42,65 @@ def test_axes_apply_from_left_to_right():
     assert [p.tolist() for p in split(torch.arange(6), spec)] == [[0, 1], [2], [3, 4], [5]]
 
 
+@given(size=st.integers(0, 40), factor=st.integers(1, 9), ranks=st.integers(1, 9))
+def test_strided_shards_are_those_of_torch_and_make_the_whole_again(size, factor, ranks):
+    """Torch's own cut is `_StridedShard._split_tensor`."""
+    strided, x = StridedShard(1, split_factor=factor), torch.arange(2 * size).reshape(2, size)
+    ours = split_axis(x, strided, ranks)
+    theirs, _ = strided._split_tensor(x, ranks, with_padding=False, contiguous=False)
+    assert [piece.tolist() for piece in ours] == [piece.tolist() for piece in theirs]
+    assert [local_shape((2, size), strided, ranks, rank) for rank in range(ranks)] == [tuple(p.shape) for p in ours]
+    assert torch.equal(assemble_axis(ours, strided), x)
+
+
+def test_a_rank_of_a_strided_shard_holds_its_chunk_of_every_block():
+    def held(size, factor, ranks):
+        return [p.tolist() for p in split_axis(torch.arange(size), StridedShard(0, split_factor=factor), ranks)]
+
+    assert held(8, 2, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert held(7, 2, 3) == [[0, 1, 4], [2, 3, 5], [6]]  # the blocks are 0 to 3 and 4 to 6
+    assert held(2, 3, 2) == [[0, 1], []]  # of three blocks the last is empty, and so is rank 1
+    assert held(0, 2, 2) == [[], []]
+
+
+def test_a_strided_shard_of_what_another_axis_has_left():
+    placements = (parse("SS(0,2)"), Shard(0))
+    spec = Spec(Mesh.of(3, 2), placements, (7,), torch.int64)
+    pieces = split(torch.arange(7), spec)
+    assert [p.tolist() for p in pieces] == [[0, 1], [4], [2, 3], [5], [6], []]
+    assert shapes_on((7,), placements, (3, 2)) == local_shapes(spec) == [(2,), (1,), (2,), (1,), (1,), (0,)]
+    assert torch.equal(assemble(pieces, spec), torch.arange(7))
+
+
+def test_replicas_of_partial_values_are_replicas():
+    spec = Spec(Mesh.of(2, 2), (Replicate(), Partial("sum")), (6,), torch.float64)
+    pieces = split(torch.arange(6.0).double(), spec, torch.Generator().manual_seed(0))
+    assert torch.equal(pieces[0], pieces[2]) and torch.equal(pieces[1], pieces[3])
+    assert not torch.equal(pieces[0], pieces[1])
+
+
+def test_what_has_no_definition_here_is_refused():
+    class Odd(Partial):
+        pass
+
+    for placement in (Odd("sum"), StridedShard(0, split_factor=0)):
+        with pytest.raises(BadPlacement, match=r"only R, S\(dim\), SS\(dim,factor\) and the five P have a definition"):
+            split_axis(torch.arange(4), placement, 2, torch.Generator())
+        with pytest.raises(BadPlacement, match="have a definition"):
+            assemble_axis([torch.arange(2), torch.arange(2)], placement)
+
+
 def test_a_piece_of_the_wrong_shape_is_refused():
     spec = Spec(Mesh.of(2), (Shard(0),), (5,), torch.int64)
     with pytest.raises(WrongPieces, match=r"^shards.assemble: pieces: pieces of shapes \[\(2,\), \(3,\)\]: the spec "
                        r"asks for \[\(3,\), \(2,\)\]. Give rank i the piece that split gives it.$"):  # fmt: skip
         assemble([torch.arange(2), torch.arange(3)], spec)
+    for pieces in ([torch.arange(3)], [], [torch.arange(3), torch.arange(2)[None]]):
+        with pytest.raises(WrongPieces, match=r"^shards.assemble: pieces: "):
+            assemble(pieces, spec)
+    strided = Spec(Mesh.of(2), (parse("SS(0,2)"),), (5,), torch.int64)
+    with pytest.raises(WrongPieces, match=r"the spec asks for \[\(3,\), \(2,\)\]"):
+        assemble([torch.arange(4), torch.arange(1)], strided)
 
 
 def test_a_partial_without_a_generator_is_refused():
@@ -57,5 +112,7 @@ def test_a_partial_without_a_generator_is_refused():
 def test_a_dim_that_is_not_there_is_refused():
     with pytest.raises(NoSuchDim, match="a tensor of 1 dims has dims 0 to 0"):
         local_shape((5,), Shard(1), 2, 0)
+    with pytest.raises(NoSuchDim, match="a tensor of 1 dims has dims 0 to 0"):
+        split_axis(torch.arange(5), parse("SS(1,2)"), 2)
     with pytest.raises(NoSuchDim, match="dim=-1 of shape"):
         Spec(Mesh.of(2), (Shard(-1),), (5,), torch.int64)

@@ -9,12 +9,8 @@ import torch.distributed._functional_collectives as fc
 import localtensor as lt
 from localtensor.errors import EarlyReturn, WorkNotWaited
 
-SCHEDULES = ["round_robin", *(f"shuffled:{seed}" for seed in range(4)), "pct:1"]
-
-
-@pytest.fixture(params=SCHEDULES)
-def runs(request):
-    return lambda program, ranks=3, **kw: lt.run(program, ranks=ranks, schedule=request.param, **kw).values
+three_ranks = pytest.mark.ranks(3, schedules=6)
+two_ranks = pytest.mark.ranks(2, schedules=6)
 
 
 def begin(value=1.0, **kw):
@@ -22,64 +18,57 @@ def begin(value=1.0, **kw):
     return x, dist.all_reduce(x, async_op=True, **kw)
 
 
-def test_a_second_wait_changes_nothing(runs):
-    def program():
-        x, work = begin()
-        first = work.wait()
-        x += 1
-        return first, work.wait(), work.is_completed(), x.tolist()
-
-    assert runs(program) == ((True, True, True, [4.0, 4.0]),) * 3
-
-
-def test_who_polls_lets_the_others_come_and_may_then_read_without_a_wait(runs):
-    def program():
-        x, work = begin(dist.get_rank())
-        polls = 0
-        while not work.is_completed():
-            polls += 1
-        return x.tolist(), work.is_success(), work.exception(), polls < 50
-
-    assert runs(program) == (([3.0, 3.0], True, None, True),) * 3
+@three_ranks
+def test_a_second_wait_changes_nothing():
+    x, work = begin()
+    assert work.wait() is True
+    x += 1
+    assert work.wait() is work.is_completed() is True
+    assert x.tolist() == [4.0, 4.0]
 
 
-def test_a_future_waits_and_passes_its_outputs_on(runs):
-    def program():
-        x, work = begin()
-        y, other = begin(2.0)
-        doubled = work.get_future().then(lambda future: future.value()[0] * 2)
-        later = other.get_future()
-        seen = []
-        later.add_done_callback(lambda future: seen.append(future.value()[0].tolist()))
-        return doubled.wait().tolist(), later.done(), later.wait()[0].tolist(), seen, x.tolist(), y.tolist()
-
-    expected = [6.0, 6.0], True, [6.0, 6.0], [[6.0, 6.0]], [3.0, 3.0], [6.0, 6.0]
-    assert runs(program) == (expected,) * 3
+@three_ranks
+def test_who_polls_lets_the_others_come_and_may_then_read_without_a_wait(rank):
+    x, work = begin(rank)
+    polls = 0
+    while not work.is_completed():
+        polls += 1
+    assert x.tolist() == [3.0, 3.0] and polls < 50
+    assert work.is_success() and work.exception() is None
 
 
-def test_a_future_that_is_asked_in_a_loop_is_done_in_the_end(runs):
-    def program():
-        x, work = begin()
-        future = work.get_future()
-        while not future.done():
-            pass
-        return x.tolist()
-
-    assert runs(program) == ([3.0, 3.0],) * 3
-
-
-def test_works_may_be_waited_for_in_any_order_and_each_rank_in_its_own(runs):
-    def program():
-        begun = [begin(float(number)) for number in range(5)]
-        rank = dist.get_rank()
-        for _, work in (begun, begun[::-1], begun[2:] + begun[:2])[rank]:
-            work.wait()
-        return [x[0].item() for x, _ in begun]
-
-    assert runs(program) == ([0.0, 3.0, 6.0, 9.0, 12.0],) * 3
+@three_ranks
+def test_a_future_waits_and_passes_its_outputs_on():
+    x, work = begin()
+    y, other = begin(2.0)
+    doubled = work.get_future().then(lambda future: future.value()[0] * 2)
+    later = other.get_future()
+    seen = []
+    later.add_done_callback(lambda future: seen.append(future.value()[0].tolist()))
+    assert doubled.wait().tolist() == [6.0, 6.0]
+    assert later.done() and later.wait()[0].tolist() == [6.0, 6.0] and seen == [[6.0, 6.0]]
+    assert x.tolist() == [3.0, 3.0] and y.tolist() == [6.0, 6.0]
 
 
-def test_a_work_may_be_waited_for_in_another_function(runs):
+@three_ranks
+def test_a_future_that_is_asked_in_a_loop_is_done_in_the_end():
+    x, work = begin()
+    future = work.get_future()
+    while not future.done():
+        pass
+    assert x.tolist() == [3.0, 3.0]
+
+
+@three_ranks
+def test_works_may_be_waited_for_in_any_order_and_each_rank_in_its_own(rank):
+    begun = [begin(float(number)) for number in range(5)]
+    for _, work in (begun, begun[::-1], begun[2:] + begun[:2])[rank]:
+        work.wait()
+    assert [x[0].item() for x, _ in begun] == [0.0, 3.0, 6.0, 9.0, 12.0]
+
+
+@three_ranks
+def test_a_work_may_be_waited_for_in_another_function():
     class Later:
         def __init__(self):
             self.x, self.work = begin()
@@ -88,74 +77,61 @@ def test_a_work_may_be_waited_for_in_another_function(runs):
             self.work.synchronize()
             return self.x.tolist()
 
-    assert runs(lambda: Later().finish()) == ([3.0, 3.0],) * 3
+    assert Later().finish() == [3.0, 3.0]
 
 
-def test_the_result_of_a_work_are_its_outputs(runs):
-    def program():
-        outputs = [torch.zeros(1), torch.zeros(1)]
-        work = dist.all_gather(outputs, torch.tensor([dist.get_rank() + 1.0]), async_op=True)
-        held = work.result()
-        return [x.item() for x in held], [a is b for a, b in zip(held, outputs)]
-
-    assert runs(program, 2) == (([1.0, 2.0], [True, True]),) * 2
-
-
-def test_the_input_may_not_change_what_was_sent_and_the_output_comes_at_the_wait(runs):
-    def program():
-        source, target = torch.full((2,), dist.get_rank() + 1.0), torch.full((4,), -1.0)
-        work = dist.all_gather_into_tensor(target, source, async_op=True)
-        work.wait()
-        source.fill_(9)
-        return target.tolist()
-
-    assert runs(program, 2) == ([1.0, 1.0, 2.0, 2.0],) * 2
+@two_ranks
+def test_the_result_of_a_work_are_its_outputs(rank):
+    outputs = [torch.zeros(1), torch.zeros(1)]
+    work = dist.all_gather(outputs, torch.tensor([rank + 1.0]), async_op=True)
+    held = work.result()
+    assert [x.item() for x in held] == [1.0, 2.0]
+    assert all([a is b for a, b in zip(held, outputs, strict=True)])
 
 
-def test_works_of_several_groups_do_not_wait_for_each_other(runs):
-    def program():
-        rank = dist.get_rank()
-        pair, all_of_us = dist.new_group([0, 1]), dist.group.WORLD
-        x, whole = begin(group=all_of_us)
-        y, ours = begin(group=pair) if rank < 2 else (None, None)
-        if ours is not None:
-            ours.wait()
-        whole.wait()
-        if rank < 2:
-            dist.destroy_process_group(pair)
-        return x[0].item(), None if y is None else y[0].item()
-
-    assert runs(program) == ((3.0, 2.0), (3.0, 2.0), (3.0, None))
+@two_ranks
+def test_the_input_may_not_change_what_was_sent_and_the_output_comes_at_the_wait(rank):
+    source, target = torch.full((2,), rank + 1.0), torch.full((4,), -1.0)
+    work = dist.all_gather_into_tensor(target, source, async_op=True)
+    work.wait()
+    source.fill_(9)
+    assert target.tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for(runs):
-    def program():
-        ones = torch.ones(2), torch.ones(3) * 2
-        first = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
-        second = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
-        name = dist.group.WORLD.group_name
-        third = [
-            torch.ops._c10d_functional.wait_tensor(x)
-            for x in torch.ops._c10d_functional.all_reduce_coalesced(list(ones), "sum", name)
-        ]
-        totals = [first[0].wait().sum().item()]
-        gc.collect()  # a Work whose Python side is gone would make C++ wait for ever
-        totals.append(first[1].wait().sum().item())
-        return (
-            totals,
-            [(x + 0).sum().item() for x in second[::-1]],
-            third[1].sum().item(),
-        )
-
-    assert runs(program, 2) == (([4.0, 12.0], [12.0, 4.0], 12.0),) * 2
+@pytest.mark.ranks(3, schedules=6, leftovers="raise")
+def test_works_of_several_groups_do_not_wait_for_each_other(rank):
+    pair, all_of_us = dist.new_group([0, 1]), dist.group.WORLD
+    x, whole = begin(group=all_of_us)
+    y, ours = begin(group=pair) if rank < 2 else (None, None)
+    if ours is not None:
+        ours.wait()
+    whole.wait()
+    if rank < 2:
+        dist.destroy_process_group(pair)
+    assert x[0].item() == 3.0 and (y is None if rank == 2 else y[0].item() == 2.0)
 
 
-def test_a_functional_collective_that_nobody_reads_is_not_a_fault(runs):
-    def program():
-        fc.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
-        return 5
+@two_ranks
+def test_each_output_of_a_coalesced_functional_collective_may_be_waited_for():
+    ones = torch.ones(2), torch.ones(3) * 2
+    first = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
+    second = fc.all_reduce_coalesced(list(ones), "sum", dist.group.WORLD)
+    name = dist.group.WORLD.group_name
+    third = [
+        torch.ops._c10d_functional.wait_tensor(x)
+        for x in torch.ops._c10d_functional.all_reduce_coalesced(list(ones), "sum", name)
+    ]
+    assert first[0].wait().sum() == 4
+    gc.collect()  # a Work whose Python side is gone would make C++ wait for ever
+    assert first[1].wait().sum() == 12
+    assert [(x + 0).sum() for x in second[::-1]] == [12, 4]
+    assert third[1].sum() == 12
 
-    assert runs(program, 2) == (5, 5)
+
+@two_ranks
+def test_a_functional_collective_that_nobody_reads_is_not_a_fault(comms):
+    fc.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+    assert comms.kinds == ["all_reduce"]
 
 
 def test_a_work_that_is_never_waited_for_is_named_with_its_line():

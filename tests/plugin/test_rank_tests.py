@@ -289,6 +289,9 @@ def test_a_mark_may_ask_for_several_schedules(tried):
     assert "Flaky: under 1 of 5 schedules it passed, then it failed under shuffled:0." in result.text
     tried(marked, "--rank-schedule=round_robin").assert_outcomes(passed=1)
     tried(marked, "--rank-flaky=1").assert_outcomes(passed=1)
+    always = tried(marked.replace("== 2", "== 9"))
+    always.assert_outcomes(failed=1)
+    assert "Flaky" not in always.text and replay_of(always)[1:3] == ["--rank-schedule", "round_robin"]
 
 
 def test_a_replay_says_what_the_marks_do_not_and_the_typed_schedule_wins(tried):

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial, Shard
 
+from localtensor.layouts import has_meaning
 from strategies.blame import MOST_ASKED, blame, projected, smaller_programs
-from strategies.layouts import has_meaning, read_layout
+from strategies.layouts import read_layout
 from strategies.programs import Program
 from strategies.replay import describe
 from tests.strategies.cases import numbers, sample
@@ -90,7 +91,9 @@ def test_smaller_programs_have_a_meaning_and_something_that_is_not_replicated():
     smaller = list(smaller_programs(start))
     assert smaller
     for one in smaller:
-        assert all(has_meaning(layout, x, one.mesh) for layout, x in zip(one.inputs, ADD.tensors, strict=True))
+        assert all(
+            has_meaning(layout, x.shape, x.dtype, one.mesh) for layout, x in zip(one.inputs, ADD.tensors, strict=True)
+        )
         assert one.seed == start.seed and one.draw == start.draw
 
 

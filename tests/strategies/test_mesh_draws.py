@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
-from strategies.layouts import cuts, has_meaning
+from localtensor.layouts import has_meaning
+from localtensor.placement import cuts
 from strategies.mesh_draws import draw_programs
 from strategies.replay import describe
 from strategies.rules import Claim
@@ -91,7 +92,9 @@ def test_a_flattened_submesh_is_there_in_some(mesh):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_all_that_is_drawn_has_a_meaning_and_does_something(mesh):
     for program in programs(mesh=mesh, budget=100):
-        assert all(has_meaning(layout, x, mesh) for layout, x in zip(program.inputs, ADD.tensors, strict=True))
+        assert all(
+            has_meaning(layout, x.shape, x.dtype, mesh) for layout, x in zip(program.inputs, ADD.tensors, strict=True)
+        )
         assert any(p != Replicate() for layout in program.inputs for p in layout)
 
 

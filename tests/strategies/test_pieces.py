@@ -10,8 +10,8 @@ import localtensor as lt
 from localtensor.errors import BadPlacement, NoSuchDim, NotReducible
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, shorts
-from localtensor.shards import assemble
-from strategies.pieces import held_of, shapes_on
+from localtensor.shards import assemble, shapes_on
+from strategies.pieces import held_of
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.programs_of import on
 
