@@ -32,6 +32,11 @@ def reducible(kind: str, dtype: torch.dtype) -> bool:
     return not (dtype.is_complex and kind in ("min", "max"))
 
 
+def agreed(kind: str, dtype: torch.dtype) -> bool:
+    """Whether everybody means the same by it: as `reducible`, but for averages of integers, which round somehow."""
+    return reducible(kind, dtype) and (kind != "avg" or _divides(dtype))
+
+
 def fold(held: Tensor, kind: str) -> Tensor:
     """The value that ranks hold together: `held` is [ranks, *shape], the result has `shape`.
 

@@ -4,7 +4,8 @@ torch keeps propagated shardings per thread, because they may depend on the rank
 follows from placements, shapes and arguments, and a rank comes in only through the size of its own piece.  So a
 result is shared if every tensor in it is cut into equal pieces, and if it holds none of the placements that carry
 state (_MaskPartial) or other geometry (_StridedShard); each rank gets it on its own mesh.  The rest is computed by
-each rank for itself, as before.
+each rank for itself, as before; so is everything that a thread asks while it is `alone()`: in a patch of a test's,
+which may watch propagation, or change it.
 
 torch's private parts are touched through `PRIVATE`.
 """
@@ -35,7 +36,8 @@ class Alone(Exception):
 class Sharing:
     """What the ranks of one run share; nothing before the program has imported DTensor, which takes a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, alone: Callable[[], bool]) -> None:
+        self.alone = alone
         self.known: dict[Any, Any] = {}  # answers by what was asked
         self._propagator: Any = None
         self._before: Any = None
@@ -53,7 +55,7 @@ class Sharing:
 
         self._propagator = propagator = dispatcher.sharding_propagator
         self._before = propagator.propagate_op_sharding
-        ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, self.known)
+        ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, self.known, self.alone)
         propagator.propagate_op_sharding = LocalLRUCache(ours)  # asked where torch has no C++ cache for a call
         propagator.propagate_op_sharding_non_cached = ours
 
@@ -65,9 +67,9 @@ class Sharing:
 
 
 @contextmanager
-def shared() -> Iterator[Sharing]:
-    """While inside, threads share what they propagate."""
-    sharing = Sharing()
+def shared(alone: Callable[[], bool] = bool) -> Iterator[Sharing]:
+    """While inside, threads share what they propagate, but for one that is `alone()` when it asks."""
+    sharing = Sharing(alone)
     sharing.look()
     try:
         yield sharing
@@ -75,8 +77,12 @@ def shared() -> Iterator[Sharing]:
         sharing.end()
 
 
-def _sharing(propagator: Any, compute: Callable[[Any], Any], known: dict[Any, Any]) -> Callable[[Any], Any]:
+def _sharing(
+    propagator: Any, compute: Callable[[Any], Any], known: dict[Any, Any], alone: Callable[[], bool]
+) -> Callable[[Any], Any]:
     def propagate(schema: Any) -> Any:
+        if alone():
+            return compute(schema)
         try:
             mesh, key = _question(propagator, schema)
         except Alone:

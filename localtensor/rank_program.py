@@ -15,7 +15,7 @@ from localtensor.errors.programs import RankRaised
 from localtensor.events import Call, Raised, Waiting
 from localtensor.rank_comms import Comms
 from localtensor.rank_fixtures import RankFixtures
-from localtensor.rank_hypothesis import kept_by_thread, passed_on
+from localtensor.rank_hypothesis import kept_by_thread, of_ranks, passed_on
 from localtensor.rank_loops import Loop
 from localtensor.rank_marks import Plan
 from localtensor.rank_places import raised_at
@@ -32,6 +32,7 @@ class Program:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    drawn: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)  # of Hypothesis' data, in this example
     spoke: list[tuple[Any, Any]] = field(default_factory=kept_by_thread)
     failed: dict[int, BaseException] = field(default_factory=dict)  # and had something to tear down then
     done: set[int] = field(default_factory=set)
@@ -72,7 +73,7 @@ class Program:
         shared = item.instance
 
         def mine(value: Any) -> Any:
-            return own if value is shared and shared is not None else fixtures.of(value)
+            return own if value is shared and shared is not None else of_ranks(fixtures.of(value), self.drawn)
 
         args, kwargs = map(mine, self.args), {name: mine(value) for name, value in self.kwargs.items()}
         function = self.function

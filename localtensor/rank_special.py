@@ -5,6 +5,7 @@ import sys
 import warnings
 from typing import Any
 
+from localtensor.rank_patches import PATCHES
 from localtensor.rank_random import Who
 from localtensor.rank_rules import ShardingRules
 from localtensor.rank_slots import TRIED
@@ -168,4 +169,4 @@ class ContextParallelRules:
         return False
 
 
-SPECIALS = (MainModule, Environment, Warnings, ContextParallelRules, ShardingRules)  # the last one has the last word
+SPECIALS = (*PATCHES, MainModule, Environment, Warnings, ContextParallelRules, ShardingRules)  # last: the last word

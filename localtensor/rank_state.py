@@ -188,6 +188,9 @@ class OutsideState(_State):
         held = _State()
         held.save()
         _load(self, held.flags, held.plain, held.owned, held.specials)
+        for special in _PLAN.specials:
+            if hasattr(special, "over"):
+                special.over()
 
 
 def slot_value(name: str) -> Any:

@@ -87,8 +87,9 @@ class RankTest:
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Raises what the test ends with, under the first schedule that it fails under."""
         texts = schedules(self.plan)
+        drawn: dict[int, list[tuple[str, Any]]] = {}
         for tried, text in enumerate(texts):
-            program = Program(self.item, self.plan, function, args, kwargs)
+            program = Program(self.item, self.plan, function, args, kwargs, drawn)
             failure, value = self._once(program, text)
             if failure is not None:
                 if tried:

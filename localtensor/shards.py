@@ -100,7 +100,7 @@ def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Seque
 
     >>> from localtensor.placement import parse
     >>> shapes_on((5,), (parse("S(0)"), parse("SS(0,2)")), (2, 2))
-    [(2,), (1,), (1,), (1,)]
+    [(2,), (1,), (2,), (0,)]
     """
     shapes = [tuple(shape)]
     for size, placement in zip(mesh, placements, strict=True):

@@ -20,7 +20,7 @@ from localtensor.frames import in_debugger, place_of, stack_of
 from localtensor.judging import Ended
 from localtensor.process_group import Kernels
 from localtensor.rank_places import raised_at
-from localtensor.rank_state import OutsideState, RankState, switch
+from localtensor.rank_state import SLOTS, OutsideState, RankState, switch
 from localtensor.schedule import Schedule
 from localtensor.simulation import Simulation
 from localtensor.store import RankStore
@@ -93,7 +93,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
         stack.enter_context(stand_ins.installed())
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
-        sharing = stack.enter_context(propagation.shared())
+        sharing = stack.enter_context(propagation.shared(alone=SLOTS["patches"].inside))
         stack.enter_context(limits.kept())
         yield simulation, rank_worlds
 

@@ -68,7 +68,7 @@ def read(path: Path) -> Baseline:
     told = _parsed(path, text)
     if not isinstance(told, dict) or not isinstance(told.get("entries"), list) or "format" not in told:
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.")
-    if told["format"] != FORMAT:
+    if type(told["format"]) is not int or told["format"] != FORMAT:
         remedy = "Use the version of localtensor that wrote it."
         raise BadBaseline(path, f"it has format {told['format']!r:.40}, not {FORMAT}", remedy)
     torch = told.get("torch")
@@ -91,7 +91,7 @@ def _parsed(path: Path, text: str) -> Any:
         raise BadBaseline(path, f"an object in it has {error} twice", "Keep one of the two.") from None
     except json.JSONDecodeError as error:
         raise BadBaseline(path, f"line {error.lineno} is no JSON ({error.msg})", "Mend that line.") from None
-    except RecursionError:
+    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.") from None
 
 

@@ -8,6 +8,8 @@ outside of the repository is taken for unchanged, torch too, unless it is the re
 from __future__ import annotations
 
 import functools
+import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from strategies.changed_registered import written_now
 from strategies.changed_starts import starts_of
 from strategies.changed_view import Seen, View, located, names_of, rules_of
 from strategies.gate_values import Choice
-from strategies.git_tree import blob_name, repository
+from strategies.git_tree import Repository, blob_name, repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,20 @@ class _Compared:
         self.project, self.commit, self.rev, self.now, self.then = project, commit, rev, now, then
         self._other: list[str] | None = None
 
+    @functools.cached_property
+    def submodules(self) -> list[str]:
+        """The submodules that are there with other files than at the revision."""
+        git = self.project.git
+        assert git is not None
+        before, after = git.submodules(self.commit), git.submodules("HEAD")
+        there = {path: before.get(path, "") for path in {*before, *after} if (git.top / path / ".git").exists()}
+        return sorted(path for path, own in there.items() if not Repository(git.top / path).same(own))
+
     def differs(self) -> bool:
         """Whether any file differs that is reached, or of a kind that may be read."""
         now, then = self.now, self.then
         same = now.files == then.files and all(now.version.texts[p] == then.version.texts[p] for p in now.files)
-        return not same or bool(self._changed_files())
+        return not same or bool(self._changed_files() or self.submodules)
 
     @functools.cached_property
     def names(self) -> dict[str, frozenset[str]]:
@@ -106,11 +117,24 @@ class _Compared:
             other = sorted(path for path in {*now, *then} if now.get(path) != then.get(path))
             if other:
                 return f"could not be told apart: {seen.doubts[0]}, and {other[0]} changed"
+        used = self._used_submodule(seen)
+        if used:
+            return f"the submodule {used}, which it uses, changed"
         if seen.reads:
-            files = self._changed_files()
+            files = [*self._changed_files(), *self.submodules]
             if files:
                 return f"could not be told apart: {seen.reads}, and {files[0]} changed"
         return ""
+
+    def _used_submodule(self, seen: Seen) -> str:
+        """A changed submodule that something is imported from by a name from outside of the project; "" if none is."""
+        names = {*seen.slice.outside, *(self.now.libraries() if seen.foreign else ())}
+        modules = [
+            sys.modules.get(above) for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)
+        ]
+        files = [Path(file).resolve() for module in modules if (file := getattr(module, "__file__", None))]
+        tops = {path: self.project.top / path for path in self.submodules}
+        return next((path for path, top in tops.items() if any(file.is_relative_to(top) for file in files)), "")
 
     def _changed_files(self) -> list[str]:
         """The files of the repository with another content than at the revision, of any kind but Python's."""

@@ -16,9 +16,18 @@ from strategies.changed_starts import starts_of
 from strategies.changed_view import Seen, View, located, names_of, rules_of
 from strategies.gate_values import SourceLine
 
-ENVIRONMENT = ("os.environ", "os.getenv", "os.getcwd", "sys.argv", "platform.", "socket.", "builtins.input", "time.",
-               "datetime.", "urllib.", "requests.", "http.", "tempfile.", "pathlib.Path.home", "pathlib.Path.cwd")  # fmt: skip
-"""Names by which code reads what is no text of the project."""
+PURE = frozenset({
+    "__future__", "abc", "array", "ast", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses",
+    "decimal", "enum", "fractions", "functools", "heapq", "inspect", "itertools", "logging", "math", "numbers", "operator",
+    "re", "statistics", "string", "struct", "textwrap", "torch", "types", "typing", "warnings",
+})  # fmt: skip
+"""Modules whose answers hang on what they are given and on their version, less what is named in `IMPURE`."""
+IMPURE = ("builtins.input", "builtins.open", "builtins.hash", "builtins.id", "torch.cuda.", "torch.accelerator.", "torch.backends.",
+          "torch.mps.", "torch.xpu.", "torch.hub.", "torch.distributed.get_", "torch.get_num_threads", "numpy.random.",
+          "requests.")  # fmt: skip
+"""Names by which code reads what is no text of the project: a terminal, files, the machine, the run."""
+KNOWN = frozenset({"sys.version_info", "sys.maxsize", "sys.float_info"})
+"""What other modules of Python's own say that follows from its version and the kind of machine."""
 OUTSIDE = "outside of the project"
 
 
@@ -75,12 +84,21 @@ class _Digests:
 
     def _digest(self, seen: Seen) -> str | None:
         assert self.view is not None
-        versions = _versions(seen.slice.outside)
-        if seen.reads or versions is None or any(name.startswith(ENVIRONMENT) for name in seen.slice.outside):
+        outside = seen.slice.outside
+        versions = _versions({*outside, *(self.view.libraries() if seen.foreign else ())})
+        if seen.reads or versions is None or not all(map(_follows, outside)):
             return None
         whole = sorted(self.view.whole().items()) if seen.doubts else []
         told = repr([seen.slice.text, versions, whole])
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _follows(name: str) -> bool:
+    """Whether the answer that code gets by this name follows from the code and from versions."""
+    library = name.partition(".")[0]
+    if name.startswith(".") or name in KNOWN:
+        return True
+    return not name.startswith(IMPURE) and (library in PURE or library not in sys.stdlib_module_names)
 
 
 def _versions(outside: Iterable[str]) -> list[tuple[str, str]] | None:

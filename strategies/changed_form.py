@@ -53,7 +53,7 @@ class Form:
     rebound: list[Unit] = field(default_factory=list)
     """What a function binds anew, by `global`."""
     patches: set[bool] = field(default_factory=set)
-    """Whether it changes something outside: as soon as it is run (False), or in a function (True)."""
+    """Whether it changes something outside, or names of a module: as soon as it is run (False), or in a function (True)."""
 
 
 CHANGERS = frozenset({
@@ -334,7 +334,7 @@ class Former:
             if chain and self._scope_of(chain[0]) is None:
                 meanings = self.names.mean(self.module, chain)
                 self._write(meanings, late=late)
-                if stored and any(m.outside for m in meanings):
+                if (stored and any(m.outside or m.module for m in meanings)) or "__dict__" in chain:
                     self.form.patches.add(late)
                 return
 
@@ -356,8 +356,9 @@ class Former:
             outside = bool(meanings) and all(meaning.outside for meaning in meanings)
             if chain[0] != "getattr":
                 self._write(meanings, late=self.inside)
-                self.form.patches.update({self.inside} if outside else ())
+                self.form.patches.update({self.inside} if any(m.outside or m.module for m in meanings) else ())
             if not (outside or isinstance(node.args[1], ast.Constant)):
                 self.form.doubts.append(f"`{chain[0]}` by a computed name")
         elif chain[0] in ("exec", "eval", "globals", "locals", "vars", "__import__", "compile"):
             self.form.doubts.append(f"`{chain[0]}`")
+            self.form.patches.update({self.inside} if chain[0] in ("exec", "globals", "locals", "vars") else ())

@@ -39,13 +39,15 @@ DEFINED = ("aten.", "prim.", "prims.", "c10d.", "_c10d_functional.")
 class Seen:
     """What an overload's rule depends on: a slice; why files of any kind matter, if they do; what cannot be told.
 
-    `lost` are statements with its rule functions to which no registration leads.
+    `lost` are statements with its rule functions to which no registration leads; `foreign` says that nothing here
+    defines the op, and torch does not either.
     """
 
     slice: Slice
     reads: str
     doubts: tuple[str, ...]
     lost: tuple[Unit, ...]
+    foreign: bool = False
 
 
 class View:
@@ -98,12 +100,18 @@ class View:
         computed = next((name for name in sorted(found.outside) if name.startswith(COMPUTED)), "")
         if computed:
             doubts.append(f"it uses `{_short(computed)}`")
-        return Seen(found, self._reads(op, found, bool(roots.defines)), tuple(doubts), tuple(lost))
+        foreign = not roots.defines and not op.startswith(DEFINED)
+        return Seen(found, self._reads(found, foreign), tuple(doubts), tuple(lost), foreign)
 
-    def _reads(self, op: str, found: Slice, defined: bool) -> str:
+    def libraries(self) -> set[str]:
+        """The names of all that is imported from outside of the project."""
+        every = {target for path in self.files for target in self.version.module(path).wanted if target.base is None}
+        return {target.dotted for target in every if self.version.find(target.dotted, None) is None}
+
+    def _reads(self, found: Slice, foreign: bool) -> str:
         """Why files of any kind may matter; empty if they do not."""
         reads = next((name for name in sorted(found.outside) if name.startswith(FILES) or name.endswith(METHODS)), "")
-        if not reads and not defined and not op.startswith(DEFINED):
+        if not reads and foreign:
             reads = next((name for name in self._outside() if name.startswith(NATIVE)), "")
         if reads:
             return f"it reads files (`{_short(reads)}`)"

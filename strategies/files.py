@@ -15,7 +15,15 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """As `write_whole`, line by line, for what is large.  Raises `OSError`."""
+    """As `write_whole`, line by line, for what is large.  Raises `OSError`.
+
+    What is no ordinary file, a device or a pipe, is written to and stays what it is; so does a link.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        return
+    path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

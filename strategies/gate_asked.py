@@ -13,7 +13,7 @@ from localtensor.errors import LocalTensorError, refusal
 from strategies.baseline import date
 
 CALL = "localtensor gate"
-_BUDGET = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,6})m)?(?:(\d{1,7})s?)?")
+_BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")
 
 
 class BadGate(LocalTensorError):

@@ -69,8 +69,8 @@ def run(asked: Asked) -> int:
         return _said(errors, f"localtensor itself failed: {error}", NOTHING)
     except _NotWritten as error:
         return _said(errors, f"localtensor gate: {error}", NOTHING)
-    _show(asked, result, home, done)
-    return result.exit_code
+    problem = _show(asked, result, home, done)
+    return _said(errors, f"localtensor gate: {problem}", result.exit_code or NOTHING) if problem else result.exit_code
 
 
 def _said(errors: Console, text: str, code: int) -> int:
@@ -113,12 +113,16 @@ def _write(asked: Asked, result: GateResult, home: str) -> None:
             raise _NotWritten(f"cannot write {path}: {error.strerror}.") from error
 
 
-def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> None:
+def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> str:
+    """Print the result; why it could not be printed, or ""."""
     wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
     try:
         gate_shown.show(result, wide, done=done)
         if asked.files.github:
             sys.stdout.write(workflow_commands(result, baseline=home))
             sys.stdout.flush()
-    except BrokenPipeError:  # `localtensor ... | head` has read enough; the exit code is still the verdict
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            return f"cannot write to standard output: {error.strerror}."  # else `| head` has read enough
+    return ""

@@ -72,6 +72,25 @@ class Repository:
                 found[path] = blob
         return found
 
+    def submodules(self, commit: str) -> dict[str, str]:
+        """Each submodule of the commit with the commit of its own that it stands at."""
+        found = {}
+        for line in _names(_asked(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
+            about, _, path = line.partition("\t")
+            mode, _, own = about.split(" ")
+            if mode == "160000":
+                found[path] = own
+        return found
+
+    def same(self, commit: str) -> bool:
+        """Whether the files of the work tree are those of the commit; not if git does not know it."""
+        if _git(self.top, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
+            return False
+        blobs, today = self.blobs(commit), [path for path in self.files() if not (self.top / path).is_symlink()]
+        return set(blobs) == set(today) and all(
+            blob_name((self.top / path).read_bytes(), blob) == blob for path, blob in blobs.items()
+        )
+
     def contents(self, blobs: Sequence[str]) -> dict[str, bytes]:
         """The bytes of each, as they are stored: no filter of the repository has seen them."""
         if not blobs:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
-from localtensor.placement import parse
 from localtensor.shards import shapes_on
+from strategies.layouts import read_layout
 from strategies.picture import text
 from strategies.probe import rounding
 from strategies.stage import Heard
@@ -76,7 +76,7 @@ def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[Heard]) -> s
 def placements_of(text: str) -> tuple[Placement, ...] | None:
     """The placements, or None if one is DTensor's own, which has no arithmetic here: its values are compared."""
     try:
-        return tuple(map(parse, (text[1:-1] if text.startswith("(") else text).split(", ")))
+        return read_layout(text)
     except BadPlacement:
         return None
 

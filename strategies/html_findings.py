@@ -9,7 +9,7 @@ from strategies.html_map import columns_of
 from strategies.html_picture import Part, parts
 from strategies.outputs_words import printable
 from strategies.report import call_text, file_name, silent
-from strategies.units import digest
+from strategies.units import digest, mesh_kind
 from strategies.verdicts import Finding, Verdict
 
 _DTYPES = re.compile(r"\b(f|bf|c|i|u|bool)\d*\[")
@@ -37,13 +37,12 @@ class Shown:
 def shown(finding: Finding) -> Shown:
     """All that the page says of a finding."""
     mesh = finding.mesh or (finding.ranks,)
-    axes = f"{len(mesh)} {'axis' if len(mesh) == 1 else 'axes'}"
     dtypes = tuple(dict.fromkeys(dtypes for dtypes, _ in finding.kinds)) or (class_of(finding.sample),)
     file = file_name(finding) if finding.script else ""
     return Shown(
         finding, anchor(finding.name), call_text(finding), _loudness(finding),
         "alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs",
-        " × ".join(map(str, mesh)), dtypes, tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (axes,),
+        " × ".join(map(str, mesh)), dtypes, tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
         columns_of(finding.rule), parts(finding.picture, finding.reason), finding.script.replace("{name}", file), file,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layouts import COMMUTING, Layout, has_meaning, in_order
-from localtensor.partials import reducible
+from localtensor.partials import agreed
 from localtensor.placement import KINDS, cuts, is_plain
 from strategies.drawn import Pick, drawn
 from strategies.programs import Program
@@ -72,9 +72,7 @@ def _settled(placement: Placement | None) -> bool:
 
 def options(x: Tensor) -> tuple[Placement, ...]:
     """Everything that a tensor can be on one axis."""
-    divides = x.dtype.is_floating_point or x.dtype.is_complex  # nobody agrees on an average of integers
-    kinds = [Partial(k) for k in KINDS if reducible(k, x.dtype) and (divides or k != "avg")]
-    return (Replicate(), *map(Shard, range(x.ndim)), *kinds)
+    return (Replicate(), *map(Shard, range(x.ndim)), *(Partial(kind) for kind in KINDS if agreed(kind, x.dtype)))
 
 
 def draw_programs(

@@ -49,6 +49,10 @@ def load(module: str, folder: str) -> Registered:
 
     Raises `BadRules` if it is not there, raises on import, or registers nothing.
     """
+    if not all(module.split(".")) or set(module) & set("/\\: "):
+        raise BadRules(
+            module or "''", "this is no name of a module", "Write it as after `import`: my_package.my_rules."
+        )
     if folder not in sys.path:
         sys.path.insert(0, folder)
     before = dtensor.strategies_now()
@@ -61,7 +65,9 @@ def load(module: str, folder: str) -> Registered:
                 module, "there is no such module", f"Run from the folder that holds it (now {folder})."
             ) from None
         raise BadRules(module, f"importing it raises {error}", "Install what it needs.") from error
-    except (Exception, SystemExit) as error:  # why: a user's module may raise anything; it is told with its place
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # why: a user's module may raise anything, pytest's Skipped too; told with its place
         raise BadRules(
             module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
         ) from error

@@ -28,8 +28,6 @@ def printable(text: str) -> str:
 def happens(judged: Judged) -> str:
     """What happens, on how many ranks, and what has shown it."""
     found = judged.finding
-    if found.ranks == 1:  # a registration that is never asked, which no rank runs
-        return found.reason
     if found.ranks < 2:  # a registration that torch never asks: no run shows it
         return found.reason
     seen = f"; seen on real {found.confirmed_on} processes" if found.confirmed_on else ""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.partials import fold, parts, reducible
+from localtensor.partials import agreed, fold, parts, reducible
 from localtensor.placement import short
 from localtensor.shards import local_shape, split_axis
 from strategies.adverse import kind_of, truth_of
@@ -211,7 +211,7 @@ class Probe:
             return []
         stack = torch.stack(list(held))
         searched = () if want.dtype == torch.bool else SEARCHED
-        kinds = [k for k in searched if reducible(k, want.dtype) and not (k == "avg" and not _divisible(want))]
+        kinds = [k for k in searched if agreed(k, want.dtype)]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
         lost = torch.tensor(

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layouts import COMMUTING, Layout, has_meaning
-from localtensor.partials import reducible
+from localtensor.partials import agreed
 from localtensor.placement import KINDS as REDUCTIONS
 from localtensor.placement import StridedShard
 
@@ -26,14 +26,16 @@ FACTORS = (2, 3)
 def options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str = "") -> Layout:
     """All that a tensor of `ndim` dims can be on one axis, the simplest first; `pending` is what it already waits for.
 
-    An average of integers is left out: nobody agrees on what it rounds to.
+    Of the kinds of Partial those are left out on whose meaning for the dtype nobody agrees.
     """
     found: list[Placement] = [Replicate()] if "R" in kinds else []
     if "S" in kinds:
         found += map(Shard, range(ndim))
     wanted = [kind for kind in REDUCTIONS if "P" in kinds or f"P({kind})" in kinds]
     beside = COMMUTING if pending in COMMUTING else frozenset({pending})
-    found += [Partial(kind) for kind in wanted if _pends(kind, dtype) and (not pending or kind in beside)]
+    found += [
+        Partial(kind) for kind in wanted if (dtype is None or agreed(kind, dtype)) and (not pending or kind in beside)
+    ]
     if "SS" in kinds:
         found += [StridedShard(dim, split_factor=factor) for dim in range(ndim) for factor in FACTORS]
     return tuple(found)
@@ -53,12 +55,6 @@ def steady(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending
     for option in options(most, None, kinds):
         found += [option] if option in here else found[-1:]
     return tuple(found)
-
-
-def _pends(kind: str, dtype: torch.dtype | None) -> bool:
-    if dtype is None:
-        return True
-    return reducible(kind, dtype) and (kind != "avg" or dtype.is_floating_point or dtype.is_complex)
 
 
 def orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int, ...]], ...]:

@@ -5,8 +5,6 @@ import torch.distributed as dist
 import localtensor as lt
 from localtensor.errors import Deadlock, MessageMismatch, MessagesLeftOver
 
-SCHEDULES = ["round_robin", *(f"shuffled:{seed}" for seed in range(5)), "pct:2"]
-
 
 def number(value):
     return torch.tensor([float(value)])
@@ -18,30 +16,24 @@ def heard(*source, **how):
     return who, x.item()
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_messages_of_one_sender_and_tag_arrive_in_the_order_in_which_they_were_sent(schedule):
-    def program():
-        if dist.get_rank() == 0:
-            works = [dist.isend(number(value), 1, tag=value % 2) for value in range(6)]
-            return [work.wait() for work in works]
-        return [heard(0, tag=tag)[1] for tag in (1, 0, 0, 1, 1, 0)]
-
-    assert lt.run(program, ranks=2, schedule=schedule)[1] == [1.0, 0.0, 2.0, 3.0, 5.0, 4.0]
+@pytest.mark.ranks(2, schedules=7)
+def test_messages_of_one_sender_and_tag_arrive_in_the_order_in_which_they_were_sent(rank):
+    if rank == 0:
+        works = [dist.isend(number(value), 1, tag=value % 2) for value in range(6)]
+        assert all([work.wait() for work in works])
+    else:
+        assert [heard(0, tag=tag)[1] for tag in (1, 0, 0, 1, 1, 0)] == [1.0, 0.0, 2.0, 3.0, 5.0, 4.0]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_groups_do_not_hear_each_others_messages(schedule):
-    def program():
-        group = dist.new_group([0, 1])
-        if dist.get_rank() == 0:
-            works = [dist.isend(number(1), 1), dist.isend(number(2), 1, group=group)]
-            found = [work.wait() for work in works]
-        else:
-            found = heard(group=group, group_src=0), heard(0)
-        dist.destroy_process_group(group)
-        return found
-
-    assert lt.run(program, ranks=2, schedule=schedule)[1] == ((0, 2.0), (0, 1.0))
+@pytest.mark.ranks(2, schedules=7)
+def test_groups_do_not_hear_each_others_messages(rank):
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        for work in [dist.isend(number(1), 1), dist.isend(number(2), 1, group=group)]:
+            work.wait()
+    else:
+        assert heard(group=group, group_src=0) == (0, 2.0)
+        assert heard(0) == (0, 1.0)
 
 
 def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before():
@@ -57,51 +49,45 @@ def test_a_default_group_that_is_made_again_does_not_hear_what_was_sent_before()
     assert [wait.call.kind for wait in caught.value.waits] == ["barrier", "recv"]
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_receive_from_anyone_says_who_it_was(schedule):
-    def program():
-        if dist.get_rank() == 0:
-            return sorted(heard() for _ in range(3))
-        return dist.send(number(dist.get_rank() * 10), 0)
-
-    assert lt.run(program, ranks=4, schedule=schedule)[0] == [(1, 10.0), (2, 20.0), (3, 30.0)]
+@pytest.mark.ranks(4, schedules=7)
+def test_a_receive_from_anyone_says_who_it_was(rank):
+    if rank == 0:
+        assert sorted(heard() for _ in range(3)) == [(1, 10.0), (2, 20.0), (3, 30.0)]
+    else:
+        dist.send(number(rank * 10), 0)
 
 
-def test_a_receive_from_anyone_takes_the_tag_that_it_asks_for():
-    def program():
-        if dist.get_rank() == 0:
-            return [heard(tag=2), heard(tag=1)]
-        return dist.isend(number(dist.get_rank()), 0, tag=dist.get_rank()).wait()
+@pytest.mark.ranks(3)
+def test_a_receive_from_anyone_takes_the_tag_that_it_asks_for(rank):
+    if rank == 0:
+        assert [heard(tag=2), heard(tag=1)] == [(2, 2.0), (1, 1.0)]
+    else:
+        assert dist.isend(number(rank), 0, tag=rank).wait()
 
-    assert lt.run(program, ranks=3)[0] == [(2, 2.0), (1, 1.0)]
 
-
-def test_what_is_sent_is_what_the_tensor_was_at_the_send():
-    def program():
+@pytest.mark.ranks(2)
+def test_what_is_sent_is_what_the_tensor_was_at_the_send(rank):
+    if rank == 0:
         x = number(5)
-        if dist.get_rank() == 0:
-            work = dist.isend(x.clone(), 1)
-            x.zero_()
-            return work.wait()
-        return heard(0)
-
-    assert lt.run(program, ranks=2).values == (True, (0, 5.0))
-
-
-def test_a_sender_that_went_on_may_write_what_it_has_sent():
-    def program():
-        x = number(5)
-        if dist.get_rank() == 0:
-            dist.send(x, 1)
-            x.zero_()
-            return dist.barrier()
+        work = dist.isend(x.clone(), 1)
         x.zero_()
+        assert work.wait()
+    else:
+        assert heard(0) == (0, 5.0)
+
+
+@pytest.mark.ranks(2)
+def test_a_sender_that_went_on_may_write_what_it_has_sent(rank):
+    x = number(5 if rank == 0 else 0)
+    if rank == 0:
+        dist.send(x, 1)
+        x.zero_()
+        dist.barrier()
+    else:
         work = dist.irecv(x, 0)
         dist.barrier()
         work.wait()
-        return x.item()
-
-    assert lt.run(program, ranks=2)[1] == 5.0
+        assert x.item() == 5.0
 
 
 def test_of_several_that_wait_the_schedule_chooses_who_is_heard():
@@ -115,19 +101,16 @@ def test_of_several_that_wait_the_schedule_chooses_who_is_heard():
     assert lt.run(program, ranks=4)[0] == [1, 2, 3]
 
 
-def test_a_batch_of_messages_goes_round_the_ring():
-    def program():
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        x = torch.zeros(2, 2)
-        ops = [
-            dist.P2POp(dist.isend, torch.full((2, 2), float(rank)), (rank + 1) % ranks),
-            dist.P2POp(dist.irecv, x, (rank - 1) % ranks),
-        ]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-        return x.unique().item()
-
-    assert lt.run(program, ranks=5).values == (4.0, 0.0, 1.0, 2.0, 3.0)
+@pytest.mark.ranks(5)
+def test_a_batch_of_messages_goes_round_the_ring(rank, world_size):
+    x = torch.zeros(2, 2)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((2, 2), float(rank)), (rank + 1) % world_size),
+        dist.P2POp(dist.irecv, x, (rank - 1) % world_size),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert x.unique().item() == (rank - 1) % 5
 
 
 def test_a_rank_that_writes_to_itself_is_refused_by_torch():

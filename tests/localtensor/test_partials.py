@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from localtensor.errors import NotReducible
-from localtensor.partials import fold, parts, reducible
+from localtensor.partials import agreed, fold, parts, reducible
 from localtensor.placement import KINDS
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
@@ -27,6 +27,12 @@ def test_the_parts_fold_to_the_total(dtype, kind, sparse, far):
     held = parts(x, kind, 3, torch.Generator().manual_seed(1), sparse=sparse, far=far)
     assert held.dtype == dtype and held.shape == (3, 6, 5)
     torch.testing.assert_close(fold(held, kind).to(dtype), x, atol=2e-3 if far else 2e-5, rtol=2e-5)
+
+
+def test_an_average_of_integers_can_be_reduced_but_is_not_agreed_on():
+    assert reducible("avg", torch.int64) and not agreed("avg", torch.int64)
+    assert agreed("avg", torch.complex64) and agreed("sum", torch.int64) and agreed("max", torch.bool)
+    assert not agreed("max", torch.complex64) and not agreed("avg", torch.bool)
 
 
 def test_addends_cancel_change_sign_and_are_not_zero_where_the_total_is():

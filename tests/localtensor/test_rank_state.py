@@ -2,14 +2,18 @@ import contextlib
 import dataclasses
 import importlib
 import io
+import logging
+import math
 import os
 import random
 import subprocess
 import sys
 import timeit
+import unittest
 import warnings
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext, suppress
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +24,7 @@ from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor import rank_slots, rank_state
+from localtensor import _context, rank_slots, rank_state
 from localtensor.rank_slots import FLAGS, NAMES
 from localtensor.rank_state import SLOTS, OutsideState, RankState, slot_value, switch
 
@@ -54,6 +58,11 @@ def close_blocks():
         while OPEN:
             with suppress(KeyError):
                 OPEN.pop().__exit__(None, None, None)
+
+
+def enter_in_a_run(block):
+    with _context.entered(object()):
+        enter(block)
 
 
 def set_argv():
@@ -140,6 +149,9 @@ BY_HAND = {
     "python_generator": (lambda: random.gauss(0, 1), lambda: random._inst.gauss_next),
     "numpy_generator": (numpy_random.randn, lambda: numpy_random.get_state()[2:]),
     "environment": (set_environment, lambda: os.environ.get("LT_MINE")),
+    "patches": (lambda: enter_in_a_run(mock.patch.object(math, "tau", 7)), lambda: math.tau),
+    "asserted_logs": (lambda: enter_in_a_run(unittest.TestCase().assertNoLogs("nobody's")),
+                      lambda: logging.getLogger("nobody's").propagate),
     "main_module": (lambda: sys.modules.__setitem__("__main__", torch), lambda: sys.modules["__main__"]),
     "warnings": (lambda: warnings.simplefilter("always"), lambda: warnings.filters[0]),
 }  # fmt: skip

@@ -7,7 +7,17 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces
 from localtensor.mesh import Mesh
 from localtensor.placement import KINDS, Spec, StridedShard, parse
-from localtensor.shards import assemble, assemble_axis, bounds, local_shape, local_shapes, shapes_on, split, split_axis
+from localtensor.shards import (
+    assemble,
+    assemble_axis,
+    bounds,
+    local_shape,
+    local_shapes,
+    shapes_on,
+    split,
+    split_axis,
+    spread,
+)
 
 
 @given(size=st.integers(0, 40), ranks=st.integers(1, 9))
@@ -77,6 +87,18 @@ def test_replicas_of_partial_values_are_replicas():
     pieces = split(torch.arange(6.0).double(), spec, torch.Generator().manual_seed(0))
     assert torch.equal(pieces[0], pieces[2]) and torch.equal(pieces[1], pieces[3])
     assert not torch.equal(pieces[0], pieces[1])
+
+
+def test_replicas_are_cut_once():
+    cut = []
+
+    def deal(x, placement, ranks):
+        cut.append(x.tolist())
+        return split_axis(x, placement, ranks)
+
+    held = spread(torch.arange(4), (Replicate(), Shard(0), Shard(0)), (2, 2, 2), deal)
+    assert [x.tolist() for x in held] == [[0], [1], [2], [3]] * 2
+    assert cut == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1], [2, 3]]
 
 
 def test_what_has_no_definition_here_is_refused():

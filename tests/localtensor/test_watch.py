@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,19 +63,20 @@ def test_who_writes_a_buffer_before_its_wait_is_told(name):
         lt.run(program, ranks=2)
 
 
-def test_who_writes_an_input_is_told_and_who_reads_it_is_not():
-    def reads():
-        target, source, work = gather()
-        total = source.sum().item()
-        work.wait()
-        return total, target.sum().item()
+@pytest.mark.ranks(2)
+def test_who_reads_an_input_before_its_wait_is_not_told():
+    target, source, work = gather()
+    assert source.sum() == 4
+    work.wait()
+    assert target.sum() == 8
 
+
+def test_who_writes_an_input_before_its_wait_is_told():
     def writes():
         _, source, work = gather()
         source.zero_()
         work.wait()
 
-    assert lt.run(reads, ranks=2).values == ((4.0, 8.0),) * 2
     with pytest.raises(BufferReused) as caught:
         lt.run(writes, ranks=2)
     line = writes.__code__.co_firstlineno + 2
@@ -87,16 +87,15 @@ def test_who_writes_an_input_is_told_and_who_reads_it_is_not():
     )
 
 
+@pytest.mark.ranks(2)
 def test_metadata_views_and_other_memory_may_be_looked_at():
-    def program():
-        whole = torch.ones(4, 4)
-        row, work = begin(whole[0])
-        found = row.shape, row.view(2, 2).dtype, row.data_ptr() == whole.data_ptr(), whole[1].sum().item()
-        whole[2:] += 1
-        work.wait()
-        return found, whole.sum().item()
-
-    assert lt.run(program, ranks=2).values == ((((4,), torch.float32, True, 4.0), 4.0 * 2 + 4 + 16),) * 2
+    whole = torch.ones(4, 4)
+    row, work = begin(whole[0])
+    assert row.shape == (4,) and row.view(2, 2).dtype is torch.float32
+    assert row.data_ptr() == whole.data_ptr() and whole[1].sum() == 4
+    whole[2:] += 1
+    work.wait()
+    assert whole.sum() == 4 * 2 + 4 + 16
 
 
 LOOKS = {
@@ -106,30 +105,25 @@ LOOKS = {
 }  # fmt: skip
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", LOOKS)
 def test_who_asks_for_shape_or_dtype_only_reads_nothing(name):
-    def program():
-        x, work = begin()
-        LOOKS[name](x)
+    x, work = begin()
+    LOOKS[name](x)
+    work.wait()
+    assert x.sum() == 8
+
+
+@pytest.mark.ranks(3)
+def test_the_root_of_a_broadcast_may_read_what_it_sends_and_send_it_twice(rank):
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 2])]
+    x = torch.full((2,), rank + 1.0)
+    works = [dist.broadcast(x, 0, group=group, async_op=True) for group in groups]
+    if rank == 0:
+        assert x.sum() == 2
+    for work in filter(None, works):
         work.wait()
-        return x.sum().item()
-
-    assert lt.run(program, ranks=2).values == (8.0, 8.0)
-
-
-def test_the_root_of_a_broadcast_may_read_what_it_sends_and_send_it_twice():
-    def program():
-        groups = [dist.new_group([0, 1]), dist.new_group([0, 2])]
-        x = torch.full((2,), dist.get_rank() + 1.0)
-        works = [dist.broadcast(x, 0, group=group, async_op=True) for group in groups]
-        total = x.sum().item() if dist.get_rank() == 0 else None
-        for work in filter(None, works):
-            work.wait()
-        return total, x.tolist()
-
-    assert lt.run(program, ranks=3, leftovers="ignore").values == (
-        (2.0, [1.0, 1.0]), (None, [1.0, 1.0]), (None, [1.0, 1.0]),
-    )  # fmt: skip
+    assert x.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("what", ["reads on another rank", "writes on the root"])
@@ -148,27 +142,22 @@ def test_a_broadcast_is_watched_where_it_writes_and_guarded_where_it_reads(what)
     assert type(caught.value) is (BufferReused if what == "writes on the root" else ReadBeforeWait)
 
 
-def test_dtensors_may_be_computed_while_something_else_is_in_flight():
-    def program():
-        mesh = init_device_mesh("cpu", (2,))
-        sharded = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])
-        other, work = begin()
-        total = (sharded @ sharded.T).softmax(0).sum().full_tensor()
-        work.wait()
-        return round(total.item(), 3), other[0].item()
-
-    assert lt.run(program, ranks=2).values == ((3.0, 2.0),) * 2
+@pytest.mark.mesh((2,))
+def test_dtensors_may_be_computed_while_something_else_is_in_flight(mesh):
+    sharded = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])
+    other, work = begin()
+    total = (sharded @ sharded.T).softmax(0).sum().full_tensor()
+    work.wait()
+    assert round(total.item(), 3) == 3 and other[0] == 2
 
 
+@pytest.mark.ranks(2)
 def test_fake_tensors_may_be_computed_while_something_is_in_flight():
-    def program():
-        x, work = begin()
-        with FakeTensorMode():
-            shape = tuple((torch.ones(4, 2) + 1).sum(1).shape)
-        work.wait()
-        return shape, x[0].item()
-
-    assert lt.run(program, ranks=2).values == (((4,), 2.0),) * 2
+    x, work = begin()
+    with FakeTensorMode():
+        assert (torch.ones(4, 2) + 1).sum(1).shape == (4,)
+    work.wait()
+    assert x[0] == 2
 
 
 class Passes(TorchDispatchMode):
@@ -185,32 +174,28 @@ def stacks():
     return torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()
 
 
+@pytest.mark.ranks(2)
 def test_blocks_of_the_users_modes_nest_with_what_is_in_flight_in_any_order():
-    def program():
-        depth = [stacks()]
-        x, first = begin()
-        with Passes(), Calls():
-            y, second = begin()
-            first.wait()
-            z, third = begin()
-            inner = stacks()
-            second.wait()
-        third.wait()
-        depth.append(stacks())
-        return [t[0].item() for t in (x, y, z)], inner, depth
-
-    assert lt.run(program, ranks=2).values == (([2.0] * 3, (2, 2), [(0, 0), (0, 0)]),) * 2
+    assert stacks() == (0, 0)
+    x, first = begin()
+    with Passes(), Calls():
+        y, second = begin()
+        first.wait()
+        z, third = begin()
+        assert stacks() == (2, 2)
+        second.wait()
+    third.wait()
+    assert stacks() == (0, 0)
+    assert [t[0].item() for t in (x, y, z)] == [2.0] * 3
 
 
+@pytest.mark.ranks(2)
 def test_a_block_that_ends_while_something_is_in_flight_is_still_the_users():
-    def program():
-        with Passes():
-            x, work = begin()
-        y = torch.ones(1) + 1
-        work.wait()
-        return x[0].item(), y.item(), stacks()
-
-    assert lt.run(program, ranks=2).values == ((2.0, 2.0, (0, 0)),) * 2
+    with Passes():
+        x, work = begin()
+    y = torch.ones(1) + 1
+    work.wait()
+    assert x[0] == y == 2 and stacks() == (0, 0)
 
 
 def test_what_one_rank_has_in_flight_is_nothing_to_another():
@@ -227,22 +212,18 @@ def test_what_one_rank_has_in_flight_is_nothing_to_another():
     assert lt.run(program, ranks=2)[1] in (4.0, 8.0)
 
 
+@pytest.mark.ranks(2)
 def test_functional_collectives_wait_by_themselves_and_are_not_watched():
-    def program():
-        x = torch.ones(2)
-        y = fc.all_reduce(x, "sum", dist.group.WORLD)
-        x += 1
-        return (y + 0).tolist(), x.tolist()
-
-    assert lt.run(program, ranks=2).values == (([2.0, 2.0], [2.0, 2.0]),) * 2
+    x = torch.ones(2)
+    y = fc.all_reduce(x, "sum", dist.group.WORLD)
+    x += 1
+    assert (y + 0).tolist() == x.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.ranks(2)
 def test_gradients_may_be_computed_while_something_else_is_in_flight():
-    def program():
-        leaf = torch.ones(3, requires_grad=True)
-        other, work = begin()
-        (leaf * 2).sum().backward()
-        work.wait()
-        return leaf.grad.tolist(), other[0].item()
-
-    assert lt.run(program, ranks=2).values == (([2.0] * 3, 2.0),) * 2
+    leaf = torch.ones(3, requires_grad=True)
+    other, work = begin()
+    (leaf * 2).sum().backward()
+    work.wait()
+    assert leaf.grad.tolist() == [2.0] * 3 and other[0] == 2

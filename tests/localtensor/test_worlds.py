@@ -2,12 +2,13 @@ import gc
 import importlib
 import sys
 import weakref
+from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
 from localtensor.worlds import PRIVATE
@@ -42,38 +43,28 @@ def test_a_private_part_that_is_gone_is_named():
 # -- ranks do not see each other
 
 
-def test_each_rank_has_a_world_of_its_own():
-    def program():
-        world = c10d._world
-        dist.barrier()
-        return id(world), c10d._world is world, dist.group.WORLD.rank()
-
-    run = lt.run(program, ranks=3, schedule="shuffled:1")
-    assert len({ident for ident, _, _ in run}) == 3
-    assert [(same, rank) for _, same, rank in run] == [(True, 0), (True, 1), (True, 2)]
+@pytest.mark.ranks(3, schedule="shuffled:1")
+def test_each_rank_has_a_world_of_its_own(rank):
+    world, everybody = c10d._world, [None] * 3
+    dist.all_gather_object(everybody, id(world))
+    assert len(set(everybody)) == 3 and c10d._world is world
+    assert dist.group.WORLD.rank() == rank
 
 
 WAYS = [[Shard(0), Shard(0)], [Shard(1), Shard(0)], [Replicate(), Shard(1)], [Shard(0), Replicate()]]
 
 
-def redistributes(rows, columns):
-    """Uneven pieces on a 2-D mesh, each way to each other one, and whole again: how often that was wrong."""
-    mesh = init_device_mesh("cpu", (2, 2))
+@pytest.mark.mesh((2, 2))
+@pytest.mark.ranks(schedules=4)
+@pytest.mark.parametrize("seed", range(5))
+def test_uneven_shards_on_a_square_of_ranks_are_right_each_way_to_each_other_and_whole_again(mesh, seed):
+    rows, columns = 5 - seed % 3, 3 + seed % 4
     whole = torch.arange(rows * columns, dtype=torch.float64).reshape(rows, columns)
-    wrong = 0
-    for source in WAYS:
-        for target in WAYS:
-            there = distribute_tensor(whole, mesh, source).redistribute(mesh, target)
-            wrong += not torch.equal(there.full_tensor(), whole)
-    partial = (distribute_tensor(whole, mesh, WAYS[0]).sum() - whole.sum()).redistribute(mesh, [Replicate()] * 2)
-    return wrong + int(partial.to_local() != 0) + (Partial() == Replicate())
-
-
-def test_uneven_shards_on_a_square_of_ranks_are_right_twenty_runs_in_a_row():
-    for seed in range(20):
-        rows, columns = 5 - seed % 3, 3 + seed % 4
-        run = lt.run(redistributes, rows, columns, ranks=4, schedule=f"shuffled:{seed}")
-        assert run.values == (0, 0, 0, 0), (seed, rows, columns)
+    for source, target in product(WAYS, WAYS):
+        there = distribute_tensor(whole, mesh, source).redistribute(mesh, target)
+        assert torch.equal(there.full_tensor(), whole), (source, target)
+    partial = distribute_tensor(whole, mesh, WAYS[0]).sum() - whole.sum()
+    assert partial.redistribute(mesh, [Replicate()] * 2).to_local() == 0
 
 
 def test_meshes_of_different_ranks_and_of_different_runs_are_not_equal():

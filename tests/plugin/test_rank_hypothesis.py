@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from localtensor.rank_hypothesis import at_ease, kept_by_thread, passed_on
 
+pytest_plugins = ["pytester"]
+
 
 def test_the_private_parts_that_we_use_are_there():
     assert hasattr(control._current_build_context, "with_value") and len(kept_by_thread()) == 2
@@ -46,3 +48,32 @@ def test_a_deadline_of_the_test_s_own_stays():
     test = settings(deadline=1234)(given(st.integers())(lambda x: None))
     with at_ease(test):
         assert used(test).deadline.total_seconds() == 1.234
+
+
+def test_what_ranks_draw_from_data_is_the_same_on_all_of_them_under_each_schedule(tried):
+    result = tried(
+        """
+        from hypothesis import given, settings, strategies as st
+
+        SEEN = []
+        few = settings(max_examples=5, database=None, derandomize=True)
+
+        @pytest.mark.ranks(3, schedules=2)
+        @few
+        @given(data=st.data())
+        def test_together(data):
+            SEEN.append((data.draw(st.integers()), data.draw(st.text())))
+
+        def test_six_times_each():
+            sixes = [SEEN[at : at + 6] for at in range(0, len(SEEN), 6)]
+            assert len(sixes) >= 5 and all(len(set(six)) == 1 for six in sixes) and len(set(SEEN)) > 1
+
+        @pytest.mark.ranks(2)
+        @few
+        @given(data=st.data())
+        def test_parted(rank, data):
+            data.draw(st.text() if rank else st.integers())
+        """
+    )
+    result.assert_outcomes(passed=2, failed=1)
+    assert "data.draw: strategy: text(): another rank drew integers() as its value 1" in result.text

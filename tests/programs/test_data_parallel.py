@@ -29,34 +29,38 @@ def test_fully_sharded_in_float32():
     assert_three_ways(programs.fully_sharded, (4,), True, torch.float32, rtol=1e-3, atol=1e-4)
 
 
-def test_rows_are_dealt_out_as_torch_chunk_does():
-    on_each = lt.run(programs.rows_held, (3,), ranks=3)
-    held = {name: [on_each[rank][name] for rank in range(3)] for name in on_each[0]}
-    assert held["embedding.weight"] == [5, 5, 4]
-    assert held["norm.bias"] == [3, 3, 2]
-    assert held["blocks.0.feedforward.up.weight"] == [4, 4, 4]
+@pytest.mark.ranks(3)
+def test_rows_are_dealt_out_as_torch_chunk_does(rank):
+    held = programs.rows_held((3,))
+    assert held["embedding.weight"] == (5, 5, 4)[rank]
+    assert held["norm.bias"] == (3, 3, 2)[rank]
+    assert held["blocks.0.feedforward.up.weight"] == 4
 
 
-def said(run, kind, *functions):
-    """How many numbers rank 0 brought to each collective of this kind, from within these functions of the program."""
-    calls = [call for call in run.calls if call.rank == 0 and call.kind == kind and call.place.function in functions]
-    return [call.bytes // FLOAT for call in calls]
+def said(calls, kind, *functions):
+    """How many numbers a rank brought to each collective of this kind, from within these functions of the program."""
+    return [call.bytes // FLOAT for call in calls if call.kind == kind and call.place.function in functions]
 
 
+def of_first(run):
+    return [call for call in run.calls if call.rank == 0]
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("reshard_after_forward", "again"), [(None, [BLOCK, BLOCK]), (True, [REST, BLOCK, BLOCK]), (False, [])]
 )
-def test_each_group_is_gathered_forward_and_again_backward_unless_it_was_kept(reshard_after_forward, again):
+def test_each_group_is_gathered_forward_and_again_backward_unless_it_was_kept(reshard_after_forward, again, comms):
     """FSDP2 keeps the rest of the weights unless told otherwise, since the backward begins with them."""
-    run = lt.run(programs.fully_sharded, (2,), reshard_after_forward, torch.float64, ranks=2)
-    assert said(run, "all_gather_into_tensor", "loss_of", "forward") == [REST // 2, BLOCK // 2, BLOCK // 2] * STEPS
-    assert said(run, "all_gather_into_tensor", "learn") == [size // 2 for size in again] * STEPS
-    assert said(run, "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
+    programs.fully_sharded((2,), reshard_after_forward, torch.float64)
+    assert said(comms, "all_gather_into_tensor", "loss_of", "forward") == [REST // 2, BLOCK // 2, BLOCK // 2] * STEPS
+    assert said(comms, "all_gather_into_tensor", "learn") == [size // 2 for size in again] * STEPS
+    assert said(comms, "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
 
 
 def test_hybrid_sharded():
     run = assert_three_ways(programs.hybrid_sharded, (2, 2))
-    assert said(run, "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
+    assert said(of_first(run), "reduce_scatter_tensor", "learn") == [BLOCK, BLOCK, REST] * STEPS
     down = [call for call in run.calls if call.rank == 3 and call.group == (1, 3)]
     assert [(call.kind, call.bytes // FLOAT) for call in down] == [
         ("all_reduce", size // 2) for size in (BLOCK, BLOCK, REST)
@@ -75,7 +79,7 @@ def test_recomputed():
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_replicated(ranks):
     run = assert_three_ways(programs.replicated, (ranks,))
-    assert sum(said(run, "all_reduce", "learn")) == (2 * BLOCK + REST) * STEPS
+    assert sum(said(of_first(run), "all_reduce", "learn")) == (2 * BLOCK + REST) * STEPS
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -87,7 +91,7 @@ def test_ranks_that_run_out_of_batches(ranks):
 def test_two_batches_make_one_gradient(how):
     run = assert_three_ways(programs.accumulated, (2,), how)
     whole, kind = 2 * BLOCK + REST, "reduce_scatter_tensor" if how == "sharded" else "all_reduce"
-    assert sum(said(run, kind, "accumulated")) == whole, "once, not twice"
+    assert sum(said(of_first(run), kind, "accumulated")) == whole, "once, not twice"
 
 
 @pytest.mark.parametrize("how", [*HOW, "by hand"])

@@ -13,9 +13,13 @@ from tests.programs.one_device import alone, assert_three_ways
 FLOAT = 8  # bytes of a float64
 
 
-def said(run, function):
-    """The collectives that rank 0 took part in from within this function of the program, with their bytes."""
-    return [(kind_of(call), call.bytes) for call in run.calls if call.rank == 0 and call.place.function == function]
+def said(calls, function):
+    """The collectives of these that come from within this function of the program, with their bytes."""
+    return [(kind_of(call), call.bytes) for call in calls if call.place.function == function]
+
+
+def of_first(run):
+    return [call for call in run.calls if call.rank == 0]
 
 
 def kind_of(call):
@@ -40,18 +44,20 @@ def test_a_whole_transformer_learns(ranks):
     assert run[0]["losses"].diff().lt(0).all()
 
 
-def test_an_mlp_takes_one_all_reduce_each_way():
-    run = lt.run(programs.mlp, (4,), ranks=4)
+@pytest.mark.ranks(4)
+def test_an_mlp_takes_one_all_reduce_each_way(comms):
+    programs.mlp((4,))
     activations = 3 * 5 * 8 * FLOAT
-    assert said(run, "forward") == said(run, "backward") == [("all_reduce", activations)]
+    assert said(comms, "forward") == said(comms, "backward") == [("all_reduce", activations)]
 
 
-def test_sequence_parallel_takes_two_gathers_and_two_reduce_scatters_each_way():
+@pytest.mark.ranks(4)
+def test_sequence_parallel_takes_two_gathers_and_two_reduce_scatters_each_way(comms):
     """An all-reduce cut in two: a rank brings its positions to the gather, and all of them to the reduce-scatter."""
-    run = lt.run(programs.sequence_parallel_block, (4,), ranks=4)
+    programs.sequence_parallel_block((4,))
     activations = 3 * 4 * 8 * FLOAT
     each = [("all_gather_into_tensor", activations // 4), ("reduce_scatter_tensor", activations)]
-    assert said(run, "forward") == said(run, "backward") == each * 2
+    assert said(comms, "forward") == said(comms, "backward") == each * 2
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -61,24 +67,24 @@ def test_loss_parallel_takes_three_numbers_a_row_and_nothing_backward(reduction)
     The size of the vocabulary does not come into it.  Backward, each rank has all it needs for its own classes.
     """
     rows = 8
-    run = assert_three_ways(programs.cross_entropy, (4,), reduction, 1, rows, 3)
-    assert said(run, "forward") == [("all_reduce", rows * FLOAT)] * 3
-    assert said(run, "backward") == []
+    calls = of_first(assert_three_ways(programs.cross_entropy, (4,), reduction, 1, rows, 3))
+    assert said(calls, "forward") == [("all_reduce", rows * FLOAT)] * 3
+    assert said(calls, "backward") == []
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_the_loss_of_cut_rows_takes_nothing_unless_it_is_a_mean(reduction):
-    run = assert_three_ways(programs.cross_entropy, (2,), reduction, 0, 5, 3)
-    assert said(run, "forward") == said(run, "backward") == []
+    calls = of_first(assert_three_ways(programs.cross_entropy, (2,), reduction, 0, 5, 3))
+    assert said(calls, "forward") == said(calls, "backward") == []
 
 
 def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
     """Forward it stays P(avg).  Backward, a gradient is divided by the number of targets that count, on all ranks
     together; a rank cannot know that its peers ignore none.
     """
-    run = assert_three_ways(programs.cross_entropy, (2,), "mean", 0, 8, 0)
-    assert said(run, "forward") == []
-    assert said(run, "backward") == [("all_reduce", FLOAT)]
+    calls = of_first(assert_three_ways(programs.cross_entropy, (2,), "mean", 0, 8, 0))
+    assert said(calls, "forward") == []
+    assert said(calls, "backward") == [("all_reduce", FLOAT)]
 
 
 def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_are_we():

@@ -144,13 +144,24 @@ def test_the_same_key_twice_is_refused(path):
 NO_BASELINE = "it is no baseline of localtensor. Name another file by --baseline."
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '"x"', '{"entries": []}', '{"format": 1, "torch": "2"}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '"x"',
+        '{"entries": []}',
+        '{"format": 1, "torch": "2"}',
+        "[" * 100_000,
+        '{"format": ' + "1" * 5000 + "}",
+    ],
+)
 def test_a_foreign_file_is_refused(path, text):
     path.write_text(text)
     assert_refused(path, NO_BASELINE)
 
 
-@pytest.mark.parametrize("number", [0, 2, "1", None])
+@pytest.mark.parametrize("number", [0, 2, "1", None, True, 1.0])
 def test_a_format_of_another_time_is_refused(path, number):
     write_json(path, format=number)
     assert_refused(path, f"it has format {number!r}, not 1. Use the version of localtensor that wrote it.")

@@ -4,7 +4,7 @@ import pytest
 
 from strategies.changed import select
 from tests.strategies import edit_styles as styles
-from tests.strategies import edits
+from tests.strategies import edits, users
 from tests.strategies.edits import PACKAGE
 
 NO = ""
@@ -141,3 +141,29 @@ def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scal
 ])  # fmt: skip
 def test_however_the_rules_are_written(tmp_path, files, changes, scale, shift):
     check_choices(tmp_path, files, changes, scale, shift)
+
+
+@pytest.mark.parametrize("how", ["from {p}.sub.wide import WIDE", "import wide_sub\nWIDE = wide_sub.WIDE"])
+def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp_path_factory, monkeypatch, how):
+    library = tmp_path_factory.mktemp("library")
+    edits.git(library, "init", "-q")
+    edits.write(library, "", {"wide.py": "WIDE = 1\n", "wide_sub.py": "WIDE = 1\n"})
+    edits.commit(library)
+    files = {**PACKAGE, UTIL: how + "\n" + PACKAGE[UTIL].replace("if dim < x.ndim", "if dim < x.ndim * WIDE")}
+    with monkeypatch.context() as patch:
+        patch.setattr(edits.modules, "load", lambda *_: None)
+        with edits.two_versions(tmp_path, files, {}) as name:
+            edits.git(tmp_path, "reset", "-q")
+            edits.git(
+                tmp_path, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(library), f"{name}/sub"
+            )
+            edits.commit(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / name / "sub"))
+    with users.undone():
+        edits.modules.load(f"{name}.rules", str(tmp_path))
+        ops = [f"{name}.scale.default", f"{name}.shift.default"]
+        assert select("HEAD", tmp_path, f"{name}.rules", ops).choices == ()
+        (tmp_path / name / "sub/wide.py").write_text("WIDE = 2\n")
+        found = select("HEAD", tmp_path, f"{name}.rules", ops)
+    assert [choice.op for choice in found.choices] == ops
+    assert all(f"{name}/sub" in choice.reason for choice in found.choices)

@@ -71,10 +71,12 @@ def test_there_is_none_for_a_rule_that_reads_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "read", ['os.environ.get("DIM", 0)', 'os.getenv("DIM", 0)', 'json.load(open("x"))', "lost.dim()", "time.time()"]
-)
+    "read",
+    ['os.environ.get("DIM", 0)', 'os.getenv("DIM", 0)', 'json.load(open("x"))', "lost.dim()", "time.time()",
+     'os.path.exists("wide")', "random.random()", "torch.cuda.device_count()"],
+)  # fmt: skip
 def test_there_is_none_for_a_rule_that_reads_what_is_no_text(tmp_path, read):
-    text = "import json\nimport os\nimport time\n" + PACKAGE["{p}/rules.py"]
+    text = "import json\nimport os\nimport random\nimport time\n" + PACKAGE["{p}/rules.py"]
     text = text.replace("*helper(x)", f"*(helper(x) if x.ndim < 9 else {read})")
     name = f"digest_{len(read)}"
     assert [found is None for found in told(tmp_path, {**PACKAGE, "{p}/rules.py": text}, {}, name)] == [True, False]
@@ -92,6 +94,19 @@ def test_there_is_none_for_a_rule_that_uses_a_library_which_may_change_unseen(tm
     (tmp_path / "project").mkdir()
     found = told(tmp_path / "project", {**PACKAGE, "{p}/rules.py": text}, {}, f"digest_{name}")
     assert [digest is None for digest in found] == [True, False]
+
+
+def test_there_is_none_for_an_op_that_comes_from_where_it_may_change_unseen(tmp_path, monkeypatch):
+    users.write(tmp_path, "far_ops", 'op("far", lambda x: x * 2, (R, R))')
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far_ops.py").rename(tmp_path / "far/far_ops.py")
+    monkeypatch.syspath_prepend(str(tmp_path / "far"))
+    rule = "\n\n@register_sharding(torch.ops.far_ops.far.default)\ndef far_rule(x):\n    return helper(x)\n"
+    rules = PACKAGE["{p}/rules.py"].replace("import torch\n", "import far_ops\nimport torch\n", 1) + rule
+    (tmp_path / "near").mkdir()
+    with loaded(tmp_path / "near", {**PACKAGE, "{p}/rules.py": rules}, {}, "near_rules") as module:
+        ask = digests(module)
+        assert ask("far_ops.far.default") is None and ask("near_rules.scale.default") is not None
 
 
 def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):

@@ -2,7 +2,9 @@
 
 import pytest
 
+from strategies.changed import select
 from tests.strategies import edit_styles as styles
+from tests.strategies import edits
 from tests.strategies.edits import PACKAGE
 from tests.strategies.test_changed import NO, RULES, TABLES, UTIL, check_choices
 
@@ -160,3 +162,20 @@ def shift_rule(x):
 ])  # fmt: skip
 def test_what_a_rule_depends_on(tmp_path, files, changes, scale, shift):
     check_choices(tmp_path, files, changes, scale, shift)
+
+
+@pytest.mark.parametrize("patch", [
+    "util.helper = util.unused", "setattr(util, 'helper', util.unused)", "util.__dict__.update(helper=util.unused)",
+    "vars(util)['helper'] = util.unused", "exec('util.helper = util.unused')",
+    "def put():\n    util.helper = util.unused\n\n\nput()",
+])  # fmt: skip
+def test_who_binds_the_names_of_another_module_anew_changes_all_rules(tmp_path, patch):
+    files = {
+        **PACKAGE,
+        RULES: PACKAGE[RULES].replace("import torch\n", "import torch\nfrom {p} import patches\n", 1),
+        "{p}/patches.py": "X = 1\n",
+    }
+    changes = {"{p}/patches.py": f"from {{p}} import util\n\nX = 1\n{patch}\n"}
+    with edits.two_versions(tmp_path, files, changes) as name:
+        found = select("HEAD", tmp_path, f"{name}.rules", [f"{name}.scale.default", f"{name}.shift.default"])
+    assert [choice.op.split(".")[1] for choice in found.choices] == ["scale", "shift"]

@@ -53,3 +53,22 @@ def test_text_that_cannot_be_encoded_leaves_no_half_file(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_whole(tmp_path / "report.json", "x" * 100_000 + "\ud800")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_or_a_device_is_written_to_and_stays_what_it_is(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, "one\ntwo\n")
+        assert os.read(reader, 100) == b"one\ntwo\n"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
+    (tmp_path / "file").write_text("old\n")
+    (tmp_path / "link").symlink_to("file")
+    write_whole(tmp_path / "link", "new\n")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new\n"

@@ -30,7 +30,7 @@ def test_without_a_budget_there_is_no_end():
     assert Asked().until(1000.0) == 0.0
 
 
-@pytest.mark.parametrize("text", ["0", "0m", "five", "5 m", "-5m", "m", "1.5h", "5d", "5m1h", "1e3", "٥m" + "x", " "])
+@pytest.mark.parametrize("text", ["0", "0m", "five", "5 m", "-5m", "m", "1.5h", "5d", "5m1h", "1e3", "٥m", " "])
 def test_a_budget_that_is_no_time_is_refused(text):
     assert_refused(f"--budget: {text!r}: this is no time to work in. Write 90s, 5m or 1h.", budget=text)
 

@@ -250,3 +250,14 @@ def test_a_reader_that_leaves_early_does_not_change_the_verdict(monkeypatch, gat
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     monkeypatch.setattr(gate_command.sys.stdout, "fileno", lambda: 1, raising=False)
     assert gated(WRONG)[0] == 1
+
+
+def test_standard_output_without_room_is_told_and_is_no_pass(monkeypatch, gated):
+    monkeypatch.setattr(
+        gate_command.gate_shown, "show", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(gate_command.sys.stdout, "fileno", lambda: 1, raising=False)
+    code, _, errors = gated(CLEAN)
+    assert (code, errors) == (3, "localtensor gate: cannot write to standard output: No space left on device.\n")
+    assert gated(WRONG)[0] == 1

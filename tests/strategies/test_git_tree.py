@@ -61,6 +61,21 @@ def test_links_and_submodules_are_no_files_of_a_commit(here):
     assert "link.py" not in repository(folder).blobs(commit(folder))
 
 
+def test_a_submodule_is_known_by_its_commit_and_differs_as_soon_as_a_file_does(here, tmp_path_factory):
+    folder, first = here
+    other = tmp_path_factory.mktemp("other")
+    git(other, "init", "-q")
+    (other / "it.py").write_text("it = 1\n")
+    (other / "link.py").symlink_to("it.py")
+    own = commit(other)
+    git(folder, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "sub")
+    assert repository(folder).submodules(commit(folder)) == {"sub": own} and repository(folder).submodules(first) == {}
+    inner = repository(folder / "sub")
+    assert inner.top == folder / "sub" and inner.same(own) and not inner.same("0" * 40)
+    (folder / "sub/it.py").write_text("it = 2\n")
+    assert not inner.same(own)
+
+
 @pytest.mark.parametrize(
     "rev",
     ["nowhere", "HEAD~9", "--all", "-h", "--output=/tmp/x", "", "HEAD:kept.py", "a\0b", "HEAD\nHEAD", "$(touch x)"],

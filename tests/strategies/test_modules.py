@@ -62,6 +62,29 @@ def test_a_module_that_leaves_python_on_import_does_not_end_the_tool(tmp_path):
     )
 
 
+def test_what_is_no_exception_of_the_usual_kind_does_not_end_the_tool_either(tmp_path):
+    (tmp_path / "rules_skip.py").write_text("class Skipped(BaseException): pass\nraise Skipped('no GPU')\n")
+    assert refused("rules_skip", tmp_path) == (
+        "localtensor validate: --rules: rules_skip: importing it raises Skipped: no GPU "
+        f"({tmp_path}/rules_skip.py, line 2). Mend that first."
+    )
+
+
+def test_an_interruption_on_import_is_the_users(tmp_path):
+    (tmp_path / "rules_stopped.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load("rules_stopped", str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", " ", ".rules", "rules.", "my/rules.py", "my rules", "rules:all", "my\\\\rules"])
+def test_what_is_no_name_of_a_module_is_refused(name, tmp_path):
+    shown = name or "''"
+    assert refused(name, tmp_path) == (
+        f"localtensor validate: --rules: {shown}: this is no name of a module. "
+        "Write it as after `import`: my_package.my_rules."
+    )
+
+
 def test_a_syntax_error_is_told_with_its_own_line(tmp_path):
     (tmp_path / "rules_syntax.py").write_text("x = 1\nx = = 2\n")
     assert refused("rules_syntax", tmp_path) == (

@@ -141,7 +141,7 @@ def test_another_version_of_anything_installed_is_another_judge(monkeypatch):
     installed = list(verdict_cache.distributions())
     names = []
     for version in ("9.8", "9.9", "9.9"):
-        monkeypatch.setattr(verdict_cache, "distributions", lambda with_it=Other(version): [*installed, with_it])
+        monkeypatch.setattr(verdict_cache, "distributions", [*installed, Other(version)].copy)
         names.append(judge())
     assert names[0] != names[1] == names[2]
 

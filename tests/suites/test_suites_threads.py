@@ -8,6 +8,7 @@ from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 from localtensor import suites_threads
+from localtensor.errors import GroupMismatch
 from localtensor.suites_bases import on_threads
 from tests.suites.ran import QUICK, suites_of, went
 
@@ -100,3 +101,23 @@ def test_the_private_parts_of_torch_are_there():
         for name in path.split("."):
             home = getattr(home, name)
         assert home is not None
+
+
+def test_ranks_that_make_only_their_own_groups_are_left_to_torchs_threads_which_let_them_look():
+    class Own(Starts):
+        def test_it(self):
+            group = dist.new_group([self.rank])
+            assert dist.get_process_group_ranks(group) == [self.rank]
+
+    class Overlapping(Starts):
+        def test_it(self):
+            dist.new_group([0, 1] if self.rank else [0])
+
+    class NotOwn(Starts):
+        def test_it(self):
+            dist.new_group([1 - self.rank])
+
+    found = went(Own, Overlapping, NotOwn, how=QUICK)
+    assert found["Own.test_it"] == "passed"
+    assert isinstance(found["Overlapping.test_it"], GroupMismatch)
+    assert isinstance(found["NotOwn.test_it"], GroupMismatch)
