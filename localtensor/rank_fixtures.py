@@ -1,6 +1,6 @@
 """Fixtures in ranks: those that depend on the rank are put off while pytest sets a test up, and made in each rank.
 
-Ordinary fixtures are set up once, by pytest, and all ranks share their values.
+Ordinary fixtures are set up once, by pytest, and all ranks share their values, but for tensors and the like.
 
 pytest's private parts (for: tried on 9.0, 9.2):
     _fixtureinfo.name2fixturedefs    which fixtures a test asks for, through others: no public list has overrides
@@ -64,6 +64,17 @@ def asked_by(item: Any) -> Asked:
     return Asked(frozenset(ours), wide[0] if wide else None)
 
 
+def shadowed(item: Any) -> list[str]:
+    """A line for each fixture that a test may take for one of each rank, and that is the user's own: it comes first."""
+    definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
+    found = [definitions[name][-1] for name in sorted(PER_RANK) if definitions.get(name) and name in item.fixturenames]
+    return [
+        f"Note: the fixture {one.argname} is that of {one.func.__module__}, which comes before localtensor's."
+        for one in found
+        if not is_ours(one) and not one.func.__module__.startswith("_pytest.")
+    ]
+
+
 class Deferred:
     """Stands in for a fixture that each rank will have for itself; `needs` are the values of those that it asks for.
 
@@ -111,9 +122,12 @@ def _problem(definition: Any, request: Any, *, has_log: bool) -> str | None:
 class RankFixtures:
     """The fixtures of one rank, made in its thread and in pytest's order; torn down in the other order."""
 
-    def __init__(self, base: Mapping[str, Callable[[], Any]], instance: Any, run: Await) -> None:
+    def __init__(
+        self, base: Mapping[str, Callable[[], Any]], instance: Any, run: Await, copied: Callable[[Any], Any]
+    ) -> None:
+        """`copied`: a rank's own of a value that pytest set up once."""
         self.instance = instance
-        self._base, self._run = base, run
+        self._base, self._run, self._copied = base, run, copied
         self._made: dict[Deferred, Any] = {}
         self._later: list[Callable[[], Any]] = []
 
@@ -124,7 +138,7 @@ class RankFixtures:
             if value not in self._made:
                 self._made[value] = self._make(value)
             return self._made[value]
-        return RankRequest(value, self) if isinstance(value, pytest.FixtureRequest) else value
+        return RankRequest(value, self) if isinstance(value, pytest.FixtureRequest) else self._copied(value)
 
     def _make(self, fixture: Deferred) -> Any:
         __tracebackhide__ = True

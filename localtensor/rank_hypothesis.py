@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from localtensor.errors.base import refusal
-
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _SETTINGS = "_hypothesis_internal_use_settings"
 
@@ -60,7 +58,7 @@ class RankData:
                 f"another rank drew {first} as its value {self._count}, and all ranks draw the same values in one order"
             )
             remedy = "Draw on every rank, before the ranks part."
-            pytest.fail(refusal("data.draw", "strategy", _told(strategy), problem, remedy), pytrace=False)
+            pytest.fail(f"data.draw: strategy: {_told(strategy)}: {problem}. {remedy}", pytrace=False)
         return value
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a rank patches for a while is patched on that rank: slots for `unittest.mock.patch` and for `assertLogs`.
+"""What a rank patches for a while is patched on that rank: slots for mock.patch, for monkeypatch and for assertLogs.
 
 In a real run each process has its own modules, and so its own patches.  On rank threads the last rank to enter a
 patch would have it for all, and what the ranks put back when they leave depends on their order.  Here each place that
@@ -11,6 +11,7 @@ enters a copy of its own.
 import copy
 import functools
 import logging
+import pkgutil
 import sys
 import threading
 from collections.abc import Callable
@@ -101,16 +102,16 @@ class _Slot:
         """The run has ended, and all is as it was: nothing that was patched is held any longer."""
         self.places.clear()
 
-    def noting(self, kind: Any, method: str, places_of: Callable[[Any], list[Place]]) -> None:
-        """Whoever calls this method of a block during a run has the block's places noted."""
+    def noting(self, kind: Any, method: str, places_of: Callable[..., list[Place]]) -> None:
+        """Whoever calls this method during a run has the places noted that it patches."""
         original = getattr(kind, method)
 
         @functools.wraps(original)
-        def noted(block: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> Any:
             if running() is None:
-                return original(block)
-            places = places_of(block)
-            answer = original(block)
+                return original(*args, **kwargs)
+            places = places_of(*args, **kwargs)
+            answer = original(*args, **kwargs)
             self.note(places)
             return answer
 
@@ -169,10 +170,9 @@ class Patches(_Slot):
         kind.__enter__, kind.__exit__ = entered, left
 
     def _contents(self, block: Any) -> list[Place]:
-        if isinstance(block.in_dict, str):  # newer Pythons look it up on entering, as here
-            home, _, name = block.in_dict.rpartition(".")
-            return [Contents(getattr(sys.modules[home], name))] if home in sys.modules else []
-        return [Contents(block.in_dict)] if isinstance(block.in_dict, dict) else []
+        """The dict that `patch.dict` changes; os.environ is none, and has a slot of its own."""
+        owner = pkgutil.resolve_name(block.in_dict) if isinstance(block.in_dict, str) else block.in_dict
+        return [Contents(owner)] if isinstance(owner, dict) else []
 
 
 class Logs(_Slot):
@@ -194,4 +194,30 @@ class Logs(_Slot):
         return [Attribute(logger, "handlers"), Attribute(logger, "propagate"), Level(logger, "level")]
 
 
-PATCHES = (Patches, Logs)
+class MonkeyPatches(_Slot):
+    """`pytest.MonkeyPatch`: one for all ranks, which puts everything back when the test is over."""
+
+    name = "monkeypatches"
+    why = "what the last rank sets by monkeypatch would be there for all"
+
+    def ready(self) -> bool:
+        return hasattr(sys.modules.get("pytest"), "MonkeyPatch")
+
+    def bind(self) -> None:
+        kind = sys.modules["pytest"].MonkeyPatch
+        for method in ("setattr", "delattr"):
+            self.noting(kind, method, self._attribute)
+        for method in ("setitem", "delitem"):
+            self.noting(kind, method, self._contents)
+
+    def _attribute(self, _: Any, target: Any, name: Any = None, *rest: Any, **options: Any) -> list[Place]:
+        if isinstance(target, str):
+            home, _, name = target.rpartition(".")
+            target = pkgutil.resolve_name(home)
+        return [Attribute(target, name)]
+
+    def _contents(self, _: Any, dic: Any, *rest: Any, **options: Any) -> list[Place]:
+        return [Contents(dic)] if isinstance(dic, dict) else []
+
+
+PATCHES = (Patches, Logs, MonkeyPatches)

@@ -1,4 +1,8 @@
-"""What each rank of a test does: its own fixtures, the test's body, and the fixtures' other halves."""
+"""What each rank of a test does: its own fixtures, the test's body, and the fixtures' other halves.
+
+Tensors, modules and optimizers that pytest set up once are copied for each rank, as a process would have its own: else
+ranks would add up their gradients in one `.grad`.  Other objects are one for all ranks.
+"""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from localtensor import _context
@@ -21,6 +26,8 @@ from localtensor.rank_marks import Plan
 from localtensor.rank_places import raised_at
 
 __tracebackhide__ = True
+
+_COPIED = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 
 
 @dataclass(slots=True)
@@ -39,9 +46,10 @@ class Program:
 
     def live(self, rank: int) -> Any:
         """One rank: its fixtures, the body, and the fixtures' other halves."""
-        own = _own(self.item.instance)
+        copies: dict[int, Any] = {}  # one for all, so that an optimizer still has the weights of its model
+        own = _own(self.item.instance, copies)
         loop = Loop()
-        fixtures = RankFixtures(self._base(rank), own, loop.run)
+        fixtures = RankFixtures(self._base(rank), own, loop.run, lambda value: copied(value, copies))
         failure: BaseException | None = None
         value = None
         try:
@@ -107,9 +115,33 @@ class Program:
         return cause
 
 
-def _own(instance: Any) -> Any:
+def copied(value: Any, copies: dict[int, Any]) -> Any:
+    """A rank's own of a tensor, a module or an optimizer, and of tuples with such; others as they are.
+
+    Lists and dicts are shared, whatever is in them, for tests collect in them.  So is what torch cannot copy, such as
+    a tensor in the middle of a graph.  `copies` are those of this rank so far.
+
+    >>> x = torch.zeros(2)
+    >>> copied((1, x), {})[1] is x, copied("text", {}), copied(kept := [x], {}) is kept
+    (False, 'text', True)
+    """
+    if not _to_copy(value):
+        return value
+    try:
+        return copy.deepcopy(value, copies)
+    except Exception:  # why: whatever a class raises when it is copied, the test may do without a copy
+        return value
+
+
+def _to_copy(value: Any) -> bool:
+    return isinstance(value, _COPIED) or (isinstance(value, tuple) and any(map(_to_copy, value)))
+
+
+def _own(instance: Any, copies: dict[int, Any]) -> Any:
     """The rank's copy of the object that the test is a method of."""
     own = copy.copy(instance)
+    for name, value in getattr(own, "__dict__", {}).items():
+        own.__dict__[name] = copied(value, copies)
     if getattr(own, "_asyncioRunner", None) is not None:
         own._asyncioRunner = None  # of unittest's async test case, which closes it when an object is gone
     return own

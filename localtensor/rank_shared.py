@@ -36,7 +36,7 @@ LEFT_ALONE = (
     Shared("registrations", "torch.library, pytrees, safe globals, backends: as for sharding rules"),
     Shared("caches", "redistribution plans, tensor metadata: the engine clears what depends on a rank"),
     Shared("warning_registries", "each module's: a warning shown once is shown once for all ranks"),
-    Shared("logging", "handlers and levels: the engine says whose line it is"),
+    Shared("logging", "handlers and levels, but for assertLogs: the engine says whose line it is"),
     Shared("working_directory", "os.chdir, umask, signals: a system call at each hand-over, and rarely a rank's own"),
     Shared("garbage_collector", "one heap, one collector"),
     Shared("exception_hooks", "sys.excepthook and threading.excepthook: the engine gathers errors"),

@@ -12,6 +12,7 @@ from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLoca
 
 from localtensor.errors.faults import first_line
 from localtensor.errors.programs import RankRaised
+from localtensor.rank_fixtures import shadowed
 from localtensor.rank_passed import compared
 from localtensor.rank_report import told
 from localtensor.rank_tests import Failure, RankTest
@@ -25,6 +26,7 @@ def explain(report: pytest.TestReport, error: BaseException, test: RankTest) -> 
     text = told(failure.fault, test.plan.ranks, failure.replay, compared(test.item.stash, failure.fault))
     if failure.tried:
         text = f"{failure.tried}\n{text}"
+    text += "".join(f"\n{line}" for line in shadowed(test.item))
     longrepr: Any = report.longrepr
     rendered = _rendered(failure)
     if rendered is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
-from localtensor.errors import GroupMismatch
+from localtensor.errors import GroupMismatch, LocalTensorError
 from localtensor.suites_exits import RankProcess
 from localtensor.suites_ranks import How, Told, kept, not_served, precisions, run_ranks
 from localtensor.suites_stores import is_rank
@@ -137,6 +137,18 @@ def judge(told: Told) -> None:
         fail(told.fault, len(codes))
 
 
+def _judge_for_a_caller(told: Told) -> None:
+    """`judge`, where a test may have called the ranks itself and expect torch's `RuntimeError` of what they raised."""
+    __tracebackhide__ = True
+    try:
+        judge(told)
+    except (unittest.SkipTest, RuntimeError, LocalTensorError):
+        raise
+    except Exception as cause:  # why: a rank may raise anything
+        raised = [process for process in told.processes if process.text]
+        raise RuntimeError("\n".join(f"rank {process.rank} raised\n{process.text}" for process in raised)) from cause
+
+
 def comms_decorator(how: How) -> Callable[..., Any]:
     """torch's `spawn_threads_and_init_comms`, which runs one test method on ranks of the same `self`."""
     default = common_distributed.DEFAULT_WORLD_SIZE
@@ -154,7 +166,7 @@ def comms_decorator(how: How) -> Callable[..., Any]:
                 dist.init_process_group("threaded", rank=process.rank, world_size=world_size)
                 func(self, *args, **kwargs)
 
-            judge(run_ranks(body, world_size, how))
+            _judge_for_a_caller(run_ranks(body, world_size, how))
 
         return wrapper
 

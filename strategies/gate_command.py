@@ -115,6 +115,8 @@ def _write(asked: Asked, result: GateResult, home: str) -> None:
 
 def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> str:
     """Print the result; why it could not be printed, or ""."""
+    if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
+        return ""
     wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
     try:
         gate_shown.show(result, wide, done=done)

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import pkgutil
 import unittest
 from unittest import mock
 
@@ -20,8 +21,9 @@ ASK = "torch.distributed.tensor._sharding_prop._select_min_cost_strategy"
 
 
 def leave_after_the_rank_before():
-    """Ranks leave in the order in which they came: with one value for all, each would put back another's."""
+    """All are in, and leave in the order in which they came: with one value for all, each would put back another's."""
     rank = dist.get_rank()
+    dist.barrier()
     if rank:
         dist.recv(torch.empty(1), rank - 1)
 
@@ -72,7 +74,7 @@ def test_a_patch_that_decorates_is_one_object_and_entered_by_each_rank():
         return floor.call_args.args
 
     before = math.floor
-    assert run(lambda: patched(), ranks=3).values == ((0,), (1,), (2,))
+    assert run(lambda _: patched(), None, ranks=3).values == ((0,), (1,), (2,))
     assert math.floor is before
 
 
@@ -111,6 +113,19 @@ def test_what_a_rank_puts_into_a_dict_is_there_on_that_rank(decorates):
     seen = run(cleared if decorates else patches, ranks=3).values
     assert seen == (({},) * 3 if decorates else tuple({"of": "nobody", "rank": rank} for rank in range(3)))
     assert TABLE == {"of": "nobody"}
+
+
+@pytest.mark.parametrize("named", [f"{__name__}.TABLE", "os.environ"])
+def test_a_dict_that_is_named_is_found(named):
+    def patches():
+        with mock.patch.dict(named, {"LT_OF_A_RANK": str(dist.get_rank())}):
+            leave_after_the_rank_before()
+            seen = pkgutil.resolve_name(named)["LT_OF_A_RANK"]
+        let_the_next_leave()
+        return seen, "LT_OF_A_RANK" in pkgutil.resolve_name(named)
+
+    assert run(patches, ranks=3).values == (("0", False), ("1", False), ("2", False))
+    assert "LT_OF_A_RANK" not in pkgutil.resolve_name(named)
 
 
 def test_what_was_not_there_is_not_there_afterwards():
@@ -171,6 +186,29 @@ def test_a_rank_without_asserted_logs_is_as_silent_as_before():
         return enabled
 
     assert run(logs, ranks=2).values == (None, False)
+
+
+def test_what_a_rank_sets_by_monkeypatch_is_its_own(monkeypatch):
+    def patches():
+        rank = dist.get_rank()
+        monkeypatch.setattr(math, "tau", rank)
+        monkeypatch.setattr("math.pi", rank)
+        monkeypatch.setitem(TABLE, "rank", rank)
+        if rank:
+            monkeypatch.delattr(math, "e")
+            monkeypatch.delitem(TABLE, "of")
+        dist.barrier()
+        return math.tau, math.pi, hasattr(math, "e"), dict(TABLE)
+
+    before = math.tau, math.pi, math.e
+    assert run(patches, ranks=3).values == (
+        (0, 0, True, {"of": "nobody", "rank": 0}),
+        (1, 1, False, {"rank": 1}),
+        (2, 2, False, {"rank": 2}),
+    )
+    monkeypatch.undo()
+    assert (math.tau, math.pi, math.e) == before
+    assert TABLE == {"of": "nobody"}
 
 
 def test_a_patched_rank_asks_propagation_itself():

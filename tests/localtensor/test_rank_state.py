@@ -65,6 +65,11 @@ def enter_in_a_run(block):
         enter(block)
 
 
+def set_by_monkeypatch():
+    with _context.entered(object()):
+        pytest.MonkeyPatch().setattr(math, "e", 7)
+
+
 def set_argv():
     sys.argv.append("--rank-only")
 
@@ -152,6 +157,7 @@ BY_HAND = {
     "patches": (lambda: enter_in_a_run(mock.patch.object(math, "tau", 7)), lambda: math.tau),
     "asserted_logs": (lambda: enter_in_a_run(unittest.TestCase().assertNoLogs("nobody's")),
                       lambda: logging.getLogger("nobody's").propagate),
+    "monkeypatches": (set_by_monkeypatch, lambda: math.e),
     "main_module": (lambda: sys.modules.__setitem__("__main__", torch), lambda: sys.modules["__main__"]),
     "warnings": (lambda: warnings.simplefilter("always"), lambda: warnings.filters[0]),
 }  # fmt: skip

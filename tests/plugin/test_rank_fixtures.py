@@ -223,3 +223,37 @@ def test_an_ordinary_fixture_that_asks_for_the_rank_by_name_is_told_how_to(tried
     result.assert_outcomes(errors=1, passed=1)
     assert "fixture sly: request.getfixturevalue: 'rank': it has a value in each rank" in result.text
     assert "Traceback" not in result.text and "fixtures.py" not in result.text
+
+
+def test_a_fixture_of_the_users_own_comes_first_and_a_failure_says_so(tried, pytester):
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture
+        def rank():
+            return "general"
+        """
+    )
+    result = tried(
+        """
+        def test_plain(rank):
+            assert rank == "general"
+
+        @pytest.mark.ranks(2)
+        def test_marked(rank, world_size):
+            assert rank == "general" and world_size == 2
+
+        @pytest.mark.ranks(2)
+        def test_taken_for_ours(rank):
+            assert rank == dist.get_rank()
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("rank", [5])
+        def test_parameter(rank):
+            assert rank == dist.get_rank()
+        """
+    )
+    result.assert_outcomes(passed=2, failed=2)
+    assert result.text.count("Note: the fixture ") == 1
+    assert "Note: the fixture rank is that of conftest, which comes before localtensor's." in result.text

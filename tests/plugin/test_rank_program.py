@@ -10,6 +10,8 @@ from localtensor.rank_program import Program
 from localtensor.schedule import round_robin
 from localtensor.threads import run_in_threads
 
+pytest_plugins = ["pytester"]
+
 
 def program(function, ranks=2):
     item = SimpleNamespace(instance=None, fixturenames=[], funcargs={})
@@ -54,3 +56,63 @@ def test_what_a_teardown_raises_is_noted_on_the_failure_of_the_body():
     error = caught.value.errors[0]
     assert str(error) == "body"
     assert getattr(error, "__notes__", []) == ["and while the fixtures were torn down: KeyError: 'teardown'"]
+
+
+def test_tensors_and_models_that_are_set_up_once_are_each_ranks_own(tried):
+    tried(
+        """
+        @pytest.fixture(scope="module")
+        def model():
+            return torch.nn.Linear(2, 1)
+
+        @pytest.fixture(scope="module")
+        def optimizer(model):
+            return torch.optim.SGD(model.parameters(), lr=1.0)
+
+        @pytest.fixture(scope="module")
+        def kept():
+            return []
+
+        @pytest.mark.ranks(2, schedules=2)
+        def test_one_step(model, optimizer, rank, kept):
+            before = model.weight.detach().clone()
+            model(torch.full((2,), rank + 1.0)).backward()
+            dist.barrier()
+            assert model.weight.grad.tolist() == [[rank + 1.0] * 2]
+            optimizer.step()
+            assert not torch.equal(model.weight, before)
+            kept.append((rank, before))
+
+        def test_afterwards(model, kept):
+            assert model.weight.grad is None
+            assert sorted(rank for rank, _ in kept) == [0, 0, 1, 1]
+            assert all(torch.equal(model.weight, before) for _, before in kept)
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("x", [torch.ones(2)])
+        @pytest.mark.parametrize("many", [("a", torch.ones(2))])
+        def test_parameters(x, many, rank):
+            for one in (x, many[1]):
+                one += rank
+                dist.barrier()
+                assert one.tolist() == [rank + 1.0] * 2
+
+        class TestMethods:
+            def setup_method(self):
+                self.x = torch.ones(2)
+
+            @pytest.mark.ranks(3)
+            def test_own(self, rank):
+                self.x += rank
+                dist.all_reduce(self.x)
+                assert self.x.tolist() == [6, 6]
+
+        @pytest.fixture
+        def middle():
+            return torch.ones(2, requires_grad=True) * 2
+
+        @pytest.mark.ranks(2)
+        def test_what_cannot_be_copied(middle):
+            assert middle.tolist() == [2, 2]
+        """
+    ).assert_outcomes(passed=5)

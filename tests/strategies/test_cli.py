@@ -98,9 +98,9 @@ def test_the_version_is_told():
 
 
 def test_the_exit_codes_are_those_of_the_table():
-    from strategies import verdicts
+    from strategies import leaving, verdicts
 
-    codes = (cli.CLEAN, cli.WRONG, cli.USAGE, cli.NOTHING)
+    codes = (leaving.CLEAN, leaving.WRONG, leaving.USAGE, leaving.NOTHING)
     assert codes == (verdicts.CLEAN, verdicts.WRONG, verdicts.USAGE, verdicts.NOTHING) == (0, 1, 2, 3)
 
 

@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_one_sentence(line, monkeypatch):
 ])  # fmt: skip
 def test_meshes_and_pairs_reach_the_settings(line, trials, monkeypatch):
     asked = []
-    monkeypatch.setattr(command, "validate", lambda settings, progress: asked.append(settings) or EMPTY)
+    monkeypatch.setattr("strategies.validate.validate", lambda settings, progress: asked.append(settings) or EMPTY)
     called(f"validate {line} --confirm none -q")
     (settings,) = asked
     assert sorted(settings.trials()) == sorted(trials)

@@ -261,3 +261,8 @@ def test_standard_output_without_room_is_told_and_is_no_pass(monkeypatch, gated)
     code, _, errors = gated(CLEAN)
     assert (code, errors) == (3, "localtensor gate: cannot write to standard output: No space left on device.\n")
     assert gated(WRONG)[0] == 1
+
+
+def test_without_a_standard_output_the_exit_code_is_the_verdict(monkeypatch, gated):
+    monkeypatch.setattr(gate_command.sys, "stdout", None)
+    assert [gated(WRONG)[0], gated(CLEAN)[0]] == [1, 0]

@@ -1,14 +1,16 @@
 """localtensor.suites_threads: MultiThreadedTestCase, DTensorOpTestBase and torch's decorator on rank threads."""
 
 import threading
+import unittest
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 from localtensor import suites_threads
-from localtensor.errors import GroupMismatch
+from localtensor.errors import EarlyReturn, GroupMismatch
 from localtensor.suites_bases import on_threads
 from tests.suites.ran import QUICK, suites_of, went
 
@@ -121,3 +123,23 @@ def test_ranks_that_make_only_their_own_groups_are_left_to_torchs_threads_which_
     assert found["Own.test_it"] == "passed"
     assert isinstance(found["Overlapping.test_it"], GroupMismatch)
     assert isinstance(found["NotOwn.test_it"], GroupMismatch)
+
+
+def test_who_calls_the_ranks_of_torchs_decorator_gets_its_runtime_error():
+    def decorated(body):
+        return suites_threads.comms_decorator(QUICK)(world_size=2)(body)
+
+    def fails(self):
+        assert dist.get_rank() == 0, "not zero"
+
+    def is_refused(self):
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    with on_threads(QUICK), pytest.raises(RuntimeError, match=r"rank 1 raised\n[^$]*not zero") as told:
+        decorated(fails)(None)
+    assert type(told.value.__cause__) is AssertionError
+    with on_threads(QUICK), pytest.raises(EarlyReturn):
+        decorated(is_refused)(None)
+    with on_threads(QUICK), pytest.raises(unittest.SkipTest, match="no need"):
+        decorated(unittest.skip("no need")(fails))(None)
