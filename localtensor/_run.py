@@ -132,12 +132,9 @@ def limit(timeout: float | None) -> float | None:
 def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, leftovers: Any) -> None:
     if not callable(fn):
         raise NotCallableWith(fn, "it is not a function")
-    try:
-        inspect.signature(fn).bind(*args)
-    except TypeError as misfit:
-        raise NotCallableWith(fn, str(misfit)) from None
-    except ValueError:
-        pass  # a function of C has no signature: it will say so itself
+    misfit = _misfit(fn, args)
+    if misfit:
+        raise NotCallableWith(fn, misfit)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise NoRanks("run", ranks)
     if on not in WAYS:
@@ -147,6 +144,21 @@ def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, left
         raise NoTime("run", "timeout", timeout)
     if leftovers not in _LEFTOVERS:
         raise UnknownWay(leftovers, _LEFTOVERS, "leftovers")
+
+
+def _misfit(fn: Any, args: Sequence[Any]) -> str:
+    """Why the function does not take these arguments; empty if it may."""
+    told = ""
+    for wrapped in (True, False):  # a decorator such as mock.patch gives arguments that its wrapped function takes
+        try:
+            inspect.signature(fn, follow_wrapped=wrapped).bind(*args)
+        except TypeError as misfit:
+            told = told or str(misfit)
+        except ValueError:  # a function of C has no signature: it will say so itself
+            return ""
+        else:
+            return ""
+    return told
 
 
 def deal(fn: Any, args: Sequence[Any], ranks: int, device: Any) -> list[tuple[Any, ...]]:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,12 +110,25 @@ def told(report: Report, json: Path | None, repro: Path | None, errors: Console)
     except OSError as error:
         errors.print(f"localtensor: cannot write {error.filename}: {error.strerror}.", markup=False)
         return NOTHING
+    problem = printed(lambda wide: reports.show(report, wide))
+    if problem:
+        errors.print(f"localtensor: {problem}", markup=False)
+    return (report.exit_code or NOTHING) if problem else report.exit_code
+
+
+def printed(show: Callable[[Console], None]) -> str:
+    """Show it on standard output, if there is one; why it could not be shown, or ""."""
+    if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
+        return ""
     wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
     try:
-        reports.show(report, wide)
-    except BrokenPipeError:  # `localtensor ... | head` has read enough; the exit code is still the verdict
+        show(wide)
+        sys.stdout.flush()
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return report.exit_code
+        if not isinstance(error, BrokenPipeError):
+            return f"cannot write to standard output: {error.strerror}."  # else `| head` has read enough
+    return ""
 
 
 class Pipe(Console):

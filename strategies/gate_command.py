@@ -20,7 +20,7 @@ from localtensor.errors import LocalTensorError
 from strategies import baseline as baselines
 from strategies import gate, gate_shown, gate_work
 from strategies.baseline import BadBaseline, Baseline
-from strategies.command import Pipe
+from strategies.command import printed
 from strategies.files import write_whole
 from strategies.gate_asked import Asked, BadGate
 from strategies.gate_places import within
@@ -115,16 +115,10 @@ def _write(asked: Asked, result: GateResult, home: str) -> None:
 
 def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> str:
     """Print the result; why it could not be printed, or ""."""
-    if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
-        return ""
-    wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
-    try:
+
+    def show(wide: Console) -> None:
         gate_shown.show(result, wide, done=done)
         if asked.files.github:
             sys.stdout.write(workflow_commands(result, baseline=home))
-            sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            return f"cannot write to standard output: {error.strerror}."  # else `| head` has read enough
-    return ""
+
+    return printed(show)

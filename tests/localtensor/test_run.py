@@ -1,7 +1,9 @@
+import math
 import random
 import threading
 import warnings
 from functools import partial
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -204,3 +206,14 @@ def test_the_environment_replaces_the_default_limit_and_no_other(monkeypatch):
     assert (limit(300.0), limit(7), limit(None)) == (2.5, 7, None)
     monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "0")
     assert (limit(300.0), limit(7)) == (None, 7)
+
+
+def test_a_decorator_may_give_arguments_that_nobody_passes():
+    @mock.patch("math.tau", 7.0)
+    @mock.patch("math.cosh")
+    def patched(cosh):
+        return cosh is math.cosh, math.tau
+
+    assert list(lt.run(patched, ranks=2)) == [(True, 7.0)] * 2
+    with pytest.raises(NotCallableWith, match="missing a required argument"):
+        lt.run(lambda x: x, ranks=2)
