@@ -70,7 +70,7 @@ def plant(one: Cached, *, forgets: bool) -> torch._ops.OpOverload:
 
 @functools.cache
 def planted() -> tuple[tuple[Cached, torch._ops.OpOverload], ...]:
-    """Each op twice, planted once in a process, which rank threads share."""
+    """Each op twice, planted once in a process.  Call it before rank threads start: what a rank registers is its own."""
     return tuple((one, plant(one, forgets=forgets)) for one in CACHED for forgets in (False, True))
 
 

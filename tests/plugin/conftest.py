@@ -9,11 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import localtensor as lt
-
-# pytester forgets the modules that a run of its own imported; what cannot be imported twice is imported here.
-import localtensor.forked
-import localtensor.rank_told
-import localtensor.rank_world
+from tests.plugin.in_process import in_process
 
 # In this process the plugin's package is there already, which pytest remarks upon.
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -38,7 +34,7 @@ def tried(pytester, warm):
     def run(body, *options):
         pytester.makepyfile(test_it=head + textwrap.dedent(body))
         plugin = () if loaded else ("-p", "localtensor.pytest_plugin")
-        result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-W", "default", *QUIET, *plugin, *options)
+        result = in_process(pytester, "-p", "no:cacheprovider", "-W", "default", *QUIET, *plugin, *options)
         result.text = f"{result.stdout.str()}\n{result.stderr.str()}"
         return result
 

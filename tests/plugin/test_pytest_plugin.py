@@ -158,3 +158,10 @@ def test_an_option_that_makes_no_sense_is_one_sentence(tried, option, sentence):
 
 def test_what_is_deselected_is_not_refused(tried):
     tried("def test_a(rank): pass\ndef test_b(): pass\n", "-k", "test_b").assert_outcomes(passed=1, deselected=1)
+
+
+def test_a_run_in_this_process_leaves_one_copy_of_every_module_and_none_of_its_own(tried):
+    before = dict(sys.modules)
+    tried("import colorsys\n\ndef test_it():\n    pass\n").assert_outcomes(passed=1)
+    assert "colorsys" in sys.modules and "test_it" not in sys.modules
+    assert [name for name, module in before.items() if sys.modules.get(name) is not module] == []

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# pytester forgets the modules that a run of its own imported; what cannot be imported twice is imported here.
-import localtensor.rank_told  # noqa: F401
+from tests.plugin.in_process import in_process
 
 ROOT = Path(__file__).parents[2]
 HEAD = "import os\nimport pytest\nimport torch\nimport torch.distributed as dist\n\n\n"
@@ -59,7 +58,7 @@ class Session:
     def inside(self, pytester, source, *options):
         """The same in this process, where torch is there already; the text that it printed."""
         self.write(source)
-        result = pytester.runpytest_inprocess(*self.arguments(*options))
+        result = in_process(pytester, *self.arguments(*options))
         return result.stdout.str() + result.stderr.str()
 
 

@@ -18,6 +18,7 @@ RANKS = """
         dist.all_reduce(total)
         assert total == 30 * turn + 3
         group = dist.new_group([0, 2])
+        dist.barrier()  # else who is through closes the connection that the other is still making
         dist.destroy_process_group(group)
         (shared / f"{os.environ['PYTEST_XDIST_WORKER']}-{turn}-{rank}").touch()
 

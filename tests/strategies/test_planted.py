@@ -120,6 +120,7 @@ def test_a_fresh_process_plants_the_same_ops_in_the_same_order():
 
 
 def test_a_scalar_left_out_of_the_key_of_dtensors_cache_makes_the_second_call_wrong():
+    cached.planted()
     found = lt.run(cached.job, ranks=2)[0]
     assert len(found) == 2 * len(cached.CACHED)
     assert {op for op, wrong in found.items() if wrong} == {op for op in found if "forgets" in op}
