@@ -7,12 +7,15 @@ caches of its own, while what the first copy has put in place goes on working.
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  # half of it comes in with the first optimizer, and the other half not in every run
-
 
 class _Keeper:
     def pytest_unconfigure(self, config):
         self.modules = dict(sys.modules)
+
+
+class _Nothing:
+    def restore(self):
+        """In place of the snapshot with which pytester forgets, at its end, what came in since its beginning."""
 
 
 def in_process(pytester, *options):
@@ -22,4 +25,5 @@ def in_process(pytester, *options):
     for name, module in keeper.modules.items():
         if Path(pytester.path) not in Path(getattr(module, "__file__", None) or "/").parents:
             sys.modules.setdefault(name, module)
+    pytester._sys_modules_snapshot = _Nothing()
     return result
