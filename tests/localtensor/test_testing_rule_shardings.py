@@ -8,6 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import localtensor as lt
+from localtensor.errors import ModeBusy, NotServed, RankRaised
 from localtensor.testing.drawn_values import Drawn
 from localtensor.testing.rule_errors import NotARule, NothingTested, WrongRule
 from localtensor.testing.rule_tests import assert_sharding
@@ -99,3 +101,19 @@ def test_a_case_of_replicas_is_no_script_of_ours():
     with pytest.raises(WrongRule) as told:
         assert_sharding(wrong_sum, [Replicate()], [Replicate()])
     assert told.value.case.mesh == (2,)
+
+
+def test_what_keeps_the_ranks_from_running_at_all_is_no_verdict():
+    with lt.LocalTensorMode(2), pytest.raises(ModeBusy):
+        assert_sharding(total, ["S(0)"], ["P(sum)"], max_examples=2)
+
+
+def test_what_rank_threads_do_not_serve_is_no_verdict_either():
+    def asks_too_much(x):
+        if isinstance(x, DTensor):
+            raise NotServed("symmetric memory", "nobody serves it")
+        return x
+
+    with pytest.raises(RankRaised, match="symmetric memory") as caught:
+        assert_sharding(asks_too_much, ["S(0)"], ["S(0)"], max_examples=2)
+    assert not isinstance(caught.value, AssertionError)
