@@ -180,7 +180,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Any:
-    plan = request._pyfuncitem.stash.get(PLAN, None)
+    plan = request._pyfuncitem.stash.get(PLAN, None)  # pytest's private part: in the table of rank_fixtures
     if plan is None:
         return None
     return deferred(fixturedef, request, has_log=plan.on == "threads")

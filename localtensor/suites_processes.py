@@ -26,6 +26,8 @@ PRIVATE = {
     "torch.testing._internal.common_distributed.MultiProcessTestCase._join_processes": "ranks run, and are judged",
     "torch.testing._internal.common_distributed.MultiProcessTestCase._check_return_codes": "what exit codes mean",
     "torch.testing._internal.common_distributed.MultiProcessTestCase.run_test": "what a process runs first",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._run": "what a process runs",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._current_test_name": "and under which name",
     "torch.testing._internal.common_device_type.DeviceTypeTestBase._tls": "precisions, which are kept by thread",
     "torch.testing._internal.common_distributed.TEST_SKIPS": "exit codes that mean a skip",
     "torch.testing._internal.common_utils.set_rng_seed": "the seed that every process begins with",

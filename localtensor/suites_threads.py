@@ -26,6 +26,7 @@ PRIVATE = {
     "torch.testing._internal.common_distributed.MultiThreadedTestCase._join_threads": "ranks run, and are judged",
     "torch.testing._internal.common_distributed.MultiThreadedTestCase.run_test_with_threaded_pg": "one rank's life",
     "torch.testing._internal.common_distributed.MultiThreadedTestCase._run": "what a thread runs first",
+    "torch.testing._internal.common_distributed.MultiThreadedTestCase._current_test_name": "the name of what it runs",
     "torch.testing._internal.common_distributed.spawn_threads_and_init_comms": "a decorator that does the same",
     "torch.testing._internal.common_distributed.TEST_SKIPS": "exit codes that mean a skip",
     "torch.testing._internal.common_utils.set_rng_seed": "the seed that every rank begins with",
