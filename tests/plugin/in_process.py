@@ -20,10 +20,10 @@ class _Nothing:
 
 def in_process(pytester, *options):
     """What `pytester.runpytest_inprocess` gives; the modules of its own test files are forgotten, no others."""
-    keeper = _Keeper()
+    keeper, temporary = _Keeper(), Path(pytester.path).parent  # under which every test of this session has its folder
     result = pytester.runpytest_inprocess(*options, plugins=[keeper])
     for name, module in keeper.modules.items():
-        if Path(pytester.path) not in Path(getattr(module, "__file__", None) or "/").parents:
+        if temporary not in Path(getattr(module, "__file__", None) or "/").parents:
             sys.modules.setdefault(name, module)
     pytester._sys_modules_snapshot = _Nothing()
     return result
