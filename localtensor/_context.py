@@ -1,5 +1,5 @@
-"""The simulation that runs now, the lockstep of each thread, and the real processes that wait for work: all ambient
-state there is.
+"""The simulation that runs now, the lockstep of each thread, the real processes that wait for work, and which shared
+caches live: all ambient state there is.
 
 Only one simulation can run at a time, because it owns what torch keeps once per process.  Real processes are kept
 from one call to the next, since it takes a moment to start them.
@@ -8,8 +8,10 @@ from one call to the next, since it takes a moment to start them.
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 MOST_KEPT = 16  # real processes that wait idle, in all pools together
@@ -147,12 +149,90 @@ def close_pools() -> None:
             _pools.popitem()[1].close()
 
 
+# -- sharding rules of our own: each thread and each task has its own; those of the process are for who has none
+
+
+_rules: ContextVar[Any] = ContextVar("localtensor_rules", default=None)
+_process_rules: list[Any] = []
+_rules_turn = threading.Lock()
+_rules_users: list[None] = []
+
+
+def rules() -> Any | None:
+    """The rules that are in force in this thread and task, or None.  Asked at each op, so it must be quick."""
+    own = _rules.get()
+    return own if own is not None or not _process_rules else _process_rules[-1]
+
+
+def own_rules() -> Any | None:
+    """The same, less those of the process."""
+    return _rules.get()
+
+
+def process_rules() -> Any | None:
+    """Those of the process, or None."""
+    return _process_rules[-1] if _process_rules else None
+
+
+def put_rules(rules: Any | None) -> None:
+    """These are in force in this thread and task from here; None: those of the process, if it has any."""
+    _rules.set(rules)
+
+
+def put_process_rules(rules: Any) -> None:
+    """These are in force wherever a thread has none of its own, for good."""
+    _process_rules.append(rules)
+
+
+def begin_rules(first: Callable[[], None]) -> None:
+    """Somebody has rules; `first` is called if nobody had before."""
+    with _rules_turn:
+        if not _rules_users:
+            first()
+        _rules_users.append(None)
+
+
+def end_rules(last: Callable[[], None]) -> None:
+    """Somebody has them no longer; `last` is called if nobody else has any."""
+    with _rules_turn:
+        _rules_users.pop()
+        if not _rules_users:
+            last()
+
+
 def _forget_pools() -> None:
     """A forked child starts its own: the parent's processes know nothing of it."""
-    global _pools_turn  # noqa: PLW0603  # the lock may be held by a thread that the child does not have
-    _pools_turn = threading.Lock()
+    global _pools_turn, _rules_turn  # a thread that the child does not have may hold them
+    _pools_turn, _rules_turn = threading.Lock(), threading.Lock()
     _pools.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pools)
+
+
+# -- shared caches
+
+
+_caches: dict[int, "weakref.ref[Any]"] = {}
+
+
+def add_cache(cache: Any) -> None:
+    """The cache is one of `caches()` for as long as somebody else holds it."""
+    serial = next_serial()
+    _caches[serial] = weakref.ref(cache, lambda _: _caches.pop(serial, None))
+
+
+def caches() -> list[Any]:
+    """Every cache that lives, the oldest first."""
+    return [cache for cache in (known() for known in _caches.copy().values()) if cache is not None]
+
+
+def _renew_caches() -> None:
+    """A forked child has one thread: what others compute nobody will finish, and what they hold nobody will free."""
+    for cache in caches():
+        cache.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_caches)

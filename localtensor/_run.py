@@ -20,6 +20,7 @@ from localtensor.threads import run_in_threads
 TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
 WAYS = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
+_SHARES = (True, False, None)
 _DAY = 24 * 3600.0
 
 
@@ -67,6 +68,7 @@ def run(
     timeout: float | None = TIMEOUT,
     device: str | torch.device | None = None,
     leftovers: str = "warn",
+    share: bool | None = None,
 ) -> Run:
     """Every rank has run `fn(*args)`, ordinary torch.distributed code, and what each returned is here.
 
@@ -84,6 +86,8 @@ def run(
     device     where tensor arguments go, and the default device of each rank: "cpu", "cuda".
     leftovers  what becomes of process groups that `fn` made and did not destroy, on threads: "warn", "raise",
                "ignore".  Real processes clear them away.
+    share      whether ranks on threads share what DTensor propagates where it cannot depend on the rank, so that it is
+               computed once and not once for each; True if None, unless LOCALTENSOR_SHARE in the environment is 0.
 
     Raises `NotCallableWith`, `NoRanks`, `NoTime`, `PiecesDiffer`, `NotCopyable`, `UnknownWay`, `TooFewGpus`,
     `NestedRun`, `ModeBusy`, `BadSchedule` for bad input; `RankRaised` if ranks raise (the first exception is its `__cause__`);
@@ -96,6 +100,8 @@ def run(
     (tensor(3), tensor(3))
     """
     _check(fn, args, ranks, on, timeout, leftovers)
+    if share not in _SHARES:
+        raise UnknownWay(share, _SHARES, "share")
     refuse_inside_mode(ModeBusy)
     pieces = deal(fn, args, ranks, device if on == "threads" else None)
     if on != "threads":
@@ -109,7 +115,7 @@ def run(
             torch.set_default_device(device)
         return fn(*pieces[rank])
 
-    ran = run_in_threads(body, ranks, schedule, seed, limit(timeout))
+    ran = run_in_threads(body, ranks, schedule, seed, limit(timeout), share=share)
     if ran.groups_left is not None:
         if leftovers == "raise":
             raise ran.groups_left

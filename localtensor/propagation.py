@@ -7,16 +7,24 @@ state (_MaskPartial) or other geometry (_StridedShard); each rank gets it on its
 each rank for itself, as before; so is everything that a thread asks while it is `alone()`: in a patch of a test's,
 which may watch propagation, or change it.
 
+What is shared is kept in a `Once`.  Ranks take turns, and a rank that computes may lose its turn (a rule of the user's
+may do anything): who comes for the same then does not wait, which could be for ever, but computes alone.
+
 torch's private parts are touched through `PRIVATE`.
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from localtensor.once import Once
+from localtensor.once_cells import Circular
+from localtensor.sync import Gate, Threads
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -29,8 +37,35 @@ PRIVATE = {
 _VALUES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
+def wanted(share: bool | None) -> bool:
+    """Whether ranks share: as asked, or as LOCALTENSOR_SHARE in the environment says, or else they do."""
+    return os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
+
+
 class Alone(Exception):
     """Not for sharing: each rank finds out for itself."""
+
+
+class _OwnMatter(Exception):
+    """What was found out is for the rank that asked: `answer`."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+class _Turns(Threads):
+    """Ranks run one at a time: none waits for another here."""
+
+    def gate(self, name: str = "") -> Gate:
+        return _NoWait()
+
+
+class _NoWait:
+    def open(self) -> None:
+        """Nobody waits."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        raise Alone
 
 
 class Sharing:
@@ -38,7 +73,7 @@ class Sharing:
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self.alone = alone
-        self.known: dict[Any, Any] = {}  # answers by what was asked
+        self.known: Once[Any] = Once(name="propagation of the ranks", sync=_Turns())
         self._propagator: Any = None
         self._before: Any = None
 
@@ -66,10 +101,17 @@ class Sharing:
             del self._propagator.propagate_op_sharding_non_cached  # the method of the class is there again
 
 
+class NotSharing(Sharing):
+    """Each rank finds out everything for itself, as in a process of its own."""
+
+    def look(self) -> None:
+        """torch's propagator stays as it is."""
+
+
 @contextmanager
-def shared(alone: Callable[[], bool] = bool) -> Iterator[Sharing]:
-    """While inside, threads share what they propagate, but for one that is `alone()` when it asks."""
-    sharing = Sharing(alone)
+def shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> Iterator[Sharing]:
+    """While inside, threads share what they propagate, but for one that is `alone()` when it asks; none if not `on`."""
+    sharing = Sharing(alone) if on else NotSharing(alone)
     sharing.look()
     try:
         yield sharing
@@ -78,25 +120,26 @@ def shared(alone: Callable[[], bool] = bool) -> Iterator[Sharing]:
 
 
 def _sharing(
-    propagator: Any, compute: Callable[[Any], Any], known: dict[Any, Any], alone: Callable[[], bool]
+    propagator: Any, compute: Callable[[Any], Any], known: Once[Any], alone: Callable[[], bool]
 ) -> Callable[[Any], Any]:
+    def shareable(schema: Any) -> Any:
+        answer = compute(schema)
+        try:
+            _check_shareable(answer)
+        except Alone:
+            raise _OwnMatter(answer) from None
+        return answer
+
     def propagate(schema: Any) -> Any:
         if alone():
             return compute(schema)
         try:
             mesh, key = _question(propagator, schema)
-        except Alone:
+            return _on(mesh, known.get(key, shareable, schema))
+        except (Alone, Circular):
             return compute(schema)
-        found = known.get(key)
-        if found is not None:
-            return _on(mesh, found)
-        answer = compute(schema)
-        try:
-            _check_shareable(answer)
-        except Alone:
-            return answer
-        known[key] = answer
-        return answer
+        except _OwnMatter as own:
+            return own.answer
 
     return propagate
 

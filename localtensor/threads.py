@@ -11,7 +11,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor import limits, propagation, stand_ins, worlds
-from localtensor._context import entered, running
+from localtensor._context import entered, put_rules, running
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
 from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, ProgramFault
@@ -39,8 +39,10 @@ class Ran:
     groups_left: "GroupsLeftOver | None"
 
 
-def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeout: float | None) -> Ran:
-    """Every rank has run `body(rank)` in a world of its own.
+def run_in_threads(
+    body: Body, ranks: int, schedule: Schedule, seed: int, timeout: float | None, *, share: bool | None = None
+) -> Ran:
+    """Every rank has run `body(rank)` in a world of its own; `share`: see `localtensor.run`.
 
     Raises the error that explains why not: one of localtensor.errors.ProgramFault, `NestedRun`, or what
     interrupted it (KeyboardInterrupt).
@@ -49,7 +51,7 @@ def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeou
     if outer is not None and outer.is_rank():
         raise NestedRun(outer.rank(), place_of(sys._getframe(1)))
     left: dict[int, dict[str, worlds.Made]] = {}
-    with _stage(ranks, schedule, seed) as (simulation, rank_worlds):
+    with _stage(ranks, schedule, seed, propagation.wanted(share)) as (simulation, rank_worlds):
         try:
             simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
             _await(simulation, timeout)
@@ -72,7 +74,9 @@ def run_in_threads(body: Body, ranks: int, schedule: Schedule, seed: int, timeou
 
 
 @contextmanager
-def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulation, list[worlds.RankWorld]]]:
+def _stage(
+    ranks: int, schedule: Schedule, seed: int, share: bool
+) -> Iterator[tuple[Simulation, list[worlds.RankWorld]]]:
     """torch.distributed is ours, the caller's state is put by, and comes back."""
     states = [RankState(rank, ranks, seed) for rank in range(ranks)]
     rank_worlds: list[worlds.RankWorld] = []
@@ -93,7 +97,7 @@ def _stage(ranks: int, schedule: Schedule, seed: int) -> Iterator[tuple[Simulati
         stack.enter_context(stand_ins.installed())
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
-        sharing = stack.enter_context(propagation.shared(alone=SLOTS["patches"].inside))
+        sharing = stack.enter_context(propagation.shared(SLOTS["patches"].inside, on=share))
         stack.enter_context(limits.kept())
         yield simulation, rank_worlds
 
@@ -111,6 +115,7 @@ def _one_core_each() -> Iterator[None]:
 
 def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dict[int, dict[str, worlds.Made]]) -> None:
     """One rank's life, in its thread."""
+    put_rules(simulation.rules)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
     worlds.join(world)

@@ -140,7 +140,7 @@ class TooFewGpus(LocalTensorError):
 class UnknownWay(LocalTensorError):
     """A word that is in no table: of what to run on, or of what becomes of leftovers."""
 
-    def __init__(self, word: object, known: Sequence[str], argument: str = "on") -> None:
+    def __init__(self, word: object, known: Sequence[object], argument: str = "on") -> None:
         remedy = f"Write {', '.join(map(repr, known))}."
         problem = "there is no such way to run" if argument == "on" else "there is no such choice"
         super().__init__(refusal("run", argument, f"{argument}={first_line(repr(word), 60)}", problem, remedy))

@@ -1,8 +1,10 @@
 """Ranks share what DTensor propagates, and only what does not depend on the rank."""
 
+import dataclasses
 import gc
 import weakref
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -15,7 +17,7 @@ def propagator():
     return DTensor._op_dispatcher.sharding_propagator
 
 
-def asked_of_torch(program, ranks):
+def asked_of_torch(program, ranks, **options):
     """What the ranks return, and the ops that torch itself was asked about, one for each time."""
     asked = []
     kind = type(propagator())
@@ -27,7 +29,7 @@ def asked_of_torch(program, ranks):
 
     kind.propagate_op_sharding_non_cached = counting
     try:
-        return lt.run(program, ranks=ranks).values, asked
+        return lt.run(program, ranks=ranks, **options).values, asked
     finally:
         kind.propagate_op_sharding_non_cached = original
 
@@ -68,6 +70,53 @@ def test_one_rank_computes_and_the_others_get_the_same_on_their_own_mesh():
     assert [value[2] for value in values] == whole.tolist()
     assert all(value[:2] == ((Shard(0),), True) for value in values)
     assert all(value[3] == 4 * sum(range(32)) for value in values)
+
+
+@pytest.mark.parametrize(("said", "share"), [("1", False), ("0", None)])
+def test_without_sharing_each_rank_computes_for_itself_and_gets_the_same(monkeypatch, said, share):
+    monkeypatch.setenv("LOCALTENSOR_SHARE", said)
+    alone, asked = asked_of_torch(even_product, 4, share=share)
+    assert asked.count("aten.mm.default") == 4
+    assert alone == asked_of_torch(even_product, 4, share=True)[0]
+
+
+def test_a_choice_that_there_is_not_is_refused():
+    with pytest.raises(lt.errors.LocalTensorError, match="Write True, False, None"):
+        lt.run(even_product, ranks=2, share="yes")
+
+
+def test_a_rank_that_comes_while_another_computes_does_not_wait_and_gets_its_own(monkeypatch):
+    """A rule may do anything, even meet the other ranks: who waited for its answer then would wait for ever."""
+
+    def meets(op, args, kwargs):
+        torch.distributed.barrier()
+        return [[Shard(0), Shard(0), Replicate()]]
+
+    rule = dataclasses.replace(propagator().op_single_dim_strategy_funcs[torch.ops.aten.mm.default], func=meets)
+
+    def program():
+        propagator().op_single_dim_strategy_funcs[torch.ops.aten.mm.default] = rule
+        return even_product()
+
+    values, asked = asked_of_torch(program, 2, timeout=20)
+    assert asked.count("aten.mm.default") == 2
+    assert [value[2] for value in values] == (torch.arange(32.0).reshape(2, 16).sum(1) * 4).tolist()
+
+
+def test_a_refusal_is_every_ranks_and_is_not_kept():
+    def program():
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        x = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
+        told = []
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as caught:
+                torch.ops.aten.masked_select(x, x > 0)
+            told.append(str(caught.value))
+        return told
+
+    values, asked = asked_of_torch(program, 2)
+    assert len({line for told in values for line in told}) == 1
+    assert asked.count("aten.masked_select.default") == 4
 
 
 def test_arguments_that_torch_rewrites_for_even_pieces_are_shared_too():

@@ -14,8 +14,10 @@ Program = Callable[..., Any]
 
 
 def on_threads(program: Program, *args: Any, ranks: int) -> list[Any]:
-    """What each rank returned, in rank order."""
+    """What each rank returned, in rank order: the same to the last bit whether or not ranks share what DTensor
+    propagates."""
     done = lt.run(program, *args, ranks=ranks)
+    assert_same_bits(list(done), list(lt.run(program, *args, ranks=ranks, share=False)))
     return [done[rank] for rank in range(ranks)]
 
 

@@ -1,0 +1,118 @@
+"""What stands in no argument of a call and changes how it is propagated all the same: each setting once, with its reason.
+
+`ambient()` is read at each lookup of a cached answer and is part of its key, so all getters together take a fraction of a
+microsecond.  What was looked at and left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor
+rules), a default device (a spec has none), TF32 and oneDNN switches (digits only), torch-function modes (they act on
+functions, not on overloads).
+
+torch's private parts are touched through `PRIVATE`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import _redistribute
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+PRIVATE = {
+    "torch.distributed.tensor._redistribute._FORCE_MIN_COST_REDISTRIBUTION_PLAN": "a switch of its planner",
+    "torch.distributed.tensor._redistribute._DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION": "a switch of its planner",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": "which modes an op would meet",
+    "torch._C._len_torch_dispatch_stack": "whether there are any, quickly",
+    "torch._C._is_any_autocast_enabled": "whether autocast is on for any device, quickly",
+}
+_SWITCHES = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: `get()` is a value that can be hashed; `why` says what goes wrong without it."""
+
+    name: str
+    get: Callable[[], Hashable]
+    why: str
+    changes: str
+
+
+def _modes() -> Hashable:
+    """The classes of the dispatch modes of this thread, the outermost first; a fake mode with its shape environment."""
+    return _open_modes() if _modes_open() else None
+
+
+def _open_modes() -> Hashable:
+    modes = _get_current_dispatch_mode_stack()
+    return tuple((type(mode), getattr(mode, "shape_env", None) is not None) for mode in modes)
+
+
+def _autocast() -> Hashable:
+    """What autocast does on each device, if it does anything."""
+    return _autocast_of_each() if _any_autocast() else None
+
+
+def _autocast_of_each() -> Hashable:
+    return tuple(
+        (device, torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
+    )
+
+
+_modes_open = torch._C._len_torch_dispatch_stack
+_any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
+
+SETTINGS = (
+    Setting(
+        "grad mode",
+        torch.is_grad_enabled,
+        "composite ops take another way where a gradient is wanted",
+        "which overloads a composite op is made of",
+    ),
+    Setting(
+        "inference mode",
+        torch.is_inference_mode_enabled,
+        "views and composite ops are not taken apart as they are outside of it",
+        "which overloads a composite op is made of",
+    ),
+    Setting(
+        "default dtype",
+        torch.get_default_dtype,
+        "integers divided, and whatever is made without a dtype, are of this one",
+        "the dtypes of results",
+    ),
+    Setting(
+        "dispatch modes",
+        _modes,
+        "fake tensors have a device where meta tensors have none, and sizes that may be symbols",
+        "the shapes and dtypes of results",
+    ),
+    Setting(
+        "autocast",
+        _autocast,
+        "a product of float32 is bfloat16 under it, once the tensors have a device",
+        "the dtypes of results",
+    ),
+    Setting(
+        "planner switches",
+        partial(operator.attrgetter(*_SWITCHES), _redistribute),
+        "torch plans a redistribution by cost or by rule of thumb, and that has a cost of its own",
+        "which inputs are wanted",
+    ),
+)
+_a, _b, _c, _d, _e, _f = [setting.get for setting in SETTINGS]  # written out: a loop over them costs half as much again
+
+
+def ambient() -> tuple[Any, ...]:
+    """The value of each setting, in the order of `SETTINGS`.
+
+    >>> with torch.no_grad():
+    ...     without = ambient()
+    >>> [setting.name for setting, a, b in zip(SETTINGS, ambient(), without) if a != b]
+    ['grad mode']
+    """
+    return (_a(), _b(), _c(), _d(), _e(), _f())
