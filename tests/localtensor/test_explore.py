@@ -1,0 +1,239 @@
+"""Explorations: what is found, by which policy, how it replays, and what is refused."""
+
+from math import comb
+
+import pytest
+
+from localtensor import explore_stage
+from localtensor.errors import BadSchedule, ReplayDiverged
+from localtensor.errors.explorations import BadExploration, BadProgram, WaitsAlone
+from localtensor.explore import Program, explore, replay
+
+
+def stepping(*lengths):
+    """Threads that do nothing but so many steps; `seen` gathers who did what in each run."""
+    seen = []
+
+    def program(sync):
+        done = []
+
+        def thread(who, steps):
+            for _ in range(steps):
+                sync.step("s")
+                done.append(who)
+
+        threads = [lambda who=who, steps=steps: thread(who, steps) for who, steps in enumerate(lengths)]
+        return Program(threads, lambda: seen.append(tuple(done)))
+
+    return program, seen
+
+
+def adds(sync):
+    box = {"n": 0}
+
+    def add():
+        seen = box["n"]
+        sync.step("writes")
+        box["n"] = seen + 1
+
+    def check():
+        assert box["n"] == 2, f"two additions made {box['n']}"
+
+    return Program([add, add], check)
+
+
+def crossed(sync):
+    a, b = sync.lock("a"), sync.lock("b")
+
+    def thread(one, two):
+        with one, two:
+            pass
+
+    return Program([lambda: thread(a, b), lambda: thread(b, a)])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_without_a_bound_each_interleaving_is_run_exactly_once(steps):
+    program, seen = stepping(steps, steps)
+    found = explore(program, policy="bounded", bound=99, schedules=10_000)
+    assert found.complete and found.failure is None
+    assert found.schedules == comb(2 * (steps + 1), steps + 1)  # a beginning and so many steps of each thread
+    assert len(set(seen)) == comb(2 * steps, steps)
+
+
+def test_a_bound_leaves_out_what_needs_more_preemptions():
+    program, seen = stepping(2, 2)
+    assert explore(program, policy="bounded", bound=0).schedules == 2
+    assert set(seen) == {(0, 0, 1, 1), (1, 1, 0, 0)}
+
+
+def test_a_cut_search_does_not_call_itself_complete():
+    program, _ = stepping(6, 6, 6)
+    found = explore(program, policy="bounded", bound=2, schedules=100)
+    assert not found.complete and found.schedules == 100
+
+
+def test_three_threads_of_six_steps_are_all_there_within_two_preemptions():
+    program, seen = stepping(6, 6, 6)
+    found = explore(program, policy="bounded", bound=2, schedules=10**6)
+    assert found.complete and found.longest == 21
+    assert len(seen) == found.schedules == 1500
+
+
+@pytest.mark.parametrize("policy", ["bounded", "pct", "shuffled"])
+@pytest.mark.parametrize("program", [adds, crossed])
+def test_every_policy_finds_it_twice_alike_and_it_replays(program, policy):
+    found = explore(program, policy=policy)
+    assert found == explore(program, policy=policy)
+    assert replay(program, found.failure.text) == found.failure
+
+
+@pytest.mark.parametrize(("policy", "text"), [("pct", "pct:"), ("shuffled", "shuffled:"), ("bounded", "bounded:")])
+def test_the_text_of_a_failure_names_the_policy_and_holds_its_answers(policy, text):
+    found = explore(adds, policy=policy, seed=3).failure.text
+    assert found.startswith(text)
+    assert policy == "bounded" or "=2:" in found
+
+
+def test_a_deadlock_names_who_waits_for_what():
+    found = explore(crossed, policy="bounded")
+    assert found.failure.kind == "deadlock"
+    want = "thread 0 waits for b, which thread 1 has; thread 1 waits for a, which thread 0 has"
+    assert found.failure.said == want
+
+
+def test_past_the_limit_of_steps_it_is_a_livelock():
+    def program(sync):
+        def spin():
+            while True:
+                sync.step("spins")
+
+        return Program([spin])
+
+    found = explore(program, steps=50)
+    assert (found.failure.kind, found.failure.said) == ("livelock", "50 steps, and threads 0 have not ended")
+    assert "thread 0: begins, spins 49 times\n" in str(found.failure)
+
+
+def test_what_a_thread_raises_is_a_failure_and_the_others_are_ended():
+    ended = []
+
+    def program(sync):
+        def wait():
+            try:
+                sync.gate().wait()
+            finally:
+                ended.append(True)
+
+        def fail():
+            raise KeyError("k")
+
+        return Program([wait, fail])
+
+    found = explore(program, policy="bounded")
+    assert (found.failure.kind, found.failure.said) == ("raised", "thread 1 raised KeyError: 'k'")
+    assert ended
+
+
+def test_a_thread_without_yield_points_is_given_up(monkeypatch):
+    monkeypatch.setattr(explore_stage, "PATIENCE", 0.02)
+    free = []
+
+    def program(sync):
+        def hang():
+            sync.step("enters C")
+            while not free:
+                pass
+
+        return Program([hang])
+
+    found = explore(program)
+    free.append(True)
+    assert found.failure.kind == "hung"
+    assert found.failure.said.endswith("after: enters C")
+
+
+def test_a_failure_that_the_schedule_does_not_decide_says_so():
+    runs = []
+
+    def program(sync):
+        runs.append(1)
+        return Program([lambda: None], lambda: pytest.fail.Exception and _raise_if(len(runs) == 1))
+
+    found = explore(program)
+    assert not found.failure.repeats
+    assert "did not fail again" in str(found.failure)
+
+
+def _raise_if(wrong):
+    assert not wrong, "once only"
+
+
+def test_seconds_end_it():
+    program, _ = stepping(2, 2)
+    assert explore(program, seconds=0.0).schedules == 0
+
+
+def test_the_caller_is_told_how_far_it_is():
+    program, _ = stepping(1, 1)
+    told = []
+    explore(program, schedules=600, told=told.append)
+    assert told == [256, 512]
+
+
+def test_ctrl_c_in_the_caller_ends_all_threads():
+    def program(sync):
+        return Program([lambda: sync.step("s")] * 2)
+
+    def stop(count):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        explore(program, told=stop)
+    assert explore(program, schedules=10).failure is None
+
+
+@pytest.mark.parametrize(("setting", "words"), [
+    ({"policy": "dfs"}, "explore: policy: 'dfs': there is no such policy. Use bounded, pct, shuffled."),
+    ({"schedules": 0}, "explore: schedules: schedules=0: it has to be a whole number from 1. Pass 1 or more."),
+    ({"bound": -1}, "explore: bound: bound=-1: it has to be a whole number from 0. Pass 0 or more."),
+    ({"steps": True}, "explore: steps: steps=True: it has to be a whole number from 1. Pass 1 or more."),
+])  # fmt: skip
+def test_a_setting_that_is_none_is_refused(setting, words):
+    with pytest.raises(BadExploration) as refused:
+        explore(adds, **setting)
+    assert str(refused.value) == words
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(BadProgram, match="None: it is no Program with threads"):
+        explore(lambda sync: None)
+    with pytest.raises(BadProgram, match="no Program with threads"):
+        explore(lambda sync: Program([]))
+
+
+def test_a_check_that_would_wait_for_ever_is_refused():
+    def program(sync):
+        gate = sync.gate("news")
+        return Program([lambda: None], gate.wait)
+
+    assert "WaitsAlone" in explore(program).failure.said
+
+    def locked(sync):
+        lock = sync.lock("l")
+        with lock, lock:
+            return Program([lambda: None])
+
+    with pytest.raises(WaitsAlone, match="l: it is waited for outside of the threads"):
+        explore(locked)
+
+
+def test_a_text_of_another_program_diverges():
+    program, _ = stepping(1)
+    with pytest.raises(ReplayDiverged):
+        replay(program, "bounded:0:1")
+    with pytest.raises(ReplayDiverged):
+        replay(program, "pct:4:3:10=2:0x2,1x2")
+    with pytest.raises(BadSchedule):
+        replay(program, "bounded:1")
+    assert replay(program, "bounded") is None

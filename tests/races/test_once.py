@@ -1,0 +1,121 @@
+"""The shared cache under many interleavings: nothing is found in it, and what is broken in it on purpose is found."""
+
+import pytest
+
+from localtensor.explore import explore, replay
+from localtensor.once import Once
+from localtensor.once_cells import COMPUTING, FAILED, Room
+from strategies import races, races_history, races_once
+from strategies.races_world import World
+
+CI = 20_000
+WITHIN = 1000
+
+
+def test_nothing_is_found_in_twenty_thousand_schedules():
+    tried = races.explore_all(races.ONCE, CI)
+    assert [(one.name, one.failure) for one in tried if one.failure] == []
+    assert sum(one.schedules for one in tried) == CI
+    assert len(tried) == 13
+
+
+class Resurrects(Once):
+    """What is computed is kept in the room of now, though it was asked for before the clear."""
+
+    def _keep(self, room, cell):
+        self._sync.step("keeps")
+        others = self._room.get(cell.number, ())
+        self._room[cell.number] = (*(one for one in others if one is not cell), cell)
+        super()._keep(self._room, cell)
+
+
+class ClearsDoneOnly(Once):
+    """What is being computed stays where it is."""
+
+    def clear(self):
+        kept = Room()
+        for number, cells in self._room.items():
+            busy = tuple(cell for cell in cells if cell.state is COMPUTING)
+            if busy:
+                kept[number] = busy
+        self._sync.step("clear")
+        self._room = kept
+
+
+class KeepsFailures(Once):
+    def _forget(self, room, cell):
+        self._sync.step("forgets nothing")
+
+
+class NeverSettles(Once):
+    """Whoever waits for a computation that was ended is not told."""
+
+    def _settle(self, room, cell):
+        self._sync.step("settles nothing")
+
+
+class TellsTooEarly(Once):
+    """The state is written before the value."""
+
+    def _work(self, room, cell, compute, args):
+        cell.gate.open()
+        return super()._work(room, cell, compute, args)
+
+    def _answered(self, cell, me):
+        self._sync.step("does not look at the state")
+        return cell.state is not FAILED
+
+
+class ClaimsWithoutLooking(Once):
+    """Takes the key without a second look behind the lock."""
+
+    def _claim(self, room, mine):
+        for cell in room.get(mine.number, ()):
+            if cell.key == mine.key:
+                return cell
+        self._sync.step("looked")
+        mine.claimed = True
+        room[mine.number] = (*room.get(mine.number, ()), mine)
+        return mine
+
+
+class DropsWhatIsComputed(Once):
+    """Makes space by forgetting whatever is there."""
+
+    def _claim(self, room, mine):
+        if sum(map(len, room.values())) >= self._limit:
+            room.clear()
+        return super()._claim(room, mine)
+
+
+def of(program, broken):
+    """The program, over a broken cache."""
+
+    class Broken(World):
+        def make(self, sync, limit):
+            return broken(name="broken", limit=limit, sync=sync)
+
+    return lambda sync: program(sync, Broken)
+
+
+BROKEN = [
+    (races_once.cleared_twice, Resurrects),
+    (races_once.cleared, ClearsDoneOnly),
+    (races_once.failing, KeepsFailures),
+    (races_once.interrupted_owner, NeverSettles),
+    (races_once.asks, TellsTooEarly),
+    (races_once.asks, ClaimsWithoutLooking),
+    (races_once.colliding, ClaimsWithoutLooking),
+    (races_once.crowded, DropsWhatIsComputed),
+]
+CASES = [(program, broken, policy) for program, broken in BROKEN for policy in ("pct", "bounded")]
+CASES += [(races_history.calls, broken, "pct") for broken in (Resurrects, ClearsDoneOnly, ClaimsWithoutLooking)]
+# The 729 ways to draw the six calls come first in a bounded search, which is not through with them in so few schedules.
+
+
+@pytest.mark.parametrize(("program", "broken", "policy"), CASES, ids=lambda one: getattr(one, "__name__", one))
+def test_a_cache_broken_on_purpose_is_found_out(program, broken, policy):
+    made = of(program, broken)
+    found = explore(made, policy=policy, schedules=WITHIN, steps=1000)
+    assert found.failure is not None and found.failure.repeats
+    assert replay(made, found.failure.text, steps=1000) == found.failure

@@ -1,0 +1,85 @@
+"""`localtensor races`: exit codes, refusals, files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from localtensor.explore_values import Failure
+from strategies import races, races_command
+from strategies.leaving import CLEAN, NOTHING, WRONG
+from strategies.races_command import Asked, BadRaces, exit_code, run
+from strategies.races_values import Finding, Part, Tried
+
+FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (1, "takes lock")))
+
+
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"target": "torch"}, "races: --target: 'torch': there is no such target. Use once, propagate, dtensor."),
+    ({"target": "once", "schedules": 0}, "races: --schedules: 0: it has to be 1 or more. Pass --schedules 1."),
+    ({"target": "dtensor", "threads": 1}, "races: --threads: 1: it has to be 2 or more. Pass --threads 2."),
+    ({"target": "once", "seconds": 0.0}, "races: --seconds: 0: nothing can be tried in no time. Pass --seconds 60."),
+    ({"target": "once", "threads": 4}, ("races: --threads: 4: programs of --target once bring their own threads. "
+                                        "Leave it out, or use --target dtensor.")),
+])  # fmt: skip
+def test_what_cannot_be_followed_is_refused(settings, words):
+    with pytest.raises(BadRaces) as refused:
+        Asked(**settings)
+    assert str(refused.value) == words
+
+
+def test_a_folder_for_a_file_is_refused(tmp_path):
+    with pytest.raises(BadRaces, match="this is a folder"):
+        Asked("once", json_file=tmp_path)
+
+
+def test_nothing_found_is_told_and_written(tmp_path, capsys):
+    file = tmp_path / "races.json"
+    assert run(Asked("once", schedules=26, json_file=file)) == CLEAN
+    out = capsys.readouterr().out
+    assert "no findings in 26 tried" in out and "Repeat:" not in out
+    report = json.loads(file.read_text())
+    assert report["target"] == "once" and report["exit_code"] == 0
+    assert sum(part["tried"] for part in report["parts"]) == 26
+
+
+def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, FAILURE)])
+    assert run(Asked("once", repro=tmp_path / "scripts")) == WRONG
+    out = capsys.readouterr().out
+    assert "1. asks: deadlock, once" in out and "thread 1: takes lock" in out and "Replay: bounded:1:1" in out
+    script = tmp_path / "scripts" / "races_asks.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr  # the real program does not fail by that schedule
+
+
+def test_seconds_that_are_over_leave_parts_that_were_not_run(capsys):
+    assert run(Asked("dtensor", seconds=0.5)) == NOTHING
+    assert "not run: --seconds 0.5 were over" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_is_infrastructure(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(Asked("once", schedules=13, json_file=tmp_path / "file" / "races.json")) == NOTHING
+    assert "the report above is whole" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("parts", "code"), [
+    ([], NOTHING),
+    ([Part("a", "?", 3, 0.0)], CLEAN),
+    ([Part("a", "?", 3, 0.0), Part("b", "?", 0, 0.0, trouble="over")], NOTHING),
+    ([Part("a", "?", 3, 0.0, (Finding("a", "crash", 1, "", ""),)), Part("b", "?", 0, 0.0, trouble="over")], WRONG),
+])  # fmt: skip
+def test_exit_codes(parts, code):
+    assert exit_code(parts) == code
+
+
+def test_free_running_threads_are_told_what_was_asked(monkeypatch):
+    ran = []
+    monkeypatch.setattr(
+        races_command, "run_script", lambda *asked: ran.append(asked) or Part(asked[0], asked[1], 1, 0.0)
+    )
+    assert run(Asked("dtensor", schedules=5, threads=3, seed=9, quiet=True)) == CLEAN
+    assert all("THREADS, ROUNDS, SEED, SECONDS = 3, 5, 9, 60\n" in text for _, _, text, _ in ran)
+    assert len(ran) == 7

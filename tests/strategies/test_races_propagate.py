@@ -1,0 +1,29 @@
+"""Our propagator under schedules: nothing is found, and a key that forgets the placement is found out."""
+
+import pytest
+
+from localtensor.explore import explore
+from strategies import races, races_propagate
+from strategies.propagate import Propagator
+
+
+def test_nothing_is_found_in_it():
+    tried = races.explore_all(races_propagate.PROGRAMS, 300)
+    assert [(one.name, one.failure) for one in tried if one.failure] == []
+    assert sum(one.schedules for one in tried) == 300
+
+
+@pytest.mark.parametrize("policy", ["pct", "bounded"])
+def test_an_answer_to_another_question_is_found_out(monkeypatch, policy):
+    first = {}
+
+    class Forgets(Propagator):
+        """Whoever asks for an op is told what the first was told."""
+
+        def propagate(self, op, specs, *args, **kwargs):
+            answer = super().propagate(op, specs, *args, **kwargs)
+            return first.setdefault((id(self), op), answer)
+
+    monkeypatch.setattr(races_propagate, "Propagator", Forgets)
+    found = explore(races_propagate.other_keys, policy=policy, schedules=100)
+    assert "another answer than alone" in found.failure.said
