@@ -13,7 +13,7 @@ PYTHON  ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup validate test check fix laws real bench rankbugs overloads cuda docs clean
+.PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races cuda docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,16 @@ rankbugs: $(READY) ## planted faults in rank programs: how many lt.run finds, an
 
 overloads: $(READY) ## every aten overload in lockstep, against a plain loop over the ranks  (about 10 minutes)
 	@$(PY) -m tests.overloads
+
+rules: $(READY) ## every sharding rule of our own on trial, at full strength: the exit code is 1 if one is wrong  (tens of minutes)
+	@$(PY) -m strategies.ops
+
+coverage: $(READY) ## our rules beside DTensor's on the 300 most used overloads  (minutes)
+	@$(PY) -m strategies.ops --coverage
+
+races: $(READY) ## a million interleavings over the shared cache, and ten million operations on it  (some 20 minutes)
+	@$(PY) -m tests.races.nightly
+	@$(PY) -m tests.races.stress
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.cuda

@@ -206,7 +206,7 @@ class Once(Generic[V]):
         self._sync.step("claimed")
         try:
             value = compute(*args)
-        except Exception as error:
+        except Exception as error:  # why: whatever computing raises goes to all who wait
             self._tallies["failures"].add()
             self._sync.step("failed")
             self._forget(room, cell)  # before it is told: who hears of it and asks again computes anew

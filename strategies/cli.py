@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from strategies import cli_gate
+from strategies import cli_gate, cli_races
 from strategies.leaving import CLEAN, INTERRUPTED, leave, many
 
 app = typer.Typer(
@@ -214,6 +214,7 @@ def run(
 
 app.command(epilog=cli_gate.GATE_EXAMPLES)(cli_gate.gate)
 app.command(epilog=cli_gate.REPORT_EXAMPLES)(cli_gate.report)
+app.command(epilog=cli_races.RACES_EXAMPLES)(cli_races.races)
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 

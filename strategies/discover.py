@@ -11,6 +11,7 @@ import torch
 from localtensor.errors import LocalTensorError, refusal
 from strategies import generated, samples
 from strategies import torch_dtensor as dtensor
+from strategies.arguments import trusts
 from strategies.choice import choose
 from strategies.rules import Rule, Sample, overload
 from strategies.search import Seen, Survey, search, survey
@@ -110,7 +111,10 @@ def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, Seen
 
 
 def samples_of(op: str, seed: int) -> list[Sample]:
-    """Calls of one overload from the OpInfos that bear its name, else drawn from its schema."""
+    """Calls of one overload from the OpInfos that bear its name, else drawn from its schema.
+
+    None are drawn of an op that trusts its caller: sizes that do not fit each other would end the process.
+    """
     packet = op.split(".")[1]
     bearers = [info for info in samples.database() if {packet, packet.strip("_")} & _names(info)]
     met: list[Sample] = []
@@ -119,8 +123,9 @@ def samples_of(op: str, seed: int) -> list[Sample]:
             if samples.DTYPES[name] in info.supported_dtypes("cpu"):
                 for which in samples.SIZES:
                     met += _captured(info, name, which, op, seed)
-    drawn = met or generated.calls(overload(op), [samples.DTYPES[name] for name in DTYPES], seed)
-    return choose(drawn, MOST)
+    if not met and not trusts(op):
+        met = generated.calls(overload(op), [samples.DTYPES[name] for name in DTYPES], seed)
+    return choose(met, MOST)
 
 
 def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:

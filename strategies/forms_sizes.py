@@ -70,8 +70,14 @@ def _in_range(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
     sizes = [size for x in tensors.values() if not is_places(x) for size in x.shape]
     least = min(sizes, default=0)
     spots = [i for i, name in enumerate(names(sample)) if is_index(name) and is_places(tensors[i])]
-    tensors |= {i: tensors[i].sort(-1).values for i, name in enumerate(names(sample)) if name in SORTED}
+    tensors = _in_order(sample, tensors)
     return tensors | {i: torch.where(tensors[i] >= least, tensors[i] % least, tensors[i]) for i in spots if least}
+
+
+def _in_order(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
+    """What must be sorted is, among these tensors of the call."""
+    wanted = [i for i, name in enumerate(names(sample)) if name in SORTED and i in tensors]
+    return tensors | {i: tensors[i].sort(-1).values for i in wanted}
 
 
 def _has_tensor(value: Any) -> bool:
@@ -131,7 +137,7 @@ def oblong(sample: Sample) -> Iterator[Sample]:
         large = {i: x for i, x in enumerate(sample.tensors) if x.ndim == most and x.shape[dim] > 1}
         longer = {i: resize(x, _with(x.shape, dim, x.shape[dim] + 2)) for i, x in large.items()}
         if longer:
-            yield with_tensors(sample, longer, f"dim {dim} longer by 2")
+            yield with_tensors(sample, _in_order(sample, longer), f"dim {dim} longer by 2")
 
 
 def _with(shape: torch.Size, dim: int, size: int) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from strategies.arguments import SORTED
 from strategies.rules import Sample, call_of
 from strategies.truth import REFUSALS
 
@@ -66,7 +67,8 @@ def _with_tensors(
         shape = next(left)
         if any(word in name for word in _INDEX):
             return torch.randint(0, smallest, shape, generator=rng)
-        return _tensor(shape, dtype, rng)
+        drawn = _tensor(shape, dtype, rng)
+        return drawn.sort(-1).values if name in SORTED and not dtype.is_complex else drawn
 
     filled: list[Any] = []
     for argument, value in zip(schema, values, strict=True):

@@ -92,8 +92,9 @@ def _decomposes(op: torch._ops.OpOverload) -> bool:
 
 def own_dispatch(op: torch._ops.OpOverload) -> str:
     """Why each rank's result is not DTensor's result, or empty."""
-    if op in DTensor._op_dispatcher._custom_op_handlers:
-        return "DTensor has a handler of its own for this op"
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
+    if handler is not None:  # that of an overlay gives each rank's results as they are
+        return "" if getattr(handler, "by_lines", False) else "DTensor has a handler of its own for this op"
     if op._schema.name.endswith("_") and not _writes_first(op):  # `x << 1` is `__lshift__`, and gives x back (2.13)
         return "DTensor takes this op for one in place, by its name"
     return "DTensor makes one number of what each rank gets" if gives_numbers(op) else ""

@@ -1,6 +1,7 @@
 """`make bench`: the score against planted wrong rules, the speed beside torch's own validator on one op and on ten, the
-whole sweep, rank threads beside torch's threaded group and gloo, lockstep beside torch's LocalTensorMode, and fifty
-small tests under our pytest plugin beside torch's multi-process base class."""
+whole sweep, rank threads beside torch's threaded group and gloo, lockstep beside torch's LocalTensorMode, fifty
+small tests under our pytest plugin beside torch's multi-process base class, a cached propagation beside DTensor's, and
+how many interleavings a second are explored."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import fifty, lockstep, peers, ranks, score, sizes, speed, sweep
+from tests.bench import fifty, lockstep, peers, propagate, races, ranks, score, sizes, speed, sweep
 
-PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty")
+PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty", "propagate", "races")
 """What runs if nothing is asked for; `sizes` needs a report, and so is asked for."""
+BESIDE: dict[str, tuple[Callable[[Console], Any], Callable[[Console, Any], None]]] = {
+    "peers": (peers.compare, peers.show),
+    "ranks": (ranks.compare, ranks.show),
+    "fifty": (fifty.compare, fifty.show),
+    "propagate": (lambda console: propagate.compare(), propagate.show),
+    "races": (lambda console: races.measure(), races.show),
+}
+"""Parts that need no more than to be run and shown."""
 EXAMPLES = """examples:
-  python -m tests.bench                          all seven, many minutes
+  python -m tests.bench                          all nine, many minutes
   python -m tests.bench --only planted           the planted wrong rules: which survive?
   python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
   python -m tests.bench --only peers             ten ops, ours beside torch's validator, by the combination
@@ -29,9 +39,11 @@ EXAMPLES = """examples:
   python -m tests.bench --only ranks             rank threads beside torch's threaded group and gloo processes
   python -m tests.bench --only lockstep --figure docs/lockstep.svg    cost against ranks, drawn
   python -m tests.bench --only fifty             fifty tests under pytest --ranks 4, beside torch's base class
+  python -m tests.bench --only propagate         a cached propagation, beside DTensor's own Python path
+  python -m tests.bench --only races             interleavings a second, and planted races found
   python -m tests.bench --json bench.json        the figures for a program, too
 
-Exit code 1 if a planted wrong rule survives that should not, or a right one is accused; times and memory never fail it.
+Exit code 1 if a planted wrong rule survives that should not, a right one is accused, or a planted race is missed; times and memory never fail it.
 """
 
 
@@ -43,9 +55,9 @@ def main() -> int:
     good = True
     for part in asked.only or PARTS:
         if part == "planted":
-            found = score.score()
-            figures[part], good = asdict(found), found.passed
-            _show_score(console, found)
+            scored = score.score()
+            figures[part], good = asdict(scored), good and scored.passed
+            _show_score(console, scored)
         elif part == "speed":
             timed = speed.speed(asked.runs, asked.peer_runs)
             figures[part] = asdict(timed) | {
@@ -54,28 +66,21 @@ def main() -> int:
                 "ratio_per_combination": timed.ratio_per_combination,
             }
             _show_speed(console, timed)
-        elif part == "peers":
-            pairs = peers.compare(console)
-            figures[part] = pairs.figures()
-            peers.show(console, pairs)
         elif part == "sizes":
             small = sizes.sizes(asked.report)
             figures[part] = [asdict(s) for s in small]
             sizes.show(console, small)
-        elif part == "ranks":
-            compared = ranks.compare(console)
-            figures[part] = compared.figures()
-            ranks.show(console, compared)
         elif part == "lockstep":
             beside = lockstep.compare(console, full=asked.full)
             figures[part] = beside.figures()
             lockstep.show(console, beside)
             if asked.figure:
                 lockstep.draw(beside, str(asked.figure))
-        elif part == "fifty":
-            tests = fifty.compare(console)
-            figures[part] = tests.figures()
-            fifty.show(console, tests)
+        elif part in BESIDE:
+            compare, show = BESIDE[part]
+            found = compare(console)
+            figures[part], good = found.figures(), good and getattr(found, "passed", True)
+            show(console, found)
         else:
             swept = sweep.sweep()
             figures[part] = asdict(swept)

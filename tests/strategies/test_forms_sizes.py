@@ -58,6 +58,13 @@ def test_a_square_becomes_oblong_on_either_side():
     ]
 
 
+def test_a_longer_row_of_boundaries_is_in_order_too():
+    rows = numbers(4, 4).sort(-1).values
+    (longer, _) = oblong(sample("searchsorted.Tensor", rows, numbers(4, 4)))
+    assert longer.tensors[0].shape == (4, 6) and torch.equal(longer.tensors[0], longer.tensors[0].sort(-1).values)
+    assert not torch.equal(longer.tensors[1], longer.tensors[1].sort(-1).values)
+
+
 def test_each_operand_in_turn_is_broadcast():
     made = shapes(broadcast(sample("add.Tensor", X, X)))
     assert made == [

@@ -132,3 +132,11 @@ def test_samples_of_the_users_own_are_taken_as_they_are():
     assert other.call.kwargs == (("dim", 1),)
     assert (one.origin, other.origin) == ("samples() #0", "samples() #1")
     assert torch.equal(one.tensors[0], x) and not one.tensors[0].requires_grad
+
+
+def test_what_must_be_in_order_is_drawn_in_order():
+    define("ordered(Tensor x, Tensor boundaries) -> Tensor", lambda x, boundaries: x.clone())
+    found = [one.tensors for one in drawn("ordered", torch.float64, torch.int64)]
+    assert found and all(torch.equal(bounds, bounds.sort(-1).values) for _, bounds in found)
+    assert not all(torch.equal(x, x.sort(-1).values) for x, _ in found)
+    assert drawn("ordered", torch.complex64)

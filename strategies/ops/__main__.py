@@ -1,0 +1,31 @@
+"""Every rule of our own on trial: `python -m strategies.ops`, with the names of overloads or families for some of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from strategies.ops import OUR_RULES
+from strategies.ops_coverage_command import coverage_command
+from strategies.own_command import own_command
+
+
+def main(
+    patterns: Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]", help="Overloads, packets or families, as names or globs.")] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many times, each with other calls and values.")] = 3,
+    most: Annotated[int, typer.Option("--calls", min=1, help="Calls of each overload at the most.")] = 24,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Worker processes.")] = os.cpu_count() or 1,
+    coverage: Annotated[bool, typer.Option("--coverage", help="Compare with DTensor's rules on the most used overloads.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:  # fmt: skip
+    """Exit code 0: every rule that was tested is right; 1: one is wrong, or lacking; 2: no such rule; 3: nothing was tested."""
+    if coverage:
+        raise typer.Exit(coverage_command(workers=workers, quiet=quiet))
+    raise typer.Exit(own_command(OUR_RULES, patterns or (), seeds=seeds, most=most, workers=workers, quiet=quiet))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would warn of each out= that is resized
+    typer.run(main)

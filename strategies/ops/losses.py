@@ -1,0 +1,63 @@
+"""Losses of numbers against numbers: element by element, then not reduced, summed, or averaged.
+
+A sum of pieces' sums is the sum, and an average of averages of as many elements the average.  Backward of an average a
+rank divides by what it has itself, and there is no placement for a gradient that is too large by the number of ranks:
+that has no line by pieces.  All are linear in the gradient that comes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.book import Ask, Entry, Line, Meta, rules
+from strategies.ops.losses_classes import CLASSES
+from strategies.ops.losses_reduced import MEAN, reduced
+from strategies.ops.matmul import aligned
+from strategies.ops.matmul_linear import linear
+from strategies.ops.variants import with_variants
+
+
+def forward(ask: Ask) -> Iterator[Line]:
+    """The loss of tensors that are broadcast against each other."""
+    whole = _together(ask)
+    for dim in range(whole.ndim):
+        place, cut = reduced(ask["reduction"], dim)
+        yield ask.line(_cut(ask, whole, dim), [place], cut)
+
+
+def backward(ask: Ask) -> Iterator[Line]:
+    """The gradient of the first tensor, before it is summed to that one's own shape."""
+    whole = _together(ask)
+    if ask["reduction"] != MEAN and ask.outputs == (whole,):
+        yield from (ask.line(_cut(ask, whole, dim), [Shard(dim)]) for dim in range(whole.ndim))
+    yield from linear(ask, ask.leaf("grad_output"))
+
+
+def _together(ask: Ask) -> Meta:
+    """The shape that all tensors are broadcast to, with the dtype of the first result."""
+    (meta,) = ask.outputs
+    assert meta is not None
+    return Meta(tuple(torch.broadcast_shapes(*(x.shape for x in ask.tensors))), meta.dtype)
+
+
+def _cut(ask: Ask, whole: Meta, dim: int) -> dict[int, Placement]:
+    spots = {leaf: aligned(meta, whole, dim) for leaf, meta in enumerate(ask.tensors)}
+    return {leaf: Shard(spot) for leaf, spot in spots.items() if spot is not None}
+
+
+_NAMES = ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy")
+
+BROKEN = ("aten.binary_cross_entropy.out",)
+"""In torch 2.13 this one sums what was in `out=` before, if that has the shape of the sum."""
+
+RULES: tuple[Entry, ...] = with_variants((
+    *rules("losses", "each element has its own loss; sums of sums, averages of as many",
+           [f"aten.{name}.default" for name in (*_NAMES, "binary_cross_entropy_with_logits")], forward),
+    *rules("losses", "each element has its own gradient; of an average it hangs on how many there are",
+           [f"aten.{name}_backward.default" for name in _NAMES], backward),
+    *CLASSES,
+), but=BROKEN)  # fmt: skip

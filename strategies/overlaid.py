@@ -1,0 +1,33 @@
+"""Importing this module puts our whole book into DTensor, for good and for the whole process.
+
+It is what `--rules` names, so that the validator judges our rules as DTensor would apply them, end to end:
+
+    localtensor validate --rules strategies.overlaid
+    localtensor validate cumsum --rules strategies.overlaid
+    localtensor gate --rules strategies.overlaid
+
+Import it before DTensor has seen any call: what DTensor's tables answered before stays in the memory of each thread, for
+those who ask the propagator itself.  `with strategies.overlay_dtensor():` is for a while, and has no such limit.
+"""
+
+from __future__ import annotations
+
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
+
+from strategies.book import Entry
+from strategies.overlay import overlay_dtensor
+from strategies.overlay_strategy import Strategy, register, strategy_of
+
+
+def by_our_rule(entry: Entry) -> Strategy:
+    """The entry as a function of this module, by which it is known who registered it."""
+
+    def ours(schema: OpSchema) -> OpStrategy:
+        return strategy_of(entry, schema)
+
+    return ours
+
+
+OVERLAY = overlay_dtensor()
+OVERLAY.everywhere()
+register(OVERLAY.entries, by_our_rule)

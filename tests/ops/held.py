@@ -1,0 +1,54 @@
+"""What a book says of one call, and whether it holds, in few words: for the tests of all families of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from localtensor.placement import KINDS
+from strategies.adverse import adverse
+from strategies.book import Book, Entry, Line
+from strategies.own_claims import ask_about, own_claims
+from strategies.probe import try_claims
+from strategies.rules import Sample
+from strategies.truth import tell
+from strategies.verdicts import Verdict
+from tests.strategies.cases import judged
+
+SHORTHANDS = {"P(*)": KINDS, "P(+)": ("sum", "avg")}
+"""One text for several lines: all kinds of parts, or those that add up."""
+
+
+def spelled_out(texts: Iterable[str]) -> set[str]:
+    """`P(*) -> P(*)` is five lines, of one kind each."""
+    found = set()
+    for text in texts:
+        short = next((short for short in SHORTHANDS if short in text), "")
+        found |= {text.replace(short, f"P({kind})") for kind in SHORTHANDS[short]} if short else {text}
+    return found
+
+
+def lines_of(rules: Iterable[Entry], one: Sample) -> set[Line]:
+    """The lines that the rule among these has for the call."""
+    entry = Book.of(*rules).get(one.op)
+    assert entry is not None, f"{one.op} has no rule"
+    return set(entry.lines(ask_about(one, tell(one).raw)))
+
+
+def assert_lines(rules: Sequence[Entry], one: Sample, *texts: str) -> None:
+    """The rule has just these lines, and each holds on two, three and four ranks, where it can be had."""
+    assert {str(line) for line in lines_of(rules, one)} == spelled_out(texts)
+    entry, truth = Book.of(*rules).get(one.op), tell(one)
+    assert entry is not None
+    others = adverse(one, truth, 0, seed=0, budget=2)
+    for ranks in (2, 3, 4):
+        found = try_claims(one, truth, ranks, own_claims(entry, one, ranks, truth.raw), seed=0, variants=others)
+        wrong = [f"{i.rule} on {ranks}: {i.evidence.reason}" for i in found if i.verdict is not Verdict.SOUND]
+        assert not wrong
+
+
+def assert_tempting(rules: Sequence[Entry], one: Sample, text: str, because: str, ranks: int = 2) -> None:
+    """A line that looks right is not among the rule's, for a call on which it is wrong, and the reason says this."""
+    assert text not in {str(line).partition(", filled")[0] for line in lines_of(rules, one)}
+    found = judged(one, text, ranks=ranks)
+    assert found.verdict is Verdict.UNSOUND, f"{text} is {found.verdict}"
+    assert because in found.evidence.reason, found.evidence.reason

@@ -1,0 +1,41 @@
+"""Every rule of our own before the court, in CI: a few calls of each overload.  `python -m strategies.ops` tries all."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from strategies.ops import OUR_RULES
+from strategies.own_samples import calls
+from strategies.own_trials import Terms, trials
+from strategies.workers import Crew
+
+PARTS = 4
+"""So that workers can share it.  Each captures the calls of all once, which is what OpInfo costs."""
+MOST = 3
+TERMS = Terms(ranks=(3,), budget=1)
+"""Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
+LEAST = 0.9
+"""Share of the overloads that have to be tested even with so few calls."""
+
+
+@pytest.fixture(scope="module")
+def captured():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with Crew(1) as crew:
+        yield calls(crew, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",))
+    torch.set_num_threads(before)
+
+
+@pytest.mark.filterwarnings("ignore")  # OpInfo calls what torch deprecates
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_rule_of_our_own_is_wrong(part, captured):
+    entries = list(OUR_RULES)[part::PARTS]
+    with Crew(1) as crew:
+        heard = trials(crew, entries, captured.of, captured.without, TERMS)
+    assert [sentence for one in heard for sentence in one.wrong] == []
+    assert [one.op for one in heard] == [entry.op for entry in entries]
+    untested = Counter(one.op for one in heard if not one.tested)
+    assert len(untested) <= (1 - LEAST) * len(entries), sorted(untested)
+    assert all(one.untried or one.calls for one in heard)  # nothing is left out without a reason

@@ -1,0 +1,17 @@
+"""Which reductions a number written in the same places on all ranks survives."""
+
+import pytest
+import torch
+
+from localtensor.partials import fold
+from localtensor.placement import KINDS
+from strategies.ops.dimwise import filled_with
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("value", [0, 1, -1, 2.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_goes_with_a_number_if_ranks_that_all_hold_it_hold_it_together(kind, value, ranks):
+    together = fold(torch.full((ranks, 1), value, dtype=torch.float64), kind)
+    by_chance = kind == "product" and value == -1 and ranks % 2 == 1
+    assert (kind in filled_with(value) or by_chance) == (together.item() == value)

@@ -1,0 +1,132 @@
+"""The findings that a sweep of torch 2.13 confirmed on gloo, as data, and how they are played again on simulated ranks.
+
+`findings_torch_2_13.json` has a line for each: the call and its tensors as `strategies.codec` writes them, the mesh, how
+each tensor lies, the pieces where that is partial, and what follows the op.
+"""
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate
+
+from localtensor.errors import LocalTensorError
+from localtensor.placement import parse
+from localtensor.shards import split_axis
+from strategies import codec, played
+from strategies.hearings import Confirmation
+from strategies.meshed import averages
+from strategies.programs import Program
+from strategies.ran import call_of_program, truth_about
+from strategies.rules import Sample
+from strategies.stage import Part, said
+from strategies.truth import REFUSALS, Truth, tell
+
+FILE = Path(__file__).parent / "findings_torch_2_13.json"
+
+
+@dataclass(frozen=True)
+class Found:
+    """One finding: `rule` is what the sweep called it, and `parts` what each rank has of it."""
+
+    rule: str
+    program: Program
+    parts: tuple[Part, ...]
+
+    @property
+    def op(self) -> str:
+        return self.program.sample.op
+
+    def truth(self) -> Truth:
+        """What the op, and what follows it, gives on whole tensors."""
+        program = self.program
+        if " on (" not in self.rule:
+            return tell(program.sample)
+        partial = any(isinstance(p, Partial) for row in program.inputs for p in row)
+        return truth_about(program.sample, program.then, partial=partial)
+
+    def fresh_parts(self) -> tuple[Part, ...]:
+        """The parts, of which a run may write to the pieces."""
+        return tuple(replace(part, pieces=tuple(p.clone() for p in part.pieces)) for part in self.parts)
+
+
+@cache
+def findings() -> tuple[Found, ...]:
+    """All of them, in the order of their names."""
+    return tuple(map(_read, json.loads(FILE.read_text())))
+
+
+def _read(told: dict[str, Any]) -> Found:
+    sample: Sample = codec.read_sample({**told, "origin": "found"})
+    inputs = tuple(tuple(map(parse, row)) for row in told["inputs"])
+    program = Program(sample, tuple(told["mesh"]), inputs, told["then"], flattened=told["flattened"])
+    columns = []
+    for leaf, x in enumerate(sample.tensors):
+        held = told["held"].get(str(leaf))
+        columns.append([codec.read_tensor(t) for t in held] if held else _split(x, inputs[leaf], program.mesh))
+    part = Part(call_of_program(program), inputs, (), (), (), "cpu", ("", ""), program.mesh, program.flattened)
+    return Found(
+        told["rule"],
+        program,
+        tuple(part.of(sample.tensors, tuple(c[r] for c in columns)) for r in range(program.ranks)),
+    )
+
+
+def _split(x: torch.Tensor, placements: Sequence[Any], mesh: Sequence[int]) -> list[torch.Tensor]:
+    pieces = [x]
+    for placement, ranks in zip(placements, mesh, strict=True):
+        pieces = [p for whole in pieces for p in split_axis(whole, placement or Replicate(), ranks)]
+    return [p.clone() for p in pieces]
+
+
+def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirmation]:
+    """What DTensor makes of each, by name, on rank threads; or in lockstep first, and on threads if that is wrong."""
+    heard: dict[str, Confirmation] = {}
+    with warnings.catch_warnings(), averages("simulated"), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable()
+        try:
+            groups: dict[Any, list[played._Job]] = {}
+            for number, one in enumerate(found):
+                try:
+                    job = played._Job(number, one.program, one.truth(), one.fresh_parts())
+                except (*REFUSALS, LocalTensorError) as error:
+                    heard[one.rule] = Confirmation("", f"no such program: {said(error)}")
+                    continue
+                groups.setdefault((one.program.mesh, one.program.flattened), []).append(job)
+            for jobs in groups.values():
+                verdicts = played._played(jobs) if lockstep else played.on_threads(jobs)
+                heard.update({found[number].rule: verdict for number, verdict in verdicts.items()})
+        finally:
+            logging.disable(before)
+    return heard
+
+
+def wrong(verdict: Confirmation) -> str:
+    """What is wrong with a run: wrong numbers or shapes, a rank alone that raises, or a refusal of all of them."""
+    failed = (
+        verdict.note if verdict.note.startswith(("DTensor refuses", "DTensor cannot", "no such", "the stage")) else ""
+    )
+    return verdict.wrong or failed or verdict.failed
+
+
+def main() -> None:
+    """Prints what is left wrong under our rules: the table of test_overlay_findings.py is to have just these."""
+    from strategies.overlay import overlay_dtensor
+
+    with overlay_dtensor():
+        left = {rule: wrong(verdict) for rule, verdict in play(findings()).items() if wrong(verdict)}
+    sys.stdout.write("".join(f"{rule}\n    {why}\n" for rule, why in left.items()))
+    sys.stdout.write(f"{len(findings()) - len(left)} of {len(findings())} are right\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Our rules beside DTensor's: what counts as served, what is lacking, and that the most used products are covered."""
+
+import pytest
+import torch
+from rich.console import Console
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from strategies.book import Entry
+from strategies.ops import OUR_RULES
+from strategies.ops_coverage import Compared, Lacking, compare, excuse, serves
+from strategies.ops_coverage_command import shown
+from strategies.rules import Call, Leaf, Rule, Sample
+from strategies.verdicts import CLEAN, NOTHING, WRONG
+
+R, S0, S1, SUM = Replicate(), Shard(0), Shard(1), Partial("sum")
+
+
+def made(op, *shapes, args=()):
+    torch.manual_seed(0)
+    tensors = tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    return Sample(Call(op, (*map(Leaf, range(len(shapes))), *args)), tensors, "made here")
+
+
+def rule(inputs, outputs):
+    return Rule("aten.mm.default", inputs, outputs)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "does"), [
+    (rule((S0, R), (S0,)), rule((S0, R), (S0,)), True),
+    (rule((S0, S0), (S0,)), rule((S0, R), (S0,)), True),  # a replica is cut for nothing
+    (rule((S0, R), (S0,)), rule((S0, S0), (S0,)), False),  # a shard is not whole for nothing
+    (rule((S0, R), (R,)), rule((S0, R), (SUM,)), True),  # a replica serves as anything
+    (rule((S0, R), (SUM,)), rule((S0, R), (R,)), False),
+    (rule((S1, S0), (SUM,)), rule((S0, R), (S0,)), False),
+])  # fmt: skip
+def test_a_line_serves_where_it_costs_nothing_more(ours, theirs, does):
+    assert serves(ours, theirs, [True]) is does
+
+
+def test_a_missing_entry_lacks_every_line_of_theirs():
+    found = compare("aten.mm.default", None, [made("aten.mm.default", (4, 6), (6, 4))], ranks=(2,))
+    assert not found.covered and found.theirs == len(found.lacking) >= 3 and found.same == 0
+
+
+def test_a_missing_line_is_told_with_the_call_that_shows_it():
+    def rows(ask):
+        yield ask.line({0: S0}, [S0])
+
+    entry = Entry("aten.mm.default", rows, "planted", "half a rule")
+    found = compare("aten.mm.default", entry, [made("aten.mm.default", (4, 6), (6, 4))], ranks=(2,))
+    assert found.same == 1 and not found.covered
+    assert "aten.mm.default: S(1), S(0) -> P(sum)" in [lack.rule for lack in found.lacking]
+    assert all(lack.call == "f64[4,6], f64[6,4]" and lack.ranks == 2 for lack in found.lacking)
+
+
+CALLS = [
+    made("aten.mm.default", (4, 6), (6, 4)),
+    made("aten.add.Tensor", (4, 6), (6,)),
+    made("aten.convolution.default", (4, 4, 5, 5), (6, 4, 3, 3), args=(None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)),
+    made("aten.sum.dim_IntList", (4, 6), args=([1], False)),
+    made("aten.view.default", (4, 6), args=([4, 2, 3],)),
+    made("aten._softmax.default", (4, 6), args=(1, False)),
+    made("aten.transpose.int", (4, 6), args=(0, 1)),
+]
+
+
+@pytest.mark.parametrize("sample", CALLS, ids=lambda sample: sample.op)
+def test_what_programs_use_most_is_covered(sample):
+    found = compare(sample.op, OUR_RULES.get(sample.op), [sample], ranks=(2,))
+    assert found.theirs and found.covered, found.lacking
+
+
+def test_averages_of_integers_are_the_documented_exception():
+    whole = Sample(Call("aten.neg.default", (Leaf(0),)), (torch.arange(4),), "made here")
+    average = Rule("aten.neg.default", (Partial("avg"),), (Partial("avg"),))
+    assert excuse(average, whole).startswith("integers")
+    assert not excuse(Rule("aten.neg.default", (SUM,), (SUM,)), whole)
+    assert not excuse(average, made("aten.neg.default", (4,)))
+
+
+def test_the_figure_counts_what_could_be_compared(capsys):
+    good = Compared("a.b.c", theirs=2, same=1, served=1, calls=1)
+    bad = Compared("a.b.d", theirs=2, same=1, lacking=(Lacking("a.b.d: R -> S(0)", 2, "f32[2]"),), calls=1)
+    none = Compared("a.b.e", why="no call could be tried")
+    assert shown([good], Console(width=300)) == CLEAN
+    assert shown([good, bad, none], Console(width=300)) == WRONG
+    said = capsys.readouterr().out
+    assert "lacking: a.b.d: R -> S(0) on 2 ranks, f32[2]" in said and "not compared: a.b.e" in said
+    assert (
+        "1 of 2 overloads covered; of 4 different lines of DTensor's that are right, 3 are served (2 the same)" in said
+    )
+    assert shown([none], Console(width=300)) == NOTHING

@@ -1,0 +1,123 @@
+"""Shapes and dtypes of results: without data, without modes of the caller, from any thread."""
+
+import ast
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strategies import output_metadata
+from strategies.book import Meta
+from strategies.output_metadata import outputs_of
+from strategies.propagate_errors import BadCall, NoMetadata
+from strategies.rules import Call, Leaf
+
+F32 = torch.float32
+X = Meta((4, 3), F32)
+
+
+def outputs(op, args, *metas, **kwargs):
+    return outputs_of(Call(op, args, tuple(kwargs.items())), metas, threading.Lock())
+
+
+@pytest.mark.parametrize(("op", "args", "metas", "want"), [
+    ("aten.mm.default", (Leaf(0), Leaf(1)), [X, Meta((3, 2), F32)], [Meta((4, 2), F32)]),
+    ("aten.sum.default", (Leaf(0),), [Meta((4,), torch.bool)], [Meta((), torch.int64)]),
+    ("aten.split.Tensor", (Leaf(0), 3), [X], [Meta((3, 3), F32), Meta((1, 3), F32)]),
+    ("aten.add_.Tensor", (Leaf(0), 1), [X], [X]),
+    ("aten.div.Tensor", (Leaf(0), Leaf(0)), [Meta((2,), torch.int64)], [Meta((2,), F32)]),
+    ("aten._foreach_add_.Scalar", ([Leaf(0)], 1), [X], []),
+    ("aten.histogram.bin_ct", (Leaf(0),), [X], [Meta((100,), F32), Meta((101,), F32)]),  # by fake tensors alone
+])  # fmt: skip
+def test_what_comes_out(op, args, metas, want):
+    assert list(outputs(op, args, *metas)) == want
+
+
+def test_a_result_that_is_no_tensor_is_none():
+    got = outputs("aten._scaled_dot_product_flash_attention.default", (Leaf(0),) * 3, Meta((1, 2, 4, 8), F32))
+    assert got[0] == Meta((1, 2, 4, 8), F32)
+    assert None in got
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), None, "absent"])
+def test_a_factory_takes_no_memory_whatever_its_device(device):
+    kwargs = {} if device == "absent" else {"device": device, "pin_memory": False}
+    assert outputs("aten.empty.memory_format", ([1 << 40, 1 << 10],), **kwargs) == (Meta((1 << 40, 1 << 10), F32),)
+
+
+@pytest.mark.parametrize(("op", "metas"), [
+    ("aten.nonzero.default", [X]),
+    ("aten.masked_select.default", [X, Meta((4, 3), torch.bool)]),
+    ("aten._local_scalar_dense.default", [Meta((), F32)]),
+])  # fmt: skip
+def test_shapes_that_depend_on_values_are_refused_in_a_sentence(op, metas):
+    with pytest.raises(NoMetadata, match="depend on the values of its inputs"):
+        outputs(op, tuple(Leaf(i) for i in range(len(metas))), *metas)
+
+
+def test_what_the_op_itself_refuses_is_refused_with_its_own_words():
+    with pytest.raises(
+        BadCall, match=r"args: \(f32\[4,3\], f32\[4,3\]\): the op refuses them on meta tensors: .*same reduction dim"
+    ):
+        outputs("aten.mm.default", (Leaf(0), Leaf(0)), X)
+
+
+def test_a_mode_of_the_caller_sees_nothing():
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(func)
+
+    with Watch():
+        assert outputs("aten.neg.default", (Leaf(0),), X) == (X,)
+
+
+def test_eight_threads_at_once_get_what_one_gets():
+    """Ops without a meta kernel go through fake tensors, which threads must not do together."""
+    lock, ready = threading.Lock(), threading.Barrier(8)
+
+    def ask(_):
+        ready.wait(60)
+        calls = [Call("aten.histogram.bin_ct", (Leaf(0), bins)) for bins in range(1, 9)]
+        return [outputs_of(call, [X], lock) for call in calls]
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(ask, range(8)))
+    assert got == [[(Meta((bins,), F32), Meta((bins + 1,), F32)) for bins in range(1, 9)]] * 8
+
+
+def test_fake_mode_is_entered_with_the_lock_and_meta_tensors_need_none():
+    class Lock:
+        taken = 0
+
+        def __enter__(self):
+            self.taken += 1
+
+        def __exit__(self, *_):
+            pass
+
+    lock = Lock()
+    outputs_of(Call("aten.neg.default", (Leaf(0),)), [X], lock)
+    assert lock.taken == 0
+    outputs_of(Call("aten.histogram.bin_ct", (Leaf(0),)), [X], lock)
+    assert lock.taken == 1
+
+
+def test_each_private_part_of_torch_is_in_the_table_and_in_this_torch():
+    room = Path(output_metadata.__file__)
+    private = {
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(room.read_text()))
+        if isinstance(node, ast.ImportFrom) and "._" in f"{node.module}."
+        for alias in node.names
+    } | {"torch.utils._python_dispatch._disable_current_modes"}
+    assert private == {
+        "torch.utils._python_dispatch._disable_current_modes",
+        "torch._decomp.decomposition_table",
+        "torch._subclasses.fake_tensor.FakeTensorMode",
+        "torch._subclasses.fake_tensor.DynamicOutputShapeException",
+        "torch._subclasses.fake_tensor.DataDependentOutputException",
+    }
+    assert all(name.rpartition(".")[2] in output_metadata.__doc__ for name in private)

@@ -1,0 +1,95 @@
+"""Plans: what tells calls apart, and rules that say nonsense, refused with the place of the rule."""
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+import localtensor as lt
+from strategies.book import Book, Line, rules
+from strategies.overlay import overlay_dtensor
+from strategies.overlay_plan import _typed, global_metas
+from strategies.propagate_errors import BadRule
+from strategies.rules import Call, Leaf
+from tests.strategies.small_book import RIGHT
+
+X = torch.arange(12.0).reshape(4, 3)
+
+
+@pytest.fixture
+def mesh():
+    with lt.LocalTensorMode(2):
+        yield init_device_mesh("cpu", (2,))
+
+
+def raising(ask):
+    raise KeyError("no such thing")
+
+
+NONSENSE = [
+    (
+        lambda ask: [Line((Shard(0),) * 2, (Shard(0),))],
+        "S(0), S(0) -> S(0): it has 2 placements for 1 tensors. Give one",
+    ),
+    (lambda ask: [Line((Shard(0),), ())], "it has 0 placements for 1 results"),
+    (lambda ask: [ask.line({0: Shard(2)}, [Replicate()])], "S(2) of tensors 0, f32[4,3]: there is no such dim"),
+    (lambda ask: [ask.line({0: Shard(0)}, [Shard(-1)])], "of results 0, f32[4,3]: there is no such dim"),
+    (
+        lambda ask: [ask.line({0: _StridedShard(0, split_factor=2)}, [Shard(0)])],
+        "is not R, S(dim) or one of the five P",
+    ),
+    (lambda ask: ["S(0)"], "line: 'S(0)': this is no Line. Use ask.line."),
+    (raising, "line: (f32[4,3]): it raises KeyError: 'no such thing'. Let it say nothing"),
+    (lambda ask: None, "it raises TypeError"),
+]
+
+
+@pytest.mark.parametrize(("rule", "said"), NONSENSE)
+def test_nonsense_is_refused_at_first_use_with_the_place_of_the_rule(mesh, rule, said):
+    book = Book.of(*rules("bad", "nonsense", ["aten.cumsum.default"], rule))
+    with overlay_dtensor(book), pytest.raises(BadRule) as caught:
+        distribute_tensor(X, mesh, [Shard(0)]).cumsum(0)
+    message = str(caught.value)
+    place = f"{__file__}:{rule.__code__.co_firstlineno}"
+    assert message.startswith(f"rule of aten.cumsum.default at {place}: line: ") and said in message
+
+
+def test_conditions_on_sizes_are_held_against_the_mesh(mesh):
+    def only_even(ask):
+        yield ask.line({0: Shard(0)}, [Partial("avg")], "even")
+
+    book = Book.of(*rules("mean", "of equal pieces", ["aten.mean.default"], only_even))
+    with overlay_dtensor(book):
+        even = distribute_tensor(X, mesh, [Shard(0)]).mean()
+        uneven = distribute_tensor(X[:3], mesh, [Shard(0)]).mean()
+    assert even.placements == (Partial("avg"),) and uneven.placements == (Replicate(),)
+    assert even.full_tensor().reconcile() == X.mean() and uneven.full_tensor().reconcile() == X[:3].mean()
+
+
+def test_a_plan_is_made_once_for_each_call_that_differs(mesh):
+    x = distribute_tensor(X, mesh, [Shard(0)])
+    with overlay_dtensor(RIGHT) as there:
+        counts = []
+        for dim in (0, 0, 1, -1, 0):
+            x.cumsum(dim)
+            counts.append(len(there.plans))
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            x.cumsum(0)
+            counts.append(len(there.plans))
+        torch.set_default_dtype(torch.float32)
+    assert counts == [1, 1, 2, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (0, False), (2.0, 2 + 0j)])
+def test_numbers_that_are_equal_and_mean_different_things_are_told_apart(one, other):
+    assert one == other
+    assert _typed((one,)) != _typed((other,)) and _typed([one]) != _typed((one,))
+
+
+def test_strides_of_results_are_those_of_whole_tensors():
+    given = TensorMeta(torch.Size((3, 4)), (1, 3), torch.float32)
+    (meta,) = global_metas(Call("aten.clone.default", (Leaf(0),)), [given])
+    assert meta is not None and (tuple(meta.shape), meta.stride) == ((3, 4), (1, 3))

@@ -1,0 +1,111 @@
+"""Trials of our own rules in workers: wrong rules are found, killers cost one call, nothing tested is no pass."""
+
+import os
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+from torch.distributed.tensor import Shard
+
+from strategies.book import Book, Entry
+from strategies.own_command import chosen, own_command, told
+from strategies.own_trials import Heard, Terms, trials
+from strategies.rules import Call, Leaf, Sample
+from strategies.verdicts import CLEAN, NOTHING, USAGE, WRONG
+from strategies.workers import Crew
+
+TERMS = Terms(ranks=(2,), budget=1)
+
+
+def rows(ask):
+    yield ask.line({0: Shard(0)}, [Shard(0)])
+
+
+def deadly(ask):
+    """Kills its process for a call of three rows."""
+    if ask.tensors[0].shape[0] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield from rows(ask)
+
+
+def broken(ask):
+    raise ZeroDivisionError("here")
+
+
+def sample(op, *shape, args=()):
+    call = Call(op, (Leaf(0), *args))
+    return Sample(call, (torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape),), "made here")
+
+
+def entry(op, lines):
+    return Entry(op, lines, "planted", "to be tried")
+
+
+def tried(one, *calls, without=None):
+    with Crew(1) as crew:
+        (heard,) = trials(crew, [one], {one.op: calls} if calls else {}, without or {}, TERMS)
+    return heard
+
+
+def test_a_right_rule_is_heard_as_right():
+    heard = tried(entry("aten.neg.default", rows), sample("aten.neg.default", 4, 2))
+    assert heard.tested and not heard.wrong and heard.lines == 1 and heard.calls > 1
+
+
+def test_a_wrong_rule_is_heard_as_wrong_with_its_call():
+    heard = tried(entry("aten.cumsum.default", rows), sample("aten.cumsum.default", 4, 2, args=(0,)))
+    assert heard.tested and len(heard.wrong) == 1
+    assert heard.wrong[0].startswith("aten.cumsum.default: S(0) -> S(0) on 2 ranks, cumsum.default(f32[4,2], 0)")
+
+
+def test_a_call_that_kills_its_process_costs_that_call_alone():
+    one = entry("aten.neg.default", deadly)
+    heard = tried(one, sample("aten.neg.default", 3, 2), sample("aten.neg.default", 8, 1))
+    assert heard.untried == ("f32[3,2]: the process died with SIGKILL",)
+    assert heard.tested and not heard.wrong
+
+
+def test_an_entry_without_calls_says_why():
+    heard = tried(entry("aten.neg.default", rows), without={"aten.neg.default": "no kernel"})
+    assert not heard.tested and heard.untried == ("no kernel",)
+
+
+def test_a_call_that_the_op_refuses_is_no_test_and_says_so():
+    heard = tried(entry("aten.mm.default", rows), sample("aten.mm.default", 4, args=(Leaf(0),)))
+    assert not heard.tested and heard.untried == ("none of its calls gives what could be compared",)
+
+
+def test_a_rule_that_raises_is_no_right_rule():
+    heard = tried(entry("aten.neg.default", broken), sample("aten.neg.default", 4, 2))
+    assert heard.wrong == ("the trial failed: ZeroDivisionError: here",)
+
+
+@pytest.mark.parametrize(("heard", "code"), [
+    (Heard("a.b.c", "some", "here:1", sound=3, calls=1), CLEAN),
+    (Heard("a.b.c", "some", "here:1", wrong=("a line",), calls=1), WRONG),
+    (Heard("a.b.c", "some", "here:1", untried=("no kernel",)), NOTHING),
+    (Heard("a.b.c", "some", "here:1", calls=4), NOTHING),
+])  # fmt: skip
+def test_the_exit_code_is_that_of_what_was_heard(heard, code, capsys):
+    assert told([heard], Console(width=200)) == code
+    said = capsys.readouterr().out
+    assert ("not tested: a.b.c" in said) == (code == NOTHING)
+    assert ("WRONG a line" in said) == (code == WRONG)
+
+
+def test_nothing_heard_at_all_is_no_pass(capsys):
+    assert told([], Console()) == NOTHING
+    assert "0 of 0" in capsys.readouterr().out
+
+
+def test_a_pattern_names_overloads_packets_or_families():
+    book = Book.of(entry("aten.neg.default", rows), entry("aten.neg.out", rows), entry("aten.abs.default", rows))
+    assert [e.op for e in chosen(book, ["neg"])] == ["aten.neg.default", "aten.neg.out"]
+    assert [e.op for e in chosen(book, ["abs.*"])] == ["aten.abs.default"]
+    assert len(chosen(book, ["planted"])) == len(chosen(book, [])) == 3
+
+
+def test_a_pattern_that_names_nothing_is_an_error_of_usage(capsys):
+    assert own_command(Book.of(entry("aten.neg.default", rows)), ["nosuchop"], seeds=1) == USAGE
+    assert "nosuchop" in capsys.readouterr().err
