@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import fnmatch
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +23,8 @@ from strategies.gate_shown import counted
 from strategies.gate_values import Choice, GateResult
 from strategies.git_tree import NoGit, NoRepository, repository
 from strategies.progress import Progress
-from strategies.selection import spellings
-from strategies.settings import Settings, UnknownOp
+from strategies.selection import matching
+from strategies.settings import Settings
 from strategies.verdict_cache import VerdictCache, remembered
 from strategies.verdicts import Report
 
@@ -56,7 +55,7 @@ def chosen(asked: Asked, folder: Path, start: float) -> Chosen:
     )  # fmt: skip
     registered = modules.load(asked.rules, str(folder)) if module else None
     if registered and asked.ops:
-        settings = replace(settings, only=_matching(asked.ops, (*registered.ops, *registered.ignored)))
+        settings = replace(settings, only=matching(asked.ops, (*registered.ops, *registered.ignored)))
     if asked.changed is None:
         return Chosen(settings, registered)
     selection = select(asked.changed, folder, module, settings.only or _all(registered, asked.ops))
@@ -71,18 +70,7 @@ def _all(registered: modules.Registered | None, patterns: Sequence[str]) -> tupl
     if registered is not None:
         return tuple(sorted({*registered.ops, *registered.ignored}))
     every = tuple(member.op for member in population.everything("cpu"))
-    return _matching(patterns, every) if patterns else every
-
-
-def _matching(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
-    """The overloads that the patterns name.  Raises `UnknownOp` for one that names none."""
-    found: set[str] = set()
-    for pattern in patterns:
-        named = {op for op in ops if any(fnmatch.fnmatchcase(name, pattern) for name in spellings(op))}
-        if not named:
-            raise UnknownOp(pattern, {name for op in ops for name in spellings(op)})
-        found |= named
-    return tuple(sorted(found))
+    return matching(patterns, every) if patterns else every
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,11 @@ class Repository:
         return found.stdout.decode().strip()
 
     def files(self) -> tuple[str, ...]:
-        """What lies in the work tree and is not ignored, by path within it, sorted; untracked files too."""
-        listed = _asked(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+        """What lies in the work tree and is not ignored, by path within it, sorted; untracked files too.
+
+        Python's own bytecode is never among them, in a repository that does not ignore it either.
+        """
+        listed = _asked(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z")
         return tuple(sorted({name for name in _names(listed) if (self.top / name).is_file()}))
 
     def blobs(self, commit: str) -> dict[str, str]:

@@ -105,6 +105,17 @@ def spellings(op: str) -> tuple[str, ...]:
     return op, f"{packet}.{which}", f"{namespace}.{packet}", packet
 
 
+def matching(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
+    """The overloads that the patterns name.  Raises `UnknownOp` for one that names none."""
+    found: set[str] = set()
+    for pattern in patterns:
+        named = {op for op in ops if any(fnmatch.fnmatchcase(name, pattern) for name in spellings(op))}
+        if not named:
+            raise UnknownOp(pattern, {name for op in ops for name in spellings(op)})
+        found |= named
+    return tuple(sorted(found))
+
+
 def _pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
     """The OpInfos that bear the overloads' names, else a part of them (`select` for `select_backward`); all
     of them for an overload that has not even that."""

@@ -20,6 +20,7 @@ from strategies.gathering import Shelf, capture
 from strategies.journal import DiskFull, Journal, of_kind, open_journal
 from strategies.progress import Progress, Silent
 from strategies.rules import Sample
+from strategies.selection import matching
 from strategies.settings import Settings
 from strategies.shrunk import Doubt, regrouped, shrunk
 from strategies.suspects import Suspect
@@ -83,6 +84,8 @@ class _Run:
         with clock("imports"):
             rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
             rules = rules.only(settings.only) if rules and settings.only else rules
+            if rules and settings.patterns:
+                rules = rules.only(matching(settings.patterns, (*rules.ops, *rules.ignored)))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
         self.asked = settings.asked() | ({"rules_text": modules.text_of(settings.rules)} if rules else {})
         self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])

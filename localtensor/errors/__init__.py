@@ -7,6 +7,7 @@ faults                     what all faults of a user's program share
 mismatches, programs       calls that do not fit; what a real run would not tell
 runs                       what `run` cannot do
 lockstep                   what one control flow for all ranks cannot do
+explorations               what cannot be explored, order by order
 """
 
 from localtensor.errors.arguments import BadMesh as BadMesh
@@ -41,6 +42,9 @@ from localtensor.errors.collectives import TwoSenders as TwoSenders
 from localtensor.errors.collectives import UnevenDim as UnevenDim
 from localtensor.errors.collectives import UnknownReduction as UnknownReduction
 from localtensor.errors.collectives import WrongListLength as WrongListLength
+from localtensor.errors.explorations import BadExploration as BadExploration
+from localtensor.errors.explorations import BadProgram as BadProgram
+from localtensor.errors.explorations import WaitsAlone as WaitsAlone
 from localtensor.errors.faults import ProgramFault as ProgramFault
 from localtensor.errors.lockstep import AnotherMode as AnotherMode
 from localtensor.errors.lockstep import ModeBusy as ModeBusy
@@ -97,17 +101,18 @@ from localtensor.errors.runs import TorchChanged as TorchChanged
 from localtensor.errors.runs import UnknownWay as UnknownWay
 
 __all__ = [
-    "AnotherMode", "BadGroup", "BadMesh", "BadPlacement", "BadSchedule", "BufferReused", "CollectiveFailed",
-    "CollectiveMismatch", "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer", "DtypeMismatch",
-    "DtypeNotCarried", "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread", "GroupMismatch",
-    "GroupsLeftOver", "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot", "ListsDiffer",
-    "LocalTensorError", "MessageMismatch", "MessagesLeftOver", "ModeBusy", "NegativeSplit", "NegativeTag", "NestedRun",
-    "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim", "NoSuchScript", "NoTime", "NotAPermutation",
-    "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense", "NotHeld", "NotImportable", "NotInLockstep",
-    "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce", "OutsideWrite", "PiecesDiffer",
-    "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised", "RanksDisagree", "RanksDiverge",
-    "ReadBeforeWait", "ReduceOpMismatch", "ReplayDiverged", "RootMismatch", "ScalarTensor", "ScriptFailed", "SelfSend",
-    "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum", "SplitsDisagree", "ThreadsOnly",
-    "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction", "UnknownWay", "ValuesDiffer",
-    "WorkNotWaited", "WrongArguments", "WrongListLength", "WrongPieces", "refusal",
+    "AnotherMode", "BadExploration", "BadGroup", "BadMesh", "BadPlacement", "BadProgram", "BadSchedule", "BufferReused",
+    "CollectiveFailed", "CollectiveMismatch", "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer",
+    "DtypeMismatch", "DtypeNotCarried", "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread",
+    "GroupMismatch", "GroupsLeftOver", "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot",
+    "ListsDiffer", "LocalTensorError", "MessageMismatch", "MessagesLeftOver", "ModeBusy", "NegativeSplit",
+    "NegativeTag", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim", "NoSuchScript", "NoTime",
+    "NotAPermutation", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense", "NotHeld", "NotImportable",
+    "NotInLockstep", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce", "OutsideWrite",
+    "PiecesDiffer", "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised", "RanksDisagree",
+    "RanksDiverge", "ReadBeforeWait", "ReduceOpMismatch", "ReplayDiverged", "RootMismatch", "ScalarTensor",
+    "ScriptFailed", "SelfSend", "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum",
+    "SplitsDisagree", "ThreadsOnly", "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction",
+    "UnknownWay", "ValuesDiffer", "WaitsAlone", "WorkNotWaited", "WrongArguments", "WrongListLength", "WrongPieces",
+    "refusal",
 ]  # fmt: skip

@@ -29,6 +29,9 @@ EXIT_CODES = {
     "localtensor discover aten.mv.default --emit": 0,
     "localtensor gate --rules my_rules": 1,
     'localtensor gate --rules my_rules --accept "issue 12: needs a scan over ranks" --expires 2099-12-31': 0,
+    "python overlaid.py": 0,
+    "localtensor races": 0,
+    "localtensor races --target propagate": 0,
     "pytest test_layers.py": 0,
     "pytest test_layers.py --rank-schedule shuffled:7 --rank-seed 1": 0,
     "pytest test_layers.py --rank-flaky 10": 0,
@@ -44,6 +47,7 @@ TOO_SLOW = {
     "localtensor gate --rules my_rules --changed origin/main --budget 5m": "needs a repository: tests/gate has one",
     "localtensor report sweep.jsonl -o report.html": "reads what the full sweep wrote: tests/browser has a page",
     "pytest -p localtensor.torch_suites test_of_somebody_else.py": "is somebody else's: tests/suites has such files",
+    "localtensor races --target dtensor --repro scripts": "takes minutes",
     "make validate": "installs torch, then judges every rule",
     "make bench": "runs torch's own validator beside ours",
     "make check": "formats, lints and tests the whole tree",
@@ -104,6 +108,13 @@ def test_what_the_hanging_script_says_is_what_the_readme_shows(tmp_path):
     command, _, words = shown.partition("\n")
     done = run(command.removeprefix("$ "), tmp_path)
     assert done.stderr == words
+
+
+def test_what_the_rules_of_our_own_mend_is_what_the_readme_shows(tmp_path):
+    write_examples(README.read_text(), tmp_path)
+    shown = next(block for block in fences(README.read_text(), "console") if "overlaid.py" in block)
+    command, _, words = shown.partition("\n")
+    assert run(command.removeprefix("$ "), tmp_path).stdout == words
 
 
 def test_the_python_sessions_are_true():

@@ -41,6 +41,15 @@ def test_files_of_today_are_listed_new_ones_too_and_without_those_that_are_gone_
     assert repository(folder).files() == (".gitignore", "a folder/é.py", "new.py")
 
 
+def test_bytecode_is_no_file_of_today_though_nobody_ignores_it(here):
+    folder, _ = here
+    before = repository(folder).files()
+    (folder / "pkg/__pycache__").mkdir(parents=True)
+    (folder / "pkg/__pycache__/made.cpython-311.pyc").write_bytes(b"")
+    (folder / "pkg/made.py").write_text("")
+    assert set(repository(folder).files()) == {*before, "pkg/made.py"}
+
+
 def test_contents_of_a_commit_come_as_they_are_stored(here):
     folder, first = here
     found = repository(folder)

@@ -49,6 +49,14 @@ def family():
     return found - kept
 
 
+def test_of_a_module_only_what_is_named_is_judged(folder):
+    report = run(folder, "named_among", users.RIGHT_AND_WRONG, patterns=("twice",))
+    assert report.counts.overloads == 1
+    assert report.findings == ()
+    with pytest.raises(UnknownOp, match=r"named_wrongly\.twice"):
+        run(folder, "named_wrongly", users.RIGHT_AND_WRONG, patterns=("named_wrongly.twic",))
+
+
 @pytest.fixture
 def no_process_left():
     close_pools()  # those that other tests of this session have run programs on, and keep
