@@ -110,7 +110,8 @@ class Stage:
             self._wait()
         except BaseException:  # why: Ctrl-C, above all; the threads unwind, and it goes on
             self.over = True
-            crew.lost = not crew.home.acquire(timeout=PATIENCE)
+            if self.current is not None:  # else the last thread has ended, and what it let go may be taken already
+                crew.lost = not crew.home.acquire(timeout=PATIENCE)
             raise
         if self._refusal is not None:
             raise self._refusal

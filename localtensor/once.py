@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 
 from localtensor import _context
 from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.once_cells import COMPUTING, FAILED, GONE, KEPT, Cell, Circular, Nested, Room, Tally, circle_of
+from localtensor.once_cells import COMPUTING, FAILED, GONE, KEPT, Cell, Circular, Held, Nested, Room, Tally, circle_of
 from localtensor.once_explained import miss_explained, parts_of
 from localtensor.sync import THREADS, Sync
 
@@ -87,8 +87,7 @@ class Once(Generic[V]):
         self._sync = sync
         self._tallies = {what: Tally() for what in ("hits", "misses", "waits", "failures", "evictions")}
         self._hit = self._tallies["hits"].add
-        self._lock = sync.lock()
-        self._inside: int | None = None  # the thread that has the lock, if any
+        self._own = Held(sync)
         self._circle = circle_of(sync)
         self._room = Room()
         _context.add_cache(self)
@@ -135,7 +134,7 @@ class Once(Generic[V]):
         """What other threads of the parent were computing is forgotten: in this process they do not exist."""
         me = self._sync.me()
         self._circle.begin(self._sync)
-        self._lock, self._inside = self._sync.lock(), None
+        self._own = Held(self._sync)
         for cell in [cell for cells in self._room.values() for cell in cells]:
             if cell.state is not KEPT and cell.owner != me:
                 self._room.without(cell)
@@ -187,18 +186,10 @@ class Once(Generic[V]):
                 if id(cell) not in compared and (cell.key is key or cell.key == key):
                     return cell
             self._sync.step("looked")
-            if self._inside == mine.owner:
-                self._inside = None
+            if self._own.by == mine.owner:
                 return None
-            with self._lock:
-                self._inside = mine.owner
-                try:
-                    if room.get(number, _NONE) is cells:
-                        mine.claimed = True
-                        room[number] = (*cells, mine)
-                        return mine
-                finally:
-                    self._inside = None
+            if self._own.run(mine.owner, room.claimed, mine, cells):
+                return mine
             seen = cells
 
     def _work(self, room: Room, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
@@ -220,24 +211,11 @@ class Once(Generic[V]):
         return value
 
     def _keep(self, room: Room, cell: Cell) -> None:
-        with self._lock:
-            self._inside = cell.owner
-            try:
-                gone = room.make_space(self._limit)
-                room.ring.append(cell)
-                cell.state = KEPT
-            finally:
-                self._inside = None
-        for _ in gone:
+        for _ in self._own.run(cell.owner, room.kept, cell, self._limit):
             self._tallies["evictions"].add()
 
     def _forget(self, room: Room, cell: Cell) -> None:
-        with self._lock:
-            self._inside = cell.owner
-            try:
-                room.without(cell)
-            finally:
-                self._inside = None
+        self._own.run(cell.owner, room.without, cell)
 
     def _settle(self, room: Room, cell: Cell) -> None:
         """Nobody waits for the cell: if it has no value, whoever waited computes.  Once or twice is the same."""

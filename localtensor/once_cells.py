@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.sync import Gate, Sync
 
+T = TypeVar("T")
 COMPUTING, KEPT, FAILED, GONE = "computing", "kept", "failed", "gone"
 
 
@@ -68,6 +69,21 @@ class Room(dict[int, "tuple[Cell, ...]"]):
         super().__init__()
         self.ring: deque[Cell] = deque()
 
+    def claimed(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
+        """The cell is there, unless others than `beside` have its hash by now."""
+        if self.get(cell.number, ()) is not beside:
+            return False
+        cell.claimed = True
+        self[cell.number] = (*beside, cell)
+        return True
+
+    def kept(self, cell: Cell, limit: int) -> list[Cell]:
+        """The cell has its value; the answer has those that went for it."""
+        gone = self.make_space(limit)
+        self.ring.append(cell)
+        cell.state = KEPT
+        return gone
+
     def without(self, cell: Cell) -> None:
         """The cell is in no tuple."""
         rest = tuple([other for other in self.get(cell.number, ()) if other is not cell])
@@ -92,6 +108,27 @@ class Room(dict[int, "tuple[Cell, ...]"]):
         return gone
 
 
+class Held:
+    """A lock that knows which thread has it: what runs in the midst of its lines must not take it again."""
+
+    __slots__ = ("by", "lock")
+
+    def __init__(self, sync: Sync) -> None:
+        self.lock = sync.lock()
+        self.by: int | None = None
+
+    def run(self, me: int, work: Callable[..., T], *args: Any) -> T:
+        with self.lock:
+            try:
+                try:
+                    self.by = me
+                    return work(*args)
+                finally:
+                    self.by = None
+            finally:
+                self.by = None  # what another thread raises in this one may have ended the first
+
+
 class Circle:
     """Which cell each thread waits for, in all caches with the same services: nobody may close a circle."""
 
@@ -100,8 +137,7 @@ class Circle:
 
     def begin(self, sync: Sync) -> None:
         """Nobody waits."""
-        self._lock = sync.lock()
-        self._inside: int | None = None
+        self.own = Held(sync)
         self._waits: dict[int, Cell] = {}
 
     def enter(self, me: int, cell: Cell) -> list[Cell]:
@@ -109,22 +145,19 @@ class Circle:
 
         Raises `Nested`.
         """
-        if self._inside == me:
-            self._inside = None
+        if self.own.by == me:
             raise Nested
-        with self._lock:
-            self._inside = me
-            try:
-                found: list[Cell] = []
-                asked: Cell | None = cell
-                while asked is not None and asked.state is COMPUTING and len(found) <= len(self._waits):
-                    found.append(asked)
-                    if asked.owner == me:
-                        return found
-                    asked = self._waits.get(asked.owner)
-                self._waits[me] = cell
-            finally:
-                self._inside = None
+        return self.own.run(me, self._closed, me, cell)
+
+    def _closed(self, me: int, cell: Cell) -> list[Cell]:
+        found: list[Cell] = []
+        asked: Cell | None = cell
+        while asked is not None and asked.state is COMPUTING and len(found) <= len(self._waits):
+            found.append(asked)
+            if asked.owner == me:
+                return found
+            asked = self._waits.get(asked.owner)
+        self._waits[me] = cell
         return []
 
     def waits(self, me: int) -> Cell | None:

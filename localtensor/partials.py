@@ -25,7 +25,7 @@ def reducible(kind: str, dtype: torch.dtype) -> bool:
     """
     if dtype == torch.bool:
         return kind != "avg"
-    if dtype == torch.complex32:
+    if dtype == torch.complex32 or (dtype.is_floating_point and dtype.itemsize == 1):
         return False  # torch itself cannot add these on a CPU
     if kind == "avg" and dtype in (torch.uint8, torch.int8, torch.int16):
         return False  # their sums wrap, and a wrapped sum divided is no average
@@ -135,22 +135,25 @@ def _truths(x: Tensor, kind: str, ranks: int, rng: torch.Generator) -> Tensor:
 
 
 def _extremes(x: Tensor, kind: str, ranks: int, rng: torch.Generator, sparse: bool, far: int) -> Tensor:
-    distance = _noise(x, ranks - 1, rng, far)
-    distance = distance.abs() if x.dtype.is_signed else distance
+    noise = _noise(x, ranks - 1, rng, far)
+    distance = noise.abs() if x.dtype.is_signed else noise
     # Far enough, at half of the elements, for a part to be larger in size than the total: |P(max)| is no maximum.
     distance = torch.where(_coin(tuple(distance.shape), rng, x.device, 0.5), distance * 8, distance)
     if sparse:
         distance = distance.masked_fill(_coin(tuple(distance.shape), rng, x.device, 0.4), 0)  # inf * 0 would be NaN
-    others = _moved(x, distance, down=kind == "max")
+    others = _moved(x, distance, noise, down=kind == "max")
     return torch.cat([others, x[None]])
 
 
-def _moved(x: Tensor, distance: Tensor, *, down: bool) -> Tensor:
-    """x shifted by a distance, never past the ends of an integer dtype; a number where x is none."""
+def _moved(x: Tensor, distance: Tensor, noise: Tensor, *, down: bool) -> Tensor:
+    """x shifted by a distance, never past the ends of an integer dtype.
+
+    Where x is NaN, or infinite on the other side, any number will do: noise, some above zero and some below, since what
+    makes a number of NaN may make any.
+    """
     if _divides(x.dtype):
-        if down:
-            return x.nan_to_num(0.0, 0.0, -torch.inf) - distance
-        return x.nan_to_num(0.0, torch.inf, 0.0) + distance
+        free = x.isnan() | (x == (torch.inf if down else -torch.inf))
+        return torch.where(free, noise, x - distance if down else x + distance)
     ends = torch.iinfo(x.dtype)
     if down:
         return torch.where(x < ends.min + distance, x, x - distance)

@@ -2,10 +2,11 @@
 
 torch keeps propagated shardings per thread, because they may depend on the rank.  Most do not: what a rule says
 follows from placements, shapes and arguments, and a rank comes in only through the size of its own piece.  So a
-result is shared if every tensor in it is cut into equal pieces, and if it holds none of the placements that carry
-state (_MaskPartial) or other geometry (_StridedShard); each rank gets it on its own mesh.  The rest is computed by
-each rank for itself, as before; so is everything that a thread asks while it is `alone()`: in a patch of a test's,
-which may watch propagation, or change it.
+result is shared if every tensor in it is cut into equal pieces, if it holds none of the placements that carry
+state (_MaskPartial) or other geometry (_StridedShard), and if it was found by rules that torch brought: anybody else's
+may ask for the rank, and then ranks that disagree wait for each other for ever, which a simulation must show.  Each
+rank gets it on its own mesh.  The rest is computed by each rank for itself, as before; so is everything that a thread
+asks while it is `alone()`: in a patch of a test's, which may watch propagation, or change it.
 
 What is shared is kept in a `Once`.  Ranks take turns, and a rank that computes may lose its turn (a rule of the user's
 may do anything): who comes for the same then does not wait, which could be for ever, but computes alone.
@@ -34,7 +35,8 @@ PRIVATE = {
     "torch.distributed.tensor._op_schema.OpSchema": "what it is asked",
     "torch.distributed.tensor._redistribute": "flags that change the choice of a plan",
 }
-_VALUES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_RULES = "torch.distributed.tensor._ops."
+_VALUES = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def wanted(share: bool | None) -> bool:
@@ -177,17 +179,29 @@ class _Same:
 
 
 def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
-    """What changes an answer and stands in no argument: the rule itself, and torch's switches."""
+    """What changes an answer and stands in no argument: the rule itself, and torch's switches.  Raises `Alone`."""
     from torch.distributed.tensor import _redistribute
 
-    rules = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
+    tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
+    rules = [table.get(schema.op) for table in tables]
+    used = [rule for rule in rules if rule is not None]  # none: it may go by those of its decomposition, whichever
+    if not all(map(_is_torchs, used or [rule for table in tables for rule in table.values()])):
+        raise Alone
     flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
     return (
-        *(_Same(table.get(schema.op)) for table in rules),
+        *map(_Same, rules),
         *(getattr(_redistribute, flag, None) for flag in flags),
         torch.get_default_dtype(),
         torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
     )
+
+
+def _is_torchs(rule: Any) -> bool:
+    """Whether torch wrote the rule.  A wrapper may have taken its name, but not the module that it was made in."""
+    return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_RULES)
 
 
 def _key(value: Any, meshes: list[Any]) -> Any:
@@ -204,6 +218,8 @@ def _key(value: Any, meshes: list[Any]) -> Any:
         return tuple((name, _key(item, meshes)) for name, item in value.items())
     if type(value) in _VALUES:
         return (type(value), value)
+    if isinstance(value, float | complex):
+        return (type(value), repr(value))  # 0.0 and -0.0 are equal, too, and NaN not even to itself
     raise Alone
 
 

@@ -2,8 +2,8 @@
 
 `ambient()` is read at each lookup of a cached answer and is part of its key, so all getters together take a fraction of a
 microsecond.  What was looked at and left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor
-rules), a default device (a spec has none), TF32 and oneDNN switches (digits only), torch-function modes (they act on
-functions, not on overloads).
+rules), a default device (a spec has none), TF32 and oneDNN switches (digits only), and torch-function modes: they may do
+anything, so answers are computed without them (`output_metadata.calm`).
 
 torch's private parts are touched through `PRIVATE`.
 """

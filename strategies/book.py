@@ -2,7 +2,7 @@
 
 A rule is a function from an `Ask`, a call without its tensors' values, to some `Line`s: how the inputs may lie along one
 axis, and how the results lie then.  That everything is replicated needs no line: it always holds.  A rule sees neither
-a mesh nor a rank; what depends on them is said by the line's `cut`, and by the names of `shapes`.
+a mesh nor a rank; what depends on them is said by the line's `cut`, and by `shapes`, `own` and `instead` of the entry.
 """
 
 from __future__ import annotations
@@ -107,13 +107,19 @@ class Ask:
 
 
 RuleFunction = Callable[[Ask], Iterable[Line]]
+OwnArguments = Callable[[Ask, Ask], Mapping[str, Any]]
+"""From the question about a piece, and that about what it is a piece of: the arguments that the piece has of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """The rule of one overload, why it holds, and where it was written.
 
-    `shapes` names arguments that are the shape of the first result: each rank gets that of its own piece there.
+    `shapes` names arguments that are the shape of the first result: each rank gets that of its own piece there.  `own`
+    gives from the question about a rank's pieces all other arguments that the rank has of its own, as a number of rows.
+
+    `instead` gives from the question about the whole call the call that every rank makes in place of it, of the same
+    tensors, for an op that would do something else to a piece.  The rule is asked about that call.
     """
 
     op: str
@@ -121,6 +127,8 @@ class Entry:
     family: str
     reason: str
     shapes: tuple[str, ...] = ()
+    own: Callable[[Ask], Mapping[str, Any]] | None = None
+    instead: Callable[[Ask], Call] | None = None
 
     @property
     def where(self) -> str:
@@ -162,10 +170,17 @@ class Book:
 
 
 def rules(
-    family: str, reason: str, ops: Sequence[str], lines: RuleFunction, *, shapes: Sequence[str] = ()
+    family: str,
+    reason: str,
+    ops: Sequence[str],
+    lines: RuleFunction,
+    *,
+    shapes: Sequence[str] = (),
+    own: Callable[[Ask], Mapping[str, Any]] | None = None,
+    instead: Callable[[Ask], Call] | None = None,
 ) -> tuple[Entry, ...]:
     """One entry for each overload that this torch has: an op may be newer than the torch that runs."""
-    return tuple(Entry(op, lines, family, reason, tuple(shapes)) for op in ops if exists(op))
+    return tuple(Entry(op, lines, family, reason, tuple(shapes), own, instead) for op in ops if exists(op))
 
 
 def exists(op: str) -> bool:

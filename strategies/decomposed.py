@@ -25,11 +25,11 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.book import Ask, Book, Line, Meta, bound
-from strategies.local_arguments import frozen, local_meta, places, unfit
+from strategies.book import Ask, Book, Entry, Line, Meta, bound
+from strategies.local_arguments import local_meta, places, unfit
 from strategies.output_metadata import calm, filled, on_meta
-from strategies.propagate_rules import all_replicated, offer_of
-from strategies.rules import Call, call_of, overload, results
+from strategies.propagate_rules import all_replicated, checked_own, made_instead, offer_of
+from strategies.rules import Call, call_of, frozen, overload, results
 
 MOST = 2000
 """So many ways through the inner ops are followed; lines beyond them are not offered."""
@@ -170,7 +170,7 @@ def _ways(book: Book, trace: Trace, ranks: int) -> Iterator[tuple[Ways, tuple[Li
     begun: list[tuple[Ways, tuple[Line, ...]]] = [({}, ())]
     for inner in trace.inner:
         entry = book.get(inner.ask.op)
-        lines = offer_of(entry)(inner.ask, ranks) if entry else (all_replicated(inner.ask),)
+        lines = offer_of(entry)(_meant(entry, inner.ask), ranks) if entry else (all_replicated(inner.ask),)
         longer = [
             (more, (*taken, line))
             for ways, taken in begun
@@ -179,6 +179,11 @@ def _ways(book: Book, trace: Trace, ranks: int) -> Iterator[tuple[Ways, tuple[Li
         ]
         begun = longer[:MOST]
     yield from begun
+
+
+def _meant(entry: Entry, ask: Ask) -> Ask:
+    """The question that the rule is asked.  The op itself runs on pieces all the same, and `_holds` looks at what it makes."""
+    return made_instead(entry, ask, _call(ask))[0]
 
 
 def _follow(inner: Inner, line: Line, ways: Ways) -> Ways | None:
@@ -214,7 +219,5 @@ def _same(book: Book, whole: Inner, piece: Inner, line: Line, ranks: int, rank: 
     if (tensors, outputs) != (got.tensors, got.outputs):
         return False
     entry = book.get(asked.op)
-    free = entry.shapes if entry and asked.outputs and asked.outputs[0] != got.outputs[0] else ()
-    shape = tuple(got.outputs[0].shape) if got.outputs and got.outputs[0] else ()
-    wanted = {name: shape if name in free else frozen(value) for name, value in asked.arguments.items()}
-    return all(frozen(got.arguments[name]) == value for name, value in wanted.items())
+    meant = {**asked.arguments, **(checked_own(entry)(got, asked) if entry else {})}
+    return all(frozen(got.arguments[name]) == frozen(value) for name, value in meant.items())

@@ -24,7 +24,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.placement import cuts, short
-from strategies.book import Ask, Line, Placements
+from strategies.book import Ask, Line, OwnArguments, Placements
 from strategies.cost import Held, Network, Step, commute, move_axis
 from strategies.local_arguments import Key, Piece, pieces, unfit
 from strategies.propagation import Alternative, Grid, grid_text, microseconds
@@ -49,7 +49,7 @@ class Problem:
     written: tuple[tuple[int, int | None], ...]
     """Tensors that the call writes to, each with the result that it becomes."""
     offer: Offer
-    shapes: tuple[str, ...]
+    own: OwnArguments
     network: Network
     movable: bool = False
     """Whether what is written to may be moved all the same: to find out where it should have been."""
@@ -151,7 +151,7 @@ class _Search:
             steps.append((*before, *more))
             seconds += math.fsum(step.seconds for step in more)
         last = axis + 1 == len(problem.sizes)
-        left = () if last else pieces(beginning.pieces, line, problem.sizes[axis], problem.shapes)
+        left = () if last else pieces(beginning.pieces, line, problem.sizes[axis], problem.own)
         return Beginning((*beginning.lines, line), tuple(held), tuple(steps), left, seconds)
 
     def lines(self, piece: Piece, ranks: int) -> dict[Pair, list[Line]]:

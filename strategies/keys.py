@@ -16,6 +16,7 @@ from math import isnan
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.once_cells import brief
@@ -24,6 +25,8 @@ from localtensor.placement import StridedShard as _StridedShard
 from strategies.ambient import ambient
 from strategies.rules import Leaf
 
+_VALUES = frozenset({Replicate, Shard, Partial, _StridedShard})
+"""Placements of these types are equal if they mean the same."""
 LIMIT = 4096
 """So many specs are known by identity; then all of them are forgotten, which costs time only."""
 
@@ -101,6 +104,46 @@ class Keys:
             self._seen.clear()
         self._seen[id(spec)] = (spec, token)  # the spec lives as long as its id stands here
         return token
+
+
+class Specs:
+    """One object for equal specs, so that what is known by identity is found for new ones, too.
+
+    Quick for specs on the very same mesh; a spec that knows more than its values say comes back as it is, as does one of
+    symbolic sizes.  One object may be used by many threads.
+    """
+
+    __slots__ = ("_known", "_limit", "_placements")
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._known: dict[tuple[Any, ...], Spec] = {}
+        self._placements: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def of(self, spec: Spec) -> Spec:
+        """The one spec of these placements, shape and dtype on this mesh object: it equals the spec that is given."""
+        # What is named by identity is held by the spec that is found.
+        key = (id(spec.mesh), id(spec.placements), spec.dtype, spec.shape, *map(type, spec.shape), type(spec))
+        try:
+            return self._known[key]
+        except KeyError:
+            return self._met(spec)
+        except TypeError:  # symbols cannot be hashed
+            return spec
+
+    def _met(self, spec: Spec) -> Spec:
+        placements = spec.placements
+        if type(spec) is not Spec or type(placements) is not tuple or not _VALUES.issuperset(map(type, placements)):
+            return spec
+        if any([getattr(placement, "__dict__", None) for placement in placements]):
+            return spec
+        if len(self._known) >= self._limit:
+            self._known, self._placements = {}, {}
+        same = self._placements.setdefault((*map(type, placements), *placements), placements)
+        key = id(spec.mesh), id(same), spec.dtype, spec.shape, *map(type, spec.shape), type(spec)
+        if same is not placements and key not in self._known:
+            spec = Spec(spec.mesh, same, spec.shape, spec.dtype)
+        return self._known.setdefault(key, spec)
 
 
 _new: Callable[[type[Key], tuple[Any, ...]], Key] = tuple.__new__

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from localtensor.partials import reducible
 from localtensor.placement import cuts
-from strategies.book import Ask, Line, Meta
-from strategies.rules import Call, Leaf, overload
+from strategies.book import Ask, Line, Meta, OwnArguments
+from strategies.rules import Call, Leaf, frozen, overload
 
 Key = tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...] | None, ...]]
 
@@ -93,30 +93,30 @@ def places(line: Line, ask: Ask, ranks: int) -> Sequence[int]:
     return sorted(place for place in found if place < ranks)
 
 
-def piece_at(piece: Piece, line: Line, ranks: int, rank: int, shapes: Sequence[str]) -> Piece:
-    """The call that one coordinate of the axis is left with; `shapes` names the arguments that are result 0's shape."""
+def piece_at(piece: Piece, line: Line, ranks: int, rank: int, own: OwnArguments) -> Piece:
+    """The call that one coordinate of the axis is left with; `own` gives the arguments that it has of its own."""
     ask = piece.ask
     tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
     outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(ask.outputs, line.outputs, strict=True))
-    if shapes and outputs and outputs[0] is not None and outputs[0] != ask.outputs[0]:
-        shape = list(outputs[0].shape)
-        arguments: Mapping[str, Any] = {**ask.arguments, **dict.fromkeys(shapes, shape)}
-        return Piece(Ask(ask.op, arguments, tensors, outputs), with_shape(piece.call, shapes, shape))
-    return Piece(Ask(ask.op, ask.arguments, tensors, outputs), piece.call)
+    local = Ask(ask.op, ask.arguments, tensors, outputs)
+    given = own(local, ask)
+    if not given:
+        return Piece(local, piece.call)
+    return Piece(replace(local, arguments={**ask.arguments, **given}), with_arguments(piece.call, given))
 
 
-def pieces(whole: Iterable[Piece], line: Line, ranks: int, shapes: Sequence[str]) -> tuple[Piece, ...]:
+def pieces(whole: Iterable[Piece], line: Line, ranks: int, own: OwnArguments) -> tuple[Piece, ...]:
     """The different calls that the coordinates of an axis are left with, where each of `whole` is one before."""
     found: dict[Key, Piece] = {}
     for piece in whole:
         for rank in places(line, piece.ask, ranks):
-            made = piece_at(piece, line, ranks, rank, shapes)
+            made = piece_at(piece, line, ranks, rank, own)
             found.setdefault(made.key, made)
     return tuple(found.values())
 
 
 def pieces_by_rank(
-    whole: Piece, lines: Sequence[Line], sizes: Sequence[int], shapes: Sequence[str]
+    whole: Piece, lines: Sequence[Line], sizes: Sequence[int], own: OwnArguments
 ) -> tuple[tuple[Piece, ...], tuple[int, ...]]:
     """The different calls on the whole mesh, and by rank number which of them that rank makes."""
     known: list[Piece] = [whole]
@@ -128,7 +128,7 @@ def pieces_by_rank(
         for piece in known:
             row = []
             for rank in range(ranks):
-                one = piece_at(piece, line, ranks, rank, shapes)
+                one = piece_at(piece, line, ranks, rank, own)
                 if found.setdefault(one.key, len(made)) == len(made):
                     made.append(one)
                 row.append(found[one.key])
@@ -137,20 +137,21 @@ def pieces_by_rank(
     return tuple(known), tuple(whose)
 
 
-def with_shape(call: Call, names: Sequence[str], shape: Sequence[int]) -> Call:
-    """The same call with this shape as the arguments of these names."""
+def nothing_own(piece: Ask, whole: Ask) -> Mapping[str, Any]:
+    """For ops whose calls on pieces have the arguments of the whole call."""
+    return {}
+
+
+def with_arguments(call: Call, given: Mapping[str, Any]) -> Call:
+    """The same call with these as the arguments of these names, each where it stands; one that is not there is added."""
     spots = {a.name: i for i, a in enumerate(overload(call.op)._schema.arguments)}
-    args = list(call.args)
-    for name in names:
+    args, kwargs = list(call.args), dict(call.kwargs)
+    for name, value in given.items():
         if spots[name] < len(args):
-            args[spots[name]] = tuple(shape)
-    kwargs = tuple((name, tuple(shape) if name in names else value) for name, value in call.kwargs)
-    return replace(call, args=tuple(args), kwargs=kwargs)
-
-
-def frozen(value: Any) -> Any:
-    """The same argument, of which nothing can change: lists are tuples, which every op takes for lists."""
-    return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
+            args[spots[name]] = frozen(value)
+        else:
+            kwargs[name] = frozen(value)
+    return replace(call, args=tuple(args), kwargs=tuple(kwargs.items()))
 
 
 def written_leaves(call: Call) -> dict[int, int | None]:

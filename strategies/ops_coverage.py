@@ -7,8 +7,9 @@ takes a replica, and may give a replica where theirs gives anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.placement import shorts
 from strategies import torch_dtensor as dtensor
+from strategies import values as kinds
 from strategies.adverse import adverse
 from strategies.book import Entry, Placements
 from strategies.executors import Hands
 from strategies.most_used import most_used
 from strategies.ops import OUR_RULES
+from strategies.ops.variants_lists import ALONE
 from strategies.own_claims import own_claims
 from strategies.probe import try_claims
 from strategies.rules import Rule, Sample, results
@@ -32,8 +35,9 @@ from strategies.workers import Done, Failed
 
 SECONDS = 120.0
 """Time limit of one overload."""
-VALUES = 3
-"""Other values by which a line of theirs must be right before it counts."""
+THOROUGH, VALUES = 2, 3
+"""On so many calls of an overload, the first, a line of theirs must be right by all other values before it counts; on the
+others by so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,39 @@ def serves(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
     return inputs and len(mine) == len(other) and all(a == b or b is None or isinstance(a, Replicate) for a, b in pairs)
 
 
-WRAPS = "integers are cut off where they are divided and wrap where they are large: P(avg), P(min), P(max) are not kept"
+WRAPS = "integers wrap where they are large and are cut off where they are divided: P(avg), P(min), P(max) are not kept"
+ONE_BY_ONE = "a long list has lines for all elements alike; who wants each in its own way asks about each"
+UNDERFLOWS = "numbers that are not zero may have a product that is: it underflows"
+OVERFLOWS = "where a product of complex numbers overflows, it hangs on the order whether it is infinite or NaN"
+WEIGHED = "the average is divided by the weights of the classes that the targets name, which no rule sees"
 
 
-def excuse(rule: Rule, sample: Sample) -> str:
-    """The documented exceptions: why a line that was right on a call is none of ours all the same, or empty."""
-    whole = any(not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool) for x in sample.tensors)
-    folded = any(isinstance(p, Partial) and p.reduce_op != "sum" for p in (*rule.inputs, *rule.outputs))
-    return WRAPS if whole and folded else ""
+def excuse(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()) -> str:
+    """The documented exceptions: why a line that was right on a call is none of ours all the same, or empty.
+
+    `outputs` are the results of the call.
+    """
+    packet = sample.op.split(".")[1]
+    held = [*zip(rule.inputs, sample.tensors, strict=True), *zip(rule.outputs, outputs, strict=False)]
+    parts = [(p.reduce_op, x) for p, x in held if isinstance(p, Partial) and isinstance(x, Tensor)]
+    if any(kind in ("avg", "min", "max") and _is_integer(x) for kind, x in parts):
+        return WRAPS
+    if packet.startswith("_foreach_") and len({*rule.inputs}) > 1 and _longest(sample) > ALONE:
+        return ONE_BY_ONE
+    if packet == "all" and any(kind == "product" and x.dtype != torch.bool for kind, x in parts):
+        return UNDERFLOWS
+    if packet == "prod" and any(kind == "product" and x.dtype.is_complex for kind, x in parts):
+        return OVERFLOWS
+    averages = packet.startswith("nll_loss") and packet.endswith("forward")
+    return WEIGHED if averages and any(isinstance(p, Partial) and p.reduce_op == "avg" for p in rule.outputs) else ""
+
+
+def _is_integer(x: Tensor) -> bool:
+    return not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
+
+
+def _longest(sample: Sample) -> int:
+    return max((len(value) for value in sample.call.args if isinstance(value, (list, tuple))), default=0)
 
 
 def _of_tensors(outputs: Placements, tensors: Sequence[bool]) -> list[Placement | None]:
@@ -92,7 +121,7 @@ def _of_tensors(outputs: Placements, tensors: Sequence[bool]) -> list[Placement 
 
 
 def compare(
-    op: str, entry: Entry | None, calls: Sequence[Sample], *, ranks: Sequence[int] = (2, 3), seed: int = 0
+    op: str, entry: Entry | None, calls: Iterable[Sample], *, ranks: Sequence[int] = (2, 3), seed: int = 0
 ) -> Compared:
     """One overload on these calls."""
     found: dict[str, tuple[bool, bool, Lacking]] = {}
@@ -109,7 +138,7 @@ def compare(
                 wrong.add(name)
                 continue
             same, served = _ours(entry, sample, truth, size, rule)
-            here = Lacking(name, size, ", ".join(sample.arguments()), excuse(rule, sample))
+            here = Lacking(name, size, ", ".join(sample.arguments()), excuse(rule, sample, results(truth.raw)))
             before = found.get(name, (True, True, here))
             shown = before[2] if served or (not before[1] and not before[2].excused) else here
             found[name] = (before[0] and same, before[1] and served, shown)
@@ -139,7 +168,8 @@ def _theirs(
     """
     alone = dtensor.Question(sample, 1, truth.raw)
     alone.partials = number < 2
-    others = adverse(sample, truth, number, seed=seed, budget=VALUES)
+    budget = len(kinds.VALUES) if number < THOROUGH else VALUES
+    others = adverse(sample, truth, number, seed=seed, budget=budget)
     for size in ranks:
         try:
             claimed = claims(sample, size, truth.raw, alone)
@@ -175,7 +205,12 @@ class _Task:
 
 
 def _work(task: _Task, note: Callable[[int], None]) -> Compared:
-    return compare(task.op, OUR_RULES.get(task.op), task.calls, ranks=task.ranks, seed=task.seed)
+    def noted() -> Iterator[Sample]:
+        for number, call in enumerate(task.calls):
+            note(number)
+            yield call
+
+    return compare(task.op, OUR_RULES.get(task.op), noted(), ranks=task.ranks, seed=task.seed)
 
 
 def coverage(
@@ -187,13 +222,22 @@ def coverage(
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
 ) -> list[Compared]:
-    """Every one of these overloads, the most used ones if none are named, in their order."""
+    """Every one of these overloads, the most used ones if none are named, in their order.
+
+    A call that kills its process is left out, and the overload's others are tried again.
+    """
     names = most_used() if ops is None else list(ops)
-    tasks = [_Task(op, tuple(calls.get(op, ())), tuple(ranks), seed) for op in names]
-    found = []
-    for task, answer in zip(tasks, crew.run(_work, tasks, limit=SECONDS, tick=tick), strict=True):
-        if isinstance(answer, Done):
-            found.append(answer.value)
-        else:
-            found.append(Compared(task.op, why=answer.error if isinstance(answer, Failed) else answer.why))
-    return found
+    todo = [_Task(op, tuple(calls.get(op, ())), tuple(ranks), seed) for op in names]
+    found: dict[str, Compared] = {}
+    while todo:
+        again: list[_Task] = []
+        for task, answer in zip(todo, crew.run(_work, todo, limit=SECONDS, tick=tick), strict=True):
+            if isinstance(answer, Done):
+                found[task.op] = answer.value
+                continue
+            found[task.op] = Compared(task.op, why=answer.error if isinstance(answer, Failed) else answer.why)
+            if not isinstance(answer, Failed) and len(task.calls) > 1:
+                last = max(answer.noted, 0)
+                again.append(replace(task, calls=task.calls[:last] + task.calls[last + 1 :]))
+        todo, tick = again, None
+    return [found[op] for op in names]

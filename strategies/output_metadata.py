@@ -6,6 +6,7 @@ decomposition, and then in fake-tensor mode, one thread at a time: that mode kee
 | torch part                                             | why                                     | read on     | run on |
 |--------------------------------------------------------|-----------------------------------------|-------------|--------|
 | torch.utils._python_dispatch._disable_current_modes    | modes of the caller are not our own     | 2.11 - 2.15 | 2.13   |
+| torch._C.DisableTorchFunction                          | nor are those that act on functions     | 2.11 - 2.15 | 2.13   |
 | torch._decomp.decomposition_table                      | a decomposition runs on meta tensors    | 2.11 - 2.15 | 2.13   |
 | torch._subclasses.fake_tensor: FakeTensorMode,         | ops that only fake mode knows; what it  | 2.11 - 2.15 | 2.13   |
 | DynamicOutputShapeException, DataDependentOutputException | says of shapes that depend on values |             |        |
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from localtensor import _context
 from localtensor.sync import Sync
 from strategies.book import Meta
 from strategies.propagate_errors import BadCall, NoMetadata
@@ -57,18 +59,35 @@ def outputs_of(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager
         )
 
 
+class _Shared:
+    """A lock for as long as its services live.  A forked child has it free: who held it is not there."""
+
+    def __init__(self, sync: Sync) -> None:
+        self.lock: AbstractContextManager[Any] = sync.lock()
+        _context.add_cache(self)
+
+    def clear(self) -> None:
+        """Nothing is kept here."""
+
+    def after_fork(self) -> None:
+        renew = getattr(self.lock, "_at_fork_reinit", None)  # of Python's own lock; one of another kind never forks
+        if renew is not None:
+            renew()
+
+
 def lock_of(sync: Sync) -> AbstractContextManager[Any]:
     """The one lock for fake-tensor mode, kept with the services that the threads share."""
-    lock: AbstractContextManager[Any] = vars(sync).get("fake mode") or vars(sync).setdefault("fake mode", sync.lock())
-    return lock
+    shared: _Shared = vars(sync).get("fake mode") or vars(sync).setdefault("fake mode", _Shared(sync))
+    return shared.lock
 
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """No mode, no autograd and no autocast of the caller's; what is computed within depends on the default dtype alone."""
+    """No mode of either kind, no autograd and no autocast of the caller's; what is computed within depends on the default dtype alone."""
     on = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for device in on:

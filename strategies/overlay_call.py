@@ -41,10 +41,11 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.placement import cuts
-from strategies.book import Entry
-from strategies.local_arguments import with_shape
+from strategies.book import Ask, Entry, Meta
+from strategies.local_arguments import with_arguments
 from strategies.overlay_plan import Plan, Planner, Ready, layout_text
-from strategies.rules import Call, Leaf, overload
+from strategies.propagate_rules import own_of
+from strategies.rules import Call, Leaf, leaf_at, overload
 
 Overload = torch._ops.OpOverload
 _DISPATCHER: Any = DTensor._op_dispatcher
@@ -105,7 +106,7 @@ class Runner:
         """What this rank's own call gives; of a rank outside of the mesh, what DTensor gives such a rank."""
         args, kwargs = _filled(call.args, used), {name: _filled(value, used) for name, value in call.kwargs}
         if not self.random and ready.mesh.get_coordinate() is not None:
-            return self.op(*args, **kwargs)
+            return (self.op if call.op == self.entry.op else overload(call.op))(*args, **kwargs)
         info = OpInfo(ready.mesh, OpSchema(self.op, (), {}), [], args, kwargs, None)
         outputs = ready.outputs
         info.output_sharding = OutputSharding(outputs[0] if len(outputs) == 1 else outputs or None, None, False)
@@ -138,7 +139,7 @@ def _taken(value: Any, tensors: list[Tensor]) -> Any:
     """The value with a `Leaf` for each tensor, in the order in which DTensor flattens them."""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return Leaf(len(tensors) - 1)
+        return leaf_at(len(tensors) - 1)
     if isinstance(value, (list, tuple)):
         made = [_taken(v, tensors) for v in value]
         return made if isinstance(value, list) else tuple(made)
@@ -254,13 +255,30 @@ def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor
 
 
 def _localised(entry: Entry, call: Call, plan: Plan, mesh: DeviceMesh) -> Call:
-    """The call with the shape of this rank's piece of the first result where it names that of the whole."""
-    placements = plan.outputs[0] if entry.shapes and plan.outputs else None
-    meta = plan.metas[0] if plan.metas else None
-    if placements is None or meta is None or all(cuts(p) is None for p in placements):
-        return call
+    """What this rank calls on its pieces: the call itself, or the one in its place, with the rank's own arguments."""
+    made = call if entry.instead is None else plan.whole.call
+    if entry.own is None and not entry.shapes:
+        return made
+    ask = plan.whole.ask
+    reshaped = bool(plan.outputs) and _is_cut(plan.outputs[0])
+    if not reshaped and (entry.own is None or not any(map(_is_cut, (*plan.inputs, *plan.outputs)))):
+        return made
+    tensors = [_piece(m, p, mesh) for m, p in zip(ask.tensors, plan.inputs, strict=True)] if entry.own else ask.tensors
+    outputs = [meta and _piece(meta, p, mesh) for meta, p in zip(ask.outputs, plan.outputs, strict=True)]
+    piece = Ask(ask.op, ask.arguments, tuple(tensors), tuple(outputs))
+    return with_arguments(made, own_of(entry, piece, reshaped=reshaped))
+
+
+def _is_cut(placements: _Placements | None) -> bool:
+    return placements is not None and any(cuts(p) is not None for p in placements)
+
+
+def _piece(meta: Meta, placements: _Placements | None, mesh: DeviceMesh) -> Meta:
+    """What this rank has of a tensor."""
+    if placements is None or not _is_cut(placements):
+        return meta
     shape, _ = dtensor_utils.compute_local_shape_and_global_offset(meta.shape, mesh, placements)
-    return with_shape(call, entry.shapes, list(shape))
+    return Meta(tuple(shape), meta.dtype)
 
 
 def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:

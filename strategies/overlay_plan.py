@@ -23,11 +23,12 @@ from localtensor.placement import cuts, is_plain, short, shorts
 from strategies.book import Ask, Entry, Line, Meta, bound
 from strategies.cost import NETWORK
 from strategies.expansion import Problem, expand
-from strategies.local_arguments import Piece, frozen, written_leaves
+from strategies.local_arguments import Piece, written_leaves
 from strategies.output_metadata import calm, on_meta, outputs_of
 from strategies.propagate_errors import BadRule
+from strategies.propagate_rules import checked_own, made_instead
 from strategies.propagation import Grid
-from strategies.rules import Call, out_leaves, overload, results
+from strategies.rules import Call, frozen, out_leaves, overload, results
 
 MOST = 20_000
 """Plans that are kept; after that they are all forgotten."""
@@ -54,13 +55,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`inputs` are wanted, by leaf number; `outputs` come, None for what is masked or no tensor; both by axis.
+    """`whole` is the call that is made, of whole tensors.  `inputs` are wanted, by leaf number; `outputs` come, None for what is masked or no tensor; both by axis.
 
     `settled` are tensors that the call writes to, by leaf number, each with the result that it becomes: no line leaves
     them where they lie, so a copy is written to, and brought back.  `reshaped` are written ones whose shape changes in
     place, and `resized` those given as `out=` of another shape, which become what the result is.
     """
 
+    whole: Piece
     inputs: tuple[tuple[Placement, ...], ...]
     outputs: Grid
     metas: tuple[TensorMeta | None, ...]
@@ -175,21 +177,21 @@ def _made(entry: Entry, call: Call, held: Sequence[Held], sizes: tuple[int, ...]
     resized = tuple(pair for pair in changed if pair[0] in outs)
     reshaped = tuple(pair for pair in changed if pair[0] not in outs)
     held = _as_results(held, resized, metas, sizes)
-    ask = question(call, held, metas)
-    whole, given = Piece(ask, plain), tuple(one.placements for one in held)
+    ask, plain = made_instead(entry, question(call, held, metas), plain)
+    whole, given, own = Piece(ask, plain), tuple(one.placements for one in held), checked_own(entry)
     offer = Offer(entry, ask)
     stays = tuple(
         (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
     )
-    found = expand(Problem(whole, sizes, given, stays, offer, entry.shapes, NETWORK))
+    found = expand(Problem(whole, sizes, given, stays, offer, own, NETWORK))
     settled: tuple[tuple[int, int | None], ...] = ()
     if found.best is None:  # no line leaves them where they lie
         settled = tuple((leaf, r) for leaf, r in written.items() if leaf not in dict(changed))
-        found = expand(Problem(whole, sizes, given, (), offer, entry.shapes, NETWORK))
+        found = expand(Problem(whole, sizes, given, (), offer, own, NETWORK))
     if found.best is None:
         raise AssertionError(f"{call.op}: not even replicas are left")
     inputs = tuple(row if row is not None else (Replicate(),) * len(sizes) for row in found.best.inputs)
-    return Plan(inputs, found.best.outputs, metas, settled, reshaped, resized)
+    return Plan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
 
 
 def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:

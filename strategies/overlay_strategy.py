@@ -8,7 +8,8 @@ validator, which takes claims from them, and DTensor's decompositions.
 | DTensor._op_dispatcher.sharding_propagator: register_op_strategy                | 2.11 - 2.15 | 2.13   |
 | .op_single_dim_strategy_funcs, .op_to_rules, .op_to_shape_and_stride_idx,       |             |        |
 | .op_to_schema_info_for_single_dim_strategy: what would be asked before is taken |             |        |
-| out; .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant by feature       | 2.11 - 2.15 | 2.13   |
+| out; .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant by feature, and  |             |        |
+| left in for ops whose ranks make calls of their own                             | 2.11 - 2.15 | 2.13   |
 | _op_schema.OpSchema, OpSpec, OpStrategy, TupleStrategy, RuntimeSchemaInfo       | 2.11 - 2.15 | 2.13   |
 | _ops.utils.generate_redistribute_costs                                          | 2.11 - 2.15 | 2.13   |
 
@@ -18,6 +19,7 @@ validator, which takes claims from them, and DTensor's decompositions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.tensor import DTensor, Replicate
@@ -26,7 +28,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Ru
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.book import Entry, Line
+from strategies.book import Ask, Entry, Line
 from strategies.local_arguments import unfit
 from strategies.overlay_plan import Held, Offer, Planner, global_metas, question
 from strategies.rules import Call, Leaf, overload
@@ -34,8 +36,10 @@ from strategies.rules import Call, Leaf, overload
 Strategy = Callable[[OpSchema], OpStrategy]
 _PREEMPTING = (
     "op_single_dim_strategy_funcs", "op_to_schema_info_for_single_dim_strategy", "op_to_rules",
-    "op_to_shape_and_stride_idx", "op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant",
+    "op_to_shape_and_stride_idx",
 )  # fmt: skip
+_REWRITING = ("op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
+"""What DTensor itself changes in the call of a rank: a number of rows, the dims that are squeezed."""
 
 
 def register(entries: Iterable[Entry], strategy: Callable[[Entry], Strategy]) -> None:
@@ -43,12 +47,28 @@ def register(entries: Iterable[Entry], strategy: Callable[[Entry], Strategy]) ->
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     for entry in entries:
         op = overload(entry.op)
-        for name in _PREEMPTING:
+        served = in_tables(entry)
+        for name in (*_PREEMPTING, *([] if served.own or served.instead else _REWRITING)):
             getattr(propagator, name, {}).pop(op, None)
-        propagator.register_op_strategy(op, strategy(entry), schema_info(entry.op))
+        propagator.register_op_strategy(op, strategy(served), schema_info(entry.op))
         names = [argument.name for argument in op._schema.arguments]
         if entry.shapes:
             propagator.op_to_shape_and_stride_idx[op] = names.index(entry.shapes[0])
+
+
+def in_tables(entry: Entry) -> Entry:
+    """The entry as DTensor's tables can serve it: where each rank makes a call of its own that DTensor does not make by
+    itself, no line but all-replicate is left.  An overlay serves all of them."""
+    if entry.own is None and entry.instead is None:
+        return entry
+    op, propagator = overload(entry.op), DTensor._op_dispatcher.sharding_propagator
+    if any(op in getattr(propagator, name, {}) for name in _REWRITING):
+        return entry
+    return replace(entry, lines=_no_lines, own=None, instead=None)
+
+
+def _no_lines(ask: Ask) -> Iterable[Line]:
+    return ()
 
 
 def schema_info(op: str) -> RuntimeSchemaInfo:

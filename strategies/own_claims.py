@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.tensor import Partial
-from torch.distributed.tensor.placement_types import Placement
-
-from localtensor.partials import reducible
-from localtensor.placement import cuts
-from localtensor.shards import local_shape
 from strategies.adverse import adverse
 from strategies.book import Ask, Entry, Line, Meta, ask_of
 from strategies.discover import samples_of
 from strategies.forms import variations
+from strategies.local_arguments import Piece, piece_at, unfit
 from strategies.probe import try_claims
-from strategies.rules import Call, Claim, Rule, Sample, overload
+from strategies.propagate_rules import checked_own, made_instead
+from strategies.rules import Call, Claim, Rule, Sample
 from strategies.trial import Turns
 from strategies.truth import REFUSALS, UNSTABLE, tell
 from strategies.verdicts import Instance, Verdict
@@ -31,48 +27,20 @@ def ask_about(sample: Sample, raw: Any) -> Ask:
 
 def own_claims(entry: Entry, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
     """Each line that can be had on that many ranks, with what each rank calls if that is not the sample's own call."""
-    ask = ask_about(sample, raw)
+    ask, call = made_instead(entry, ask_about(sample, raw), sample.call)
     found = []
     for line in dict.fromkeys(entry.lines(ask)):
-        if fits(line, ask, ranks):
+        if not unfit(line, ask, ranks):
+            local = local_calls(entry, call, ask, line, ranks)
             rule = Rule(sample.op, line.inputs, line.outputs)
-            found.append(Claim(rule, "our own", local_calls(entry, sample.call, ask, line, ranks)))
+            found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))
     return found
 
 
-def fits(line: Line, ask: Ask, ranks: int) -> bool:
-    """Whether what the line says of sizes and of reductions is so on an axis of this many ranks."""
-    pairs = [*zip(line.inputs, ask.tensors, strict=True), *zip(line.outputs, ask.outputs, strict=True)]
-    return all(_fits(p, meta, line.cut, ranks) for p, meta in pairs if p is not None and meta is not None)
-
-
-def _fits(placement: Placement, meta: Meta, cut: str, ranks: int) -> bool:
-    if isinstance(placement, Partial):
-        return reducible(placement.reduce_op, meta.dtype)
-    cutting = cuts(placement)
-    if cutting is None or cut == "any":
-        return True
-    size = meta.shape[cutting[0]]
-    return size % ranks == 0 and size > 0 if cut == "even" else -(-size // ranks) * (ranks - 1) < size
-
-
-def local_calls(entry: Entry, call: Call, ask: Ask, line: Line, ranks: int) -> tuple[Call, ...] | None:
-    """Each rank's own call where arguments are shapes of a result that is cut; else None."""
-    (first, meta), shapes = (line.outputs[:1] or (None,), ask.outputs[:1]), entry.shapes
-    if not shapes or first[0] is None or not meta or meta[0] is None or cuts(first[0]) is None:
-        return None
-    return tuple(with_shape(call, shapes, local_shape(meta[0].shape, first[0], ranks, rank)) for rank in range(ranks))
-
-
-def with_shape(call: Call, names: Sequence[str], shape: Sequence[int]) -> Call:
-    """The same call with this shape as the arguments of these names."""
-    spots = {a.name: i for i, a in enumerate(overload(call.op)._schema.arguments)}
-    args = list(call.args)
-    for name in names:
-        if spots[name] < len(args):
-            args[spots[name]] = list(shape)
-    kwargs = tuple((name, list(shape) if name in names else value) for name, value in call.kwargs)
-    return replace(call, args=tuple(args), kwargs=kwargs)
+def local_calls(entry: Entry, call: Call, ask: Ask, line: Line, ranks: int) -> tuple[Call, ...]:
+    """What each rank calls: this very call, or one with arguments of the rank's own."""
+    whole, own = Piece(ask, call), checked_own(entry)
+    return tuple(piece_at(whole, line, ranks, rank, own).call for rank in range(ranks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from strategies import samples
+from strategies.arguments import values
 from strategies.choice import choose
 from strategies.derived import gather
 from strategies.executors import Hands
-from strategies.rules import Sample
+from strategies.rules import Call, Leaf, Sample
 
+LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"
+"""No database has calls of the second.  It does not check its indices: calls drawn from its schema write where they should
+not (torch 2.13), and another call dies of it, so its calls are those that belong to calls of the first."""
 DTYPES = ("float64", "int64", "complex64")
 """Real numbers, integers, and where there is no order."""
 
@@ -41,7 +47,7 @@ def calls(
     Each OpInfo runs once for all of them, here.  An overload that none reaches has calls made from a relative's, or drawn
     from its schema, by the crew: some ops end their process where they should refuse.  `tick` is told after each OpInfo.
     """
-    names = frozenset(wanted)
+    names = frozenset(wanted) | ({LOOKUP} if GRADIENT in wanted else set())
     met: dict[str, list[Sample]] = defaultdict(list)
     is_wanted = functools.cache(lambda func: str(func) in names)
     for info in samples.database():
@@ -51,8 +57,24 @@ def calls(
                     for sample in _captured(info, dtype, which, seed, is_wanted):
                         met[sample.op].append(sample)
         tick(1)
+    if GRADIENT in wanted:
+        met[GRADIENT] = gradients(met[LOOKUP], seed)
     made, without = gather(crew, met, sorted(names), seed)
-    return Calls({op: tuple(choose(found, most)) for op, found in sorted({**met, **made}.items())}, without)
+    found = {op: tuple(choose(of, most)) for op, of in sorted({**met, **made}.items()) if op in wanted}
+    return Calls(found, {op: why for op, why in without.items() if op in wanted})
+
+
+def gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample]:
+    """The call of `embedding_dense_backward` that belongs to each call of `embedding`."""
+    rng = torch.Generator().manual_seed(seed)
+    return [_gradient(values(one), one.origin, rng) for one in lookups if one.tensors[0].dtype.is_floating_point]
+
+
+def _gradient(given: Mapping[str, Any], origin: str, rng: torch.Generator) -> Sample:
+    table, places = given["weight"], given["indices"]
+    grad = torch.randn((*places.shape, table.shape[1]), generator=rng, dtype=table.dtype)
+    call = Call(GRADIENT, (Leaf(0), Leaf(1), table.shape[0], given["padding_idx"], given["scale_grad_by_freq"]))
+    return Sample(call, (grad, places), f"{origin}, backward")
 
 
 def _captured(info: Any, dtype: str, which: str, seed: int, wanted: Callable[[Any], bool]) -> list[Sample]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from strategies.book import Entry
+from torch.distributed.tensor import Partial
+
+from localtensor.partials import agreed
+from localtensor.placement import short
+from strategies.book import Ask, Entry, Line
 from strategies.executors import Hands
 from strategies.ops import OUR_RULES
 from strategies.own_claims import judge
@@ -76,14 +80,34 @@ def hear(task: Task, note: Note) -> Heard:
     """A worker's part: the trial of one entry."""
     noted = _noted([(i, call) for i, call in enumerate(task.calls) if i not in task.skip], note)
     terms = task.terms
-    found = judge(task.entry, ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
+    vague: dict[str, str] = {}
+    found = judge(watched(task.entry, vague), ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
     heard = _of(task.entry)
     first = {str(one.rule): one for one in reversed(found.wrong)}
-    wrong = tuple(map(_told, reversed(first.values())))
+    wrong = (*vague.values(), *map(_told, reversed(first.values())))
     lines = len(found.sound.keys() | {str(one.rule) for one in found.wrong})
     untried = () if found.samples else ("none of its calls gives what could be compared",)
     sound = sum(found.sound.values())
     return replace(heard, wrong=wrong, lines=lines, sound=sound, calls=found.samples, untried=untried)
+
+
+def watched(entry: Entry, vague: dict[str, str]) -> Entry:
+    """The entry, which leaves there each line that makes parts of what has none, or none that everybody agrees on.
+
+    The judge does not ask for those on most calls, so no call would ever speak against them: minima of complex numbers,
+    averages of integers, which round somehow.
+    """
+
+    def lines(ask: Ask) -> Iterator[Line]:
+        for line in entry.lines(ask):
+            pairs = [*zip(line.inputs, ask.tensors, strict=True), *zip(line.outputs, ask.outputs, strict=True)]
+            odd = [(p, meta) for p, meta in pairs if isinstance(p, Partial) and meta is not None]
+            for placement, meta in odd:
+                if not agreed(placement.reduce_op, meta.dtype):
+                    vague.setdefault(str(line), f"{entry.op}: {line}: {short(placement)} of {meta} is not defined")
+            yield line
+
+    return replace(entry, lines=lines)
 
 
 def _noted(calls: Iterable[tuple[int, Sample]], note: Note) -> Iterator[Sample]:

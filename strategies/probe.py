@@ -21,10 +21,10 @@ from localtensor.partials import agreed, fold, parts, reducible
 from localtensor.placement import short
 from localtensor.shards import local_shape, split_axis
 from strategies.adverse import kind_of, truth_of
-from strategies.arguments import trusts
 from strategies.form import Values
+from strategies.gaps import blind, gapped
 from strategies.rules import Call, Claim, Rule, Sample, written
-from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run, strided
+from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run
 from strategies.verdicts import Evidence, Instance, Verdict
 
 DRAWS = 2
@@ -33,6 +33,11 @@ SEARCHED = ("sum", "avg", "min", "max")
 """Partial kinds that a search tries; products are judged where they are claimed."""
 ROUNDED = ("sum", "avg", "product")
 """Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
+ADDED = ("sum", "avg")
+"""Kinds whose parts are split with a loss: factors are powers of two, and an extreme is one of the parts."""
+SPLIT = 32.0
+"""How many units in the last place splitting and adding up again may lose: some for each rank, and not `GENEROUS`,
+for a thousand units of bfloat16 are eight times the number."""
 Local = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the sentence that says which rank raised what."""
 
@@ -59,6 +64,7 @@ class Probe:
         self.writes = mutates(sample.op)
         self._finite = self.kind.wild or all(_finite(x) for x in truth.inputs)
         self.written = written(sample.call)
+        self._blind = blind(sample.call, truth.inputs)
         self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
         self._ran: dict[tuple[object, ...], Local] = {}
 
@@ -72,7 +78,8 @@ class Probe:
     def _split(self, leaf: int, placement: Placement, draw: int) -> Sequence[Tensor]:
         x = self.truth.inputs[leaf]
         if not isinstance(placement, Partial):
-            return split_axis(x, placement, self.ranks)
+            pieces = split_axis(x, placement, self.ranks)
+            return [piece.contiguous() for piece in pieces] if leaf in self._blind else pieces
         name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
         rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         far = self.kind.split == "far"
@@ -115,7 +122,7 @@ class Probe:
         """The evidence against a claim, or None if it stands."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
-            found = self.against(local, self._asked(claim), split=_partial(claim))
+            found = self.against(local, self._asked(claim), claim.rule.inputs)
             if found and not self._kernels_disagree(claim, draw, local):
                 return Evidence(found[0], self.variant, draw, found[1], found[2])
         return None
@@ -127,15 +134,12 @@ class Probe:
     def _kernels_disagree(self, claim: Claim, draw: int, local: Local) -> bool:
         """Whether the same pieces with gaps between their elements give other results: then torch's
         vectorised and scalar kernels differ on these values, and the rule is not to blame.  Where no
-        values are compared (a random op never gives the same twice) there is nothing to excuse.  An op that trusts
-        its caller may read places with gaps as if they had none (`_embedding_bag`, 2.13): those come as they are."""
+        values are compared (a random op never gives the same twice) there is nothing to excuse."""
         if isinstance(local, str) or self.truth.metadata_only:
             return False
-        trusting = trusts(self.sample.op)
-        columns = [
-            [x if trusting and not x.dtype.is_floating_point else strided(x) for x in self.held(i, p, draw)]
-            for i, p in enumerate(claim.rule.inputs)
-        ]
+        call = self.sample.call
+        pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
+        columns = list(zip(*(gapped(call, mine) for mine in pieces), strict=True))
         again = self._on(columns, claim.local, self.ranks, fresh=True)
         if isinstance(again, str):
             return False
@@ -143,13 +147,14 @@ class Probe:
         return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
 
     def against(
-        self, local: Local, outputs: Sequence[Placement | None], *, split: bool = False
+        self, local: Local, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
     ) -> tuple[str, str, str] | None:
         """What is wrong with the local results under these placements: reason, got, want.
 
-        `split` says that they come from partial inputs.  An op that refuses parts of values that are not the
+        `inputs` are the placements that they come from.  An op that refuses parts of values that are not the
         sample's own says nothing about the rule: the parts may have left its domain.
         """
+        split, coarse = any(isinstance(p, Partial) for p in inputs), self._coarse(inputs)
         if isinstance(local, str):
             return None if split and self.variant else (local, "", "")
         for i, placement in enumerate(outputs):
@@ -163,13 +168,21 @@ class Probe:
                         str(want),
                     )
             if placement is not None and isinstance(want, Tensor):
-                wrong = self._wrong([out[i] for out in local], i, placement, split)
+                wrong = self._wrong([out[i] for out in local], i, placement, split, coarse)
                 if wrong:
                     where = f"output {i} as {short(placement)}: " if len(outputs) > 1 else f"as {short(placement)}: "
                     return where + wrong[0], wrong[1], wrong[2]
         return None
 
-    def _wrong(self, held: Sequence[Any], i: int, placement: Placement, excused: bool) -> tuple[str, str, str] | None:
+    def _coarse(self, inputs: Sequence[Placement | None]) -> float:
+        """The unit in the last place of the coarsest numbers that were split into addends: as much was lost there."""
+        pairs = zip(self.truth.inputs, inputs, strict=False)
+        added = [x.dtype for x, p in pairs if isinstance(p, Partial) and p.reduce_op in ADDED and _divisible(x)]
+        return max((torch.finfo(dtype).eps for dtype in added), default=0.0)
+
+    def _wrong(
+        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
+    ) -> tuple[str, str, str] | None:
         """`excused` are elements that are not finite: see `_singular`."""
         want = self.truth.outputs[i]
         if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
@@ -187,7 +200,7 @@ class Probe:
         if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not _divisible(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if isinstance(placement, Partial):
-            slack = slack + (rounding(held) if placement.reduce_op in ROUNDED else 0.0)
+            slack = slack + (rounding(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
         for name, got in _assembled(held, placement):
             slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
             if not agrees(got, want, slack):
@@ -204,13 +217,13 @@ class Probe:
             if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
                 return []
             whole = all(h.shape == want.shape for h in held)
-            here = self._held_whole(held, i) if whole else self._held_cut(held, i)
+            here = self._held_whole(held, i, self._coarse(inputs)) if whole else self._held_cut(held, i)
             left = here if left is None else [p for p in left if p in here]
             if not left:
                 return []
         return left[:1] if left and isinstance(left[0], Replicate) else left or []
 
-    def _held_whole(self, held: Sequence[Tensor], i: int) -> list[Placement]:
+    def _held_whole(self, held: Sequence[Tensor], i: int, coarse: float) -> list[Placement]:
         """R and the Partials that pieces of the whole shape make, all compared at once."""
         want, slack = self.truth.outputs[i], self.truth.slack[i]
         if slack is None:
@@ -221,7 +234,7 @@ class Probe:
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
         lost = torch.tensor(
-            [rounding(held) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)], dtype=torch.float64
+            [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)], dtype=torch.float64
         )
         room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
         right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
@@ -246,20 +259,23 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
-def rounding(held: Sequence[Tensor]) -> float:
-    """What folding these parts may lose: they can be far larger than their total."""
+def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
+    """What folding these parts may lose: they can be far larger than their total.
+
+    `coarse` is the unit in the last place of numbers that were split before, of fewer digits perhaps than these have.
+    """
     if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
         return 0.0
     largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
-    return GENEROUS * torch.finfo(held[0].dtype).eps * largest
+    return max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse) * largest
 
 
 def _divisible(x: Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
+    return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
-    if not (a.dtype.is_floating_point or a.dtype.is_complex):
+    if not _divisible(a):
         return torch.equal(a, b)
     scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
     return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
@@ -267,10 +283,6 @@ def _near(a: Tensor, b: Tensor) -> bool:
 
 def _finite(x: Tensor) -> bool:
     return not _divisible(x) or bool(x.isfinite().all())
-
-
-def _partial(claim: Claim) -> bool:
-    return any(isinstance(p, Partial) for p in claim.rule.inputs)
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:

@@ -18,16 +18,18 @@ An answer is a value without a rank in it, so all threads have the same one; it 
 again only where something differs on which it depends: the op, placements with their classes, the sizes of the mesh,
 shapes, dtypes, arguments with their types, and the settings of `strategies.ambient`.
 
-In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own.  It
-knows objects by identity, and so only arguments of which that is enough (`_lasting`), and holds all of them, so that no
-identity is used twice.  Of the ambient settings it asks for the default dtype alone: an answer is computed where no
+In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own, or with
+specs that equal those that were first (`strategies.keys.Specs`).  It knows objects by identity, and so only arguments of
+which that is enough (`_lasting`), and holds all of them, so that no identity is used twice.  Of the ambient settings it asks for the default dtype alone: an answer is computed where no
 other is on (`output_metadata.calm`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import is_not
 from types import MappingProxyType
 from typing import Any
 
@@ -44,15 +46,13 @@ from strategies.cache import Once, Stats, answers
 from strategies.cost import NETWORK, Network
 from strategies.decomposed import decomposition
 from strategies.expansion import LIMIT
-from strategies.keys import Keys, NoKey
+from strategies.keys import Keys, NoKey, Specs
 from strategies.output_metadata import lock_of
 from strategies.propagate_afresh import Afresh, Decompose
 from strategies.propagate_rules import check_book
 from strategies.propagation import Propagation
-from strategies.rules import Leaf
+from strategies.rules import LEAVES, Leaf, leaf_at
 
-LEAVES = tuple(Leaf(i) for i in range(64))
-"""The same leaves for all: a call that is made of these is found sooner."""
 _STABLE = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SMALL = range(-5, 257)
 """Of these numbers Python has one object each; another is a new one each time, which nobody would find again."""
@@ -60,6 +60,10 @@ _IN_ORDER = tuple(LEAVES[:count] for count in range(17))
 _default_dtype = torch.get_default_dtype
 KNOWN = 4096
 """So many calls are known by the identity of their specs; then they are all forgotten, which costs time only."""
+KEPT_OF = 32
+"""Of so many calls with specs that equal known ones one is known by their own identity from there on."""
+ANYWHERE = -1
+"""Where the lists of a call stand, if it is not always the same place."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -71,7 +75,19 @@ class Propagator:
     replicated.  Raises `BadRule` for a book that no call can be answered by.
     """
 
-    __slots__ = ("__weakref__", "_afresh", "_hit", "_hits", "_keys", "_listed", "_names", "_once", "_same")
+    __slots__ = (
+        "__weakref__",
+        "_afresh",
+        "_hit",
+        "_hits",
+        "_keys",
+        "_listed",
+        "_names",
+        "_once",
+        "_same",
+        "_specs",
+        "_turn",
+    )
 
     def __init__(
         self, book: Book, *, limit: int = LIMIT, sync: Sync = THREADS, replicate_all: bool = False,
@@ -86,7 +102,8 @@ class Propagator:
         self._names: dict[torch._ops.OpOverload, str] = {}
         # Replaced by `clear`, so that who asked before does not fill the new one.
         self._same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._listed: dict[Any, None] = {}  # ops that were called with lists
+        self._listed: dict[Any, int] = {}  # ops that were called with lists, and where these stood
+        self._specs, self._turn = Specs(), itertools.count()
         self._hits = Tally()
         self._hit = self._hits.add
         _context.add_cache(self)
@@ -101,34 +118,55 @@ class Propagator:
         Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`; none of them is remembered.
         """
         if args is None:
-            args = _IN_ORDER[len(specs)] if len(specs) < len(_IN_ORDER) else tuple(map(Leaf, range(len(specs))))
+            args = _IN_ORDER[len(specs)] if len(specs) < len(_IN_ORDER) else tuple(map(leaf_at, range(len(specs))))
         if mesh is not None:
             return self._looked_up(op, specs, args, kwargs, mesh)
-        same = self._same
+        same, where = self._same, self._listed.get(op)
         known: tuple[Any, ...]
-        if kwargs:
-            known = (op, _default_dtype(), *map(id, specs), *_ids(args), *kwargs, *_ids(kwargs.values()))
-        elif op in self._listed:  # a list is a new one each time: its items count
-            items = [(*map(id, value),) if type(value) is list else id(value) for value in args]
-            known = (op, _default_dtype(), *map(id, specs), *items)
+        if where is None:
+            if kwargs:
+                known = (op, _default_dtype(), *kwargs, *map(id, [*specs, *args, *kwargs.values()]))
+            else:
+                known = (op, _default_dtype(), *map(id, [*specs, *args]))
+        elif not kwargs and 0 <= where < len(args) and type(args[where]) is list:
+            items: Any = args[where]  # a list is a new one each time: its items count
+            rest = args[where + 1 :]
+            known = (op, _default_dtype(), len(items), *map(id, [*specs, *args[:where], *items, *rest]))
         else:
-            known = (op, _default_dtype(), *map(id, (*specs, *args)))
+            known = (op, _default_dtype(), *kwargs, *map(id, specs), *_ids(args), *_ids(kwargs.values()))
+        entry = same.get(known)
+        if entry is None:
+            return self._equal(same, known, where, specs, args, kwargs)
+        self._hit()
+        return entry[0]  # type: ignore[no-any-return]
+
+    def _equal(
+        self, same: dict[Any, Any], known: tuple[Any, ...], where: int | None, specs: Sequence[Spec],
+        args: Sequence[Any], kwargs: Mapping[str, Any],
+    ) -> Propagation:  # fmt: skip
+        """The answer for the first specs that were equal to these, if these are not the first."""
         try:
-            found: Propagation = same[known][0]
-        except KeyError:
-            found = self._looked_up(op, specs, args, kwargs, mesh)
-            self._remember(same, known, found, specs, (*args, *kwargs.values()))
+            firsts = tuple(map(self._specs.of, specs))
+        except AttributeError:
+            return self._looked_up(known[0], specs, args, kwargs, None)  # which says what is no spec
+        if not any(map(is_not, firsts, specs)):
+            found = self._looked_up(known[0], specs, args, kwargs, None)
         else:
-            self._hit()
+            found = self.propagate(known[0], firsts, args, kwargs)
+            if next(self._turn) % KEPT_OF:  # specs that are made for each call would fill the table
+                return found
+        self._remember(same, known, where, found, specs, args, kwargs)
         return found
 
     def _remember(
-        self, same: dict[Any, Any], known: Any, found: Propagation, specs: Sequence[Spec], values: Sequence[Any]
-    ) -> None:
+        self, same: dict[Any, Any], known: Any, where: int | None, found: Propagation, specs: Sequence[Spec],
+        args: Sequence[Any], kwargs: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         """The answer with all that is named by identity in its key, so that no identity is used twice."""
-        op, listed = known[0], any(type(value) is list for value in values)
-        if listed and op not in self._listed:
-            self._listed[op] = None  # the key is another from the next call on
+        values = (*args, *kwargs.values())
+        lists = [place for place, value in enumerate(values) if type(value) is list]
+        if lists and (where is None or (where != ANYWHERE and len(lists) > 1)):  # the key has a list by its identity
+            self._listed[known[0]] = lists[0] if len(lists) == 1 else ANYWHERE
         elif _lasting(values):
             if len(same) >= KNOWN:
                 same.clear()
@@ -167,7 +205,7 @@ class Propagator:
 
     def clear(self) -> None:
         """Nothing is remembered."""
-        self._same = {}
+        self._same, self._specs = {}, Specs()
         self._once.clear()
 
     def after_fork(self) -> None:

@@ -18,15 +18,15 @@ from localtensor.mesh import Mesh
 from localtensor.partials import reducible
 from localtensor.placement import Spec, StridedShard, is_plain, short
 from localtensor.sync import Sync
-from strategies.book import Ask, Book, Meta, bound, exists
+from strategies.book import Ask, Book, Meta, OwnArguments, bound, exists
 from strategies.cost import Network
 from strategies.expansion import Beginning, Found, Offer, Problem, expand
-from strategies.local_arguments import Piece, frozen, pieces_by_rank, written_leaves
+from strategies.local_arguments import Piece, nothing_own, pieces_by_rank, written_leaves
 from strategies.output_metadata import calm, outputs_of
 from strategies.propagate_errors import BadCall, NoRule, WouldMoveWritten
-from strategies.propagate_rules import all_replicated, offer_of
+from strategies.propagate_rules import all_replicated, checked_own, made_instead, offer_of
 from strategies.propagation import Propagation, grid_text
-from strategies.rules import Call, Leaf, overload
+from strategies.rules import Call, Leaf, frozen, overload
 
 Decompose = Callable[[Book, Ask], Offer | str]
 """The lines of an op by way of its decomposition; or why it has none."""
@@ -74,15 +74,18 @@ class Afresh:
         outputs = outputs_of(call, metas, self.lock)
         ask = Ask(op, copy.deepcopy(bound(op, given, kwargs)), metas, outputs)
         self.sync.step("propagate: rule")
-        offer, source, shapes = self._offer(op, specs, ask)
+        offer, source, own = self._offer(op, specs, ask)
+        entry = self.book.get(op)
+        if entry is not None:
+            ask, call = made_instead(entry, ask, call)
         written = tuple(sorted(written_leaves(call).items()))
         placements = tuple(tuple(spec.placements) for spec in specs)
-        return Problem(Piece(ask, call), mesh.sizes, placements, written, offer, shapes, self.network), source
+        return Problem(Piece(ask, call), mesh.sizes, placements, written, offer, own, self.network), source
 
     def _answer(
         self, specs: Sequence[Spec], mesh: Mesh, problem: Problem, found: Found, best: Beginning, source: str
     ) -> Propagation:
-        pieces, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.shapes)
+        pieces, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
         wanted = [placements or spec.placements for placements, spec in zip(best.inputs, specs, strict=True)]
         calls = list(dict.fromkeys(map(_Same, (piece.call for piece in pieces))))
         return Propagation(
@@ -129,16 +132,16 @@ class Afresh:
             raise BadCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
                           f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
 
-    def _offer(self, op: str, specs: Sequence[Spec], ask: Ask) -> tuple[Offer, str, tuple[str, ...]]:
-        """What answers for the op, in words, too, and its arguments that are shapes."""
+    def _offer(self, op: str, specs: Sequence[Spec], ask: Ask) -> tuple[Offer, str, OwnArguments]:
+        """What answers for the op, in words, too, and the arguments that each rank has of its own."""
         entry = self.book.get(op)
         if entry is not None:
-            return offer_of(entry), f"the rule of {entry.family} ({entry.reason}) at {entry.where}", entry.shapes
+            return offer_of(entry), f"the rule of {entry.family} ({entry.reason}) at {entry.where}", checked_own(entry)
         offer = self.decompose(self.book, ask) if self.decompose else "not tried"
         if not isinstance(offer, str):
-            return offer, "the rules of its decomposition", ()
+            return offer, "the rules of its decomposition", nothing_own
         if self.replicate_all:
-            return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", ()
+            return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", nothing_own
         tried = f"rule: none among {len(self.book)}; decomposition: {offer}; all replicated: not allowed"
         raise NoRule(op, ", ".join(map(repr, specs)), tried,
                      "Add an entry to the book, or allow Propagator(replicate_all=True).")  # fmt: skip

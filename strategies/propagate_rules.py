@@ -5,22 +5,23 @@ What a rule says is checked where it is said, so that the error names the rule's
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
+from torch.utils import _pytree as pytree
 
 from localtensor.placement import cuts, is_defined, short
-from strategies.book import Ask, Book, Cut, Entry, Line, Meta, exists
+from strategies.book import Ask, Book, Cut, Entry, Line, Meta, OwnArguments, bound, exists
 from strategies.propagate_errors import BadRule
-from strategies.rules import overload
+from strategies.rules import Call, Leaf, frozen, overload
 
 _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.book has it."
 
 
 def check_book(book: Book) -> None:
-    """Raises `BadRule` for an entry of an op that is not there, whose rule cannot be called, or whose `shapes` name no argument.
+    """Raises `BadRule` for an entry of an op that is not there, whose functions cannot be called, or whose `shapes` name no argument.
 
     >>> check_book(Book({"aten.mm.default": Entry("aten.mm.default", lambda ask: [], "mm", "none", ("size",))}))
     Traceback (most recent call last):
@@ -33,6 +34,11 @@ def check_book(book: Book) -> None:
                           "Make the book with Book.of.")  # fmt: skip
         if not callable(entry.lines):
             raise BadRule(op, entry.where, f"lines={entry.lines!r}", "it is no function", "Give Ask -> Iterable[Line].")
+        for name in ("own", "instead"):
+            function = getattr(entry, name)
+            if function is not None and not callable(function):
+                raise BadRule(op, entry.where, f"{name}={function!r}", "it is no function",
+                              "Give a function of the Ask, or nothing.")  # fmt: skip
         if op.count(".") != 2 or not exists(op):
             raise BadRule(op, entry.where, f"op={op!r}", "this torch has no such overload",
                           "Write namespace.name.overload, or make entries with strategies.book.rules.")  # fmt: skip
@@ -56,6 +62,69 @@ def offer_of(entry: Entry) -> Callable[[Ask, int], tuple[Line, ...]]:
         return tuple(dict.fromkeys((all_replicated(ask), *said)))
 
     return offer
+
+
+def made_instead(entry: Entry, ask: Ask, call: Call) -> tuple[Ask, Call]:
+    """The call that every rank makes in place of this one, where the entry knows another, and the question about it.
+
+    Raises `BadRule` for what is no call of this torch, and for one of other tensors.
+    """
+    if entry.instead is None:
+        return ask, call
+    try:
+        made = entry.instead(ask)
+        given = bound(made.op, made.args, dict(made.kwargs))
+    except Exception as error:  # why: whatever it raises, its author has to learn where
+        raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {ask.tensors}",
+                   "Let it return a Call of an overload that torch has.") from error  # fmt: skip
+    leaves = {leaf.index for leaf in pytree.tree_leaves((list(made.args), dict(made.kwargs))) if isinstance(leaf, Leaf)}
+    if leaves != set(range(len(ask.tensors))):
+        raise _bad(entry, f"instead: {made}", f"the call has {len(ask.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}",
+                   "Put each Leaf of the call into it.")  # fmt: skip
+    frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
+    return Ask(made.op, given, ask.tensors, ask.outputs), frozen_call
+
+
+def checked_own(entry: Entry) -> OwnArguments:
+    """The arguments that the call on a piece has of its own: none where the piece is all that there is.
+
+    >>> entry = Entry("aten.new_zeros.default", lambda ask: [], "factory", "all the same", shapes=("size",))
+    >>> import torch
+    >>> from dataclasses import replace
+    >>> whole = Ask(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
+    >>> checked_own(entry)(replace(whole, outputs=(Meta((2,), torch.float32),)), whole)
+    {'size': [2]}
+    """
+
+    def own(piece: Ask, whole: Ask) -> Mapping[str, Any]:
+        if piece.tensors == whole.tensors and piece.outputs == whole.outputs:
+            return {}
+        return own_of(entry, piece, reshaped=piece.outputs[:1] != whole.outputs[:1])
+
+    return own
+
+
+def own_of(entry: Entry, piece: Ask, *, reshaped: bool) -> Mapping[str, Any]:
+    """The arguments that a piece has of its own; those that are the shape of the first result if that is `reshaped`.
+
+    Raises `BadRule` where the entry names an argument that the op has not.
+    """
+    if not reshaped and entry.own is None:
+        return {}
+    first = piece.outputs[0] if entry.shapes and reshaped and piece.outputs else None
+    given = {name: list(first.shape) for name in entry.shapes} if first is not None else {}
+    if entry.own is None:
+        return given
+    try:
+        more = dict(entry.own(piece))
+    except Exception as error:  # why: whatever it raises, its author has to learn where
+        raise _bad(entry, f"own: {type(error).__name__}: {error}", f"it raised when asked about {piece.tensors}",
+                   "Let it return the arguments by name.") from error  # fmt: skip
+    unknown = sorted(map(str, more.keys() - piece.arguments.keys()))
+    if unknown:
+        raise _bad(entry, f"own: {', '.join(unknown)}", "the op has no such argument",
+                   f"Name some of {', '.join(piece.arguments)}.")  # fmt: skip
+    return {**given, **more}
 
 
 def all_replicated(ask: Ask) -> Line:

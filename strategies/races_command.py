@@ -76,13 +76,16 @@ def run(asked: Asked) -> int:
     code = exit_code(parts)
     about = f"Python {platform.python_version()}, seed {asked.seed}" + _torch(asked)
     console.print(races_shown.as_text(asked.target, about, parts, _repeat(asked)), markup=False)
+    written = asked.json_file is None
     try:
         if asked.json_file:
             write_whole(asked.json_file, races_shown.as_json(asked.target, about, parts, code))
+            written = True
         if asked.repro:
             _write_scripts(asked.repro, parts)
     except OSError as trouble:
-        errors.print(f"localtensor: {trouble.filename}: {trouble.strerror}; the report above is whole", markup=False)
+        where = trouble.filename or (asked.repro if written else asked.json_file)  # a full disk names no file
+        errors.print(f"localtensor: {where}: {trouble.strerror}; the report above is whole", markup=False)
         return NOTHING
     return code
 
@@ -149,7 +152,7 @@ def _free(asked: Asked, shown: Bar) -> list[Part]:
     for name, asks in SCRIPTS.items():
         left = PER_SCRIPT if end is None else min(PER_SCRIPT, end - time.monotonic() - GRACE)
         if end is not None and left < LEAST - GRACE:
-            parts.append(Part(name, asks, 0, 0.0, trouble=f"--seconds {asked.seconds:g} were over"))
+            parts.append(Part(name, asks, 0, 0.0, trouble=f"too little was left of --seconds {asked.seconds:g}"))
         else:
             text = script(
                 name, threads=asked.threads or THREADS, rounds=asked.schedules or SCHEDULES["dtensor"],

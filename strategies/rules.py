@@ -22,6 +22,15 @@ class Leaf:
     index: int
 
 
+LEAVES = tuple(Leaf(i) for i in range(64))
+"""The same leaves for all: a call that is made of these is found sooner where answers are remembered."""
+
+
+def leaf_at(index: int) -> Leaf:
+    """The leaf of that number, one of `LEAVES` if it can be."""
+    return LEAVES[index] if 0 <= index < len(LEAVES) else Leaf(index)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """An op and its arguments with a `Leaf` where each tensor goes."""
@@ -122,13 +131,18 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
     def take(value: Any) -> Any:  # pytree does the same at five times the price, for each call of a sweep
         if isinstance(value, Tensor):
             tensors.append(value)
-            return Leaf(len(tensors) - 1)
+            return leaf_at(len(tensors) - 1)
         if isinstance(value, list):
             return [take(v) for v in value]
         return tuple(take(v) for v in value) if isinstance(value, tuple) else value
 
     taken = take(tuple(args))
     return Call(str(op), taken, tuple((name, take(value)) for name, value in kwargs.items())), tensors
+
+
+def frozen(value: Any) -> Any:
+    """The same argument, of which nothing can change: lists are tuples, which every op takes for lists."""
+    return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def results(out: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strategies.gaps import gapped
 from strategies.rules import Call, Sample, overload, results, written
 
 GENEROUS = 1000.0
@@ -80,7 +81,7 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
     only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
     if only:
         return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
-    others = [_again(sample.call, [strided(x) for x in inputs], False)]  # fresh, and a clone would close the gaps
+    others = [_again(sample.call, gapped(sample.call, inputs), False)]  # fresh, and a clone would close the gaps
     if any(_is_real(x) for x in inputs):
         others += [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
     best = _double(sample.call, inputs, writes)
@@ -92,16 +93,8 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
 
 
 def _is_real(x: Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
-
-
-def strided(x: Tensor) -> Tensor:
-    """The same values with gaps between them, for which torch takes its scalar kernels.
-
-    Where those and the vectorised ones disagree (Chebyshev polynomials of infinite degree, the
-    gradient of logit at NaN) a shard's length decides which is used, and no rule is to blame.
-    """
-    return torch.stack([x, x], -1)[..., 0]
+    """Whether there is rounding to speak of.  With floats of one byte torch does not compute: they are exact."""
+    return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
 
 
 def _share(slack: Tensor | None) -> float:
@@ -117,7 +110,8 @@ def _again(call: Call, tensors: Sequence[Tensor], writes: bool) -> tuple[Any, ..
 
 
 def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
-    """Two copies of the inputs, each element moved by at most one unit in the last place."""
+    """Two copies of the inputs, each element moved by at most one unit in the last place; floats of one byte, which
+    torch cannot multiply, as they are."""
     rng = torch.Generator().manual_seed(zlib.crc32(f"nudge {seed}".encode()))
 
     def nudge(x: Tensor) -> Tensor:

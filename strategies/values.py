@@ -36,12 +36,17 @@ def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor) -> tuple[T
         return None
 
     def sprinkle(x: Tensor, name: str) -> Tensor:
-        if not x.dtype.is_floating_point or x.numel() < 4 or x.ndim == 0 or name in SORTED:
+        if not _is_float(x) or x.numel() < 4 or x.ndim == 0 or name in SORTED:
             return x
         spots = torch.randperm(x.numel(), generator=rng)[: special.numel()].to(x.device)
         return x.flatten().index_copy(0, spots, special.to(x)).view(x.shape)
 
     return _changed(sample, tuple(map(sprinkle, sample.tensors, names(sample))))
+
+
+def _is_float(x: Tensor) -> bool:
+    """Those of one byte cannot be sorted, multiplied or written to."""
+    return x.dtype.is_floating_point and x.dtype.itemsize > 1
 
 
 def _changed(sample: Sample, made: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -53,7 +58,7 @@ def _floats(change: Change) -> Callable[[Sample, torch.Generator], tuple[Tensor,
 
     def make(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
         def changed(x: Tensor, name: str) -> Tensor:
-            able = x.dtype.is_floating_point and x.numel() > 1 and name not in SORTED
+            able = _is_float(x) and x.numel() > 1 and name not in SORTED
             return change(x, rng) if able else x
 
         return _changed(sample, tuple(map(changed, sample.tensors, names(sample))))
@@ -97,7 +102,7 @@ def cotangents(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | Non
     """Gradients of the results that differ from element to element, where the sample's are all alike."""
 
     def varied(x: Tensor, name: str) -> Tensor:
-        alike = x.dtype.is_floating_point and x.numel() > 1 and bool((x == x.flatten()[0]).all())
+        alike = _is_float(x) and x.numel() > 1 and bool((x == x.flatten()[0]).all())
         return uniform_random(x, rng) if alike and name.startswith("grad") else x
 
     return _changed(sample, tuple(map(varied, sample.tensors, names(sample))))

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.distributed.tensor import Partial, Shard
 
+from localtensor.partials import agreed
 from strategies.book import Ask, Cut, Line
 
 KINDS = ("sum", "avg", "max", "min", "product")
@@ -29,11 +30,12 @@ def mapped(ask: Ask, dims: Iterable[tuple[int, int]], cut: Cut = "any", leaf: in
 def pending(ask: Ask, leaves: Sequence[int], kinds: Iterable[str] = KINDS) -> Iterator[Line]:
     """A line for each kind: these inputs are partial and so is every result, of the same kind.
 
-    None where dtypes differ: a cast does not go with every reduction.
+    None where dtypes differ: a cast does not go with every reduction; nor of a kind that means nothing for the dtype, or
+    not the same to everybody, as an average of integers, which rounds somehow.
     """
     dtypes = {ask.tensors[leaf].dtype for leaf in leaves} | {meta.dtype for meta in ask.outputs if meta is not None}
     if leaves and len(dtypes) == 1:
-        for kind in kinds:
+        for kind in (kind for kind in kinds if agreed(kind, ask.tensors[leaves[0]].dtype)):
             whole = [None if meta is None else Partial(kind) for meta in ask.outputs]
             yield ask.line({leaf: Partial(kind) for leaf in leaves}, whole)
 

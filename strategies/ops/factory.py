@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.partials import reducible
+from localtensor.partials import agreed
 from strategies.book import Ask, Line, rules
 from strategies.ops.pointwise_casts import KINDS, carries, real
 from strategies.ops.pointwise_shards import elementwise
@@ -32,7 +32,7 @@ def constant(value: Value) -> Callable[[Ask], Iterator[Line]]:
 
     def lines(ask: Ask) -> Iterator[Line]:
         for kind in KINDS:
-            if reducible(kind, ask.tensors[0].dtype):
+            if agreed(kind, ask.tensors[0].dtype):
                 yield ask.line({0: Partial(kind)}, [Replicate()])
                 if idempotent(kind, value(ask), ask):
                     yield ask.line({0: Partial(kind)}, [Partial(kind)])
@@ -43,11 +43,7 @@ def constant(value: Value) -> Callable[[Ask], Iterator[Line]]:
 def idempotent(kind: str, value: Any, ask: Ask) -> bool:
     """Whether the constant on every rank is the constant."""
     result = ask.outputs[0]
-    if (
-        result is None
-        or not reducible(kind, result.dtype)
-        or (result.dtype.is_floating_point and not real(result.dtype))
-    ):
+    if result is None or not agreed(kind, result.dtype) or (result.dtype.is_floating_point and not real(result.dtype)):
         return False
     if kind in ("sum", "product") and result.dtype != torch.bool:
         return isinstance(value, (int, float)) and value in ((0,) if kind == "sum" else (0, 1))
@@ -82,7 +78,7 @@ def copied(ask: Ask) -> Iterator[Line]:
     for kind in KINDS:
         if carries(kind, source, target):
             yield ask.line({mine: Partial(kind), theirs: Partial(kind)}, [Partial(kind)])
-        if kind not in ("sum", "product") and reducible(kind, target):
+        if kind not in ("sum", "product") and agreed(kind, target):
             yield ask.line({mine: Partial(kind)}, [Partial(kind)])
 
 

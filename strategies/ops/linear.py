@@ -1,7 +1,7 @@
 """Ops that are linear in some of their operands: the parts of a sum go through one by one.
 
-`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for numbers that divide: the average of integers is
-rounded before the op, and after it.  A replicated tensor is an average of itself, though no sum of itself: so where several
+`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for numbers that divide: no rule of ours has a line
+for an average of integers, which rounds somehow.  A replicated tensor is an average of itself, though no sum of itself: so where several
 operands are added up, P(avg) goes with R, and P(sum) does not.  Booleans add up to "or", which is linear only among themselves.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+
+import torch
 
 from strategies.book import Ask, Line, rules
 from strategies.ops.pointwise_casts import KINDS, carries, real
@@ -24,7 +26,7 @@ def linear(*names: str) -> Maker:
         leaves, number = operands(ask, names)
         if leaves and not number and passes(ask, leaves, "sum"):
             yield partial(ask, leaves, "sum")
-        yield from some(ask, leaves, "avg", exact=False)
+        yield from some(ask, leaves, "avg")
 
     return lines
 
@@ -35,17 +37,12 @@ def passes(ask: Ask, leaves: list[int], kind: str) -> bool:
     return result is not None and all(carries(kind, ask.tensors[leaf].dtype, result.dtype) for leaf in leaves)
 
 
-def some(ask: Ask, leaves: list[int], kind: str, *, exact: bool) -> Iterator[Line]:
-    """One line for each choice of these operands that are partial while the others of them are replicated.
-
-    `exact` is of ops that only choose among elements: then averages of integers pass, too.
-    """
-    result = ask.outputs[0]
-    if result is not None and (exact or kind != "avg" or real(result.dtype)):
-        for many in range(len(leaves), 0, -1):
-            for chosen in itertools.combinations(leaves, many):
-                if passes(ask, list(chosen), kind):
-                    yield partial(ask, chosen, kind)
+def some(ask: Ask, leaves: list[int], kind: str) -> Iterator[Line]:
+    """One line for each choice of these operands that are partial while the others of them are replicated."""
+    for many in range(len(leaves), 0, -1):
+        for chosen in itertools.combinations(leaves, many):
+            if passes(ask, list(chosen), kind):
+                yield partial(ask, chosen, kind)
 
 
 def choosing(*names: str) -> Maker:
@@ -58,7 +55,7 @@ def choosing(*names: str) -> Maker:
         leaves, number = operands(ask, names)
         for kind in KINDS:
             if kind in ("avg", "min", "max"):
-                yield from some(ask, leaves, kind, exact=True)
+                yield from some(ask, leaves, kind)
             elif leaves and not number and passes(ask, leaves, kind):
                 yield partial(ask, leaves, kind)
 
@@ -87,15 +84,28 @@ def products(*names: str) -> Maker:
     return lines
 
 
+def either(ask: Ask) -> Iterator[Line]:
+    """`add` of booleans is "or": it goes into "or" and "and" of one operand, and into "or" of both.  A product is "and"."""
+    leaves, number = operands(ask, ("self", "other"))
+    added = ask.op.split(".")[1] == "add" and all(
+        meta.dtype == torch.bool for meta in (*ask.tensors, *filter(None, ask.outputs))
+    )
+    if added and len(leaves) == 2 and not number and ask.get("alpha") in (0, 1, None):
+        for kind in ("max", "min", "product", "sum"):
+            yield from (partial(ask, [leaf], kind) for leaf in leaves)
+        yield partial(ask, leaves, "max")
+
+
 GRADIENTS = named("""gelu_backward sigmoid_backward silu_backward tanh_backward threshold_backward mish_backward
     hardsigmoid_backward hardswish_backward hardtanh_backward hardshrink_backward softshrink_backward softplus_backward
-    elu_backward rrelu_with_noise_backward leaky_relu_backward logit_backward log_sigmoid_backward native_dropout_backward""")
+    elu_backward rrelu_with_noise_backward leaky_relu_backward logit_backward log_sigmoid_backward native_dropout_backward
+    _prelu_kernel_backward""")
 """Each is a factor made of the other operands, times the gradient: the first argument, `grad_output` or `grad_out`."""
 
 RULES = with_variants(
     (
-        *rules("linear", "the sum and the difference of sums is one of parts", ["aten.add.Tensor", "aten.sub.Tensor"],
-               elementwise(linear("self", "other"), shifted("self", "other"))),
+        *rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
+               "aten.sub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
         *rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
                ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
                elementwise(linear("self", "other"), shifted("self", "other"))),

@@ -64,11 +64,11 @@ def _as_long(ask: Ask, added: int | None) -> bool:
 
 
 def _exact(ask: Ask, added: int | None) -> bool:
-    """Integers that are scaled by what is none are refused by torch 2.13 if there is nothing to sum."""
+    """Integers that are scaled by a float, be it 1.0, are refused by torch 2.13 if there is nothing to sum."""
     (meta,) = ask.outputs
     if added is None or meta is None or meta.dtype.is_floating_point or meta.dtype.is_complex:
         return True
-    return all(isinstance(scale, int) or float(scale).is_integer() for scale in (ask["beta"], ask["alpha"]))
+    return all(isinstance(scale, int) for scale in (ask["beta"], ask["alpha"]))
 
 
 def lines(ask: Ask, product: Product, *, linearly: bool = True) -> Iterator[Line]:

@@ -3,6 +3,7 @@
 Layer and RMS norm take the last dims together, so those in front may be cut; the gradients of weight and bias are sums
 over them.  Batch norm has statistics of its own for each channel, so channels may be cut with everything that is one
 number a channel.  The rest of the batch makes the statistics in training, and may be cut only where they are given.
+Group norm has statistics for each row, and takes the number of rows as an argument: each rank is given its own.
 """
 
 from __future__ import annotations
@@ -74,6 +75,25 @@ def trains(ask: Ask) -> bool:
     return any(told) or ALWAYS.get(ask.op, False)
 
 
+def grouped(ask: Ask) -> Iterator[Line]:
+    """Group norm by rows.  Not by groups of channels: its kernel refuses a piece that has gaps."""
+    if ask["N"] == rows(ask)["N"]:
+        yield ask.line({0: Shard(0)}, [Shard(0)] * 3)
+
+
+def grouped_backward(ask: Ask) -> Iterator[Line]:
+    """By rows; the gradients of weight and bias are parts of sums over them."""
+    if ask["N"] == rows(ask)["N"]:
+        big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
+        yield ask.line(dict.fromkeys(big, Shard(0)), present(ask, [Shard(0), SUM, SUM]))
+    yield from linear(ask, ask.leaf("grad_out"))
+
+
+def rows(ask: Ask) -> dict[str, int]:
+    """What group norm is told of the input, which need not be its first size: as many as each rank has."""
+    return {"N": ask.meta("input").shape[0]}
+
+
 def _by_channel(ask: Ask) -> dict[int, Placement]:
     """Every tensor with channels, cut by them; what holds none, as statistics that were not saved, is left whole."""
     channels = ask.meta("input").shape[CHANNEL]
@@ -122,6 +142,8 @@ RULES: tuple[Entry, ...] = with_variants((
             "aten._batch_norm_with_update.default", "aten._batch_norm_with_update_functional.default"], batches),
     *rules("norms", "each channel has statistics of its own",
            ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batches_backward),
-    *rules("norms", "linear in the gradient", ["aten.native_group_norm_backward.default"], lambda ask: linear(ask, ask.leaf("grad_out"))),
+    *rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], grouped, own=rows),
+    *rules("norms", "each row has statistics of its own; what is learned is summed over them",
+           ["aten.native_group_norm_backward.default"], grouped_backward, own=rows),
     *rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renormalised),
 ))  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from localtensor.partials import reducible
+from localtensor.partials import agreed
 
 KINDS = ("sum", "avg", "min", "max", "product")
 RANGES = {torch.uint8: (0, 8), torch.int8: (1, 8), torch.int16: (1, 16), torch.int32: (1, 32), torch.int64: (1, 64)}
@@ -19,7 +19,7 @@ def real(dtype: torch.dtype) -> bool:
 
 
 def carries(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether the cast of what parts make together is what their casts make together.
+    """Whether the cast of what parts make together is what their casts make together; never of an average of integers.
 
     >>> carries("sum", torch.float32, torch.bfloat16), carries("sum", torch.int64, torch.uint8)
     (True, True)
@@ -27,31 +27,26 @@ def carries(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
     (False, False)
     >>> carries("sum", torch.bool, torch.int64), carries("max", torch.bool, torch.int64)  # the sum of booleans is "or"
     (False, True)
-    >>> carries("sum", torch.float32, torch.float64), carries("max", torch.float32, torch.float64)  # rounded before
-    (False, True)
+    >>> carries("sum", torch.bfloat16, torch.float32), carries("max", torch.float32, torch.float64)
+    (True, True)
     >>> carries("max", torch.int64, torch.uint8), carries("avg", torch.int64, torch.float32)  # 256 is 0; rounded before
     (False, False)
     """
-    if not (reducible(kind, source) and reducible(kind, target)):
+    if not (agreed(kind, source) and agreed(kind, target)):
         return False
     if source == target:
         return True
     if source == torch.bool:
         return kind in ("min", "max", "product") and (target in RANGES or real(target))
     if real(source):
-        return real(target) and (kind in ("min", "max") or _floats(kind, source, target))
+        turns = kind == "product" and source.is_complex and not target.is_complex  # a factor keeps its phase
+        return real(target) and not turns
     return source in RANGES and _integers(kind, source, target)
-
-
-def _floats(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
-    """Not to more digits: what is lost when the parts add up in theirs is not lost in those.  A factor keeps its phase."""
-    phase = kind == "product" and source.is_complex and not target.is_complex
-    return torch.finfo(target).eps >= torch.finfo(source).eps and not phase
 
 
 def _integers(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
     (signed, bits), (wider, most) = RANGES[source], RANGES.get(target, (1, 0))
-    if kind == "avg" or not (most or real(target)):
+    if not (most or real(target)):
         return False
     if kind in ("min", "max"):
         return real(target) or (wider >= signed and most - wider >= bits - signed)

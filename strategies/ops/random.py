@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.partials import reducible
+from localtensor.partials import agreed
 from strategies.book import Ask, Line, rules
 from strategies.ops.pointwise_casts import KINDS
 from strategies.ops.pointwise_shards import elementwise, shards
@@ -23,7 +23,7 @@ from strategies.ops.variants import named, with_variants
 def forgotten(ask: Ask) -> Iterator[Line]:
     """The tensor is asked for its shape and dtype only, so its parts will do."""
     for kind in KINDS:
-        if reducible(kind, ask.tensors[0].dtype):
+        if agreed(kind, ask.tensors[0].dtype):
             yield ask.line({0: Partial(kind)}, [Replicate()])
 
 

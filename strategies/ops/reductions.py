@@ -122,6 +122,8 @@ RULES: tuple[Entry, ...] = with_variants((
     *rules("reductions", "the minimum of minima", ["prims.amin.default"], partial(extremes, part=MIN, dims="dims")),
     *rules("reductions", "extremes of extremes", ["aten.aminmax.default"], both_extremes),
     *rules("reductions", "or of ors", _of("aten.any", "default", "dim", "dims"), partial(decides, part=MAX, alike=SUM)),
+    *rules("reductions", "or of ors", ["aten._is_any_true.default"], partial(decides, part=MAX, alike=SUM)),
+    *rules("reductions", "and of ands", ["aten._is_all_true.default"], partial(decides, part=MIN, alike=PRODUCT)),
     *rules("reductions", "and of ands", _of("aten.all", "default", "dim", "dims"), partial(decides, part=MIN, alike=PRODUCT)),
     *rules("reductions", "what counts in a piece counts in the whole",
            ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], counts),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.partials import agreed
 from strategies.book import Ask, Cut, Line
 
 LINEAR = ("sum", "avg")
@@ -43,7 +44,7 @@ def parts_of(
     if not leaves or not all(_real(ask, leaf) for leaf in leaves):
         return
     which = outputs or [True] * len(ask.outputs)
-    for kind in kinds:
+    for kind in (kind for kind in kinds if all(agreed(kind, ask.tensors[leaf].dtype) for leaf in leaves)):
         whole = [Partial(kind) if partial else Replicate() for partial in which]
         yield ask.line({leaf: Partial(kind) for leaf in leaves}, masked(ask, whole))
 

@@ -64,7 +64,7 @@ def written_as(entry: Entry, op: str) -> Entry:
     """The rule of an overload that writes what the entry's op computes."""
     names = {a.name for a in overload(op)._schema.arguments}
     shapes = tuple(name for name in entry.shapes if name in names)
-    return Entry(op, Writing(entry), entry.family, entry.reason, shapes)
+    return Entry(op, Writing(entry), entry.family, entry.reason, shapes, entry.own, entry.instead)
 
 
 @functools.cache

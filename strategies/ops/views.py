@@ -6,12 +6,14 @@ No element changes, so a rank's piece of the view is the view of its piece, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from torch.distributed.tensor import Shard
 
-from strategies.book import Ask, Entry, Line, rules
+from strategies.book import Ask, Entry, Line, exists, rules
 from strategies.ops.dimwise import LINEAR, kept, mapped, pending, shifted
 from strategies.ops.variants import with_variants
+from strategies.rules import Call
 
 FAMILY = "views"
 Dims = Iterable[tuple[int, int]]
@@ -52,18 +54,34 @@ def unsqueezed(ask: Ask) -> Dims:
 
 
 def squeezed(ask: Ask) -> Dims:
-    """A dim that is asked to go if its size is one stays otherwise; but a rank's piece of it may have one row, and lose
-    the dim.  So no rank may have one row: the dims that are cut are those that are not asked for, or have no rows."""
-    shape = ask.tensors[0].shape
-    asked = _asked(ask)
-    gone = [dim for dim in asked if shape[dim] == 1]
-    return [(dim, place) for dim, place in shifted(len(shape), *gone) if dim not in asked or shape[dim] == 0]
+    return shifted(ask.tensors[0].ndim, *_gone(ask))
+
+
+def by_dims(ask: Ask) -> Call:
+    """A dim that is asked to go stays if it has more than one row; but a rank's piece of it may have one, and lose the dim.
+    So every rank is told the dims that go of the whole."""
+    packet, out = ask.op.split(".")[1], ask.get("out")
+    args = (ask["self"], _gone(ask))
+    return Call(f"aten.{packet}.dims_out", args, (("out", out),)) if out else Call(f"aten.{packet}.dims", args)
+
+
+def _gone(ask: Ask) -> list[int]:
+    return [dim for dim in _asked(ask) if ask.tensors[0].shape[dim] == 1]
 
 
 def _asked(ask: Ask) -> tuple[int, ...]:
     """The dims that are to go if they are one: of none named all, but of an empty list of them none."""
     named = ask.get("dim")
-    return () if named == [] else ask.dims("dim") if ask.tensors[0].ndim else ()
+    return () if named in ([], ()) else ask.dims("dim") if ask.tensors[0].ndim else ()
+
+
+def squeezing() -> Iterator[Entry]:
+    """Each op that squeezes dims, and its siblings, which name one dim, or none and mean all."""
+    given = rules(FAMILY, "dims of size one go", ["aten.squeeze.dims"], viewing(squeezed), instead=by_dims)
+    for entry in with_variants(given):
+        packet, _, which = entry.op.rpartition(".")
+        siblings = which, which.replace("dims", "dim"), which.replace("dims_", "").replace("dims", "default")
+        yield from (replace(entry, op=op) for op in (f"{packet}.{name}" for name in siblings) if exists(op))
 
 
 def expanded(ask: Ask) -> Iterator[Line]:
@@ -109,12 +127,7 @@ RULES: tuple[Entry, ...] = with_variants(
             viewing(transposed),
         ),
         *rules(FAMILY, "a dim of size one is put in", ["aten.unsqueeze.default"], viewing(unsqueezed)),
-        *rules(
-            FAMILY,
-            "dims of size one go",
-            ["aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"],
-            viewing(squeezed),
-        ),
+        *squeezing(),
         *rules(FAMILY, "rows are read again and again", ["aten.expand.default"], expanded, shapes=["size"]),
         *rules(
             FAMILY,

@@ -8,6 +8,7 @@ from localtensor import explore_stage
 from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.errors.explorations import BadExploration, BadProgram, WaitsAlone
 from localtensor.explore import Program, explore, replay
+from localtensor.explore_bounded import Bounded
 
 
 def stepping(*lengths):
@@ -191,6 +192,30 @@ def test_ctrl_c_in_the_caller_ends_all_threads():
     with pytest.raises(KeyboardInterrupt):
         explore(program, told=stop)
     assert explore(program, schedules=10).failure is None
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["as the last thread ends", "in the midst"])
+def test_ctrl_c_ends_a_run_without_a_wait_for_what_has_ended(monkeypatch, late):
+    monkeypatch.setattr(explore_stage, "PATIENCE", 0.01 if late else 10.0)
+
+    class Interrupted:
+        """Ctrl-C in the first wait for a run: at its begin, or when it is over."""
+
+        def __init__(self, lock):
+            self.acquire, self.lock, self.release = self.interrupted, lock, lock.release
+
+        def interrupted(self, timeout):
+            self.acquire = self.lock.acquire
+            if late:
+                self.lock.acquire()
+            raise KeyboardInterrupt
+
+    with explore_stage.Crew() as crew:
+        crew.home = Interrupted(crew.home)
+        stage = explore_stage.Stage(crew, Bounded(), 100)
+        with pytest.raises(KeyboardInterrupt):
+            stage.perform([lambda: stage.pause(0, "a step")])
+        assert not crew.lost
 
 
 @pytest.mark.parametrize(("setting", "words"), [

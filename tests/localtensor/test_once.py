@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localtensor import _context
-from localtensor.once import BadCache, Once, Stats, clear_all
+from localtensor.once import BadCache, Once, Stats, _own_copy, clear_all
 from localtensor.once_cells import Circular
 
 
@@ -301,3 +301,21 @@ class Machine(RuleBasedStateMachine):
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestMachine = Machine.TestCase
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_failure_that_another_thread_hears_of_reads_as_the_first_does(hidden):
+    error = ValueError("no rule")
+    error.__context__, error.__suppress_context__ = KeyError("within"), hidden
+    twin = _own_copy(error)
+    assert twin is not error and str(twin) == "no rule"
+    assert twin.__context__ is error.__context__ and twin.__suppress_context__ is hidden
+
+
+def test_a_failure_whose_copy_is_of_another_class_is_shared():
+    class Odd(Exception):
+        def __copy__(self):
+            return ValueError("something else")
+
+    error = Odd()
+    assert _own_copy(error) is error

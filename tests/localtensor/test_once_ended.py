@@ -67,9 +67,10 @@ def free(lock):
 
 def check_all_is_well(once, where):
     """The locks are free, the key can be had, and what is kept is right."""
-    assert Running(lambda: free(once._lock), lambda: free(once._circle._lock)).ends() == [True, True], where
+    assert Running(lambda: free(once._own.lock), lambda: free(once._circle.own.lock)).ends() == [True, True], where
     assert Running(lambda: once.get("key", lambda: "value")).ends() == ["value"], where
     assert once._circle._waits == {}, where
+    assert once._own.by is once._circle.own.by is None, where
 
 
 def refuse():

@@ -40,6 +40,21 @@ def test_the_stress_sees_a_careless_twin(twin, says, monkeypatch):
         assert any(says in what for what in stress.with_room_for_all(int, 1_000, 1))
 
 
+def test_ctrl_c_ends_it_in_a_sentence(monkeypatch, capsys):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stress, "stress", pressed)
+    assert stress.main(["--operations", "5"]) == 130
+    assert "Stopped by Ctrl-C" in capsys.readouterr().out
+
+
+def test_no_operations_are_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        stress.main(["--operations", "0"])
+    assert ended.value.code == 2 and "pass 1 or more" in capsys.readouterr().err
+
+
 def test_a_limit_that_is_passed_is_seen(monkeypatch):
     monkeypatch.setattr(stress, "Once", lambda name, limit: Once(name=name, limit=limit + 20))
     with stress.switching(1e-6):

@@ -35,6 +35,13 @@ def test_an_average_of_integers_can_be_reduced_but_is_not_agreed_on():
     assert not agreed("max", torch.complex64) and not agreed("avg", torch.bool)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_said_of_dtypes_that_torch_cannot_add(kind):
+    assert not reducible(kind, torch.float8_e4m3fn) and not reducible(kind, torch.complex32)
+    with pytest.raises(NotImplementedError):
+        torch.ones(2, dtype=torch.float8_e4m3fn) + 1
+
+
 def test_addends_cancel_change_sign_and_are_not_zero_where_the_total_is():
     held = parts(torch.zeros(50), "sum", 2, torch.Generator().manual_seed(0))
     assert (held != 0).all()
@@ -73,6 +80,15 @@ def test_not_a_number_sits_on_one_rank_alone(kind):
     held = parts(x, kind, 3, torch.Generator().manual_seed(0))
     assert held[:, 0].isnan().sum() == 1 and held.isfinite().sum() == 5
     torch.testing.assert_close(fold(held, kind), x, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["min", "max"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_where_the_extreme_is_no_number_the_others_are_on_both_sides_of_zero(kind, sparse):
+    x = torch.full((40,), float("nan")).index_fill(0, torch.tensor([0]), float("inf" if kind == "max" else "-inf"))
+    held = parts(x, kind, 3, torch.Generator().manual_seed(0), sparse=sparse)
+    assert (held > 0).any() and (held < 0).any() and held.isfinite().sum() == 80
+    assert fold(held, kind)[0] == x[0] and fold(held, kind).isnan().sum() == 39
 
 
 @pytest.mark.parametrize(

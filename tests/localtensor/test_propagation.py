@@ -1,6 +1,8 @@
 """Ranks share what DTensor propagates, and only what does not depend on the rank."""
 
+import contextlib
 import dataclasses
+import functools
 import gc
 import weakref
 
@@ -143,6 +145,95 @@ def test_equal_arguments_of_another_type_are_another_question():
     keys = {propagation._key(value, meshes) for value in (1, 1.0, True)}
     assert len(keys) == 3
     assert meshes == []
+
+
+def filled(values):
+    """Each rank fills in its own value."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+    return x.new_full((4, 2), values[torch.distributed.get_rank()]).to_local()
+
+
+@pytest.mark.parametrize("values", [(0.0, -0.0), (-0.0, 0.0), (float("nan"), 0.0)], ids=str)
+def test_a_number_is_filled_in_with_the_sign_that_its_rank_gave(values):
+    got = lt.run(filled, values, ranks=2).values
+    assert [str(piece.flatten()[0]) for piece in got] == [str(torch.full((), value)) for value in values]
+
+
+@pytest.mark.parametrize("zero", [0.0, 0j], ids=str)
+def test_a_zero_and_its_negative_are_two_questions_and_nan_is_one(zero):
+    assert propagation._key(zero, []) != propagation._key(-zero, [])
+    assert propagation._key(float("nan"), []) == propagation._key(float("nan"), [])
+
+
+def test_a_rule_that_is_not_torchs_may_ask_for_the_rank_so_each_rank_asks_it():
+    """Ranks that disagree wait for each other on real processes: whoever shared an answer would hide it."""
+    op, asked = torch.ops.aten.neg.default, []
+    torchs = propagator().op_single_dim_strategy_funcs[op]
+
+    @functools.wraps(torchs.func)  # which takes its `__module__`, too
+    def asks(op, args, kwargs):
+        asked.append(torch.distributed.get_rank())
+        return [[Shard(0), Shard(0)]] if asked[-1] else [[Replicate(), Replicate()]]
+
+    rule = dataclasses.replace(torchs, func=asks)
+
+    def program():
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        propagator().op_single_dim_strategy_funcs[op] = rule
+        return DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)]).neg()._spec.placements
+
+    ended = {}
+    for share in (True, False):
+        asked.clear()
+        with pytest.raises(lt.errors.LocalTensorError) as ending:
+            lt.run(program, ranks=2, share=share)
+        ended[share] = type(ending.value), sorted(set(asked))
+    assert ended[True] == ended[False] and ended[True][1] == [0, 1]
+
+
+def test_an_op_that_goes_by_the_rules_of_its_parts_is_not_shared_where_one_rule_is_not_torchs():
+    schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()  # any that no table has
+    table, op = propagator().op_single_dim_strategy_funcs, torch.ops.aten.neg.default
+    assert propagation._ambient(propagator(), schema)
+    torchs = table[op]
+    table[op] = dataclasses.replace(torchs, func=lambda op, args, kwargs: [])
+    try:
+        with pytest.raises(propagation.Alone):
+            propagation._ambient(propagator(), schema)
+    finally:
+        table[op] = torchs
+
+
+def test_every_rule_that_torch_brings_is_known_for_torchs():
+    tables = propagator().op_single_dim_strategy_funcs, propagator().op_strategy_funcs, propagator().op_to_rules
+    others = [str(op) for table in tables for op, rule in table.items() if not propagation._is_torchs(rule)]
+    assert others == [], "they are shared no longer: look at propagation._RULES"
+
+
+@contextlib.contextmanager
+def cuda_autocast():
+    """Also where there is no GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_what_a_rank_has_set_is_part_of_the_question():
+    schema = type("Schema", (), {"op": torch.ops.aten.mm.default})()
+    asked = [propagation._ambient(propagator(), schema)]
+    cpu = functools.partial(torch.autocast, "cpu", cache_enabled=False)
+    settings = (
+        torch.no_grad, torch.inference_mode, functools.partial(cpu, torch.bfloat16), functools.partial(cpu, torch.float16),
+        cuda_autocast,
+    )  # fmt: skip
+    for setting in settings:
+        with setting():
+            asked.append(propagation._ambient(propagator(), schema))
+    assert len(set(asked)) == 6
+    assert propagation._ambient(propagator(), schema) == asked[0]
 
 
 def test_a_rule_that_changes_during_the_run_is_asked_again():

@@ -9,6 +9,7 @@ from strategies.adverse import adverse
 from strategies.book import Book, Entry, Line
 from strategies.own_claims import ask_about, own_claims
 from strategies.probe import try_claims
+from strategies.propagate_rules import made_instead
 from strategies.rules import Sample
 from strategies.truth import tell
 from strategies.verdicts import Verdict
@@ -31,7 +32,7 @@ def lines_of(rules: Iterable[Entry], one: Sample) -> set[Line]:
     """The lines that the rule among these has for the call."""
     entry = Book.of(*rules).get(one.op)
     assert entry is not None, f"{one.op} has no rule"
-    return set(entry.lines(ask_about(one, tell(one).raw)))
+    return set(entry.lines(made_instead(entry, ask_about(one, tell(one).raw), one.call)[0]))
 
 
 def assert_lines(rules: Sequence[Entry], one: Sample, *texts: str) -> None:

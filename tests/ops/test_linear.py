@@ -10,13 +10,14 @@ from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4), numbers(4).flip(0)
 WHOLE = numbers(4, dtype=torch.int64)
-FLAGS = X > 0
+FLAGS, NEVER = X > 0, numbers(40) > 9
 CUT, CUT2, CUT3 = "S(0) -> S(0)", "S(0), S(0) -> S(0)", "S(0), S(0), S(0) -> S(0)"
 AVERAGES = ["P(avg), P(avg) -> P(avg)", "P(avg), R -> P(avg)", "R, P(avg) -> P(avg)"]
 
 LINES = [
     (sample("add.Tensor", X, Y), [CUT2, "P(sum), P(sum) -> P(sum)", *AVERAGES,
      *(f"{p} -> P({k})" for k in ("max", "min") for p in (f"P({k}), R", f"R, P({k})"))]),
+    (sample("where.ScalarSelf", FLAGS, 2, WHOLE), [CUT2, "R, P(max) -> P(max)", "R, P(min) -> P(min)"]),
     (sample("sub.Tensor", X, Y, alpha=2), [CUT2, "P(sum), P(sum) -> P(sum)", *AVERAGES, "P(max), R -> P(max)",
      "P(min), R -> P(min)", "R, P(max) -> P(min)", "R, P(min) -> P(max)"]),
     (sample("add.Tensor", WHOLE, WHOLE), [CUT2, "P(sum), P(sum) -> P(sum)"]),
@@ -31,7 +32,12 @@ LINES = [
     (sample("lerp.Tensor", X, Y, X), [CUT3, "P(sum), P(sum), R -> P(sum)", "P(avg), P(avg), R -> P(avg)",
      "P(avg), R, R -> P(avg)", "R, P(avg), R -> P(avg)"]),
     (sample("threshold_backward.default", X, Y, 0.0), [CUT2, "P(sum), R -> P(sum)", "P(avg), R -> P(avg)"]),
-    (sample("clone.default", WHOLE), [CUT, "P(*) -> P(*)"]),
+    (sample("add.Tensor", FLAGS, ~FLAGS), [CUT2, "P(sum), P(sum) -> P(sum)", "P(max), P(max) -> P(max)",
+     *(f"{p} -> P({k})" for k in ("sum", "product", "max", "min") for p in (f"P({k}), R", f"R, P({k})"))]),
+    (sample("clone.default", X), [CUT, "P(*) -> P(*)"]),
+    (sample("clone.default", WHOLE), [CUT, *(f"P({k}) -> P({k})" for k in ("sum", "product", "max", "min"))]),
+    (sample("_to_copy.default", X.bfloat16(), dtype=torch.float32), [CUT, "P(*) -> P(*)"]),
+    (sample("_to_copy.default", X.float(), dtype=torch.float64), [CUT, "P(*) -> P(*)"]),
     (sample("_to_copy.default", X, dtype=torch.int64), [CUT]),
     (sample("_to_copy.default", WHOLE, dtype=torch.uint8), [CUT, "P(sum) -> P(sum)", "P(product) -> P(product)"]),
     (sample("where.self", FLAGS, X, Y), [CUT3, "R, P(sum), P(sum) -> P(sum)", "R, P(product), P(product) -> P(product)",
@@ -50,6 +56,7 @@ def test_a_linear_or_choosing_op_has_just_these_lines_and_they_hold(one, texts):
 
 TEMPTING = [
     ("what is replicated is added once for each rank", sample("add.Tensor", X, Y), "P(sum), R -> P(sum)", "the parts make"),
+    ("both of two ands are not in or", sample("add.Tensor", NEVER, NEVER), "P(min), P(min) -> P(min)", "the parts make"),
     ("a product of sums has more terms", sample("mul.Tensor", X, Y), "P(sum), P(sum) -> P(sum)", "the parts make"),
     ("a sum cannot be divided by its parts", sample("div.Tensor", X, Y + 3), "R, P(sum) -> P(sum)", "the parts make"),
     ("the sum of booleans is or", sample("mul.Tensor", Y, torch.ones(4, dtype=torch.bool)), "R, P(sum) -> P(sum)", "make"),
@@ -80,5 +87,6 @@ def test_booleans_become_numbers_only_where_no_two_of_them_add_up():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cast_to_the_same_dtype_goes_with_all_that_reduces_it(kind):
     for dtype in (torch.float32, torch.int64, torch.complex64, torch.bool):
-        unordered, averaged = dtype.is_complex and kind in ("min", "max"), dtype == torch.bool and kind == "avg"
+        unordered = dtype.is_complex and kind in ("min", "max")
+        averaged = dtype in (torch.bool, torch.int64) and kind == "avg"
         assert carries(kind, dtype, dtype) == (not unordered and not averaged)

@@ -42,6 +42,8 @@ LINES = [
                                             *SUMS[1:], *AVERAGES]),
     (sample("addmm.default", C.long(), A.long(), B.long(), beta=2.5),
      ["S(0), S(0), R -> S(0)", "S(1), R, S(1) -> S(1)", SUMS[0] + ", filled", *SUMS[1:]]),
+    (sample("addmm.default", C.long(), A.long(), B.long(), beta=1.0),
+     ["S(0), S(0), R -> S(0)", "S(1), R, S(1) -> S(1)", SUMS[0] + ", filled", *SUMS[1:]]),
     (sample("linear.default", numbers(2, 4, 6), numbers(8, 6), None),
      ["S(0), R -> S(0)", "S(1), R -> S(1)", "R, S(0) -> S(2)", "S(2), S(1) -> P(sum)", "P(+), R -> P(+)", "R, P(+) -> P(+)"]),
     (sample("matmul.default", numbers(2, 1, 4, 6), numbers(3, 6, 8)),

@@ -8,12 +8,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies.book import Book
 from strategies.ops.views import RULES as NAMED
 from strategies.ops.views_pieces import RULES as PIECES
 from strategies.ops.views_shape import RULES as SHAPED
 from strategies.ops.views_shape import groups
+from strategies.own_claims import own_claims
+from strategies.probe import try_claims
+from strategies.rules import Call, Leaf
+from strategies.truth import tell
+from strategies.verdicts import Verdict
 from tests.ops.held import assert_lines, assert_tempting
-from tests.strategies.cases import numbers, sample
+from tests.strategies.cases import judged, numbers, sample
 
 RULES = (*NAMED, *SHAPED, *PIECES)
 X = numbers(4, 6, 5)
@@ -33,10 +39,15 @@ LINES = [
     (sample("unsqueeze.default", numbers(5, 3), 1), [ALL, "S(0) -> S(0)", "S(1) -> S(2)"]),
     (sample("unsqueeze.default", numbers(5, 3), -3), [ALL, "S(0) -> S(1)", "S(1) -> S(2)"]),
     (sample("squeeze.dim", numbers(5, 1, 3), 1), [ALL, "S(0) -> S(0)", "S(2) -> S(1)"]),
-    (sample("squeeze.dim", numbers(5, 1, 3), 0), [ALL, "S(1) -> S(1)", "S(2) -> S(2)"]),
-    (sample("squeeze.dims", numbers(5, 1, 3), [0, 1]), [ALL, "S(2) -> S(1)"]),
+    (sample("squeeze.dim", numbers(3, 1, 5), 0), [ALL, "S(0) -> S(0)", "S(1) -> S(1)", "S(2) -> S(2)"]),
+    (sample("squeeze.dims", numbers(3, 1, 2), [0, 1]), [ALL, "S(0) -> S(0)", "S(2) -> S(1)"]),
+    (sample("squeeze_.dims", numbers(3, 1, 2), [0, 1]), [ALL, "S(0) -> S(0)"]),
+    (sample("squeeze_.default", numbers(3, 2)), [ALL, "S(0) -> S(0)", "S(1) -> S(1)"]),
+    (sample("squeeze_copy.dim_out", numbers(3, 2), 1, out=numbers(3, 2)),
+     ["P(*), P(*) -> P(*)", "S(0), S(0) -> S(0)", "S(1), S(1) -> S(1)"]),
+    (sample("squeeze.default", numbers()), [ALL]),
     (sample("squeeze.dims", numbers(5, 1), []), [ALL, "S(0) -> S(0)", "S(1) -> S(1)"]),
-    (sample("squeeze.default", numbers(1, 0, 3)), [ALL, "S(1) -> S(0)"]),
+    (sample("squeeze.default", numbers(1, 0, 3)), [ALL, "S(1) -> S(0)", "S(2) -> S(1)"]),
     (sample("expand.default", numbers(3, 1), [2, -1, 5]), [ALL, "R -> S(0)", "S(0) -> S(1)", "R -> S(2)"]),
     (sample("view_as_real.default", C), ["P(+) -> P(+)", "S(0) -> S(0)", "S(1) -> S(1)"]),
     (sample("view_as_complex_copy.default", numbers(5, 2)), ["P(+) -> P(+)", "S(0) -> S(0)"]),
@@ -89,8 +100,6 @@ def test_a_view_has_just_these_lines_and_they_hold(one, texts):
 
 
 TEMPTING = [
-    ("a piece of one row loses its dim", sample("squeeze.default", numbers(2, 3)), "S(0) -> S(0)", "has shape"),
-    ("so it does where it is named", sample("squeeze.dim", numbers(2, 3), 0), "S(0) -> S(0)", "has shape"),
     ("three rows of four and two of four", sample("view.default", numbers(5, 4), [20]), "S(0) -> S(0)", "raises"),
     ("rows of two dims are interleaved", sample("reshape.default", numbers(4, 6), [24]), "S(1) -> S(0)", "raises"),
     ("bits carry over", sample("view.dtype", numbers(5, dtype=torch.int64), torch.int32), "P(sum) -> P(sum)", "make"),
@@ -108,6 +117,25 @@ TEMPTING = [
 )
 def test_a_tempting_line_of_a_view_is_wrong_and_not_there(one, text, because):
     assert_tempting(RULES, one, text, because)
+
+
+SQUEEZED = [
+    (sample("squeeze.default", numbers(2, 1, 3)), [1]), (sample("squeeze_.default", numbers(2, 3)), []),
+    (sample("squeeze.dim", numbers(2, 1, 3), 0), []), (sample("squeeze_.dim", numbers(2, 1, 3), -3), []),
+    (sample("squeeze.dims", numbers(2, 1, 3), [0, -2]), [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "dims"), SQUEEZED, ids=lambda x: x.op if hasattr(x, "op") else "")
+def test_a_piece_of_one_row_keeps_its_dim_as_each_rank_is_told_which_go_of_the_whole(one, dims):
+    found = judged(one, "S(0) -> S(0)", ranks=2)
+    assert found.verdict is Verdict.UNSOUND and "has shape" in found.evidence.reason  # where ranks call the op itself
+    (claim,) = (
+        c for c in own_claims(Book.of(*RULES).get(one.op), one, 2, tell(one).raw) if "S(0) -> S(0)" in str(c.rule)
+    )
+    assert claim.local == (Call(f"{one.op.rpartition('.')[0]}.dims", (Leaf(0), tuple(dims))),) * 2
+    (tried,) = try_claims(one, tell(one), 2, [claim], seed=0)
+    assert tried.verdict is Verdict.SOUND
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())

@@ -207,6 +207,8 @@ def with_little_room(make: type[Any], operations: int, seed: int) -> list[str]:
     stop.set()
     watcher.join()
     stats = once.stats()
+    if stats.size > 20:  # also where the watcher was never let run
+        over.append(f"{stats.size} values were kept")
     wrong = found.wrong + over
     if stats.misses != sum(found.computed.values()):
         wrong.append(f"{sum(found.computed.values())} computations were counted as {stats.misses}")
@@ -279,17 +281,24 @@ def stress(operations: int, seed: int = 0, tell: Callable[[str], None] = lambda 
             begun, some = time.perf_counter(), max(int(operations * share), 20 * THREADS)
             found = check(make, some, seed)
             seconds = time.perf_counter() - begun
-            tell(f"{name}: {some:,} operations, {seconds:.1f} s, {seconds / some * 1e6:.2f} us each")
+            said = f", {len(found)} WRONG" if found else ""
+            tell(f"{name}: {some:,} operations, {seconds:.1f} s, {seconds / some * 1e6:.2f} us each{said}")
             wrong += [f"{name}: {what}" for what in found]
     return wrong
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Free-running stress of the shared cache.")
     parser.add_argument("--operations", type=int, default=10_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    wrong = stress(asked.operations, asked.seed, tell=lambda line: print(line, flush=True))
+    asked = parser.parse_args(words)
+    if asked.operations < 1:
+        parser.error(f"--operations {asked.operations}: pass 1 or more")
+    try:
+        wrong = stress(asked.operations, asked.seed, tell=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C: what was done is told above.", flush=True)
+        return 130
     for line in wrong[:20]:
         print(f"WRONG {line}")
     print(f"{asked.operations:,} operations, {THREADS} threads: {len(wrong)} wrong")

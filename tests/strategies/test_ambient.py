@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import _redistribute
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from strategies import ambient as room
 from strategies.ambient import PRIVATE, SETTINGS, ambient
@@ -109,6 +110,13 @@ def test_what_thread_local_settings_say_is_the_threads_own():
         thread.start()
         thread.join()
         assert found[0]["grad mode"] is True and named()["grad mode"] is False
+
+
+def test_a_fake_mode_whose_sizes_may_be_symbols_is_another_setting():
+    with FakeTensorMode():
+        plain = named()["dispatch modes"]
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        assert named()["dispatch modes"] != plain
 
 
 def test_values_can_be_hashed_whatever_is_on():

@@ -81,6 +81,11 @@ def test_a_tensor_that_is_not_there_and_an_op_that_torch_has_not_are_shown_as_we
     assert repr(parts["placements"]) == "(S(0)), (R)"
 
 
+@pytest.mark.parametrize("op", ["aten.add", "aten.add.Tensor.out", "aten.add.Nobodys"])
+def test_a_name_of_no_overload_is_shown_with_numbered_arguments(op):
+    assert repr(call_parts(key_of(op, [], (2,), {}))["args[0]"]) == "2"
+
+
 def test_all_caches_are_cleared_at_a_time(cache):
     clear_all()
     assert cache.stats().size == 0 and cache.explain(asked()) == "nothing is kept"

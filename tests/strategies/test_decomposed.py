@@ -3,6 +3,7 @@
 import ast
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
 from strategies import decomposed
-from strategies.book import Line, ask_of, rules
+from strategies.book import Line, Meta, ask_of, rules
 from strategies.decomposed import decomposition
 from strategies.expansion import combinations
 from strategies.local_arguments import pieces_by_rank
+from strategies.ops import OUR_RULES
 from strategies.propagate import Propagator
 from strategies.propagate_errors import NoRule
 from strategies.rules import Leaf
@@ -30,6 +32,12 @@ from tests.strategies.little_book import (
     whole,
 )
 
+
+def group_norm(x, rows=None):
+    given = x.shape[0] if rows is None else rows
+    return torch.ops.aten.native_group_norm.default(x * x, None, None, given, 2, 3, 2, 1e-5)[0]
+
+
 MADE_OF = {
     "twice(Tensor x) -> Tensor": lambda x: torch.ops.aten.add.Tensor(x, x),
     "rows_mean(Tensor x) -> Tensor": lambda x: torch.ops.aten.sum.dim_IntList(x, [0]).div(x.shape[0]),
@@ -39,6 +47,9 @@ MADE_OF = {
     "two(Tensor x) -> (Tensor, Tensor)": lambda x: (x * x, torch.ops.aten.sum.dim_IntList(x, [0])),
     "nested(Tensor x, Tensor y) -> Tensor": lambda x, y: torch.ops.aten.matmul.default(x * x, y),
     "writes(Tensor x) -> Tensor": lambda x: torch.ops.aten.clone.default(x).add_(x),
+    "squeezed(Tensor x) -> Tensor": lambda x: torch.ops.aten.squeeze.default(x * x),
+    "normed(Tensor x) -> Tensor": group_norm,
+    "normed_by_four(Tensor x) -> Tensor": lambda x: group_norm(x, 4),
     "larger_where_long(Tensor x) -> Tensor": lambda x: x * x if x.shape[0] > 3 else x + x,
 }  # fmt: skip
 LIB = torch.library.Library("made_of", "DEF")
@@ -49,7 +60,8 @@ for schema, function in MADE_OF.items():
 DIV = rules("pointwise", "by one number", ["aten.div.Scalar", "aten.div.Tensor"], lambda ask: [
     *(Line((Shard(d),), (Shard(d),)) for d in range(ask.tensors[0].ndim)), Line((Partial(),), (Partial(),)),
 ] if len(ask.tensors) == 1 else together(ask))  # fmt: skip
-ALL = BOOK | type(BOOK).of(*DIV)
+OWN = [OUR_RULES.get(op) for op in ("aten.squeeze.default", "aten.native_group_norm.default")]
+ALL = BOOK | type(BOOK).of(*DIV, *OWN)
 
 
 def lines_of(op, *shapes, ranks=2):
@@ -105,7 +117,7 @@ def test_every_combination_is_right_on_the_pieces(op, sizes, shape):
     assert source == "the rules of its decomposition"
     count = 0
     for beginning in combinations(problem):
-        made, whose = pieces_by_rank(problem.whole, beginning.lines, sizes, problem.shapes)
+        made, whose = pieces_by_rank(problem.whole, beginning.lines, sizes, problem.own)
         rows = [*zip(beginning.inputs, problem.whole.ask.tensors, strict=True)]
         outs = [*zip(beginning.outputs, problem.whole.ask.outputs, strict=True)]
         inputs, outputs = ([Spec(mesh, row, m.shape, m.dtype) for row, m in both] for both in (rows, outs))
@@ -153,3 +165,24 @@ def test_each_private_part_of_torch_is_in_the_table_and_in_this_torch():
     assert used == {"_can_decompose", "decompose"}
     assert all(name in decomposed.__doc__ for name in imported | used)
     assert torch.ops.aten.matmul.default._can_decompose()
+
+
+@pytest.mark.parametrize(("op", "shape", "ranks", "cut"), [
+    ("squeezed", (4, 1, 3), 2, True),
+    ("squeezed", (2, 1, 3), 2, False),  # the op itself runs on a piece of one row, and that loses the dim
+    ("normed", (4, 2, 3), 2, True), ("normed", (5, 2, 3), 4, True),
+    ("normed_by_four", (4, 2, 3), 2, False),  # each rank would be told four rows, and has two
+])  # fmt: skip
+def test_an_inner_call_must_be_the_one_that_each_rank_would_make(op, shape, ranks, cut):
+    assert ("S(0) -> S(0)" in lines_of(f"made_of.{op}.default", shape, ranks=ranks)) is cut
+
+
+def test_the_rule_of_an_inner_op_is_asked_about_the_call_that_is_made_in_its_place():
+    def of_dims(ask):
+        if ask.op == "aten.squeeze.dims":
+            yield Line((Shard(0),), (Shard(0),))
+
+    inner = replace(OUR_RULES.get("aten.squeeze.default"), lines=of_dims)
+    book = ALL | type(BOOK).of(inner)
+    ask = ask_of("made_of.squeezed.default", (Leaf(0),), {}, [Meta((4, 1, 3), torch.float32)])
+    assert [str(line) for line in decomposition(book, ask)(ask, 2)] == ["R -> R", "S(0) -> S(0)"]

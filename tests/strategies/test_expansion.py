@@ -58,7 +58,7 @@ def check_all(op, shapes, args, mesh, seed, book=BOOK):
     count = 0
     for beginning in combinations(problem):
         inputs, outputs = specs_of(beginning, problem, mesh)
-        made, whose = pieces_by_rank(problem.whole, beginning.lines, mesh.sizes, problem.shapes)
+        made, whose = pieces_by_rank(problem.whole, beginning.lines, mesh.sizes, problem.own)
         assert_right(problem.whole.call, [made[i].call for i in whose], tensors, inputs, outputs, seed)
         count += 1
     return count
@@ -117,7 +117,7 @@ def test_a_line_that_each_axis_alone_may_have_is_left_out_where_the_piece_may_no
         assert (((inputs[axis],),), ((output[axis],),)) in alone
     assert ((inputs,), (output,)) not in grids(problem)
     chosen = [lines[(i,), (o,)] for i, o in zip(inputs, output, strict=True)]
-    made, whose = pieces_by_rank(problem.whole, chosen, sizes, problem.shapes)
+    made, whose = pieces_by_rank(problem.whole, chosen, sizes, problem.own)
     specs = Spec(mesh, inputs, shape, torch.float64), problem.whole.ask.outputs[0].shape
     with pytest.raises((AssertionError, RuntimeError, IndexError)):  # and it would be wrong
         assert_right(
@@ -220,7 +220,7 @@ def test_pieces_of_many_ranks_are_few():
     mesh = Mesh.of(256, 4)
     problem = problem_of("aten.clone.default", [spec_of(mesh, "S(0) S(0)", (1000,))])
     best = expand(problem).best
-    made, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, ())
+    made, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
     assert len(whose) == 1024
     assert len(made) == 2  # one row, or none
     assert best.inputs == ((Shard(0), Shard(0)),)

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, parse
-from strategies.keys import Key, Keys, NoKey, key_of
+from strategies.keys import Key, Keys, NoKey, Specs, key_of
 from strategies.rules import Leaf
 
 OP = "aten.sum.dim_IntList"
@@ -203,6 +203,65 @@ def test_a_spec_that_is_gone_is_not_mistaken_for_a_new_one_at_its_place():
     for i in range(200):
         here = spec("S(0)", shape=(i, 2))
         assert keys.of(OP, [here], (), {}).specs == (f"f32[{i},2] @ 2: S(0)",)
+
+
+MESH = Mesh.of(2, 2)
+
+
+def lies(*placements, shape=(8, 4), dtype=torch.float32, mesh=MESH):
+    return spec(*placements, shape=shape, dtype=dtype, mesh=mesh)
+
+
+def test_equal_specs_on_one_mesh_have_one_object():
+    specs = Specs()
+    first = specs.of(lies("S(0)", "P(sum)"))
+    assert specs.of(first) is first is specs.of(lies("S(0)", "P(sum)")) is specs.of(lies("S(0)", "P(sum)"))
+    assert first == lies("S(0)", "P(sum)")
+
+
+class Marked(Shard):
+    pass
+
+
+def marked():
+    placement = Shard(0)
+    object.__setattr__(placement, "why", "nobody knows")
+    return placement
+
+
+OTHERS = {
+    "placements": lies("R", "S(0)"), "a strided shard": lies("SS(0,2)", "R"), "shape": lies("S(0)", "R", shape=(4, 8)),
+    "dtype": lies("S(0)", "R", dtype=torch.float64), "mesh": lies("S(0)", "R", mesh=Mesh.of(2, 2)),
+    "a subclass": lies(Marked(0), "R"), "state of its own": lies(marked(), "R"),
+    "a truth for a size": lies("S(0)", "R", shape=(True, 4)), "one for it": lies("S(0)", "R", shape=(1, 4)),
+    "a list of placements": Spec(MESH, [Shard(0), parse("R")], (8, 4), torch.float32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_specs_that_differ_in_anything_have_objects_of_their_own(turn):
+    specs = Specs()
+    given = [lies("S(0)", "R"), *OTHERS.values()][::turn]
+    found = [specs.of(one) for one in given]
+    assert found == given and len(set(map(id, found))) == len(given)
+    assert all(specs.of(one) is first for one, first in zip(given, found, strict=True))
+    assert all(specs.of(first) is first for first in found)
+    assert [type(p) for one in found for p in one.placements] == [type(p) for one in given for p in one.placements]
+
+
+def test_a_spec_of_symbolic_sizes_comes_back_as_it_is():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    given = lies("R", "R", shape=(ShapeEnv().create_unbacked_symint(), 2))
+    assert Specs().of(given) is given
+
+
+def test_so_many_specs_are_known_as_first_and_no_more():
+    specs = Specs(limit=3)
+    for i in range(20):
+        one = lies("S(0)", "R", shape=(i, 2))
+        assert specs.of(one) == one and specs.of(one) is specs.of(lies("S(0)", "R", shape=(i, 2)))
+    assert len(specs._known) <= 3
 
 
 def test_keys_hold_no_mesh():

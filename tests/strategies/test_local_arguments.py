@@ -12,16 +12,16 @@ from localtensor.shards import local_shape, local_shapes
 from strategies.book import Line, Meta, ask_of
 from strategies.local_arguments import (
     Piece,
-    frozen,
     length,
+    nothing_own,
     pieces,
     pieces_by_rank,
     places,
     unfit,
-    with_shape,
+    with_arguments,
     written_leaves,
 )
-from strategies.rules import Call, Leaf
+from strategies.rules import Call, Leaf, frozen
 
 F32 = torch.float32
 
@@ -44,7 +44,7 @@ def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
     call = Call("aten.mm.default", (Leaf(0), Leaf(1)))
     ask = ask_of(call.op, call.args, {}, [Meta((rows, 3), F32), Meta((3, columns), F32)])
     line = Line((Shard(0), Shard(1)), (Replicate(),))
-    found = pieces([Piece(ask, call)], line, ranks, ())
+    found = pieces([Piece(ask, call)], line, ranks, nothing_own)
     want = {(length(rows, 1, ranks, rank), length(columns, 1, ranks, rank)) for rank in range(ranks)}
     assert {(p.ask.tensors[0].shape[0], p.ask.tensors[1].shape[1]) for p in found} == want
     assert len(places(line, ask, ranks)) <= 5
@@ -52,14 +52,14 @@ def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
 
 def test_strided_shards_are_looked_at_rank_by_rank():
     line = Line((StridedShard(0, split_factor=2),), (StridedShard(0, split_factor=2),))
-    found = pieces([clone(9)], line, 4, ())
+    found = pieces([clone(9)], line, 4, nothing_own)
     assert {p.ask.tensors[0].shape[0] for p in found} == {length(9, 2, 4, rank) for rank in range(4)}
 
 
 @given(rows=st.integers(0, 9), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_each_rank_of_a_mesh_has_the_piece_of_its_spec(rows, sizes):
     lines = [Line((Shard(0),), (Shard(0),))] * len(sizes)
-    made, whose = pieces_by_rank(clone(rows), lines, sizes, ())
+    made, whose = pieces_by_rank(clone(rows), lines, sizes, nothing_own)
     spec = Spec(Mesh.of(*sizes), (Shard(0),) * len(sizes), (rows,), F32)
     assert [made[which].ask.tensors[0].shape for which in whose] == local_shapes(spec)
 
@@ -79,11 +79,13 @@ def test_a_reduction_that_means_nothing_does_not_fit():
     assert unfit(Line((Partial("max"),), (Partial("max"),)), ask, 2) == "P(max) of c64[2] means nothing"
 
 
-def test_a_shape_goes_where_the_argument_stands_by_place_or_by_name():
-    by_place = with_shape(Call("aten.view.default", (Leaf(0), (6,))), ["size"], [3])
-    by_name = with_shape(Call("aten.view.default", (Leaf(0),), (("size", (6,)),)), ["size"], [3])
+def test_an_argument_goes_where_the_argument_stands_by_place_or_by_name():
+    by_place = with_arguments(Call("aten.view.default", (Leaf(0), (6,))), {"size": [3]})
+    by_name = with_arguments(Call("aten.view.default", (Leaf(0),), (("size", (6,)),)), {"size": [3]})
     assert by_place.args == (Leaf(0), (3,)) and by_name.kwargs == (("size", (3,)),)
     assert by_name.args == (Leaf(0),)
+    added = with_arguments(Call("aten.sum.dim_IntList", (Leaf(0), (1,))), {"keepdim": True})
+    assert (added.args, added.kwargs) == ((Leaf(0), (1,)), (("keepdim", True),))
 
 
 def test_nothing_in_a_frozen_argument_can_change():

@@ -1,16 +1,22 @@
 """Our rules beside DTensor's: what counts as served, what is lacking, and that the most used products are covered."""
 
+import os
+import signal
+
 import pytest
 import torch
 from rich.console import Console
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from strategies import ops_coverage
 from strategies.book import Entry
 from strategies.ops import OUR_RULES
-from strategies.ops_coverage import Compared, Lacking, compare, excuse, serves
+from strategies.ops_coverage import Compared, Lacking, compare, coverage, excuse, serves
 from strategies.ops_coverage_command import shown
-from strategies.rules import Call, Leaf, Rule, Sample
+from strategies.rules import Call, Leaf, Rule, Sample, results
 from strategies.verdicts import CLEAN, NOTHING, WRONG
+from strategies.workers import Crew
+from tests.strategies.cases import placements
 
 R, S0, S1, SUM = Replicate(), Shard(0), Shard(1), Partial("sum")
 
@@ -76,6 +82,44 @@ def test_averages_of_integers_are_the_documented_exception():
     assert excuse(average, whole).startswith("integers")
     assert not excuse(Rule("aten.neg.default", (SUM,), (SUM,)), whole)
     assert not excuse(average, made("aten.neg.default", (4,)))
+
+
+COMPLEX = torch.ones(3, 4, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(("call", "tensors", "inputs", "outputs", "why"), [
+    (Call("aten.all.default", (Leaf(0),)), (torch.ones(3),), "P(product)", "P(product)", "underflows"),
+    (Call("aten.all.default", (Leaf(0),)), (torch.ones(3) > 0,), "P(product)", "P(product)", ""),
+    (Call("aten.prod.default", (Leaf(0),)), (COMPLEX,), "S(0)", "P(product)", "overflows"),
+    (Call("aten.prod.default", (Leaf(0),)), (COMPLEX.real,), "S(0)", "P(product)", ""),
+    (Call("aten.nll_loss_forward.default", (Leaf(0), Leaf(1), None, 1, -100)), (torch.randn(2, 3), torch.tensor([0, 1])),
+     "S(0), S(0)", "P(avg), P(sum)", "weights"),
+    (Call("aten._foreach_neg.default", ([Leaf(0), Leaf(1), Leaf(2)],)), (torch.ones(3),) * 3, "S(0), R, R", "S(0), R, R", "long list"),
+    (Call("aten._foreach_neg.default", ([Leaf(0), Leaf(1), Leaf(2)],)), (torch.ones(3),) * 3, "S(0), S(0), S(0)",
+     "S(0), S(0), S(0)", ""),
+    (Call("aten._foreach_neg.default", ([Leaf(0), Leaf(1)],)), (torch.ones(3),) * 2, "S(0), R", "S(0), R", ""),
+], ids=str)  # fmt: skip
+def test_each_exception_is_for_its_own_lines_and_says_why(call, tensors, inputs, outputs, why):
+    sample = Sample(call, tensors, "made here")
+    found = excuse(Rule(call.op, placements(inputs), placements(outputs)), sample, results(call(tensors)))
+    assert why in found if why else not found
+
+
+def killing(calls):
+    for call in calls:
+        if call.tensors[0].shape[0] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield call
+
+
+def test_a_call_that_kills_its_process_leaves_the_others_to_be_compared(monkeypatch):
+    monkeypatch.setattr(ops_coverage, "compare", lambda op, entry, calls, **t: compare(op, entry, killing(calls), **t))
+    alive, dead = made("aten.neg.default", (4, 6)), made("aten.neg.default", (3,))
+    with Crew(1) as crew:  # forked, so the workers have what is patched here
+        found, lost = coverage(crew, {"aten.neg.default": [dead, alive], "aten.abs.default": [dead]},
+                               ops=["aten.neg.default", "aten.abs.default"], ranks=(2,))  # fmt: skip
+    assert found.calls == 1 and found.covered and found.theirs and not found.why
+    assert lost.calls == 0 and lost.why == "the process died with SIGKILL"
 
 
 def test_the_figure_counts_what_could_be_compared(capsys):

@@ -1,17 +1,20 @@
 """Shapes and dtypes of results: without data, without modes of the caller, from any thread."""
 
 import ast
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from localtensor.sync import THREADS, Threads
 from strategies import output_metadata
 from strategies.book import Meta
-from strategies.output_metadata import outputs_of
+from strategies.output_metadata import lock_of, outputs_of
 from strategies.propagate_errors import BadCall, NoMetadata
 from strategies.rules import Call, Leaf
 
@@ -72,6 +75,42 @@ def test_a_mode_of_the_caller_sees_nothing():
 
     with Watch():
         assert outputs("aten.neg.default", (Leaf(0),), X) == (X,)
+
+
+class Doubles(TorchFunctionMode):
+    """Makes tensors of another dtype, and results of another dtype."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made.double() if isinstance(made, torch.Tensor) else made
+
+
+@pytest.mark.parametrize("op", ["aten.add.Tensor", "aten.mm.default"])
+def test_a_mode_over_functions_does_not_see_it_either(op):
+    """An answer that it had changed would be remembered, and told to those who have no such mode."""
+    metas = Meta((4, 4), torch.float32), Meta((4, 4), torch.float32)
+    with Doubles():
+        assert torch.ones(2).dtype is torch.float64
+        assert outputs_of(Call(op, (Leaf(0), Leaf(1))), metas, threading.Lock()) == metas[:1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forked_while_another_thread_is_in_fake_mode_is_not_locked_out():
+    lock = lock_of(THREADS)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if lock.acquire(blocking=False) else 1)
+        _, status = os.waitpid(child, 0)
+        lock.release()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_all_who_have_the_same_services_have_the_same_lock():
+    sync = Threads()
+    assert lock_of(sync) is lock_of(sync) is not lock_of(Threads())
 
 
 def test_eight_threads_at_once_get_what_one_gets():

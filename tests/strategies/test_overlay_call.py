@@ -199,3 +199,59 @@ def test_an_explicit_redistribution_is_asked_for_where_the_user_wants_that(mesh)
     context = _utils.ExplicitRedistributionContext
     with overlay_dtensor(RIGHT), context(), pytest.raises(RuntimeError, match=r"aten\.cumsum\.default"):
         on(mesh, X, "S(0)/S(0)").cumsum(0)
+
+
+NORMED = torch.arange(60.0).sin().reshape(3, 4, 5)
+
+
+def group_norm(mesh, text):
+    """Results and gradients, summed where they are parts, and how they lie."""
+    replicas = "/".join(["R"] * mesh.ndim)
+    given = [on(mesh, NORMED, text), on(mesh, torch.arange(4.0), replicas), on(mesh, torch.ones(4), replicas)]
+    x, weight, bias = (t.requires_grad_() for t in given)
+    out = ATEN.native_group_norm(x, weight, bias, 3, 4, 5, 2, 1e-5)[0]
+    (out * out * out).sum().backward()
+    found = [out.detach(), x.grad, weight.grad, bias.grad]
+    return [t.placements for t in found], [whole(t) for t in found]
+
+
+def assert_normed(found):
+    x, weight, bias = (t.clone().requires_grad_() for t in (NORMED, torch.arange(4.0), torch.ones(4)))
+    out = torch.nn.functional.group_norm(x, 2, weight, bias)
+    (out * out * out).sum().backward()
+    for value, want in zip(found, (out.detach(), x.grad, weight.grad, bias.grad), strict=True):
+        torch.testing.assert_close(value, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_rank_is_told_how_many_rows_it_has(ranks):
+    def program():
+        with overlay_dtensor():
+            return group_norm(init_device_mesh("cpu", (ranks,)), "S(0)")
+
+    for placements, found in lt.run(program, ranks=ranks).values:
+        assert placements == [(Shard(0),), (Shard(0),), (Partial(),), (Partial(),)]
+        assert_normed(found)
+
+
+def test_in_lockstep_each_rank_is_told_its_own_number_of_rows_too(mesh):
+    with overlay_dtensor():
+        placements, found = group_norm(mesh, "S(0)/S(0)")
+    assert placements[:2] == [(Shard(0), Shard(0))] * 2
+    assert_normed(found)
+
+
+SQUEEZES = {
+    "all": lambda x: x.squeeze(), "one": lambda x: x.squeeze(0), "some": lambda x: x.squeeze((0, 1)),
+    "in place": lambda x: x.clone().squeeze_(), "one in place": lambda x: x.clone().squeeze_(0),
+    "a copy": torch.squeeze_copy,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SQUEEZES)
+def test_a_rank_with_one_row_keeps_the_dim_that_stays_of_the_whole(mesh, how):
+    x = torch.arange(6.0).view(2, 1, 3)
+    with overlay_dtensor():
+        y = SQUEEZES[how](on(mesh, x, "S(0)/S(0)"))
+    assert y.placements == (Shard(0), Shard(0)) and torch.equal(whole(y), SQUEEZES[how](x))
+    assert y.to_local().ndim == y.ndim

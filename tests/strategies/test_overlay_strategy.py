@@ -7,7 +7,8 @@ import pytest
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 
-from strategies.overlay_strategy import schema_info, strategy_of
+from strategies.ops import OUR_RULES
+from strategies.overlay_strategy import in_tables, schema_info, strategy_of
 from strategies.torch_dtensor import Question
 from strategies.truth import tell
 from tests.strategies.cases import numbers, sample
@@ -94,3 +95,14 @@ def test_importing_overlaid_puts_the_whole_book_into_the_process():
         [sys.executable, "-W", "ignore", "-c", IN_A_PROCESS], capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.stdout == "all is well\n", ran.stderr
+
+
+def test_what_dtensor_cannot_call_on_pieces_has_no_lines_in_its_tables():
+    left_in = {op: in_tables(OUR_RULES.get(op)) is OUR_RULES.get(op) for op in (
+        "aten.squeeze.dim", "aten.native_group_norm.default", "aten.squeeze_copy.dim", "aten.neg.default",
+        "aten.native_group_norm_backward.default",
+    )}  # fmt: skip
+    assert list(left_in.values()) == [True, True, False, True, False]
+    served = in_tables(OUR_RULES.get("aten.squeeze_copy.dim"))
+    schema = wrapped("squeeze_copy.dim", numbers(2, 3), 0, placements=[Shard(0)])
+    assert [str(one.output_spec.placements[0]) for one in strategy_of(served, schema).strategies] == ["R"]

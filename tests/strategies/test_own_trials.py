@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from rich.console import Console
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
 
 from strategies.book import Book, Entry
 from strategies.own_command import chosen, own_command, told
@@ -27,6 +27,10 @@ def deadly(ask):
     if ask.tensors[0].shape[0] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     yield from rows(ask)
+
+
+def averaged(ask):
+    yield ask.line({0: Partial("avg")}, [Partial("avg")])
 
 
 def broken(ask):
@@ -109,3 +113,10 @@ def test_a_pattern_names_overloads_packets_or_families():
 def test_a_pattern_that_names_nothing_is_an_error_of_usage(capsys):
     assert own_command(Book.of(entry("aten.neg.default", rows)), ["nosuchop"], seeds=1) == USAGE
     assert "nosuchop" in capsys.readouterr().err
+
+
+def test_a_line_with_parts_that_mean_nothing_to_everybody_is_wrong_though_no_call_speaks_against_it():
+    one = entry("aten.neg.default", averaged)
+    whole = Sample(Call(one.op, (Leaf(0),)), (torch.arange(6),), "made here")
+    assert tried(one, sample(one.op, 4, 2)).wrong == ()
+    assert tried(one, whole).wrong == ("aten.neg.default: P(avg) -> P(avg): P(avg) of i64[6] is not defined",)

@@ -313,6 +313,19 @@ def test_parts_much_larger_than_their_sum_are_given_room_for_rounding():
     assert_sound(sample("neg.default", numbers(4, 6).float() * 1e-6), "P(sum) -> P(sum)")
 
 
+def test_what_splitting_loses_in_few_digits_is_not_held_against_a_cast_to_more():
+    held = [torch.tensor([3e3], dtype=torch.float64), torch.tensor([-3e3 + 1], dtype=torch.float64)]
+    single, half = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
+    assert rounding(held) < 3e3 * single < rounding(held, single) < 0.1 < 0.25 * 3e3 <= rounding(held, half)
+    for source in (torch.float32, torch.complex64):
+        one = sample("_to_copy.default", X.to(source), dtype=torch.float64)
+        for kind in ("sum", "avg"):
+            assert with_variants(one, f"P({kind}) -> P({kind})", "cancelling").verdict is Verdict.SOUND
+        assert with_variants(one, "P(sum) -> P(avg)", "cancelling").verdict is Verdict.UNSOUND
+        assert_wrong(one, "P(sum) -> P(avg)", "the parts make")
+        assert_wrong(one, "P(sum) -> R", "rank 0 make")
+
+
 # Where only metadata can be compared.
 
 
@@ -476,6 +489,13 @@ def test_values_are_asked_only_of_the_rules_that_they_are_for():
     assert with_variants(one, "P(sum) -> P(sum)", "specials").verdict is Verdict.SOUND
     assert with_variants(one, "P(sum) -> P(sum)", "holes").verdict is Verdict.UNSOUND
     assert with_variants(planted("patched", X), "S(0) -> S(0)", "holes").verdict is Verdict.SOUND
+
+
+@pytest.mark.parametrize("op", ["sign.default", "nan_to_num.default"])
+@pytest.mark.parametrize("kind", ["min", "max"])
+def test_what_makes_a_number_of_not_a_number_is_found_from_either_side(op, kind):
+    assert with_variants(sample(op, X), f"P({kind}) -> P({kind})", "holes").verdict is Verdict.UNSOUND
+    assert with_variants(sample("tanh.default", X), f"P({kind}) -> P({kind})", "holes").verdict is Verdict.SOUND
 
 
 def test_far_parts_are_parts_of_the_same_values_and_far():

@@ -15,9 +15,10 @@ from localtensor.placement import Spec, StridedShard, parse
 from localtensor.sync import Threads
 from strategies.book import Book, Line, rules
 from strategies.cache import clear_all
-from strategies.propagate import LEAVES, Propagator
+from strategies.ops import OUR_RULES
+from strategies.propagate import KEPT_OF, Propagator
 from strategies.propagate_errors import BadCall, NoMetadata, NoRule, WouldMoveWritten
-from strategies.rules import Leaf
+from strategies.rules import LEAVES, Call, Leaf
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
 
 MESH = Mesh.of(dp=2, tp=3)
@@ -395,6 +396,62 @@ def test_arguments_that_are_new_each_time_are_not_kept_by_identity(ours):
     assert ours.stats().misses == 2
 
 
+def test_specs_that_equal_known_ones_make_no_key_and_fill_no_table(ours, monkeypatch):
+    first = ours.propagate(MM, mm())
+    monkeypatch.setattr("strategies.keys.Keys.of", None)
+    for _ in range(4 * KEPT_OF):
+        assert ours.propagate(MM, mm()) is first
+    assert len(ours._same) <= 1 + 4
+    assert ours.stats().hits == 4 * KEPT_OF
+
+
+def test_specs_that_are_kept_are_known_by_their_own_identity_before_long(ours, monkeypatch):
+    ours.propagate(MM, mm())
+    kept = mm()
+    found = [ours.propagate(MM, kept) for _ in range(KEPT_OF + 1)]
+    monkeypatch.setattr("strategies.keys.Specs.of", None)
+    assert ours.propagate(MM, kept) is found[0] is found[-1]
+    with pytest.raises(TypeError):
+        ours.propagate(MM, mm())
+
+
+def test_equal_specs_on_a_mesh_of_other_names_have_their_own_answer(ours):
+    named, other = Mesh.of(dp=2, tp=3), Mesh.of(x=2, y=3)
+    for mesh in (named, other, named, other):
+        assert ours.propagate(MM, mm(mesh=mesh)).mesh == mesh
+
+
+def test_a_list_may_stand_at_one_place_and_then_at_another():
+    asked, propagator = asked_by("aten.sum.dim_IntList", "dim")
+    spec, dims = whole(Mesh.of(2), (4, 4)), [0]
+    for _ in range(3):
+        for change in (0, 1):
+            dims[0] = change
+            propagator.propagate("aten.sum.dim_IntList", [spec], (LEAVES[0], dims))
+            propagator.propagate("aten.sum.dim_IntList", [spec], (LEAVES[0],), {"dim": dims})
+            propagator.propagate("aten.sum.dim_IntList", [spec], (LEAVES[0], dims, True))
+            propagator.propagate("aten.sum.dim_IntList", [spec], (LEAVES[0], (change,)))
+    assert asked == [[0], [0], [0], (0,), [1], [1], [1], (1,)]
+
+
+def test_a_list_of_one_is_not_that_one():
+    asked, propagator = asked_by("aten.sum.dim_IntList", "dim")
+    spec = whole(Mesh.of(2), (4, 4))
+    dims = [[1], 1, [1], 1, [1]]
+    found = [propagator.propagate("aten.sum.dim_IntList", [spec], (LEAVES[0], dim)) for dim in dims]
+    assert asked == [[1], 1] and [one.call.args[1] for one in found] == [(1,), 1, (1,), 1, (1,)]
+
+
+def test_two_lists_in_one_call_both_count():
+    asked, propagator = asked_by("aten.roll.default", "dims")
+    spec, shifts, dims = whole(Mesh.of(2), (4, 4)), [1], [0]
+    propagator.propagate("aten.roll.default", [spec], (LEAVES[0], shifts))
+    for change in (0, 1, 0, 1):
+        dims[0] = change
+        propagator.propagate("aten.roll.default", [spec], (LEAVES[0], shifts, dims))
+    assert asked == [[], [0], [1]]
+
+
 def test_no_identity_is_used_twice():
     """Specs that die would leave their ids to others: they are held."""
     propagator = Propagator(BOOK)
@@ -419,3 +476,38 @@ def test_all_caches_are_cleared_at_once(ours):
     clear_all()
     again = ours.propagate(MM, specs)
     assert again is not first and again == first
+
+
+# -- calls of each rank's own
+
+
+NORM = "aten.native_group_norm.default"
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(3), Mesh.of(2, 2)], ids=str)
+def test_each_rank_is_told_its_own_number_of_rows(mesh):
+    cut = " ".join(["S(0)"] * len(mesh.sizes))
+    specs = [spec_of(mesh, cut, (5, 6, 4)), whole(mesh, (6,)), whole(mesh, (6,))]
+    found = check(Propagator(OUR_RULES), NORM, specs, (*LEAVES[:3], 5, 6, 4, 3, 1e-5))
+    assert found.inputs == tuple(specs)
+    rows = [shape[0] for shape in found.local_shapes()]
+    assert [found.local_call(rank).args[3] for rank in range(mesh.ranks)] == rows and len(set(rows)) > 1
+
+
+SQUEEZED = [("aten.squeeze.default", (), (1,)), ("aten.squeeze.dim", (0,), ()), ("aten.squeeze_.dims", ((0,),), ()),
+            ("aten.squeeze.dims", ((0, 1),), (1,))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "args", "dims"), SQUEEZED)
+def test_every_rank_makes_another_call_in_place_of_one_that_means_something_else_for_a_piece(op, args, dims):
+    spec = spec_of(Mesh.of(2, 2), "S(0) S(2)", (2, 1, 3))
+    found = check(Propagator(OUR_RULES), op, [spec], (Leaf(0), *args))
+    assert found.inputs == (spec,)
+    assert found.calls == (Call(op.rpartition(".")[0] + ".dims", (Leaf(0), dims)),) == (found.call,)
+
+
+def test_a_piece_of_a_piece_is_asked_about_as_the_call_that_is_made():
+    """A whole of two rows, cut along two axes: the second axis sees one row, which does not go."""
+    spec = spec_of(Mesh.of(2, 2), "S(0) S(0)", (2, 3))
+    found = check(Propagator(OUR_RULES), "aten.squeeze.default", [spec])
+    assert found.inputs == (spec,) and found.local_shapes() == ((1, 3), (0, 3), (1, 3), (0, 3))

@@ -1,18 +1,21 @@
 """Books and lines that make no sense are refused, with the file and line of the rule."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.mesh import Mesh
 from localtensor.placement import StridedShard
-from strategies.book import Book, Entry, Line
+from strategies.book import Ask, Book, Entry, Line, Meta
 from strategies.propagate import Propagator
 from strategies.propagate_errors import BadRule
-from strategies.propagate_rules import check_book
+from strategies.propagate_rules import check_book, checked_own
+from strategies.rules import Call, Leaf
 from tests.strategies.little_book import BOOK, spec_of
 
 HERE = Path(__file__).name
@@ -23,7 +26,7 @@ class Unheard(Placement):
     """A placement that nobody knows."""
 
 
-R, S0 = Replicate(), Shard(0)
+R, S0, F32 = Replicate(), Shard(0), torch.float32
 NONSENSE = {
     "no line": (lambda ask: [("R", "R")], "it is no Line"),
     "no list": (lambda ask: 3, "it raised when asked about"),
@@ -93,3 +96,51 @@ def test_a_book_that_cannot_be_is_refused_when_the_propagator_is_made(book, prob
 def test_a_right_book_is_taken():
     check_book(BOOK)
     assert len(BOOK) == 9
+
+
+def clone_rows(ask):
+    yield Line((S0,), (S0,))
+
+
+ENTRIES = {
+    "own is no function": ({"own": 3}, "own=3: it is no function"),
+    "instead is no function": ({"instead": "aten.mul.Tensor"}, "instead='aten.mul.Tensor': it is no function"),
+}
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_an_entry_whose_functions_are_none_is_refused_at_once(case):
+    more, problem = ENTRIES[case]
+    with pytest.raises(BadRule, match=problem):
+        check_book(Book.of(Entry("aten.clone.default", clone_rows, "copy", "none", **more)))
+
+
+AT_USE = {
+    "own raises": ({"own": lambda ask: ask["rows"]}, "own: KeyError: 'rows': it raised when asked about"),
+    "own names nothing": ({"own": lambda ask: {"N": 2}}, "own: N: the op has no such argument"),
+    "instead raises": ({"instead": lambda ask: ask["dims"]}, "instead: KeyError: 'dims': it raised when asked"),
+    "instead is no call": ({"instead": lambda ask: None}, "instead: AttributeError: "),
+    "instead is no op": ({"instead": lambda ask: Call("aten.nothing.default", (Leaf(0),))}, "instead: AttributeError: "),
+    "instead loses a tensor": ({"instead": lambda ask: Call("aten.rand.default", ([2],))},
+                               "the call has 1 tensors, that one leaves none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AT_USE)
+def test_calls_of_a_ranks_own_that_make_no_sense_are_refused_at_use_and_name_the_rules_line(case):
+    more, problem = AT_USE[case]
+    book = Book.of(Entry("aten.clone.default", clone_rows, "copy", "none", **more))
+    with pytest.raises(BadRule, match=problem) as raised:
+        Propagator(book).propagate("aten.clone.default", [spec_of(Mesh.of(2), "S(0)", (4, 3))])
+    assert raised.value.where.endswith(f"{HERE}:{inspect.getsourcelines(clone_rows)[1]}")
+
+
+def test_arguments_of_a_ranks_own_are_those_of_its_pieces_and_none_where_it_has_all():
+    entry = Entry(
+        "aten.new_zeros.default", clone_rows, "factory", "none", ("size",), lambda ask: {"layout": ask["layout"]}
+    )
+    whole = Ask(entry.op, {"size": [4], "layout": None}, (Meta((4,), F32),), (Meta((4,), F32),))
+    own = checked_own(entry)
+    assert own(whole, whole) == {}
+    assert own(replace(whole, outputs=(Meta((2,), F32),)), whole) == {"size": [2], "layout": None}
+    assert own(replace(whole, tensors=(Meta((2,), F32),)), whole) == {"layout": None}

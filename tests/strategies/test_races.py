@@ -3,6 +3,7 @@
 import sys
 
 from localtensor.explore import Program, replay
+from localtensor.explore_values import Explored
 from strategies import races, races_once
 from strategies.races_world import World
 
@@ -37,6 +38,26 @@ def test_a_failure_is_kept_beside_what_holds():
     right, wrong = races.explore_all([good, bad], 100)
     assert right.failure is None and wrong.failure.said == "one is lost"
     assert replay(bad, wrong.failure.text) == wrong.failure
+
+
+def test_the_seconds_are_shared_too_and_a_seed_is_passed_on(monkeypatch):
+    asked = []
+
+    def noted(program, **settings):
+        asked.append(settings)
+        return Explored(settings["schedules"], False, None)
+
+    monkeypatch.setattr(races, "explore", noted)
+    races.explore_all([good, good, good, good], 400, seed=7, seconds=80.0)
+    assert {settings["seed"] for settings in asked} == {7}
+    firsts = [settings["seconds"] for settings in asked[:: len(races.STAGES)]]
+    assert 19 < firsts[0] <= 20 and firsts == sorted(firsts)  # who is quick leaves more to the others
+    assert 75 < firsts[-1] <= 80
+
+
+def test_after_a_failure_a_program_is_not_tried_in_further_stages():
+    [tried] = races.explore_all([bad], 1000)
+    assert tried.failure is not None and tried.yields == "marked" and tried.schedules < 250
 
 
 def test_when_the_seconds_are_over_nothing_is_begun():

@@ -1,8 +1,10 @@
 """`localtensor races`: exit codes, refusals, files."""
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,15 +56,46 @@ def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, caps
     assert done.returncode == 0, done.stderr  # the real program does not fail by that schedule
 
 
+@pytest.mark.parametrize(("target", "name", "module", "within"), [
+    ("once", "asks", "races_once", "races.WITHIN"),
+    ("once", "calls", "races_history", "races.WITHIN"),
+    ("propagate", "same_key", "races_propagate", "races_propagate.WITHIN"),
+])  # fmt: skip
+def test_a_script_names_the_program_that_failed_and_what_was_traced(target, name, module, within):
+    [finding] = races_command._part(target, Tried(name, "One key", 7, 0.1, FAILURE, "lines")).findings
+    assert f"races.made({module}.{name}, 'lines', {within})" in finding.script
+
+
+def test_parts_without_a_finding_have_no_script(tmp_path):
+    found = Finding("a", "crash", 1, "", "text")
+    races_command._write_scripts(tmp_path, [Part("a", "?", 3, 0.0, (found,)), Part("b", "?", 3, 0.0)])
+    assert [(file.name, file.read_text()) for file in tmp_path.glob("*.py")] == [("races_a.py", "text\n")]
+
+
 def test_seconds_that_are_over_leave_parts_that_were_not_run(capsys):
     assert run(Asked("dtensor", seconds=0.5)) == NOTHING
-    assert "not run: --seconds 0.5 were over" in capsys.readouterr().out
+    assert "not run: too little was left of --seconds 0.5" in capsys.readouterr().out
 
 
 def test_what_cannot_be_written_is_infrastructure(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert run(Asked("once", schedules=13, json_file=tmp_path / "file" / "races.json")) == NOTHING
     assert "the report above is whole" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"json_file": Path("races.json")}, "races.json"),
+    ({"repro": Path("scripts")}, "scripts"),
+    ({"json_file": Path("races.json"), "repro": Path("scripts")}, "races.json"),
+])  # fmt: skip
+def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, settings, named):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, FAILURE)])
+    monkeypatch.setattr(races_command, "write_whole", full)
+    assert run(Asked("once", **settings)) == NOTHING
+    assert f"localtensor: {named}: No space left on device; the report above is whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("parts", "code"), [
