@@ -24,11 +24,12 @@ def specials(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
 
 
 def holes(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """NaN sprinkled in.  Of a partial value one rank has the NaN, and the others have numbers."""
-    return _sprinkled(sample, rng, torch.tensor([torch.nan, torch.nan]))
+    """NaN sprinkled in, on a third of the elements, at most eight.  Of a partial value one rank has the NaN, and the others
+    have numbers, which are on the side that shows a wrong rule only at some of them."""
+    return _sprinkled(sample, rng, torch.full((8,), torch.nan), share=3)
 
 
-def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor) -> tuple[Tensor, ...] | None:
+def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int = 1) -> tuple[Tensor, ...] | None:
     """torch's kernels for orthogonal polynomials give left-over numbers for NaN (2.13: `x = nan` gives
     125103.9 in one lane and 0 in another), and those of fused optimizers another result in the vectorised part
     than in the rest, so those are not asked."""
@@ -38,8 +39,9 @@ def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor) -> tuple[T
     def sprinkle(x: Tensor, name: str) -> Tensor:
         if not _is_float(x) or x.numel() < 4 or x.ndim == 0 or name in SORTED:
             return x
-        spots = torch.randperm(x.numel(), generator=rng)[: special.numel()].to(x.device)
-        return x.flatten().index_copy(0, spots, special.to(x)).view(x.shape)
+        few = special[: max(2, x.numel() // share)]
+        spots = torch.randperm(x.numel(), generator=rng)[: few.numel()].to(x.device)
+        return x.flatten().index_copy(0, spots, few.to(x)).view(x.shape)
 
     return _changed(sample, tuple(map(sprinkle, sample.tensors, names(sample))))
 

@@ -34,6 +34,8 @@ LINES = [
     (sample("threshold_backward.default", X, Y, 0.0), [CUT2, "P(sum), R -> P(sum)", "P(avg), R -> P(avg)"]),
     (sample("add.Tensor", FLAGS, ~FLAGS), [CUT2, "P(sum), P(sum) -> P(sum)", "P(max), P(max) -> P(max)",
      *(f"{p} -> P({k})" for k in ("sum", "product", "max", "min") for p in (f"P({k}), R", f"R, P({k})"))]),
+    (sample("_prelu_kernel_backward.default", X, Y, X), ["S(0), S(0), S(0) -> S(0), S(0)",
+     "P(sum), R, R -> P(sum), P(sum)", "P(avg), R, R -> P(avg), P(avg)"]),
     (sample("clone.default", X), [CUT, "P(*) -> P(*)"]),
     (sample("clone.default", WHOLE), [CUT, *(f"P({k}) -> P({k})" for k in ("sum", "product", "max", "min"))]),
     (sample("_to_copy.default", X.bfloat16(), dtype=torch.float32), [CUT, "P(*) -> P(*)"]),

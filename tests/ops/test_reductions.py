@@ -13,6 +13,8 @@ X, N = numbers(4, 6), numbers(4, 6, dtype=torch.int64)
 FLAGS, BYTES = X > 0, (X > 0).to(torch.uint8)
 CHOSEN = ["median.dim", "mode.default", "max.dim"]
 LINES = [
+    (sample("_is_all_true.default", numbers(4) > 0), ["S(0) -> P(min)", "S(0) -> P(product)", "P(min) -> P(min)",
+     "P(product) -> P(product)"]),
     (sample("sum.dim_IntList", X, [-1]), ["S(0) -> S(0)", "S(1) -> P(sum)", "P(+) -> P(+)"]),
     (sample("sum.dim_IntList", X, [0]), ["S(1) -> S(0)", "S(0) -> P(sum)", "P(+) -> P(+)"]),
     (sample("sum.dim_IntList", X, [0], True), ["S(1) -> S(1)", "S(0) -> P(sum)", "P(+) -> P(+)"]),
