@@ -36,6 +36,7 @@ PRIVATE = {
     "torch.distributed.tensor._redistribute": "flags that change the choice of a plan",
 }
 _RULES = "torch.distributed.tensor._ops."
+_TORCHS = ("aten", "prims")  # what torch has rules for; ops of others are no part of these
 _VALUES = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -184,8 +185,10 @@ def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
 
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
     rules = [table.get(schema.op) for table in tables]
-    used = [rule for rule in rules if rule is not None]  # none: it may go by those of its decomposition, whichever
-    if not all(map(_is_torchs, used or [rule for table in tables for rule in table.values()])):
+    used = [rule for rule in rules if rule is not None]
+    # Without a rule of its own an op goes by its decomposition, which is made of torch's own ops, whichever.
+    used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCHS]
+    if not all(map(_is_torchs, used)):
         raise Alone
     flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
     return (
