@@ -31,7 +31,7 @@ EXIT_CODES = {
     'localtensor gate --rules my_rules --accept "issue 12: needs a scan over ranks" --expires 2099-12-31': 0,
     "python overlaid.py": 0,
     "localtensor races": 0,
-    "localtensor races --target propagate": 0,
+    "localtensor races --target propagate --schedules 300": 0,
     "pytest test_layers.py": 0,
     "pytest test_layers.py --rank-schedule shuffled:7 --rank-seed 1": 0,
     "pytest test_layers.py --rank-flaky 10": 0,
