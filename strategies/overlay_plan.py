@@ -2,6 +2,12 @@
 
 A plan follows from shapes, dtypes, placements, arguments and the sizes of the mesh, and from no rank: all ranks come to
 the same, each for itself.  It is kept by all of that, each argument with its type, so that 1, 1.0 and True differ.
+
+| torch part (under torch.distributed.tensor)             | read on     | run on |
+|---------------------------------------------------------|-------------|--------|
+| _dtensor_spec.DTensorSpec, TensorMeta                   | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/test_torch_dtensor.py` names them, for `torch_dtensor` asks for both, too.
 """
 
 from __future__ import annotations

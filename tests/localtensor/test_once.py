@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from localtensor import _context
 from localtensor.once import BadCache, Once, Stats, _own_copy, clear_all
 from localtensor.once_cells import Circular
+from localtensor.sync import Threads
 
 
 def test_a_key_is_computed_once():
@@ -24,6 +25,23 @@ def test_a_key_is_computed_once():
     assert [once.get(key) for key in (1, 2, 1, 2, 1)] == [f"value of {key}" for key in (1, 2, 1, 2, 1)]
     assert computed == [1, 2]
     assert once.stats() == Stats(hits=3, misses=2, waits=0, failures=0, evictions=0, size=2)
+
+
+class Poisoned:
+    def __enter__(self):
+        raise AssertionError("the lock was taken")
+
+    def __exit__(self, *_):
+        """Never entered."""
+
+
+def test_a_hit_takes_no_lock_and_a_miss_does():
+    lengths = Once(len, name="lengths", sync=Threads())  # of its own: who waits for whom is told by services
+    assert lengths.get("abc") == 3
+    lengths._own.lock = lengths._circle.own.lock = Poisoned()
+    assert [lengths.get("abc") for _ in range(3)] == [3, 3, 3]
+    with pytest.raises(AssertionError, match="the lock was taken"):
+        lengths.get("abcd")
 
 
 def test_a_call_may_bring_its_own_computation_and_its_arguments():
