@@ -108,18 +108,28 @@ def shape_text(shape: Sequence[int], dtype: torch.dtype) -> str:
     return f"{_SHORT.get(dtype, str(dtype).removeprefix('torch.'))}[{','.join(map(str, shape))}]"
 
 
+ShardOrder = tuple[tuple[int, tuple[int, ...]], ...]
+"""For a dim that several axes cut, the axes in the order in which they cut it, as torch's `DTensorSpec.shard_order`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """How one tensor lies on a mesh: a placement for each axis, and the whole tensor's metadata.
 
+    Axes cut from left to right, unless `shard_order` says otherwise for a dim: it holds those dims alone whose order is
+    another one, sorted, however it was given.  Each cut is of what the cuts before it have left.
+
     >>> Spec(Mesh.of(dp=2), (Shard(0),), (8, 4), torch.float32)
     f32[8,4] @ dp:S(0)
+    >>> Spec(Mesh.of(dp=2, tp=2), (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),))
+    f32[8,4] @ dp:S(0)[1], tp:S(0)[0]
     """
 
     mesh: Mesh
     placements: tuple[Placement, ...]
     shape: tuple[int, ...]
     dtype: torch.dtype
+    shard_order: ShardOrder = ()
 
     def __post_init__(self) -> None:
         if len(self.placements) != len(self.mesh.sizes):
@@ -130,13 +140,46 @@ class Spec:
                 raise NoSuchDim("Spec", cut[0], self.shape)
             if cut is not None and cut[1] < 1:
                 raise BadPlacement("Spec", shorts(self.placements), "a split factor is 1 or more")
+        if self.shard_order:
+            object.__setattr__(self, "shard_order", self._reordered())
+
+    def cut_by(self, dim: int) -> tuple[int, ...]:
+        """The axes that cut this dim, in the order in which they do.
+
+        >>> Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32, ((0, (1, 0)),)).cut_by(0)
+        (1, 0)
+        """
+        for ordered, axes in self.shard_order:
+            if ordered == dim:
+                return axes
+        return tuple(axis for axis, cut in enumerate(map(cuts, self.placements)) if cut is not None and cut[0] == dim)
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """All axes in an order in which they may be applied: from left to right, but for the dims of `shard_order`."""
+        order = list(range(len(self.placements)))
+        for _, axes in self.shard_order:
+            for place, axis in zip(sorted(axes), axes, strict=True):
+                order[place] = axis
+        return tuple(order)
+
+    def _reordered(self) -> ShardOrder:
+        plain = Spec(self.mesh, self.placements, self.shape, self.dtype)
+        for dim, axes in self.shard_order:
+            if sorted(axes) != list(plain.cut_by(dim)):
+                problem = f"shard_order gives dim {dim} to the axes {axes}, and {plain.cut_by(dim) or 'no axis'} cut it"
+                raise BadPlacement("Spec", shorts(self.placements), problem)
+        return tuple(sorted((dim, tuple(axes)) for dim, axes in self.shard_order if sorted(axes) != list(axes)))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What Hypothesis prints in a failing example: a call that makes the same spec."""
         mesh = f"Mesh({self.mesh.sizes}, {self.mesh.names})"
         placements = ", ".join(f"parse({short(placement)!r})" for placement in self.placements)
-        printer.text(f"Spec({mesh}, ({placements},), {self.shape}, {self.dtype})")
+        order = f", {self.shard_order}" if self.shard_order else ""
+        printer.text(f"Spec({mesh}, ({placements},), {self.shape}, {self.dtype}{order})")
 
     def __repr__(self) -> str:
+        turns = {axis: f"[{turn}]" for _, axes in self.shard_order for turn, axis in enumerate(axes)}
         named = zip(self.mesh.names, self.placements, strict=True)
-        return f"{shape_text(self.shape, self.dtype)} @ {', '.join(f'{n}:{short(p)}' for n, p in named)}"
+        placed = ", ".join(f"{n}:{short(p)}{turns.get(axis, '')}" for axis, (n, p) in enumerate(named))
+        return f"{shape_text(self.shape, self.dtype)} @ {placed}"

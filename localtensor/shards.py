@@ -5,12 +5,13 @@ torch.chunk, as DTensor's Shard does: every rank gets ceil(size / ranks) rows un
 so the last pieces may be short or empty.  A strided shard cuts the dim into `split_factor` blocks
 in this way first, and each rank holds its chunk of every block.
 
-Axes apply from left to right, as where DTensor distributes a tensor.
+Axes apply from left to right, as where DTensor distributes a tensor, unless the spec has a shard order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +19,11 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces
+from localtensor.mesh import Mesh
 from localtensor.partials import fold, parts
 from localtensor.placement import Spec, cuts, is_defined, short
+
+T = TypeVar("T")
 
 
 def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
@@ -110,7 +114,24 @@ def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Seque
 
 def local_shapes(spec: Spec) -> list[tuple[int, ...]]:
     """Each rank's local shape, by rank number."""
-    return shapes_on(spec.shape, spec.placements, spec.mesh.sizes)
+    return by_rank(shapes_on(spec.shape, *in_sequence(spec)), spec)
+
+
+def in_sequence(spec: Spec) -> tuple[list[Placement], list[int]]:
+    """The placements and the sizes of the axes, in the order in which they apply."""
+    return [spec.placements[axis] for axis in spec.sequence], [spec.mesh.sizes[axis] for axis in spec.sequence]
+
+
+def by_rank(held: list[T], spec: Spec) -> list[T]:
+    """What the ranks hold by rank number, given with the axes in the order in which they apply, the last one fastest."""
+    return [held[place] for place in _places(spec)] if spec.shard_order else held
+
+
+def _places(spec: Spec) -> list[int]:
+    """For each rank its place where the axes stand in the order in which they apply."""
+    applied = Mesh(tuple(in_sequence(spec)[1]), tuple(map(str, spec.sequence)))
+    at = map(spec.mesh.coordinate, range(spec.mesh.ranks))
+    return [applied.rank(tuple(where[axis] for axis in spec.sequence)) for where in at]
 
 
 def spread(
@@ -137,19 +158,23 @@ def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Ten
     """Every rank's piece, by rank number; raises `WrongPieces` if x has not the spec's shape, and as `split_axis`."""
     if tuple(x.shape) != tuple(spec.shape):
         raise WrongPieces("shards.split", [tuple(x.shape)], [spec.shape])
-    return spread(x, spec.placements, spec.mesh.sizes, lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
+    held = spread(x, *in_sequence(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
+    return by_rank(held, spec)
 
 
 def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
     """The whole tensor from every rank's piece; raises `WrongPieces` if a local shape is not the spec's.
 
-    Of the spec, the mesh, the placements and the shape count; the dtype is that of the pieces.
+    Of the spec, all but the dtype counts; the dtype is that of the pieces.
     """
     want, got = local_shapes(spec), [tuple(piece.shape) for piece in held]
     if got != want:
         raise WrongPieces("shards.assemble", got, want)
     level = list(held)
-    for size, placement in reversed(list(zip(spec.mesh.sizes, spec.placements, strict=True))):
+    if spec.shard_order:
+        for rank, place in enumerate(_places(spec)):
+            level[place] = held[rank]
+    for placement, size in reversed(list(zip(*in_sequence(spec), strict=True))):
         level = [assemble_axis(level[i : i + size], placement) for i in range(0, len(level), size)]
     return level[0]
 

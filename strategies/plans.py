@@ -1,0 +1,159 @@
+"""A plan as a value: the collectives that take a tensor from one spec to another, what each costs, and why these.
+
+| collective       | what a rank has                            | m of the cost table (`strategies.cost`)            |
+|------------------|--------------------------------------------|----------------------------------------------------|
+| all_gather       | its piece, afterwards everybody's          | ranks times the largest piece                      |
+| reduce_scatter   | a partial value, afterwards its piece      | ranks times the largest piece                      |
+| all_reduce       | a partial value, afterwards the value      | what it has                                        |
+| all_to_all       | its piece, afterwards another              | what the rank that has most has before             |
+| local            | what it has, afterwards some of it, or more | what the rank that has most has afterwards        |
+
+Pieces that are uneven are sent as if each were as large as the largest, but by all_to_all, which knows sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localtensor.placement import Spec, short
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
+"""What one step may be.  A step along axes of one rank is `local`: nobody is there to talk to."""
+PICO = 1_000_000_000_000
+"""Prices are whole picoseconds, or bytes: integers add up alike in any order, so that a price is exactly a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a price is asked for: one collective, before anybody knows which plan it will stand in."""
+
+    kind: str
+    axes: tuple[int, ...]
+    """The mesh axes whose ranks talk to each other; more than one where they are flattened into one group."""
+    ranks: int
+    """How many talk to each other: the product of the sizes of these axes."""
+    nbytes: int
+    """The m of the table above, in bytes."""
+    even: float
+    """The bytes of a rank's piece before, as if all dims were cut evenly: the only size that torch's own cost knows."""
+    was: str = ""
+    now: str = ""
+    """The placement along these axes before and after: `R`, `S`, `SS` or `P`."""
+
+
+class Price(Protocol):
+    """What a step costs: a whole number, never negative.  A plan costs the sum of its steps."""
+
+    name: str
+    """What the cache of plans knows it by: equal names (with equal prices behind them) share plans."""
+    grows: bool
+    """Whether a move of more bytes never costs less: then the search may leave out what it need not look at."""
+
+    def __call__(self, move: Move) -> int:
+        """The price of a move: picoseconds, or bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective, or a change that each rank makes by itself, on the whole tensor of a plan."""
+
+    move: Move
+    was: Spec
+    now: Spec
+    sent: int
+    """Bytes that the rank which sends most sends."""
+    seconds: float
+    """By the clock of the plan's topology, whatever the plan was searched by."""
+    memory: int
+    """Bytes that a rank has in use at most while the step runs: what it holds, what it makes, and buffers."""
+
+    @property
+    def kind(self) -> str:
+        return self.move.kind
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.move.axes
+
+    def __str__(self) -> str:
+        """`dp: all-gather S(0) -> R  12.0 MB  38 us`."""
+        mesh = self.was.mesh
+        where = ",".join(mesh.names[axis] for axis in self.axes)
+        was, now = (",".join(placed(spec, axis) for axis in self.axes) for spec in (self.was, self.now))
+        cost = "" if self.kind == "local" else f"  {bytes_text(self.sent)}"
+        return f"{where}: {self.kind.replace('_', '-')} {was} -> {now}{cost}  {time_text(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps from one spec to another; none if they are the same."""
+
+    src: Spec
+    dst: Spec
+    steps: tuple[Step, ...]
+    price: int
+    """What was made least, in the unit of the price: see `by`."""
+    by: str
+    """The name of the price that was made least."""
+    why: str
+    """How it was found, in a sentence."""
+    states: int
+    """How many layouts the search looked at."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a rank sends, step by step the one that sends most."""
+        return sum(step.sent for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def memory(self) -> int:
+        """Bytes in use on a rank at most, its piece before and after included; 0 for a plan without steps."""
+        return max((step.memory for step in self.steps), default=0)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps)) or "nothing to do"
+
+
+def placed(spec: Spec, axis: int) -> str:
+    """The placement on an axis, with its turn where the dim is not cut from left to right.
+
+    >>> from localtensor.mesh import Mesh
+    >>> from localtensor.placement import parse
+    >>> import torch
+    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32, ((0, (1, 0)),))
+    >>> placed(spec, 0), placed(spec, 1)
+    ('S(0)[1]', 'S(0)[0]')
+    """
+    turns = {axis: f"[{turn}]" for _, axes in spec.shard_order for turn, axis in enumerate(axes)}
+    return short(spec.placements[axis]) + turns.get(axis, "")
+
+
+def bytes_text(count: float) -> str:
+    """
+    >>> bytes_text(0), bytes_text(999), bytes_text(12_000_000)
+    ('0 B', '999 B', '12.0 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def time_text(seconds: float) -> str:
+    """
+    >>> time_text(38e-6), time_text(0.0021), time_text(0)
+    ('38 us', '2.1 ms', '0 us')
+    """
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def axes_text(spec: Spec, axes: Sequence[int]) -> str:
+    return ",".join(spec.mesh.names[axis] for axis in axes)
