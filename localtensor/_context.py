@@ -200,10 +200,61 @@ def end_rules(last: Callable[[], None]) -> None:
             last()
 
 
+# -- explicit communication only: each thread and each task has its own guard; ranks have that of who runs them
+
+
+_guard: ContextVar[Any] = ContextVar("localtensor_guard", default=None)
+_guards_turn = threading.Lock()
+_guards_users: list[None] = []
+
+
+def guard() -> Any | None:
+    """What this thread and task asks before an op communicates by itself, or None.  Asked at each op: it is quick."""
+    return _guard.get()
+
+
+def put_guard(guard: Any | None) -> None:
+    """Ops of this thread and task ask this one from here."""
+    _guard.set(guard)
+
+
+def begin_guards(first: Callable[[], None]) -> None:
+    """Somebody has a guard; `first` is called if nobody had before."""
+    with _guards_turn:
+        if not _guards_users:
+            first()
+        _guards_users.append(None)
+
+
+def end_guards(last: Callable[[], None]) -> None:
+    """Somebody has it no longer; `last` is called if nobody else has any."""
+    with _guards_turn:
+        _guards_users.pop()
+        if not _guards_users:
+            last()
+
+
+_backward: ContextVar[tuple[int, Any]] = ContextVar("localtensor_backward", default=(0, None))
+
+
+def hold_backward(begin: Callable[[], Any]) -> None:
+    """Somebody wants this thread's backward otherwise; `begin` is called if nobody did, and what it returns is kept."""
+    users, kept = _backward.get()
+    _backward.set((users + 1, kept if users else begin()))
+
+
+def release_backward() -> None:
+    """Somebody does no longer: what was kept is left, as a context is, if nobody else does.  In any order."""
+    users, kept = _backward.get()
+    _backward.set((users - 1, kept if users > 1 else None))
+    if users == 1:
+        kept.__exit__(None, None, None)
+
+
 def _forget_pools() -> None:
     """A forked child starts its own: the parent's processes know nothing of it."""
-    global _pools_turn, _rules_turn  # a thread that the child does not have may hold them
-    _pools_turn, _rules_turn = threading.Lock(), threading.Lock()
+    global _pools_turn, _rules_turn, _guards_turn  # a thread that the child does not have may hold them
+    _pools_turn, _rules_turn, _guards_turn = threading.Lock(), threading.Lock(), threading.Lock()
     _pools.clear()
 
 

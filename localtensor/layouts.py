@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
@@ -20,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.partials import reducible
 from localtensor.placement import StridedShard, cuts
-from localtensor.shards import strided_bounds
+from localtensor.row_runs import cut_alike
 
 Layout = tuple[Placement, ...]
 """One placement for each axis of a mesh, for one tensor."""
@@ -85,34 +84,9 @@ def in_order(dim: int, order: Sequence[int], mesh: Sequence[int]) -> dict[int, P
     return found
 
 
-@functools.lru_cache(maxsize=4096)
 def _read_alike(size: int, factors: tuple[int, ...], mesh: tuple[int, ...]) -> bool:
     order = order_of(factors, mesh)
     if order is None:  # made by views: of several such cuts torch does not say how they nest
         return sum(map(bool, factors)) == 1
-    return _from_left_to_right(size, factors, mesh) == _in_that_order(size, order, mesh)
-
-
-def _from_left_to_right(size: int, factors: Sequence[int], mesh: Sequence[int]) -> list[list[int]]:
-    """The rows of each rank, by rank number, if every axis cuts what the axes to its left have left it."""
-    held = [list(range(size))]
-    for factor, ranks in zip(factors, mesh, strict=True):
-        held = [piece for rows in held for piece in (_cut(rows, factor, ranks) if factor else [rows] * ranks)]
-    return held
-
-
-def _in_that_order(size: int, order: Sequence[int], mesh: Sequence[int]) -> list[list[int]]:
-    """The same, if the axes cut in that order."""
-
-    def rows(rank: int) -> list[int]:
-        held = list(range(size))
-        for axis in order:
-            held = _cut(held, 1, mesh[axis])[rank // math.prod(mesh[axis + 1 :]) % mesh[axis]]
-        return held
-
-    return [rows(rank) for rank in range(math.prod(mesh))]
-
-
-def _cut(rows: list[int], factor: int, ranks: int) -> list[list[int]]:
-    chunks = zip(*strided_bounds(len(rows), factor, ranks), strict=True)
-    return [[row for start, length in held for row in rows[start : start + length]] for held in chunks]
+    from_the_left = tuple((axis, factor) for axis, factor in enumerate(factors) if factor)
+    return cut_alike(size, from_the_left, tuple((axis, 1) for axis in order), mesh)

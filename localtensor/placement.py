@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from localtensor.errors import BadPlacement, NoSuchDim
+from localtensor.errors import BadPlacement, BadShardOrder, NoSuchDim
 from localtensor.mesh import Mesh
 
 StridedShard = _StridedShard
@@ -117,7 +117,11 @@ class Spec:
     """How one tensor lies on a mesh: a placement for each axis, and the whole tensor's metadata.
 
     Axes cut from left to right, unless `shard_order` says otherwise for a dim: it holds those dims alone whose order is
-    another one, sorted, however it was given.  Each cut is of what the cuts before it have left.
+    another one, sorted, however it was given.  Each cut is of what the cuts before it have left.  `localtensor.orders`
+    turns shard orders into strided shards and back.
+
+    Raises `BadPlacement` or `NoSuchDim` for placements that do not fit the mesh or the shape, and `BadShardOrder` for an
+    order of other axes than those that cut the dim, as of `dataclasses.replace` with other placements.
 
     >>> Spec(Mesh.of(dp=2), (Shard(0),), (8, 4), torch.float32)
     f32[8,4] @ dp:S(0)
@@ -164,12 +168,24 @@ class Spec:
         return tuple(order)
 
     def _reordered(self) -> ShardOrder:
-        plain = Spec(self.mesh, self.placements, self.shape, self.dtype)
-        for dim, axes in self.shard_order:
-            if sorted(axes) != list(plain.cut_by(dim)):
-                problem = f"shard_order gives dim {dim} to the axes {axes}, and {plain.cut_by(dim) or 'no axis'} cut it"
-                raise BadPlacement("Spec", shorts(self.placements), problem)
-        return tuple(sorted((dim, tuple(axes)) for dim, axes in self.shard_order if sorted(axes) != list(axes)))
+        cutting: dict[int, list[int]] = {}
+        for axis, cut in enumerate(map(cuts, self.placements)):
+            if cut is not None:
+                cutting.setdefault(cut[0], []).append(axis)
+        found: dict[int, tuple[int, ...]] = {}
+        for entry in self.shard_order:
+            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[1], tuple | list):
+                raise self._no_order(f"{entry!r} is no pair of a dim and its axes")
+            dim, axes = entry
+            if dim in found:
+                raise self._no_order(f"it names dim {dim} twice")
+            if sorted(axes) != cutting.get(dim, []):
+                raise self._no_order(f"dim {dim} is cut by the axes {cutting.get(dim, [])}, and not by {list(axes)}")
+            found[dim] = tuple(axes)
+        return tuple(sorted((dim, axes) for dim, axes in found.items() if list(axes) != cutting[dim]))
+
+    def _no_order(self, problem: str) -> BadShardOrder:
+        return BadShardOrder(f"{self.shard_order} of {shorts(self.placements)}", problem)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What Hypothesis prints in a failing example: a call that makes the same spec."""

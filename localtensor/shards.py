@@ -56,7 +56,21 @@ def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: in
         return tuple(shape)
     dim, factor = cut
     _check_dim("shards.local_shape", dim, shape)
-    return (*shape[:dim], sum(chunk[rank][1] for chunk in strided_bounds(shape[dim], factor, ranks)), *shape[dim + 1 :])
+    return (*shape[:dim], length_of(shape[dim], factor, ranks, rank), *shape[dim + 1 :])
+
+
+def length_of(size: int, factor: int, ranks: int, rank: int) -> int:
+    """How many of the rows of one dim that rank holds, of `factor` blocks its chunk each: the sum of `strided_bounds`.
+
+    >>> [length_of(5, 2, 2, rank) for rank in range(2)]
+    [3, 2]
+    """
+    block = -(-size // factor)
+    if not block:
+        return 0
+    step, (whole, rest) = -(-block // ranks), divmod(size, block)
+    last = -(-rest // ranks)
+    return whole * max(0, min(step, block - step * rank)) + max(0, min(last, rest - last * rank))
 
 
 def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator | None = None) -> list[Tensor]:
@@ -108,7 +122,11 @@ def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Seque
     """
     shapes = [tuple(shape)]
     for size, placement in zip(mesh, placements, strict=True):
-        shapes = [local_shape(whole, placement, size, place) for whole in shapes for place in range(size)]
+        if cuts(placement) is None:
+            shapes = [whole for whole in shapes for _ in range(size)]
+            continue
+        known = {whole: [local_shape(whole, placement, size, place) for place in range(size)] for whole in set(shapes)}
+        shapes = [piece for whole in shapes for piece in known[whole]]
     return shapes
 
 
@@ -117,8 +135,10 @@ def local_shapes(spec: Spec) -> list[tuple[int, ...]]:
     return by_rank(shapes_on(spec.shape, *in_sequence(spec)), spec)
 
 
-def in_sequence(spec: Spec) -> tuple[list[Placement], list[int]]:
+def in_sequence(spec: Spec) -> tuple[Sequence[Placement], Sequence[int]]:
     """The placements and the sizes of the axes, in the order in which they apply."""
+    if not spec.shard_order:
+        return spec.placements, spec.mesh.sizes
     return [spec.placements[axis] for axis in spec.sequence], [spec.mesh.sizes[axis] for axis in spec.sequence]
 
 

@@ -33,7 +33,7 @@ class Simulation:
     def __init__(self, ranks: int, schedule: Schedule, swap: Callable[[int | None, int | None], None]) -> None:
         self.ranks = ranks
         self.serial = _context.next_serial()
-        self.rules = _context.rules()  # of the caller's thread, which its ranks have too
+        self.rules, self.guard = _context.rules(), _context.guard()  # of the caller's thread, which its ranks have too
         self.baton = Baton(ranks, schedule, swap, self._judge, Cores(ranks).turn)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, where

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor import limits, propagation, stand_ins, worlds
-from localtensor._context import entered, put_rules, running
+from localtensor._context import entered, put_guard, put_rules, running
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
 from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, ProgramFault
@@ -116,6 +116,7 @@ def _one_core_each() -> Iterator[None]:
 def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dict[int, dict[str, worlds.Made]]) -> None:
     """One rank's life, in its thread."""
     put_rules(simulation.rules)
+    put_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
     worlds.join(world)

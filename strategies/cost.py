@@ -25,14 +25,24 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.placement import cuts, short
 
 REPLICATE = Replicate()
 
 
+class BadNetwork(LocalTensorError):
+    """A link that no message could take."""
+
+    def __init__(self, argument: str, value: object) -> None:
+        problem = "this is no number of seconds from 0 to 1000"
+        remedy = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
+        super().__init__(refusal("Network", argument, repr(value), problem, remedy))
+
+
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Seconds for a message, and for each byte of it; the same along every axis.
+    """Seconds for a message, and for each byte of it; the same along every axis.  Raises `BadNetwork`.
 
     >>> f"{Network().seconds('all_reduce', 4, 1_000_000):.6f}"
     '0.000140'
@@ -40,6 +50,12 @@ class Network:
 
     latency: float = 5e-6
     per_byte: float = 8e-11
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency", self.latency), ("per_byte", self.per_byte)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value <= 1000:
+                raise BadNetwork(name, value)
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
         """One collective of `ranks` ranks; `nbytes` is the m of the table above.  A KeyError for another kind."""

@@ -1,7 +1,7 @@
 """The key of a propagated answer: all that the answer may depend on, and nothing else.
 
 Of a spec: placements with their exact classes (torch holds a subclass equal to its parent), the sizes of the mesh axes,
-shape and dtype; no mesh, no axis names, no process group, no rank.  Of an argument: its value and its type, because 1 and
+shape, dtype and shard order; no mesh, no axis names, no process group, no rank.  Of an argument: its value and its type, because 1 and
 1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN is equal to itself.  What cannot be held
 by value is refused with `NoKey`, not forgotten: ask without a cache then.
 
@@ -121,9 +121,10 @@ class Specs:
         self._placements: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def of(self, spec: Spec) -> Spec:
-        """The one spec of these placements, shape and dtype on this mesh object: it equals the spec that is given."""
+        """The one spec of these placements, shape, dtype and order on this mesh object: it equals the spec that is given."""
         # What is named by identity is held by the spec that is found.
-        key = (id(spec.mesh), id(spec.placements), spec.dtype, spec.shape, *map(type, spec.shape), type(spec))
+        shape = spec.shape
+        key = (id(spec.mesh), id(spec.placements), spec.dtype, spec.shard_order, shape, *map(type, shape), type(spec))
         try:
             return self._known[key]
         except KeyError:
@@ -140,9 +141,9 @@ class Specs:
         if len(self._known) >= self._limit:
             self._known, self._placements = {}, {}
         same = self._placements.setdefault((*map(type, placements), *placements), placements)
-        key = id(spec.mesh), id(same), spec.dtype, spec.shape, *map(type, spec.shape), type(spec)
+        key = id(spec.mesh), id(same), spec.dtype, spec.shard_order, spec.shape, *map(type, spec.shape), type(spec)
         if same is not placements and key not in self._known:
-            spec = Spec(spec.mesh, same, spec.shape, spec.dtype)
+            spec = Spec(spec.mesh, same, spec.shape, spec.dtype, spec.shard_order)
         return self._known.setdefault(key, spec)
 
 
@@ -179,6 +180,8 @@ def spec_token(spec: Spec | None) -> Hashable:
     sizes = ",".join(map(str, spec.mesh.sizes))
     placements = ", ".join(map(_written, spec.placements))
     text = f"{shape_text(spec.shape, spec.dtype)} @ {sizes}: {placements}"
+    if spec.shard_order:
+        text += f" by {spec.shard_order}"
     odd = tuple((i, _odd(p)) for i, p in enumerate(spec.placements) if not _has_text(p))
     return (text, *odd) if odd else text
 

@@ -7,9 +7,10 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -45,32 +46,13 @@ class Registered:
 
 
 def load(module: str, folder: str) -> Registered:
-    """Import the module, with `folder` on the path as `python -m` would have it.
+    """Import the module, and see what that registers.
 
     Raises `BadRules` if it is not there, raises on import, or registers nothing.
     """
-    if not all(module.split(".")) or set(module) & set("/\\: "):
-        raise BadRules(
-            module or "''", "this is no name of a module", "Write it as after `import`: my_package.my_rules."
-        )
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
     before = dtensor.strategies_now()
     already = module in sys.modules
-    try:
-        loaded = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
-            raise BadRules(
-                module, "there is no such module", f"Run from the folder that holds it (now {folder})."
-            ) from None
-        raise BadRules(module, f"importing it raises {error}", "Install what it needs.") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # why: a user's module may raise anything, pytest's Skipped too; told with its place
-        raise BadRules(
-            module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
-        ) from error
+    loaded = imported(module, folder, BadRules)
     changed = getattr(loaded, _SEEN, None) or _changed(before, already, loaded)
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
@@ -79,6 +61,29 @@ def load(module: str, folder: str) -> Registered:
     ignored = {op for _, op in changed if dtensor.ignored(op) and op not in asked}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
     return Registered(module, names, tuple(sorted(map(str, ignored))))
+
+
+def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTensorError]) -> ModuleType:
+    """A user's module, with `folder` on the path as `python -m` would have it.
+
+    `bad` makes the error that is raised if it is not there or raises on import: of its name, a problem and a remedy.
+    """
+    if not all(module.split(".")) or set(module) & set("/\\: "):
+        raise bad(module or "''", "this is no name of a module", "Write it as after `import`: my_package.my_rules.")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
+            raise bad(module, "there is no such module", f"Run from the folder that holds it (now {folder}).") from None
+        raise bad(module, f"importing it raises {error}", "Install what it needs.") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # why: a user's module may raise anything, pytest's Skipped too; told with its place
+        raise bad(
+            module, f"importing it raises {type(error).__name__}: {error} ({_place(error)})", "Mend that first."
+        ) from error
 
 
 def text_of(module: str) -> str:
@@ -111,7 +116,7 @@ def _place(error: BaseException) -> str:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
-    last = (own[1:] or frames)[-1]  # the first of our own is `load`
+    last = (own[1:] or frames)[-1]  # the first of our own is `imported`
     return f"{last.filename}, line {last.lineno}"
 
 

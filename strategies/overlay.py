@@ -85,8 +85,8 @@ class Overlay:
 
     def __enter__(self) -> Overlay:
         _context.begin_rules(overlay_table.begin)
-        backward = torch.autograd.set_multithreading_enabled(False)  # else a GPU's backward runs in another thread
-        _context.put_rules(overlay_table.Stack(self, self.handlers, _context.rules(), backward))
+        _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))  # a GPU's has its own thread
+        _context.put_rules(overlay_table.Stack(self, self.handlers, _context.rules()))
         return self
 
     def __exit__(
@@ -94,18 +94,15 @@ class Overlay:
     ) -> None:
         stack = _context.own_rules()
         if stack is not None:
-            rest, backward = stack.without(self)
+            rest = stack.without(self)
             _context.put_rules(None if rest is not None and rest.everywhere else rest)
-            if backward is not None:
-                backward.__exit__(None, None, None)
+        _context.release_backward()
         _context.end_rules(overlay_table.end)
 
     def everywhere(self) -> None:
         """For good, in every thread of the process that has no overlay of its own."""
         _context.begin_rules(overlay_table.begin)
-        _context.put_process_rules(
-            overlay_table.Stack(self, self.handlers, _context.process_rules(), None, everywhere=True)
-        )
+        _context.put_process_rules(overlay_table.Stack(self, self.handlers, _context.process_rules(), everywhere=True))
 
     def __repr__(self) -> str:
         return f"Overlay({len(self.entries)} rules)"

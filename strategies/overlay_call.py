@@ -39,9 +39,11 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from localtensor import _context
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.placement import cuts
 from strategies.book import Ask, Entry, Meta
+from strategies.explicit_asked import Need, argument_names
 from strategies.local_arguments import with_arguments
 from strategies.overlay_plan import Plan, Planner, Ready, layout_text
 from strategies.propagate_rules import own_of
@@ -85,6 +87,9 @@ class Runner:
         local = [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
         ready = self.planner.ready(self.entry, call, specs, mesh)
         plan, used = ready.plan, local
+        guard = _context.guard()
+        if guard is not None and not guard.allows and (ready.moves or plan.settled):
+            guard.asks(call.op, _needs(self.op, call, specs, ready))
         if ready.moves or plan.resized:
             used = list(local)
             for leaf in ready.moves:
@@ -187,10 +192,7 @@ def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
 
 def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
     """A rank's piece of the same tensor in another layout."""
-    middle = tuple(
-        Replicate() if isinstance(new, Partial) and new != old else new
-        for old, new in zip(spec.placements, want, strict=True)
-    )
+    middle = _whole_first(spec.placements, want)
     if middle != spec.placements:
         x, spec = _multiplied(x, spec, middle)
     if middle != spec.placements:
@@ -201,6 +203,22 @@ def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tens
         if old != new:
             x = part(x, new, spec.mesh, axis)
     return x
+
+
+def _needs(op: Overload, call: Call, specs: Sequence[DTensorSpec], ready: Ready) -> list[Need]:
+    """What a guard is asked about: the tensors that must be moved, and those that are brought back afterwards."""
+    names = argument_names(op, call.args, dict(call.kwargs), lambda value: value.index if type(value) is Leaf else None)
+    plan, needs = ready.plan, []
+    for leaf in ready.moves:
+        want = _whole_first(specs[leaf].placements, plan.inputs[leaf])
+        there = DTensorSpec(ready.mesh, want, tensor_meta=specs[leaf].tensor_meta)
+        needs.append(Need(names[leaf][0], specs[leaf], there, names[leaf][1]))
+    for leaf, result in plan.settled:
+        now = plan.outputs[result] if result is not None else plan.inputs[leaf]
+        if now is not None:
+            back = DTensorSpec(ready.mesh, now, tensor_meta=specs[leaf].tensor_meta)
+            needs.append(Need(f"{names[leaf][0]} (brought back)", back, specs[leaf], True))
+    return needs
 
 
 def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor, DTensorSpec]:
@@ -220,6 +238,13 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
             placements = (*spec.placements[:axis], Replicate(), *spec.placements[axis + 1 :])
             spec = DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
     return x, spec
+
+
+def _whole_first(given: _Placements, want: _Placements) -> tuple[Placement, ...]:
+    """Where a tensor is brought: what is to be partial is whole first, and each rank takes its part of that."""
+    return tuple(
+        Replicate() if isinstance(new, Partial) and new != old else new for old, new in zip(given, want, strict=True)
+    )
 
 
 def _observe(spec: DTensorSpec, there: DTensorSpec, op: str) -> None:

@@ -6,6 +6,7 @@ the same, each for itself.  It is kept by all of that, each argument with its ty
 | torch part (under torch.distributed.tensor)             | read on     | run on |
 |---------------------------------------------------------|-------------|--------|
 | _dtensor_spec.DTensorSpec, TensorMeta                   | 2.11 - 2.15 | 2.13   |
+| DTensorSpec.shard_order, .is_default_device_order       | 2.11 - 2.15 | 2.13   |
 
 `tests/strategies/test_torch_dtensor.py` names them, for `torch_dtensor` asks for both, too.
 """
@@ -48,6 +49,15 @@ class NoSizes(LocalTensorError, RuntimeError):
 
     def __init__(self, op: str, values: str) -> None:
         problem, remedy = "its sizes are no integers", "Trace with static shapes, or outside of the overlay."
+        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+
+
+class TurnedAxes(LocalTensorError, RuntimeError):
+    """A tensor whose axes do not cut a dim from left to right; a `RuntimeError`, as DTensor's own refusals are."""
+
+    def __init__(self, op: str, values: str) -> None:
+        problem = "its axes do not cut from left to right, in which order rules are taken for them"
+        remedy = "Redistribute it to replicas first: to the same placements DTensor moves nothing, and the order stays."
         super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
 
 
@@ -98,8 +108,8 @@ class Planner:
         self._ready: dict[Any, Ready] = {}
 
     def ready(self, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
-        """What is to be done on this mesh.  Raises `BadRule` where the rule says nonsense, `NoSizes` for symbols, and
-        what the op raises for whole tensors like these."""
+        """What is to be done on this mesh.  Raises `BadRule` where the rule says nonsense, `NoSizes` for symbols,
+        `TurnedAxes` for a shard order, and what the op raises for whole tensors like these."""
         key = _key(call, specs, mesh)
         here = key, id(mesh)  # and no mesh that equals it: the ranks of one process have meshes of their own
         known = self._ready.get(here) if key is not None else None
@@ -137,13 +147,15 @@ def _held(op: str, spec: DTensorSpec) -> Held:
     meta = spec.tensor_meta
     if meta is None or not all(type(size) is int for size in meta.shape):
         raise NoSizes(op, str(spec))
+    if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
+        raise TurnedAxes(op, str(spec))
     return Held(meta, spec.placements)
 
 
 def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
     """All that a plan depends on; None if something in it is no plain value."""
     try:
-        held = tuple((_typed_placements(spec.placements), spec.tensor_meta) for spec in specs)
+        held = tuple((_typed_placements(spec.placements), spec.tensor_meta, spec.shard_order) for spec in specs)
         key = call.op, _typed(call.args), _typed(call.kwargs), held, tuple(mesh.shape), torch.get_default_dtype()
         hash(key)
     except (_NoKey, TypeError):  # sizes that are symbols cannot be hashed

@@ -48,13 +48,11 @@ class Ours:
 class Stack:
     """The handlers of some overlays, one within the other; `below` is the rest of it.  Nothing in it changes.
 
-    `backward` is what the thread's backward was before; `everywhere` says that it is the process's.
+    `everywhere` says that it is the process's.
     """
 
-    def __init__(
-        self, overlay: Any, handlers: Handlers, below: Stack | None, backward: Any, *, everywhere: bool = False
-    ) -> None:
-        self.overlay, self.below, self.backward, self.everywhere = overlay, below, backward, everywhere
+    def __init__(self, overlay: Any, handlers: Handlers, below: Stack | None, *, everywhere: bool = False) -> None:
+        self.overlay, self.below, self.everywhere = overlay, below, everywhere
         self._own = dict(handlers)
         self.handlers: dict[torch._ops.OpOverload, Handler] = {**(below.handlers if below else {}), **self._own}
         self._seen = dict(torch_handlers())  # as they were when this overlay was entered: what is new since goes first
@@ -72,12 +70,11 @@ class Stack:
         self._views[id(table)] = table, dict(table), view
         return view
 
-    def without(self, overlay: Any) -> tuple[Stack | None, Any]:
-        """The same less the last entry of that overlay, which as a rule is the topmost, and that entry's `backward`."""
+    def without(self, overlay: Any) -> Stack | None:
+        """The same less the last entry of that overlay, which as a rule is the topmost."""
         if self.overlay is overlay or self.below is None:
-            return self.below, self.backward
-        rest, backward = self.below.without(overlay)
-        return Stack(self.overlay, self._own, rest, self.backward), backward
+            return self.below
+        return Stack(self.overlay, self._own, self.below.without(overlay))
 
 
 class View(dict[Any, Any]):
@@ -123,8 +120,9 @@ def end() -> None:
 
 def _get(dispatcher: Any) -> Any:
     table = vars(dispatcher)[NAME]
-    stack = _context.rules()
-    return table if stack is None else stack.over(table)
+    stack, guard = _context.rules(), _context.guard()
+    seen = table if stack is None else stack.over(table)
+    return seen if guard is None else guard.over(seen)
 
 
 def _set(dispatcher: Any, value: Any) -> None:

@@ -1,26 +1,37 @@
-"""The cheapest plan from one spec to another: a shortest path over the specs that legal steps connect."""
+"""The cheapest plan from one spec to another: a shortest path over the specs that legal steps connect.
+
+The search is in four rooms: a layout as an integer (`planner_table`), the steps from it (`planner_edges`), a bound of what
+is still to be paid (`planner_bound`), and A* (`planner_search`).  What it finds is remembered (`planner_known`).
+
+A plan is searched between layouts, of which a spec is but one way to write them: strided shards that encode a shard
+order are read as that order, and what lies on an axis of one rank is nothing.  So the first step starts from a spec
+that lies as `src` does on every rank, and the last one ends at one that lies as `dst` does.
+"""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Sequence
 
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.placement import Spec, short
+from localtensor.errors import OtherRows
+from localtensor.orders import lies_alike, ordered
+from localtensor.partials import agreed
+from localtensor.placement import Spec, StridedShard, is_plain, short
 from strategies.cost import commute
-from strategies.plans import Plan, Price, Step
-from strategies.pricing import TOPOLOGY, Time, Topology, step_of
-from strategies.steps import changes, targets
+from strategies.planner_bound import FAR
+from strategies.planner_known import Known, NoPlan
+from strategies.planner_search import Found, Search
+from strategies.planner_table import STEPS, Sort, Table, name_of
+from strategies.plans import Plan, Price, Step, bytes_text, time_text
+from strategies.pricing import TOPOLOGY, Time, Topology, sent
+from strategies.pricing import memory as in_use
+from strategies.steps import changed, targets
 
-
-class NoPlan(LocalTensorError):
-    """There is no way from one spec to another, or none within the memory that is allowed."""
-
-    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("plan", argument, values, problem, remedy))
+__all__ = ["NoPlan", "clear", "plan", "searched"]
+KNOWN = Known()
+"""The plans that were asked for, for all threads of this process."""
 
 
 def plan(
@@ -32,10 +43,13 @@ def plan(
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
 ) -> Plan:
-    """The cheapest steps from one spec to another of the same tensor on the same mesh, always the same ones.
+    """The cheapest steps from one spec to another of the same tensor on the same mesh; of those the fewest.
 
-    Raises `NoPlan`.  `memory` is the most bytes that a rank may have in use; `flattened` names sets of axes
-    that have a group of all their ranks.
+    Always the same ones, in any thread and process: what is left of ties is settled by the layouts' numbers.  It is
+    remembered until `clear`, by all that it depends on; a price that has no equals, by the object.
+    `memory` is the most bytes that a rank may have in use; `flattened` names sets of axes that have a group of all
+    their ranks.  Raises `NoPlan`, `BadPrice` for a price that is no whole number, and `BadMesh` for an axis that is
+    not there.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
@@ -44,38 +58,136 @@ def plan(
     >>> print(plan(src, dst))
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
     """
+    if not flattened:
+        known = KNOWN.same.get((id(src), id(dst), id(price), id(topology), memory))
+        if known is not None:
+            return known[0]  # type: ignore[no-any-return]  # what is held beside it are the owners of these ids
     _check(src, dst)
-    price = price or Time(topology)
+    return KNOWN.get(_searched, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
+
+
+def clear() -> None:
+    """No plan is remembered."""
+    KNOWN.clear()
+
+
+def searched(
+    src: Spec,
+    dst: Spec,
+    price: Price | None = None,
+    *,
+    topology: Topology = TOPOLOGY,
+    memory: int | None = None,
+    flattened: Sequence[Sequence[str]] = (),
+) -> Plan:
+    """As `plan`, from nothing, and not remembered."""
+    _check(src, dst)
+    return _searched(src, dst, price, topology, memory, flattened)
+
+
+def _searched(
+    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]]
+) -> Plan:  # fmt: skip
+    price = Time(topology) if price is None else price
+    was, now = _plain(src), _plain(dst)
     axes = [tuple(src.mesh.axis(name) for name in names) for names in flattened]
-    offered, count = targets(src, dst), itertools.count()
-    queue: list[tuple[int, int, int, Spec, tuple[Step, ...]]] = [(0, 0, next(count), src, ())]
-    done: set[str] = set()
-    while queue:
-        cost, _, _, spec, steps = heapq.heappop(queue)
-        if spec == dst:
-            return Plan(src, dst, steps, cost, price.name, f"the cheapest of all ways; {len(done)} looked at", len(done))
-        if repr(spec) in done:
-            continue
-        done.add(repr(spec))
-        for change in changes(spec, offered, axes):
-            step = step_of(change.kind, change.axes, spec, change.now, topology)
-            if memory is None or step.memory <= memory:
-                more = (cost + price(step.move), len(steps) + 1, next(count), change.now, (*steps, step))
-                heapq.heappush(queue, more)
-    raise NoPlan("memory", f"{memory} bytes", "no plan stays within it", "Allow more.")
+    table = Table(was, targets(was, now), axes, price)
+    start, goal = table.state(was), table.state(now)
+    if start != goal and table.piece(start) == table.piece(goal) and lies_alike(was, now):
+        goal = start
+    found = Search(table, start, goal, memory).cheapest()
+    if found is not None:
+        return _plan(src, dst, was, table, found, topology)
+    need = Search(table, start, goal).leanest()
+    lean = Search(table, start, goal, need).cheapest() if need < FAR else None
+    shown = f"{src} -> {dst}"
+    if lean is None:
+        raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
+    leanest = _plan(src, dst, was, table, lean, topology)
+    steps = "; ".join(map(str, leanest.steps))
+    problem = f"no plan stays within {memory} bytes, and the leanest needs {need} ({steps})"
+    raise NoPlan("memory", shown, problem, f"Allow {need} bytes or more.", leanest)
+
+
+def _plain(spec: Spec) -> Spec:
+    """The spec with strided shards written as the shard order that they are, if they are one for this shape."""
+    try:
+        return ordered(spec)
+    except OtherRows:
+        return spec
+
+
+# -- what was found, as a plan
+
+
+def _plan(src: Spec, dst: Spec, was: Spec, table: Table, found: Found, topology: Topology) -> Plan:
+    steps, whole = [], table.count == len(src.placements)
+    before = table.piece(found.states[0])
+    for state, there, sort in zip(found.states, found.states[1:], found.sorts, strict=False):
+        after = table.piece(there)
+        cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
+        move = table.move(sort, cutting, (after if sort.late else before) * sort.times)
+        now = table.spec(there) if whole else _beside(was, table, there, sort)
+        steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
+        was, before = now, after
+    name = name_of(table.price)
+    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _why(found, table), found.looked)
+
+
+def _beside(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
+    """The spec after a step, where axes of one rank stay as they are."""
+    fields = [(*table.field(there, i), i) for i in sort.group]
+    in_turn = [table.axes[i] for _, _, i in sorted(fields, key=lambda field: field[1])]
+    return changed(was, in_turn, table.placements[fields[0][0]])
+
+
+def _why(found: Found, table: Table) -> str:
+    """A true sentence on how it was found."""
+    if not found.sorts:
+        return "both lie alike on every rank"
+    looked = f"{found.looked} layouts looked at"
+    if found.met:
+        looked += f", {found.met} more met and left alone: "
+        looked += "no way through them is cheaper" if table.grows else "all ways to them cost as much or more"
+    if found.other >= FAR:
+        return f"the cheapest of all ways, and the only first step; {looked}"
+    return f"the cheapest of all ways: with another first step {_cost_text(found.other >> STEPS, table.price)} or more; {looked}"
+
+
+def _cost_text(cost: int, price: Price) -> str:
+    if isinstance(price, Time):
+        return time_text(cost * 1e-12)
+    return bytes_text(cost) if name_of(price) == "bytes" else f"{cost:,}"
+
+
+# -- what is refused
 
 
 def _check(src: Spec, dst: Spec) -> None:
+    """Raises `NoPlan` for two specs between which there is no plan, or which mean nothing."""
     shown = f"{src} -> {dst}"
     if (src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype):
         raise NoPlan("src, dst", shown, "they are not of one tensor on one mesh", "Give both the same of these.")
-    for spec in (src, dst):
-        pending = [p for p in spec.placements if isinstance(p, Partial)]
-        for one, other in itertools.combinations(pending, 2):
-            if not commute(one, other, spec.dtype):
-                problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
-                raise NoPlan("src" if spec is src else "dst", str(spec), problem, "Reduce one of them first.")
+    for name, spec in (("src", src), ("dst", dst)):
+        _check_placements(name, spec)
     for was, now in zip(src.placements, dst.placements, strict=True):
         if isinstance(was, Partial) and isinstance(now, Partial) and was != now:
             problem = f"{short(was)} does not turn into {short(now)}: these are parts of different things"
             raise NoPlan("dst", shown, problem, "Plan to R first, and from there.")
+
+
+def _check_placements(name: str, spec: Spec) -> None:
+    pending = []
+    for placement in spec.placements:
+        if type(placement) not in (Replicate, Shard, Partial, StridedShard):
+            problem = f"what {short(placement)} stands for is known to its own class only"
+            raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
+        if type(placement) is Partial:
+            if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):
+                problem = f"{short(placement)} means nothing that all agree on for {spec.dtype}"
+                raise NoPlan(name, str(spec), problem, "Reduce it before, or use another dtype.")
+            pending.append(placement)
+    for one, other in itertools.combinations(pending, 2):
+        if not commute(one, other, spec.dtype):
+            problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
+            raise NoPlan(name, str(spec), problem, "Reduce one of them first.")

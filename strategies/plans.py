@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from localtensor.placement import Spec, short
+from strategies.plan_picture import Stage, layout_text
+from strategies.plan_picture_svg import svg
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
 """What one step may be.  A step along axes of one rank is `local`: nobody is there to talk to."""
@@ -46,10 +48,13 @@ class Move:
 class Price(Protocol):
     """What a step costs: a whole number, never negative.  A plan costs the sum of its steps."""
 
-    name: str
-    """What the cache of plans knows it by: equal names (with equal prices behind them) share plans."""
-    grows: bool
-    """Whether a move of more bytes never costs less: then the search may leave out what it need not look at."""
+    @property
+    def name(self) -> str:
+        """What the cache of plans knows it by: equal names (with equal prices behind them) share plans."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether a move of more bytes never costs less: then the search may leave out what it need not look at."""
 
     def __call__(self, move: Move) -> int:
         """The price of a move: picoseconds, or bytes."""
@@ -109,15 +114,42 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return sum(step.seconds for step in self.steps)
+        return sum((step.seconds for step in self.steps), 0.0)
 
     @property
     def memory(self) -> int:
         """Bytes in use on a rank at most, its piece before and after included; 0 for a plan without steps."""
         return max((step.memory for step in self.steps), default=0)
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """For a picture: where the tensor lies first, and after each step."""
+        after = (Stage(step.now, str(step), () if step.kind == "local" else step.axes) for step in self.steps)
+        return (Stage(self.src), *after)
+
+    @property
+    def total(self) -> str:
+        """The last line of a plan that is shown.
+
+        >>> import torch
+        >>> from localtensor.mesh import Mesh
+        >>> from localtensor.placement import parse
+        >>> spec = Spec(Mesh.of(2), (parse("R"),), (8,), torch.float32)
+        >>> Plan(spec, spec, (), 0, "time", "", 1).total
+        'total: nothing to do'
+        """
+        if not self.steps:
+            return "total: nothing to do"
+        count = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+        costs = f"{bytes_text(self.sent)} sent, {time_text(self.seconds)}, {bytes_text(self.memory)} in use at most"
+        return f"total: {count}, {costs}"
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps)) or "nothing to do"
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return svg(self.stages, f"{self.src} -> {layout_text(self.dst)}")
 
 
 def placed(spec: Spec, axis: int) -> str:
@@ -135,24 +167,30 @@ def placed(spec: Spec, axis: int) -> str:
 
 
 def bytes_text(count: float) -> str:
+    """A thousand bytes are a kB; three or four digits are told.
+
+    >>> [bytes_text(count) for count in (0, 999, 999_960, 12_000_000, 3e15, 2**70)]
+    ['0 B', '999 B', '1.0 MB', '12.0 MB', '3.0 PB', '1,180.6 EB']
     """
-    >>> bytes_text(0), bytes_text(999), bytes_text(12_000_000)
-    ('0 B', '999 B', '12.0 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
+    if count < 999.5:
+        return f"{count:.0f} B"
+    for unit, size in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12), ("PB", 1e15)):
+        if count / size < 999.95:
             return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
+    return f"{count / 1e18:,.1f} EB"
 
 
 def time_text(seconds: float) -> str:
+    """Three digits of microseconds, or one decimal of what is longer.
+
+    >>> [time_text(seconds) for seconds in (0, 38e-6, 0.0021, 0.99999, 90, 86_400)]
+    ['0 us', '38 us', '2.1 ms', '1.0 s', '90.0 s', '24.0 h']
     """
-    >>> time_text(38e-6), time_text(0.0021), time_text(0)
-    ('38 us', '2.1 ms', '0 us')
-    """
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    if seconds < 0.0009995:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 0.99995:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
 
 
 def axes_text(spec: Spec, axes: Sequence[int]) -> str:

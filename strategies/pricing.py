@@ -12,6 +12,10 @@ from localtensor.placement import Spec, cuts
 from localtensor.shards import local_shape
 from strategies.cost import NETWORK, Network
 from strategies.plans import PICO, Move, Step
+from strategies.steps import letter
+
+MEMORY = Network(latency=1e-6, per_byte=1e-12)
+"""Launching a copy, and copying a byte: a step without communication is not for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +30,12 @@ class Topology:
 
     links: tuple[Network, ...] = ()
     """One for each axis; axes without one have `NETWORK`."""
-    memory: Network = Network(latency=1e-6, per_byte=1e-12)
-    """Launching a copy, and copying a byte: a step without communication is not for nothing."""
+    memory: Network = MEMORY
 
     def link(self, axes: tuple[int, ...]) -> Network:
         links = [self.links[axis] if axis < len(self.links) else NETWORK for axis in axes]
+        if len(links) == 1:
+            return links[0]
         return Network(max(link.latency for link in links), max(link.per_byte for link in links))
 
     def seconds(self, move: Move) -> float:
@@ -94,7 +99,7 @@ def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
     }[kind]  # fmt: skip
     cut = math.prod(size for size, p in zip(was.mesh.sizes, was.placements, strict=True) if cuts(p) is not None)
     even = math.prod(was.shape) * was.dtype.itemsize / cut
-    return Move(kind, axes, ranks, nbytes, even, _letter(was, axes), _letter(now, axes))
+    return Move(kind, axes, ranks, nbytes, even, letter(was.placements[axes[0]]), letter(now.placements[axes[0]]))
 
 
 def step_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY) -> Step:
@@ -121,8 +126,3 @@ def memory(move: Move, before: int, after: int) -> int:
     if move.kind == "reduce_scatter":
         return before + move.nbytes + 2 * after
     return (2 if move.kind == "all_to_all" else 1) * (before + after)
-
-
-def _letter(spec: Spec, axes: tuple[int, ...]) -> str:
-    text = str(type(spec.placements[axes[0]]).__name__).strip("_")
-    return {"Replicate": "R", "Shard": "S", "StridedShard": "SS"}.get(text, "P")

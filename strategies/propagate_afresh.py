@@ -14,7 +14,9 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
+from localtensor.errors import OtherRows
 from localtensor.mesh import Mesh
+from localtensor.orders import strided
 from localtensor.partials import reducible
 from localtensor.placement import Spec, StridedShard, is_plain, short
 from localtensor.sync import Sync
@@ -49,7 +51,11 @@ class Afresh:
     ) -> Propagation:
         """Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`."""
         with calm():
-            return self._computed(op, specs, args, kwargs, self._checked(op, specs, mesh))
+            mesh = self._checked(op, specs, mesh)
+            found = self._computed(
+                op, [_from_the_left(op, i, spec) for i, spec in enumerate(specs)], args, kwargs, mesh
+            )
+            return replace(found, given=tuple(specs))
 
     def _computed(
         self, op: str, specs: Sequence[Spec], args: Sequence[Any] | None, kwargs: Mapping[str, Any], mesh: Mesh
@@ -173,6 +179,17 @@ class _Same:
 
     def __hash__(self) -> int:
         return hash(self.text)
+
+
+def _from_the_left(op: str, number: int, spec: Spec) -> Spec:
+    """The spec with its axes from left to right, as rules are taken for them: what else is the order of its cuts becomes
+    strided shards, under which it lies alike."""
+    try:
+        return strided(spec)
+    except OtherRows as error:
+        problem = f"its axes do not cut from left to right, nor in strided shards: {error}"
+        raise BadCall(op, f"specs[{number}]", repr(spec), problem,
+                      "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
 
 
 def _unknown(placement: Any, spec: Spec) -> str:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.partials import agreed
-from localtensor.placement import Spec, StridedShard, cuts, short
+from localtensor.placement import Spec, StridedShard, cuts, is_plain, short
 from strategies.cost import commute
 
 REPLICATE = Replicate()
@@ -130,8 +130,21 @@ def changed(was: Spec, axes: Sequence[int], now: Placement) -> Spec:
 
 
 def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
-    """What an axis may be on the way: R, a shard of any dim, and the strided shards and Partials of the destination."""
+    """What an axis may be on the way: R, a shard of any dim, strided shards of the destination, and partial values.
+
+    A shard that stands in the way may step aside without a word, as a partial value, and come back by a
+    reduce-scatter: cheaper than to be gathered.  So each plan is offered one kind of Partial at least, and those of
+    both ends, which may have to commute with it; else a way by a third spec could be cheaper than the cheapest.
+
+    >>> from localtensor.mesh import Mesh
+    >>> was, now = (Spec(Mesh.of(2), (p,), (8,), torch.float32) for p in (Shard(0), REPLICATE))
+    >>> [short(p) for p in targets(was, now)]
+    ['R', 'S(0)', 'P(sum)']
+    """
     others = [p for p in dst.placements if isinstance(p, Partial | StridedShard)]
+    others += [p for p in src.placements if isinstance(p, Partial) and is_plain(p)]
+    if not any(isinstance(p, Partial) and p.reduce_op != "avg" for p in others):
+        others += [Partial("sum")] if agreed("sum", src.dtype) else []
     return (REPLICATE, *map(Shard, range(len(src.shape))), *dict.fromkeys(others))
 
 

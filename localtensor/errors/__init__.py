@@ -12,8 +12,10 @@ explorations               what cannot be explored, order by order
 
 from localtensor.errors.arguments import BadMesh as BadMesh
 from localtensor.errors.arguments import BadPlacement as BadPlacement
+from localtensor.errors.arguments import BadShardOrder as BadShardOrder
 from localtensor.errors.arguments import NoSuchDim as NoSuchDim
 from localtensor.errors.arguments import NotReducible as NotReducible
+from localtensor.errors.arguments import OtherRows as OtherRows
 from localtensor.errors.arguments import WrongPieces as WrongPieces
 from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.errors.base import refusal as refusal
@@ -101,14 +103,16 @@ from localtensor.errors.runs import TorchChanged as TorchChanged
 from localtensor.errors.runs import UnknownWay as UnknownWay
 
 __all__ = [
-    "AnotherMode", "BadExploration", "BadGroup", "BadMesh", "BadPlacement", "BadProgram", "BadSchedule", "BufferReused",
+    "AnotherMode", "BadExploration", "BadGroup", "BadMesh", "BadPlacement", "BadProgram", "BadSchedule",
+    "BadShardOrder", "BufferReused",
     "CollectiveFailed", "CollectiveMismatch", "ComplexNotGathered", "Deadlock", "DeviceMismatch", "DevicesDiffer",
     "DtypeMismatch", "DtypeNotCarried", "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread",
     "GroupMismatch", "GroupsLeftOver", "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot",
     "ListsDiffer", "LocalTensorError", "MessageMismatch", "MessagesLeftOver", "ModeBusy", "NegativeSplit",
     "NegativeTag", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim", "NoSuchScript", "NoTime",
     "NotAPermutation", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense", "NotHeld", "NotImportable",
-    "NotInLockstep", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce", "OutsideWrite",
+    "NotInLockstep", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce", "OtherRows",
+    "OutsideWrite",
     "PiecesDiffer", "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised", "RanksDisagree",
     "RanksDiverge", "ReadBeforeWait", "ReduceOpMismatch", "ReplayDiverged", "RootMismatch", "ScalarTensor",
     "ScriptFailed", "SelfSend", "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum",

@@ -47,3 +47,18 @@ class NotReducible(LocalTensorError):
         super().__init__(
             refusal(call, "placement", f"P({kind}) of {dtype}", problem, "Choose another dtype or reduction.")
         )
+
+
+class BadShardOrder(LocalTensorError):
+    """A shard order that names other axes than those that cut a dim."""
+
+    def __init__(self, values: str, problem: str) -> None:
+        remedy = "Give each such dim once, with the axes that cut it, as in ((0, (1, 0)),), or pass shard_order=()."
+        super().__init__(refusal("Spec", "shard_order", values, problem, remedy))
+
+
+class OtherRows(LocalTensorError):
+    """A spec that cannot be written in another way without some rank holding other rows."""
+
+    def __init__(self, call: str, values: str, problem: str, remedy: str, argument: str = "spec") -> None:
+        super().__init__(refusal(call, argument, values, problem, remedy))

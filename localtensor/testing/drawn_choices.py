@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layouts import Layout, in_order
 from localtensor.mesh import Mesh
-from localtensor.placement import Spec
+from localtensor.placement import ShardOrder, Spec, StridedShard
 from localtensor.testing.drawn_layouts import mended, options, orders, steady
 from localtensor.testing.drawn_meshes import HALVES, ranks_between, sizes_left
 from localtensor.testing.drawn_ops import OpCall, count, full_names, knows
@@ -102,12 +102,13 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """Which specs: of which meshes (or on one), shapes, dtypes and kinds of placement."""
+    """Which specs: of which meshes (or on one), shapes, dtypes and kinds of placement, with shard orders or without."""
 
     meshes: Meshes | Mesh
     shapes: Shapes
     dtypes: tuple[torch.dtype, ...]
     kinds: tuple[str, ...]
+    orders: bool = False
 
     def spec(self, draw: Draw) -> Spec:
         dtype = draw(one_of(self.dtypes))
@@ -119,7 +120,8 @@ class Specs:
             mesh, placed = self.meshes.placed(draw, place)
         placed = reordered(draw, placed, mesh.sizes, self.kinds)
         shape = self.shapes.of(draw, ndim)
-        return Spec(mesh, mended(placed, shape, dtype, mesh.sizes), shape, dtype)
+        placed = mended(placed, shape, dtype, mesh.sizes)
+        return Spec(mesh, placed, shape, dtype, shard_order(draw, placed) if self.orders else ())
 
 
 def _place(
@@ -144,6 +146,16 @@ def reordered(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[st
     order = draw(one_of((None, *others))) if others else None
     cut = {} if order is None else in_order(order[0], order[1], mesh)
     return tuple(cut.get(axis, placement) for axis, placement in enumerate(placed))
+
+
+def shard_order(draw: Draw, placed: Layout) -> ShardOrder:
+    """For each dim that plain shards of several axes cut an order of these: from left to right, or another one."""
+    others: dict[int, list[tuple[int, ...]]] = {}
+    strided = {placement.dim for placement in placed if isinstance(placement, StridedShard)}
+    for dim, order in orders(placed):
+        others.setdefault(dim, []).append(order)
+    drawn = ((dim, draw(one_of((None, *of_dim)))) for dim, of_dim in others.items() if dim not in strided)
+    return tuple((dim, order) for dim, order in drawn if order is not None)
 
 
 def layouts(

@@ -18,8 +18,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import BadPlacement
 from localtensor.layouts import has_meaning
 from localtensor.partials import parts
-from localtensor.placement import Spec, shorts
-from localtensor.shards import split_axis, spread
+from localtensor.placement import Spec, StridedShard, shorts
+from localtensor.shards import by_rank, in_sequence, split_axis, spread
 from localtensor.testing.drawn_parts import exact_parts
 from localtensor.testing.drawn_texts import read_spec, spec_text
 from localtensor.testing.drawn_values import Drawn
@@ -55,7 +55,9 @@ class Sharded:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        if not has_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
+        turned = {axis for _, axes in spec.shard_order for axis in axes}
+        both_ways = any(isinstance(spec.placements[axis], StridedShard) for axis in turned)
+        if both_ways or not has_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
             raise BadPlacement("draws.Sharded", shorts(spec.placements), "it has no meaning, or two, for this tensor")
         whole = Drawn(spec.shape, spec.dtype, self.pattern, self.seed).tensor()
         object.__setattr__(self, "whole", whole)
@@ -79,5 +81,5 @@ def cut(whole: Tensor, spec: Spec, seed: int, *, exact: bool = True) -> list[Ten
             return make(x, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
         return split_axis(x, placement, ranks)
 
-    held = spread(whole, spec.placements, spec.mesh.sizes, deal)
+    held = by_rank(spread(whole, *in_sequence(spec), deal), spec)
     return [piece.clone(memory_format=torch.contiguous_format) for piece in held]

@@ -29,6 +29,7 @@ None for any of `DTYPES`, `shape` a tuple of sizes or None for any, `kinds` a tu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -143,6 +144,7 @@ def specs(
     dtype: torch.dtype | None = None,
     *,
     kinds: Sequence[str] = PLAIN,
+    orders: bool = False,
     dtypes: Sequence[torch.dtype] = DTYPES,
     max_ranks: int = 8,
     min_ranks: int = 1,
@@ -154,15 +156,19 @@ def specs(
     """A `Spec`: how a tensor of some shape and dtype lies on a mesh.  What is given is not drawn.
 
     Uneven and empty shards are among them, dims of one element and none, scalars, and several axes that cut the same
-    dim.  The layouts are those of `layouts`.
+    dim.  The layouts are those of `layouts`.  With `orders`, such axes also take turns in another order than from left
+    to right: `spec.shard_order`, which placements alone do not show, so that whoever reads only these is caught.
 
     >>> from hypothesis import find
     >>> spec = find(specs(Mesh.of(dp=2), kinds=("S",)), lambda spec: spec.shape[0] > 2)
     >>> spec, spec_text(spec)
     (f32[3] @ dp:S(0), 'f32[3] @ dp=2:S(0)')
+    >>> spec_text(find(specs(orders=True), lambda spec: spec.shard_order and min(spec.mesh.sizes) > 1))
+    'f32[1] @ a=2:S(0)[1], b=2:S(0)[0]'
     """
     asked = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
                    (min_ranks, max_ranks), max_axes, (min_dims, max_dims), max_size)  # fmt: skip
+    asked = replace(asked, orders=orders)
     return st.composite(asked.spec)()
 
 

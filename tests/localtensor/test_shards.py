@@ -11,12 +11,14 @@ from localtensor.shards import (
     assemble,
     assemble_axis,
     bounds,
+    length_of,
     local_shape,
     local_shapes,
     shapes_on,
     split,
     split_axis,
     spread,
+    strided_bounds,
 )
 
 
@@ -40,7 +42,9 @@ def test_assembling_the_split_is_the_identity(rows, cols, sizes, data):
     placements = tuple(data.draw(st.sampled_from(choices)) for _ in sizes)
     dtype = data.draw(st.sampled_from([torch.float64, torch.int64]))
     x = torch.randint(-9, 9, (rows, cols)).to(dtype)
-    spec = Spec(Mesh.of(*sizes), placements, (rows, cols), dtype)
+    plain = Spec(Mesh.of(*sizes), placements, (rows, cols), dtype)
+    orders = tuple((dim, tuple(data.draw(st.permutations(plain.cut_by(dim))))) for dim in (0, 1) if plain.cut_by(dim))
+    spec = Spec(plain.mesh, placements, plain.shape, dtype, orders)
     rng = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     pieces = split(x, spec, rng)
     assert [tuple(p.shape) for p in pieces] == local_shapes(spec)
@@ -50,6 +54,28 @@ def test_assembling_the_split_is_the_identity(rows, cols, sizes, data):
 def test_axes_apply_from_left_to_right():
     spec = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (6,), torch.int64)
     assert [p.tolist() for p in split(torch.arange(6), spec)] == [[0, 1], [2], [3, 4], [5]]
+
+
+def test_axes_apply_in_the_order_of_the_spec():
+    spec = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (5,), torch.int64, ((0, (1, 0)),))
+    assert [p.tolist() for p in split(torch.arange(5), spec)] == [[0, 1], [3], [2], [4]]
+    assert local_shapes(spec) == [(2,), (1,), (1,), (1,)]
+
+
+@given(st.permutations(range(3)), st.tuples(*[st.integers(1, 3)] * 3), st.integers(0, 20))
+def test_an_order_is_that_of_a_mesh_whose_axes_are_turned(order, sizes, rows):
+    spec = Spec(Mesh.of(*sizes), (Shard(0),) * 3, (rows,), torch.int64, ((0, tuple(order)),))
+    turned = Spec(Mesh.of(*(sizes[axis] for axis in order)), (Shard(0),) * 3, (rows,), torch.int64)
+    ranks = torch.arange(spec.mesh.ranks).reshape(sizes).permute(order).flatten().tolist()
+    other = dict(zip(ranks, split(torch.arange(rows), turned), strict=True))
+    assert [p.tolist() for p in split(torch.arange(rows), spec)] == [other[rank].tolist() for rank in range(len(ranks))]
+
+
+@given(size=st.integers(0, 40), factor=st.integers(1, 9), ranks=st.integers(1, 9))
+def test_the_length_of_a_piece_is_that_of_its_chunks(size, factor, ranks):
+    blocks = strided_bounds(size, factor, ranks)
+    for rank in range(ranks):
+        assert length_of(size, factor, ranks, rank) == sum(block[rank][1] for block in blocks)
 
 
 @given(size=st.integers(0, 40), factor=st.integers(1, 9), ranks=st.integers(1, 9))

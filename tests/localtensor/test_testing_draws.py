@@ -13,6 +13,7 @@ from localtensor.mesh import Mesh
 from localtensor.placement import Spec, StridedShard, parse
 from localtensor.schedule import replay
 from localtensor.testing import draws
+from localtensor.testing.drawn_choices import shard_order
 
 SEARCH = settings(max_examples=1000, derandomize=True, database=None, deadline=None)
 FAST = 200  # examples a second that a property of four ranks has to reach
@@ -100,6 +101,30 @@ def test_partials_are_mixed_only_where_their_order_does_not_matter():
 def test_a_dim_is_cut_in_other_orders_than_from_left_to_right():
     layouts = set(examples(draws.layouts(Mesh.of(2, 4), (16,), kinds=("S", "SS")), 200))
     assert (StridedShard(0, split_factor=4), Shard(0)) in layouts and (Shard(0), Shard(0)) in layouts
+
+
+def test_shard_orders_come_where_they_are_asked_for_alone():
+    asked = {"kinds": ("R", "S", "SS", "P"), "min_dims": 1, "max_axes": 4}
+    found = examples(draws.specs(orders=True, **asked), 120)
+    assert {len(axes) for spec in found for _, axes in spec.shard_order} >= {2, 3}
+    assert all(draws.read_spec(draws.spec_text(spec)) == spec for spec in found)
+    assert not any(spec.shard_order for spec in examples(draws.specs(**asked), 60))
+
+
+def test_a_dim_that_a_strided_shard_cuts_keeps_the_order_that_this_encodes():
+    def orders(*placed):
+        return set(examples(st.composite(lambda draw: shard_order(draw, placed))(), 30))
+
+    blocks = StridedShard(0, split_factor=2)
+    assert orders(blocks, Shard(0), Shard(0)) == {()}
+    assert orders(Replicate(), Shard(0), Shard(0)) == {(), ((0, (2, 1)),)}
+
+
+def test_a_shard_order_shrinks_to_none_or_to_two_axes():
+    long = minimal(draws.specs(orders=True), lambda spec: spec.shape and spec.shape[0] > 2)
+    assert draws.spec_text(long) == "f32[3] @ a=1:R"
+    turned = minimal(draws.specs(orders=True), lambda spec: spec.shard_order)
+    assert draws.spec_text(turned) == "f32[1] @ a=1:S(0)[1], b=1:S(0)[0]"
 
 
 def test_tensors_have_the_shape_and_dtype_asked_for_and_a_gradient_if_wanted():

@@ -17,7 +17,7 @@ def assert_same(one, other):
     torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-@given(draws.sharded(kinds=draws.KINDS))
+@given(draws.sharded(kinds=draws.KINDS, orders=True))
 def test_assembling_the_pieces_gives_the_whole_to_the_last_bit(x):
     assert [tuple(piece.shape) for piece in x.pieces] == shards.local_shapes(x.spec)
     assert_same(draws.assemble(x.pieces, x.spec), x.whole)
@@ -33,13 +33,36 @@ def test_rough_values_come_back_up_to_rounding(x):
     torch.testing.assert_close(draws.assemble(x.pieces, x.spec), x.whole, atol=1e-4, rtol=1e-4)
 
 
-@given(draws.sharded(kinds=("R", "S", "SS")))
+@given(draws.sharded(kinds=("R", "S", "SS"), orders=True))
 def test_pieces_are_those_of_split_and_share_no_memory(x):
     for piece, want in zip(x.pieces, shards.split(x.whole, x.spec), strict=True):
         assert_same(piece, want)
         assert piece.is_contiguous()
     storages = [piece.untyped_storage().data_ptr() for piece in (x.whole, *x.pieces) if piece.numel()]
     assert len(set(storages)) == len(storages)
+
+
+def test_the_turns_of_the_axes_are_written_and_read():
+    x = draws.Sharded.of("i64[5] @ dp=2:S(0)[1], tp=2:S(0)[0]", "arange")
+    assert [piece.tolist() for piece in x.pieces] == [[0, 1], [3], [2], [4]]
+    assert repr(x) == "Sharded.of('i64[5] @ dp=2:S(0)[1], tp=2:S(0)[0]', 'arange', 0)"
+    assert draws.read_spec("i64[5] @ a=2:S(0)[0], b=2:S(0)[1]") == draws.read_spec("i64[5] @ a=2:S(0), b=2:S(0)")
+
+
+@pytest.mark.parametrize("text", [
+    "f32[4] @ a=2:S(0)[1], b=2:S(0)", "f32[4] @ a=2:S(0)[1], b=2:S(0)[2]", "f32[4] @ a=2:S(0)[0], b=2:S(0)[0]",
+    "f32[4] @ a=2:R[0]", "f32[4] @ a=2:P(sum)[0], b=2:S(0)",
+])  # fmt: skip
+def test_turns_that_make_no_order_are_refused(text):
+    with pytest.raises(
+        draws.BadDraw, match=r"these turns do not say in which order the axes cut a dim\. Number all axes"
+    ):
+        draws.read_spec(text)
+
+
+def test_strided_shards_that_take_turns_have_no_meaning_for_torch():
+    with pytest.raises(BadPlacement, match="it has no meaning, or two"):
+        draws.Sharded.of("f32[4] @ a=2:SS(0,2)[1], b=2:S(0)[0]", "arange")
 
 
 def test_a_strided_shard_is_a_chunk_of_each_block():

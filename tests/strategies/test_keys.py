@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, parse
-from strategies.keys import Key, Keys, NoKey, Specs, key_of
+from strategies.keys import Key, Keys, NoKey, Specs, key_of, spec_token
 from strategies.rules import Leaf
 
 OP = "aten.sum.dim_IntList"
@@ -142,6 +142,16 @@ def test_a_placement_is_told_apart_from_every_other(placement):
     assert of_spec(placement) == of_spec(placement)
 
 
+def test_a_shard_order_is_part_of_a_key():
+    mesh, orders = Mesh.of(2, 2, 2), [(), ((0, (1, 0, 2)),), ((0, (2, 1, 0)),)]
+    texts = [spec_token(Spec(mesh, (Shard(0),) * 3, (8, 4), torch.float32, order)) for order in orders]
+    assert texts[:2] == [
+        "f32[8,4] @ 2,2,2: S(0), S(0), S(0)",
+        "f32[8,4] @ 2,2,2: S(0), S(0), S(0) by ((0, (1, 0, 2)),)",
+    ]
+    assert len(set(texts)) == 3
+
+
 def test_a_placement_with_an_equality_of_its_own_is_taken_at_its_word():
     assert of_spec(Norm(power=3)) == of_spec(Norm(power=3))
     assert of_spec(_StridedShard(0, split_factor=4)) == of_spec("SS(0,4)")
@@ -234,6 +244,8 @@ OTHERS = {
     "dtype": lies("S(0)", "R", dtype=torch.float64), "mesh": lies("S(0)", "R", mesh=Mesh.of(2, 2)),
     "a subclass": lies(Marked(0), "R"), "state of its own": lies(marked(), "R"),
     "a truth for a size": lies("S(0)", "R", shape=(True, 4)), "one for it": lies("S(0)", "R", shape=(1, 4)),
+    "a shard order": Spec(MESH, (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),)),
+    "none": Spec(MESH, (Shard(0), Shard(0)), (8, 4), torch.float32),
     "a list of placements": Spec(MESH, [Shard(0), parse("R")], (8, 4), torch.float32),
 }  # fmt: skip
 

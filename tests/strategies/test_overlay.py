@@ -139,6 +139,16 @@ def test_what_dtensor_has_is_replaced_and_what_it_lacks_is_added_only_if_asked()
     assert len(overlay_dtensor(book).ops) == 2
 
 
+def test_overlays_may_end_in_any_order_and_the_backward_is_as_it_was():
+    first, second = overlay_dtensor(REPLICATED), overlay_dtensor(REPLICATED)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.autograd.is_multithreading_enabled()
+    second.__exit__(None, None, None)
+    assert torch.autograd.is_multithreading_enabled()
+
+
 # -- threads and tasks
 
 

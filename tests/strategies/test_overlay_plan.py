@@ -2,15 +2,20 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import localtensor as lt
+from localtensor.mesh import Mesh
+from localtensor.placement import Spec
+from localtensor.shards import split
 from strategies.book import Book, Line, rules
+from strategies.dtensor_specs import to_torch
 from strategies.overlay import overlay_dtensor
-from strategies.overlay_plan import _typed, global_metas
+from strategies.overlay_plan import TurnedAxes, _typed, global_metas
 from strategies.propagate_errors import BadRule
 from strategies.rules import Call, Leaf
 from tests.strategies.small_book import RIGHT
@@ -93,3 +98,27 @@ def test_strides_of_results_are_those_of_whole_tensors():
     given = TensorMeta(torch.Size((3, 4)), (1, 3), torch.float32)
     (meta,) = global_metas(Call("aten.clone.default", (Leaf(0),)), [given])
     assert meta is not None and (tuple(meta.shape), meta.stride) == ((3, 4), (1, 3))
+
+
+def turned_and_plain():
+    """What an overlay says of a tensor whose axes take other turns, after the same tensor from left to right."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    spec = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (4, 3), torch.float32, ((0, (1, 0)),))
+    turned = DTensor(split(X, spec)[dist.get_rank()].clone(), to_torch(spec, mesh), requires_grad=False)
+    with overlay_dtensor(RIGHT):
+        plain = distribute_tensor(X, mesh, spec.placements).exp()
+        try:
+            said = str(turned.exp())
+        except TurnedAxes as error:
+            said = str(error)
+        moved = turned.redistribute(placements=[Replicate()] * 2).exp()
+    return plain.full_tensor(), said, moved.full_tensor()
+
+
+def test_a_tensor_whose_axes_take_other_turns_is_refused_and_not_taken_for_one_from_left_to_right():
+    for plain, said, moved in lt.run(turned_and_plain, ranks=4).values:
+        assert torch.equal(plain, X.exp()) and torch.equal(moved, X.exp())  # the remedy is one
+        assert said == (
+            "aten.exp.default under overlay_dtensor: tensors: Spec(f32[4, 3](S(0)[1]S(0)[0])): its axes do not cut from left "
+            "to right, in which order rules are taken for them. Redistribute it to replicas first: to the same "
+            "placements DTensor moves nothing, and the order stays.")  # fmt: skip

@@ -304,6 +304,28 @@ def test_shapes_that_depend_on_values_are_refused():
         Propagator(BOOK, replicate_all=True).propagate("aten.nonzero.default", [whole(MESH, (4,))])
 
 
+def test_a_shard_order_is_moved_as_the_strided_shards_under_which_it_lies_alike(ours):
+    mesh, order = Mesh.of(2, 3), ((0, (1, 0)),)
+    placements = (Shard(0), Shard(0))
+    turned = Spec(mesh, placements, (12, 4), torch.float64, order)
+    other = spec_of(mesh, "R S(1)", (4, 7))
+    found = check(ours, MM, [turned, other])
+    as_strided = ours.propagate(MM, [Spec(mesh, (parse("SS(0,3)"), Shard(0)), (12, 4), torch.float64), other])
+    assert found.given == (turned, other) and (found.inputs, found.steps) == (as_strided.inputs, as_strided.steps)
+    plain = Spec(mesh, placements, (12, 4), torch.float64)
+    assert ours.propagate(MM, [plain, other]).given == (plain, other)  # and it is not taken for the other one
+
+
+def test_a_shard_order_that_no_strided_shards_make_is_refused(ours):
+    uneven = Spec(Mesh.of(3, 2), (Shard(0), Shard(0)), (7, 4), torch.float64, ((0, (1, 0)),))
+    with pytest.raises(BadCall) as refused:
+        ours.propagate(MM, [uneven, spec_of(uneven.mesh, "R R", (4, 7))])
+    assert str(refused.value).startswith(
+        "propagate aten.mm.default: specs[0]: f64[7,4] @ a:S(0)[1], b:S(0)[0]: its axes do not cut from left to right, "
+        "nor in strided shards: orders.strided: ")  # fmt: skip
+    assert str(refused.value).endswith("Redistribute it to a spec without a shard order first.")
+
+
 @pytest.mark.parametrize(("op", "args", "shapes"), [
     ("aten.add_.Tensor", None, [(4, 4), (4, 4)]),
     ("aten.mul_.Tensor", None, [(4, 4), (4,)]),

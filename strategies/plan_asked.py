@@ -1,0 +1,192 @@
+"""What `localtensor plan` is asked, read from its options: specs, a price, a topology, a limit."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.placement import Spec
+from strategies.cost_check_steps import Tried, trials
+from strategies.modules import imported
+from strategies.plan_text import read
+from strategies.plans import PICO, Move, Price, bytes_text, time_text
+from strategies.price_torch import TorchPrice
+from strategies.pricing import TOPOLOGY, Sent, Time, Topology
+from strategies.topology import cluster_of, parse
+
+BYS = ("time", "bytes", "torch")
+PER_NODE = 8
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_LINK = re.compile(r" *([0-9.eE+-]+) *, *([0-9.eE+-]+) *")
+
+
+class BadPlanOption(LocalTensorError):
+    """An option of `localtensor plan` that cannot be followed."""
+
+    def __init__(self, option: str, value: str, problem: str, remedy: str, call: str = "plan") -> None:
+        super().__init__(refusal(call, option, value, problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question, ready to be planned."""
+
+    src: Spec
+    dst: Spec
+    by: str
+    price: Price
+    unit: str
+    """`ps`, `bytes`, or nothing for whole numbers of a user's own."""
+    topology: Topology
+    memory: int | None
+    flattened: tuple[tuple[str, ...], ...]
+
+    def price_text(self, price: int) -> str:
+        return (
+            time_text(price / PICO)
+            if self.unit == "ps"
+            else bytes_text(price)
+            if self.unit == "bytes"
+            else f"{price:,}"
+        )
+
+
+def asked(
+    text: str, *, by: str = "time", topology: str = "", inner: str = "", outer: str = "", per_node: int = PER_NODE,
+    memory: str = "", flattened: Sequence[str] = (), folder: str = "",
+) -> Asked:  # fmt: skip
+    """The options as values.  Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
+
+    >>> asked("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
+    2000000000
+    """
+    src, dst = read(text)
+    limit = size_of(memory) if memory else None
+    sets = tuple(_set(names, src.mesh.names) for names in flattened)
+    links = _topology(src, topology, inner, outer, per_node)
+    price, unit = _price(by, src, dst, links, sets, folder)
+    return Asked(src, dst, by, price, unit, links, limit, sets)
+
+
+def size_of(text: str) -> int:
+    """Bytes.  Raises `BadPlanOption`.
+
+    >>> size_of("2GB"), size_of("1.5 KiB"), size_of("100")
+    (2000000000, 1536, 100)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found or len(text) > 40 or (found[3] and not found[2]):
+        raise BadPlanOption("--memory", ascii(text[:40]), "this is no size", "Write 2GB, 512MB, 1.5GiB, or bytes.")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWER[found[2].lower()])
+
+
+def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Axes that are flattened into one group."""
+    given = tuple(name.strip() for name in names.split(","))
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            remedy = f"Did you mean {near[0]}?" if near else f"The axes are {', '.join(known)}."
+            raise BadPlanOption("--flattened", ascii(names[:80]), f"no axis is called {name[:40]!a}", remedy)
+    if len(set(given)) != len(given) or len(given) < 2:
+        problem = "a group of several axes has two different ones at least"
+        remedy = (
+            f"Write --flattened {','.join(known[:2])}." if len(known) > 1 else "Leave it out on a mesh of one axis."
+        )
+        raise BadPlanOption("--flattened", ascii(names[:80]), problem, remedy)
+    return given
+
+
+def _topology(spec: Spec, topology: str, inner: str, outer: str, per_node: int) -> Topology:
+    if topology and (inner or outer):
+        problem = "it says all links, and --inner and --outer do so, too"
+        raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
+    if topology:
+        return parse(topology).on(spec.mesh)
+    if not inner and not outer:
+        if per_node != PER_NODE:
+            problem = "without links within and between nodes it says nothing"
+            raise BadPlanOption("--per-node", str(per_node), problem, "Add --inner 3,300 --outer 5,25.")
+        return TOPOLOGY
+    if not (inner and outer):
+        missing = "--inner" if not inner else "--outer"
+        raise BadPlanOption(missing, "''", "one link was given, and not the other", f"Add {missing} 5,25.")
+    told = {"ranks_per_node": per_node, "inner": _link("--inner", inner), "outer": _link("--outer", outer)}
+    return cluster_of(told).on(spec.mesh)
+
+
+def _link(option: str, text: str) -> dict[str, float]:
+    found = _LINK.fullmatch(text)
+    try:
+        latency, speed = map(float, found.groups()) if found else (math.nan, math.nan)
+    except ValueError:
+        latency = speed = math.nan
+    if math.isnan(latency) or math.isnan(speed):
+        problem = "these are not microseconds and gigabytes per second"
+        raise BadPlanOption(option, ascii(text[:40]), problem, f"Write {option} 5,25.")
+    return {"latency_us": latency, "gigabytes_per_second": speed}
+
+
+def _price(
+    by: str, src: Spec, dst: Spec, topology: Topology, flattened: Sequence[Sequence[str]], folder: str
+) -> tuple[Price, str]:
+    if by == "time":
+        return Time(topology), "ps"
+    if by == "bytes":
+        return Sent(), "bytes"
+    if by == "torch":
+        return TorchPrice.of(src.mesh), "ps"
+    module, _, function = by.partition(":")
+    if not (module and function):
+        near = get_close_matches(by, BYS, 1)
+        remedy = f"Did you mean {near[0]}?" if near else "Write time, bytes, torch, or MODULE:FUNCTION."
+        raise BadPlanOption("--by", ascii(by[:80]), "there is no such price", remedy)
+    tried = _tried(by, _loaded(by, module, function, folder), (src, dst))
+    return tried.price(by), "ps" if tried.seconds else ""
+
+
+def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Tried:
+    def ask(cost: Callable[..., Any], *arguments: Any) -> float:
+        try:
+            got = cost(*arguments)
+        except Exception as error:  # why: it is the user's function, and may raise anything
+            said = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+            raise BadPlanOption("--by", by, said, "Mend that first; it is given one strategies.plans.Move.") from error
+        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= float(got) < math.inf:
+            problem = f"it returns {ascii(got)[:60]} for a {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
+            raise BadPlanOption("--by", by, problem, "Return seconds, or a whole number; 0 or more.")
+        return int(got) if isinstance(got, numbers.Integral) else float(got)
+
+    tried = trials(lambda move: ask(cost, move), specs, lambda price, *arguments: price(*arguments))
+    if not tried.searchable:
+        remedy = f"Try localtensor cost check {by}."
+        raise BadPlanOption("--by", by, f"no plan can be searched by it: {tried.odd[0]}", remedy)
+    return tried
+
+
+def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
+    found = getattr(imported(module, folder, partial(BadPlanOption, "--by")), function, None)
+    if not callable(found):
+        problem = f"{module} has no function of that name"
+        raise BadPlanOption("--by", ascii(by[:80]), problem, "Write def price(move), which returns seconds.")
+    return found  # type: ignore[no-any-return]
+
+
+def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
+    """Whole numbers between commas.  Raises `BadPlanOption`.
+
+    >>> sizes_of("--mesh", "2,2", "cost check")
+    (2, 2)
+    """
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+        raise BadPlanOption(option, ascii(text[:40]), "these are no sizes", f"Write {option} 2,2.", call)
+    return tuple(map(int, parts))

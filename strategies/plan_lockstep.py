@@ -1,0 +1,199 @@
+"""Plans carried out on all ranks' tensors in one control flow: on a list of them, or on a LocalTensor.
+
+A list goes through the pure functions of `localtensor.collectives`, group by group, each rank with its own part of
+each step: what real ranks do, without ranks.  A LocalTensor stays folded: even steps are one collective in lockstep,
+and of the others each is done once for all groups that bring the same values to the same pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor import collectives
+from localtensor.engine import plainly
+from localtensor.errors import WrongPieces
+from localtensor.lockstep_collectives import (
+    all_gather_into_tensor,
+    all_reduce,
+    reduce_scatter_tensor,
+    shard_dim_alltoall,
+)
+from localtensor.placement import Spec, StridedShard, cuts, short
+from localtensor.reductions import CARRIED, fold
+from localtensor.shards import local_shapes
+from localtensor.tensor import LocalTensor
+from strategies.plan_rows import groups
+from strategies.plan_run_step import Call, Work, table, work
+from strategies.plans import Plan, Step
+from strategies.steps import size_of
+
+
+@overload
+def redistribute(held: LocalTensor, plan: Plan) -> LocalTensor: ...
+@overload
+def redistribute(held: Sequence[Tensor], plan: Plan) -> list[Tensor]: ...
+def redistribute(held: Any, plan: Plan) -> Any:
+    """What every rank holds after the plan, by rank number; `held` is what they hold before, and is not changed.
+
+    A list, one tensor for each rank, comes back as a list; a LocalTensor as a LocalTensor.  No gradient flows: what
+    comes out has no history, whatever went in.  A plan without steps gives back what it was given.
+    Raises `WrongPieces` if a local shape is not that of `plan.src`.
+
+    >>> from localtensor.mesh import Mesh
+    >>> from localtensor.placement import parse
+    >>> from strategies.planner import plan
+    >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (3,), torch.int64) for p in ("S(0)", "R"))
+    >>> redistribute([torch.tensor([1, 2]), torch.tensor([3])], plan(src, dst))
+    [tensor([1, 2, 3]), tensor([1, 2, 3])]
+    """
+    if not plan.steps:
+        return held
+    with torch.no_grad():
+        if isinstance(held, LocalTensor):
+            _check([held.__localtensor_on__(rank).shape for rank in range(plan.src.mesh.ranks)], plan.src)
+            for step in plan.steps:
+                quick = _even(held, step)
+                held = quick if quick is not None else _once_each(held, step)
+            return held
+        found = [x.detach() for x in held]
+        _check([x.shape for x in found], plan.src)
+        for step in plan.steps:
+            found = in_groups(found, step)
+        return found
+
+
+def in_groups(held: Sequence[Tensor], step: Step) -> list[Tensor]:
+    """One step on a list of all ranks' tensors, group by group."""
+    found: dict[int, Tensor] = {}
+    for members in groups(step.was.mesh, step.axes):
+        todo = table(step, members)
+        done = played([work(held[rank], todo, me) for me, rank in enumerate(members)])
+        found.update(zip(members, done, strict=True))
+    return [found[rank] for rank in range(len(held))]
+
+
+def played(works: Sequence[Work], *, once: bool = False) -> list[Tensor]:
+    """What each member's work comes to, when they meet in pure collectives.
+
+    With `once`, a list of one where the last collective leaves the same on all.
+    """
+    given: Sequence[Tensor | None] = [None] * len(works)
+    while True:
+        calls, done = list[Call](), list[Tensor]()
+        for one, what in zip(works, given, strict=True):
+            try:
+                calls.append(one.send(what))  # type: ignore[arg-type]  # a generator is started with None
+            except StopIteration as end:
+                done.append(end.value)
+        if done:
+            return done
+        if once and calls[0].kind in _ALIKE:
+            works, given = works[:1], [_ALIKE[calls[0].kind](calls)]
+        else:
+            given = _MEET[calls[0].kind](calls)
+
+
+def _met(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list[Call]], list[Tensor]]:
+    return lambda calls: collective([call.x for call in calls], *(getattr(calls[0], name) for name in names))
+
+
+_MEET: dict[str, Callable[[list[Call]], list[Tensor]]] = {
+    "all_gather": _met(collectives.all_gather_into_tensor),
+    "reduce_scatter": _met(collectives.reduce_scatter_tensor, "op"),
+    "all_reduce": _met(collectives.all_reduce, "op"),
+    "all_to_all": lambda calls: collectives.all_to_all_single(
+        [call.x for call in calls],
+        input_splits=[call.sent for call in calls],
+        output_splits=[call.got for call in calls],
+    ),
+}
+
+
+_ALIKE: dict[str, Callable[[list[Call]], Tensor]] = {
+    "all_gather": lambda calls: torch.cat([call.x for call in calls]),
+    "all_reduce": lambda calls: fold([call.x for call in calls], calls[0].op),
+}
+"""The collectives that leave the same on all members."""
+
+
+def _check(shapes: Sequence[Sequence[int]], spec: Spec) -> None:
+    want, got = local_shapes(spec), [tuple(shape) for shape in shapes]
+    if got != want:
+        raise WrongPieces("redistribute", got, want)
+
+
+# -- folded
+
+
+def _even(x: LocalTensor, step: Step) -> LocalTensor | None:
+    """The step as one collective in lockstep; None where pieces are uneven, or in another order than the ranks."""
+    was, now = (spec.placements[step.axes[0]] for spec in (step.was, step.now))
+    if step.kind == "local" or x.dtype not in CARRIED:
+        return None
+    family = groups(step.was.mesh, step.axes)
+    if isinstance(was, Partial):
+        mixed = len({short(step.was.placements[axis]) for axis in step.axes}) > 1
+        if mixed or (was.reduce_op == "product" and x.dtype.is_complex):
+            return None
+        if step.kind == "all_reduce":
+            return all_reduce(x, was.reduce_op, family)
+    if not (_divides(step.was, step.axes) and _divides(step.now, step.axes)):
+        return None
+    if isinstance(was, Partial):
+        return reduce_scatter_tensor(x, was.reduce_op, family, _dim(now))
+    if step.kind == "all_gather":
+        return all_gather_into_tensor(x, family, _dim(was))
+    return None if _dim(was) == _dim(now) else shard_dim_alltoall(x, _dim(was), _dim(now), family)
+
+
+def _dim(placement: Placement) -> int:
+    cut = cuts(placement)
+    return cut[0] if cut is not None else -1
+
+
+def _divides(spec: Spec, axes: tuple[int, ...]) -> bool:
+    """Whether all ranks hold pieces of one shape, those of a group one behind the other."""
+    if any(isinstance(p, StridedShard) for p in spec.placements):
+        return False
+    for dim, size in enumerate(spec.shape):
+        stack = spec.cut_by(dim)
+        mine = tuple(axis for axis in stack if axis in axes)
+        if size % size_of(spec.mesh.sizes, stack) or mine != tuple(sorted(mine)):
+            return False
+    return True
+
+
+def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
+    """The step, once for all groups (or ranks, if they do not talk) that bring the same values to the same pieces."""
+    found: dict[int, Tensor] = {}
+    done: dict[Hashable, list[Tensor]] = {}
+    with plainly():
+        values = _values(x)
+        rows = x._partition.row_of.tolist()
+        for members in groups(step.was.mesh, step.axes):
+            todo = table(step, members)
+            if todo.kind != "local":
+                key: Hashable = (todo, tuple(rows[rank] for rank in members))
+                if key not in done:
+                    done[key] = played([work(values[rows[r]], todo, me) for me, r in enumerate(members)], once=True)
+                found.update(zip(members, itertools.cycle(done[key])))
+                continue
+            for me, rank in enumerate(members):
+                key = (todo.shape, todo.was[me], todo.now[me], me == 0, rows[rank])
+                if key not in done:
+                    done[key] = played([work(values[rows[rank]], todo, me)])
+                found[rank] = done[key][0]
+    return LocalTensor(found)
+
+
+def _values(x: LocalTensor) -> dict[int, Tensor]:
+    """The different values, by their rows."""
+    held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
+    return {start + row: cell[row] if size > 1 else cell for cell, size, start in held for row in range(size)}

@@ -1,0 +1,74 @@
+"""What DTensor itself would do beside our plan: by both of its planners, unless one would take seconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localtensor.placement import Spec, StridedShard
+from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor
+from strategies.plans import Plan, Price
+from strategies.pricing import TOPOLOGY, Topology
+
+MOST_LAYOUTS, MOST_RANKS = 1_500, 65_536
+"""Its graph-based planner takes 0.7 s for 1,240 layouts (four axes, a tensor of three dims) and 2.8 s for 3,552."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """One of DTensor's planners, and its plan, its refusal, or why it was not asked."""
+
+    mode: str
+    plan: Plan | None
+    refused: str = ""
+    skipped: str = ""
+    wrong: str = ""
+    """What is wrong with the plan: a step that is not legal, or another end."""
+
+
+def theirs(
+    src: Spec, dst: Spec, price: Price, *, topology: Topology = TOPOLOGY, flattened: Sequence[Sequence[str]] = ()
+) -> tuple[Theirs, ...]:
+    """Both, greedy first.
+
+    >>> from strategies.plan_text import read
+    >>> from strategies.pricing import Time
+    >>> [(one.mode, str(one.plan)) for one in theirs(*read("f32[8] @ dp=2: R -> S(0)"), Time())]
+    [('greedy', 'dp: local R -> S(0)  1 us'), ('graph', 'dp: local R -> S(0)  1 us')]
+    """
+    made = []
+    for mode in MODES:
+        if why := too_much(src, dst, mode):
+            made.append(Theirs(mode, None, skipped=why))
+            continue
+        found = for_dtensor(src, dst, mode, price=price, topology=topology, flattened=flattened)
+        if isinstance(found, Refused):
+            made.append(Theirs(mode, None, refused=str(found)))
+        else:
+            made.append(Theirs(mode, found, wrong=fault_of(found)))
+    return tuple(made)
+
+
+def too_much(src: Spec, dst: Spec, mode: str) -> str:
+    """Why DTensor is not asked; empty if it is."""
+    if src.mesh.ranks > MOST_RANKS:
+        return f"not asked: a mesh of {src.mesh.ranks:,} ranks is too much for it"
+    ordered = any(spec.shard_order or any(isinstance(p, StridedShard) for p in spec.placements) for spec in (src, dst))
+    count = layouts(len(src.mesh.sizes), len(src.shape))
+    if count <= MOST_LAYOUTS or not (mode == "graph" or ordered):
+        return ""
+    return f"not asked: it would look at up to {count:,} layouts, for seconds or more"
+
+
+def layouts(axes: int, dims: int) -> int:
+    """How many there are of R, one Partial and shards of so many dims, in any order where axes share a dim.
+
+    >>> layouts(1, 2), layouts(2, 1), layouts(5, 2)
+    (4, 10, 3552)
+    """
+    found = 0
+    for cut in range(axes + 1):
+        dealt = math.comb(cut + dims - 1, cut) if dims else int(cut == 0)
+        found += dealt * math.factorial(cut) * math.comb(axes, cut) * 2 ** (axes - cut)
+    return found

@@ -1,0 +1,91 @@
+"""Plans that were asked for before, and the refusal where there is none.
+
+A plan is known by all that it depends on: both specs with their exact classes, turns and axis names, the price, the
+topology, the memory that is allowed, and the flattened axes.  A price or topology that is a frozen dataclass is known
+by its class and its fields; any other by the object, since a name may be anybody's.  In front of that stands a
+table by identity: who asks for the same objects again is answered at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from localtensor import _context
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.placement import Spec
+from localtensor.sync import THREADS, Sync
+from strategies.cache import Once, Stats
+from strategies.keys import Same, spec_token
+from strategies.plans import Plan, Price
+from strategies.pricing import Topology
+
+LIMIT = 4096
+"""So many plans are known by identity; then these are forgotten, which costs time only."""
+
+
+class NoPlan(LocalTensorError):
+    """There is no way from one spec to another, or none within the memory that is allowed; then there is a `leanest`."""
+
+    def __init__(self, argument: str, values: str, problem: str, remedy: str, leanest: Plan | None = None) -> None:
+        super().__init__(refusal("plan", argument, values, problem, remedy))
+        self.leanest = leanest
+
+
+class Known:
+    """What was planned; one object may be used by any number of threads."""
+
+    __slots__ = ("__weakref__", "_once", "same")
+
+    def __init__(self, sync: Sync = THREADS) -> None:
+        self._once: Once[Plan] = Once(name="plans", sync=sync)
+        self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        _context.add_cache(self)
+
+    def get(
+        self, search: Callable[..., Plan], src: Spec, dst: Spec, price: Price | None, topology: Topology,
+        memory: int | None, flattened: tuple[tuple[str, ...], ...],
+    ) -> Plan:  # fmt: skip
+        """The plan, by the values of all that it depends on; what `search` raises is raised, and not kept."""
+        same = self.same
+        key = (
+            src.mesh, spec_token(src), dst.mesh, spec_token(dst), by_value(price), by_value(topology),
+            memory, flattened,
+        )  # fmt: skip
+        found = self._once.get(key, search, src, dst, price, topology, memory, flattened)
+        if not flattened:
+            if len(same) >= LIMIT:
+                same.clear()
+            # What is named by identity is held, so that no identity is used twice.
+            same[id(src), id(dst), id(price), id(topology), memory] = (found, src, dst, price, topology)
+        return found
+
+    def clear(self) -> None:
+        """Nothing is known; what is being searched is not kept."""
+        self._once.clear()
+        self.same = {}
+
+    def after_fork(self) -> None:
+        """A table by identity is nobody's who is gone."""
+
+    def stats(self) -> Stats:
+        """Those of the plans by value; who was answered by identity is not counted."""
+        return self._once.stats()
+
+
+def by_value(thing: object) -> Hashable:
+    """A frozen dataclass with its class, or the very object.
+
+    >>> from strategies.pricing import Sent, sent
+    >>> by_value(Sent()) == by_value(Sent()), by_value(sent) == by_value(sent), by_value(sent) == by_value(len)
+    (True, True, False)
+    """
+    parameters = getattr(type(thing), "__dataclass_params__", None)
+    if parameters is not None and parameters.frozen and parameters.eq and dataclasses.is_dataclass(thing):
+        try:
+            hash(thing)
+        except TypeError:  # a field is a list, say, which may change
+            return Same(thing)
+        return type(thing), thing
+    return Same(thing)

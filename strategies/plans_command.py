@@ -1,0 +1,186 @@
+"""What `localtensor validate --plans` does once its options are read: the pairs, the findings, the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from localtensor.errors.base import LocalTensorError, refusal
+from strategies.dtensor_plans import MODES
+from strategies.files import write_whole
+from strategies.leaving import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG
+from strategies.plans_causes import Cause, causes, confirmed
+from strategies.plans_confirm import Bench
+from strategies.plans_drawn import draw_pairs
+from strategies.plans_judged import Verdict, judge
+from strategies.plans_script import script
+from strategies.plans_shown import as_json, as_text
+from strategies.plans_tried import Tried, rows, wasted
+from strategies.progress import Bar, bar
+
+MESHES = ("2", "3", "2,2", "2,3")
+SAMPLES = 100
+"""Pairs on each mesh, if nobody says otherwise."""
+PLANNERS = {"greedy": ("greedy",), "graph": ("graph",), "both": MODES}
+MOST_RANKS = 64
+
+
+class BadPlans(LocalTensorError):
+    """Options of `localtensor validate --plans` that cannot be followed."""
+
+    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal("validate --plans", argument, values, problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options.  Raises `BadPlans`."""
+
+    meshes: tuple[str, ...] = MESHES
+    samples: int = SAMPLES
+    seed: int = 0
+    planner: str = "both"
+    confirm: str = "gloo"
+    json_file: Path | None = None
+    repro: Path | None = None
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for text in self.meshes:
+            sizes(text)
+        if self.samples < 1:
+            raise BadPlans("--samples", str(self.samples), "it has to be 1 or more", f"Pass --samples {SAMPLES}.")
+        if self.seed < 0:
+            raise BadPlans("--seed", str(self.seed), "it has to be 0 or more", "Pass --seed 0.")
+        if self.planner not in PLANNERS:
+            problem = "DTensor has no such planner"
+            raise BadPlans("--planner", repr(self.planner), problem, f"Use {', '.join(PLANNERS)}.")
+        if self.confirm not in ("gloo", "none"):
+            problem = "pairs are confirmed on gloo, or not at all"
+            raise BadPlans("--confirm", repr(self.confirm), problem, "Use gloo or none.")
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """`2,3` as (2, 3); raises `BadPlans`.
+
+    >>> sizes("2,3")
+    (2, 3)
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+        raise BadPlans("--mesh", repr(text), "a mesh is a size, or several with commas between", "Pass --mesh 2,3.")
+    found = tuple(map(int, parts))
+    if torch.Size(found).numel() > MOST_RANKS:
+        raise BadPlans("--mesh", repr(text), f"these are more than {MOST_RANKS} ranks", "Pass --mesh 2,2,2.")
+    return found
+
+
+def run(asked: Asked) -> int:
+    """The exit code: 0 nothing wrong, 1 a finding that real processes confirm, 3 nothing was tried; 130 after Ctrl-C.
+
+    After Ctrl-C what was found so far is printed, and no file is written.
+    """
+    errors, console = Console(stderr=True, highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True)
+    verdicts: list[Verdict] = []
+    found: list[Cause] = []
+    try:
+        with bar(errors, asked.quiet) as shown:
+            _judge(asked, verdicts, shown)
+            bad = [verdict for verdict in verdicts if verdict.found]
+            shown.phase("looking for the smallest", len(bad))
+            found = causes(bad, shown.tick)
+            found = _confirmed(asked, found, shown)
+    except KeyboardInterrupt:
+        console.print(as_text(_tried(asked, verdicts, found, whole=False)), markup=False)
+        _so_far(console, verdicts, found)
+        return INTERRUPTED
+    tried = _tried(asked, verdicts, found)
+    code = exit_code(tried)
+    console.print(as_text(tried), markup=False)
+    console.print(_again(asked), markup=False)
+    try:
+        if asked.json_file:
+            write_whole(asked.json_file, as_json(tried, code))
+        if asked.repro:
+            _write_scripts(asked.repro, tried.causes)
+    except OSError as trouble:
+        where = trouble.filename or asked.json_file or asked.repro
+        errors.print(f"localtensor: {where}: {trouble.strerror}; the report above is whole", markup=False)
+        return NOTHING
+    return code
+
+
+def command(
+    meshes: Sequence[str] = (), samples: int | None = None, seed: int = 0, planner: str = "both", confirm: str = "gloo",
+    json_file: Path | None = None, repro: Path | None = None, quiet: bool = False,
+) -> int:  # fmt: skip
+    """What the command line calls: as `run`, and 2 for options that cannot be followed."""
+    try:
+        asked = Asked(
+            tuple(meshes) or MESHES,
+            SAMPLES if samples is None else samples,
+            seed,
+            planner,
+            confirm,
+            json_file,
+            repro,
+            quiet,
+        )
+    except BadPlans as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
+        return USAGE
+    return run(asked)
+
+
+def exit_code(tried: Tried) -> int:
+    """1 if something is wrong on real processes, too; 3 if nothing was tried; 0."""
+    if tried.confirmed:
+        return WRONG
+    return CLEAN if tried.pairs else NOTHING
+
+
+def _judge(asked: Asked, verdicts: list[Verdict], shown: Bar) -> None:
+    modes = PLANNERS[asked.planner]
+    shown.phase("redistributions", len(asked.meshes) * len(modes) * asked.samples)
+    for text in asked.meshes:
+        pairs = list(draw_pairs(sizes(text), seed=asked.seed, budget=asked.samples))
+        for mode in modes:
+            for verdict in judge(pairs, mode, seed=asked.seed):
+                verdicts.append(verdict)
+                shown.tick()
+
+
+def _confirmed(asked: Asked, found: list[Cause], shown: Bar) -> list[Cause]:
+    if asked.confirm == "none" or not found:
+        return found
+    shown.phase("on real processes", len(found))
+    with Bench(asked.confirm) as bench:
+        return confirmed(found, bench, shown.tick)
+
+
+def _tried(asked: Asked, verdicts: Sequence[Verdict], found: Sequence[Cause], *, whole: bool = True) -> Tried:
+    version = torch.__version__.split("+")[0]
+    return Tried(version, asked.seed, rows(verdicts), tuple(found), wasted(verdicts), whole)
+
+
+def _so_far(console: Console, verdicts: Sequence[Verdict], found: Sequence[Cause]) -> None:
+    """What went wrong before it was stopped, as it was drawn."""
+    if not found:
+        for verdict in verdicts:
+            if verdict.found:
+                console.print(f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}", markup=False)
+
+
+def _again(asked: Asked) -> str:
+    meshes = "".join(f" --mesh {text}" for text in asked.meshes)
+    return f"Repeat: localtensor validate --plans{meshes} --samples {asked.samples} --seed {asked.seed} --planner {asked.planner}"
+
+
+def _write_scripts(folder: Path, found: Sequence[Cause]) -> None:
+    for number, one in enumerate(found, 1):
+        name = f"plan_{number}.py"
+        write_whole(folder / name, script(one, name))

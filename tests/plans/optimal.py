@@ -1,0 +1,109 @@
+"""Every pair of specs on every small mesh, and some on larger ones: what the planner's plans cost and what the oracle's do.
+
+`python -m tests.plans.optimal` prints the counts; it takes minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+
+from localtensor.errors import OtherRows
+from localtensor.mesh import Mesh
+from localtensor.orders import ordered
+from localtensor.placement import Spec
+from strategies.planner import NoPlan, searched
+from strategies.plans import Move, Price
+from strategies.price_torch import TorchPrice
+from strategies.pricing import Sent, Time
+from strategies.steps import targets
+from tests.plans.oracle import Oracle, alike, without_lone
+from tests.plans.pairs import PLAIN, drawn, every_spec
+
+SHAPES = ((8, 4), (5, 3), (1, 7), (0, 4), (9,), (2, 3))
+NAMES = (PLAIN, ("R", "S(0)", "SS(0,2)", "P(max)"), ("R", "S(0)", "P(avg)", "P(sum)"))
+
+
+class Count:
+    """Each step costs the same."""
+
+    name, grows = "steps", True
+
+    def __call__(self, move: Move) -> int:
+        return 1
+
+
+class Least:
+    """The more bytes the cheaper: no bound holds."""
+
+    name, grows = "least", False
+
+    def __call__(self, move: Move) -> int:
+        return max(10**6 - move.nbytes, 0)
+
+
+def prices(mesh: Mesh) -> tuple[Price, ...]:
+    return Time(), Sent(), Count(), Least(), TorchPrice.of(mesh)
+
+
+def pairs_that_differ(
+    specs: list[Spec], price: Price, flattened: tuple[tuple[int, ...], ...] = ()
+) -> tuple[int, list[str]]:
+    """How many pairs there are of these specs, and those that the oracle takes to its end for another cost."""
+    names = [[specs[0].mesh.names[axis] for axis in axes] for axes in flattened]
+    tried, differ, oracles = 0, [], dict[object, Oracle]()
+    for src in specs:
+        costs: dict[object, dict[Spec, tuple[int, int]]] = {}
+        for dst in specs:
+            try:
+                found = searched(src, dst, price, flattened=names)
+            except NoPlan:
+                continue
+            offered = targets(plain(src), plain(dst))
+            if offered not in costs:
+                oracle = oracles.setdefault(offered, Oracle(offered, flattened))
+                costs[offered] = oracle.costs(without_lone(plain(src)), price)
+            want = (0, 0) if alike(src, dst) else costs[offered][without_lone(plain(dst))]
+            tried += 1
+            if (found.price, len(found.steps)) != want:
+                differ.append(f"{src} -> {dst} by {price.name}: {found.price} in {len(found.steps)}, the oracle {want}")
+    return tried, differ
+
+
+def plain(spec: Spec) -> Spec:
+    try:
+        return ordered(spec)
+    except OtherRows:
+        return spec
+
+
+def main() -> int:
+    start, tried, differ = time.perf_counter(), 0, list[str]()
+    meshes = [(size,) for size in (1, 2, 3, 4)] + list(itertools.product((1, 2, 3, 4), repeat=2))
+    for sizes in meshes:
+        for shape, names in itertools.product(SHAPES, NAMES):
+            specs = every_spec(sizes, shape, names)
+            for price in prices(specs[0].mesh):
+                count, wrong = pairs_that_differ(specs, price)
+                tried, differ = tried + count, differ + wrong
+        if len(sizes) == 2:
+            count, wrong = pairs_that_differ(every_spec(sizes, (6, 5)), Time(), ((0, 1),))
+            tried, differ = tried + count, differ + wrong
+        print(f"meshes up to {sizes}: {tried} pairs and prices, {len(differ)} differ", flush=True)
+    rng = random.Random(0)
+    for turn in range(40):
+        mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(3)])
+        shape = tuple(rng.choice((1, 5, 8, 64)) for _ in range(2))
+        some = [drawn(rng, mesh, shape) for _ in range(6)]
+        price = prices(mesh)[turn % 5]
+        count, wrong = pairs_that_differ(some, price)
+        tried, differ = tried + count, differ + wrong
+    print(f"with three axes: {tried} pairs and prices, {len(differ)} differ; {time.perf_counter() - start:.0f} s")
+    print(*differ[:20], sep="\n")
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

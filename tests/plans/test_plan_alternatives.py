@@ -1,0 +1,105 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.plan_alternatives import (
+    CHEAPEST,
+    LEANEST,
+    LIGHTEST,
+    OTHER,
+    SHORTEST,
+    SOONEST,
+    Steps,
+    Then,
+    Way,
+    priced,
+    steps_of,
+    ways,
+)
+from strategies.plan_text import read
+from strategies.planner import NoPlan, plan
+from strategies.pricing import Sent, Time
+
+MEMBERS = ["R", "S(0)", "S(1)", "P(sum)"]
+TEXT = "f32[{},{}] @ dp=2,tp=3: {},{} -> {},{}"
+texts = st.tuples(st.integers(1, 64), st.integers(1, 64), *[st.sampled_from(MEMBERS)] * 4).map(
+    lambda t: TEXT.format(*t)
+)
+
+
+def by_name(found):
+    return {name: way.plan for way in found for name in way.names}
+
+
+@given(texts)
+@settings(max_examples=15, deadline=None)
+def test_each_way_is_the_best_in_what_it_is_called_after(text):
+    src, dst = read(text)
+    best = plan(src, dst)
+    found = by_name(ways(best))
+    if not best.steps:
+        assert found == {CHEAPEST: best}
+        return
+    assert found[CHEAPEST] == best and SOONEST not in found
+    assert found[LIGHTEST].sent == plan(src, dst, Sent()).sent
+    assert (
+        len(found[SHORTEST].steps)
+        == len(plan(src, dst, Then(Steps(), Time())).steps)
+        <= min(len(p.steps) for p in found.values())
+    )
+    assert found[LEANEST].memory == min(p.memory for p in found.values())
+    try:
+        leaner = plan(src, dst, memory=found[LEANEST].memory - 1)
+    except NoPlan:
+        leaner = None
+    assert leaner is None
+    for made in found.values():
+        assert made.src == src and made.dst == made.steps[-1].now and made.price == priced(made, Time()) >= best.price
+        assert all(one.now == other.was for one, other in zip(made.steps, made.steps[1:], strict=False))
+
+
+@given(texts)
+@settings(max_examples=10, deadline=None)
+def test_no_plan_is_told_twice_and_another_beginning_is_one(text):
+    best = plan(*read(text))
+    found = ways(best)
+    assert len({steps_of(way.plan) for way in found}) == len(found)
+    assert found[0].names[0] == CHEAPEST and [way.ratio(best.price) for way in found[1:]] == sorted(
+        way.ratio(best.price) for way in found[1:]
+    )
+    other = by_name(found).get(OTHER)
+    assert other is None or other.steps[0].now != best.steps[0].now
+
+
+def test_the_price_that_was_asked_for_is_the_one_that_is_compared():
+    best = plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"), Sent())
+    found = ways(best, Sent())
+    assert LIGHTEST not in by_name(found) and SOONEST in by_name(found)
+    assert all(way.plan.price == way.plan.sent and way.plan.by == "bytes" for way in found)
+    assert by_name(found)[SOONEST].price > best.price
+
+
+def test_none_of_them_needs_more_than_is_allowed():
+    src, dst = read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)")
+    free = ways(plan(src, dst))
+    limit = sorted({way.plan.memory for way in free})[1]
+    found = ways(plan(src, dst, memory=limit), memory=limit)
+    assert all(way.plan.memory <= limit for way in found)
+    assert max(way.plan.memory for way in free) > limit
+
+
+def test_a_dearer_way_is_not_the_best_of_those_that_begin_otherwise():
+    best = plan(*read("f32[4096,4096] @ dp=4,tp=8: S(0),R -> R,S(0)"))
+    ratios = {name: way.ratio(best.price) for way in ways(best) for name in way.names}
+    assert 1 < ratios[OTHER] < 1.1 and ratios[SHORTEST] > 3
+
+
+def test_groups_of_several_axes_may_be_an_alternative():
+    src, dst = read("f32[64] @ dp=2,tp=2: P(sum),P(sum) -> R,R")
+    found = by_name(ways(plan(src, dst, flattened=[("dp", "tp")]), flattened=[("dp", "tp")]))
+    assert [step.axes for step in found[SHORTEST].steps] == [(0, 1)]
+
+
+def test_a_ratio_to_nothing():
+    best = plan(*read("f32[64] @ dp=2: R -> R"))
+    dear = plan(*read("f32[64] @ dp=2: S(0) -> R"))
+    assert Way((), best).ratio(0) == 1 and Way((), dear).ratio(0) == float("inf")

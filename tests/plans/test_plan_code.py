@@ -1,0 +1,36 @@
+import contextlib
+import io
+
+import pytest
+
+from strategies.plan_asked import BadPlanOption, asked
+from strategies.plan_code import code_of
+from strategies.planner import plan
+
+TEXT = "f32[64,64] @ dp=2,tp=2: S(0)[1],S(0)[0] -> P(sum),S(1)"
+
+
+@pytest.mark.parametrize("options", [
+    {},
+    {"by": "bytes"},
+    {"by": "torch", "memory": "1MB"},
+    {"inner": "3,300", "outer": "5,25", "flattened": ["dp,tp"]},
+    {"by": "bytes", "topology": "300,25"},
+], ids=str)  # fmt: skip
+def test_the_code_makes_the_same_plan(options):
+    question = asked(TEXT, **options)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code_of(question), {})
+    made = plan(
+        question.src, question.dst, question.price, topology=question.topology, memory=question.memory,
+        flattened=question.flattened,
+    )  # fmt: skip
+    assert printed.getvalue() == f"{made}\n"
+
+
+def test_a_price_of_ones_own_is_no_value(tmp_path, monkeypatch):
+    (tmp_path / "code_price.py").write_text("def price(move):\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadPlanOption, match=r"^plan: --code: --by code_price:price: a price of your own"):
+        code_of(asked(TEXT, by="code_price:price"))

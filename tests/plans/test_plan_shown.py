@@ -1,0 +1,105 @@
+import json
+from dataclasses import replace
+
+from strategies.plan_alternatives import ways
+from strategies.plan_asked import asked
+from strategies.plan_picture import layout_text
+from strategies.plan_shown import as_json, as_text, in_a_line, ratio_text
+from strategies.plan_theirs import Theirs, theirs
+from strategies.planner import plan
+
+TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
+
+
+def shown(text=TEXT, their=None, **options):
+    question = asked(text, **options)
+    best = plan(question.src, question.dst, question.price, memory=question.memory)
+    found = ways(best, question.price, memory=question.memory)
+    return question, found, theirs(question.src, question.dst, question.price) if their is None else their
+
+
+def test_the_plan_is_first_and_below_it_each_way_with_its_steps():
+    lines = as_text(*shown()).plain.splitlines()
+    assert lines[:6] == [
+        TEXT,
+        "",
+        "  dp: all-gather     S(0)   -> R     8.2 kB  5.66 us",
+        "  tp: reduce-scatter P(sum) -> S(0)  8.2 kB  5.66 us",
+        "  total: 2 steps, 16.4 kB sent, 11.3 us, 49.2 kB in use at most",
+        lines[5],
+    ]
+    assert lines[7:9] == [
+        "  ratio     time     sent   in use  torch's cost",
+        "  1.00x  11.3 us  16.4 kB  49.2 kB       14.6 us  the cheapest, fewest steps",
+    ]
+    assert lines[10] == f"      {in_a_line(shown()[1][1].plan)}" and lines[10].count(" -> ") == 3
+    assert sum("DTensor" in line for line in lines) == 2
+    assert all(line.index("x  ") == 6 for line in lines[8:] if line.startswith("  ") and "x  " in line)
+
+
+def test_a_plan_of_dtensor_that_is_wrong_refused_or_not_asked_says_so():
+    question, found, _ = shown()
+    their = [Theirs("greedy", found[1].plan, wrong="it ends at x"), Theirs("graph", None, refused="ValueError: no")]
+    text = as_text(question, found, their).plain
+    assert "wrong: it ends at x" in text and "DTensor, graph-based refuses: ValueError: no" in text
+    assert (
+        "DTensor, greedy was not asked: x"
+        in as_text(question, found, [Theirs("greedy", None, skipped="not asked: x")]).plain
+    )
+
+
+def test_a_plan_of_dtensor_that_needs_more_than_is_allowed_says_so():
+    question, found, _ = shown(memory="30kB")
+    over = shown()[1][0].plan
+    assert "this is over --memory" in as_text(question, found, [Theirs("greedy", over)]).plain
+    assert "this is over --memory" not in as_text(question, found, [Theirs("greedy", found[0].plan)]).plain
+
+
+def test_nothing_to_do_is_said_once_for_each():
+    lines = as_text(*shown("f32[8] @ dp=2: R -> R")).plain.splitlines()
+    assert lines[2] == "  total: nothing to do"
+    assert lines[-2:] == ["DTensor, greedy: nothing to do", "DTensor, graph-based: nothing to do"]
+
+
+def test_one_object_of_json():
+    question, found, their = shown(by="bytes", memory="1MB")
+    told = json.loads(as_json(question, found, their))
+    assert list(told) == ["text", "by", "unit", "memory_limit", "flattened", "plan", "why", "alternatives", "dtensor"]
+    assert (told["text"], told["by"], told["unit"], told["memory_limit"]) == (TEXT, "bytes", "bytes", 1_000_000)
+    best = found[0].plan
+    assert told["plan"]["price"] == best.price == told["plan"]["sent"]
+    first = best.steps[0]
+    assert told["plan"]["steps"][0] == {
+        "kind": first.kind, "axes": [best.src.mesh.names[axis] for axis in first.axes], "was": "dp:S(0), tp:P(sum)",
+        "now": layout_text(first.now), "sent": first.sent, "seconds": first.seconds, "memory": first.memory,
+    }  # fmt: skip
+    assert [len(way["steps"]) for way in told["alternatives"]] == [len(way.plan.steps) for way in found]
+    assert told["alternatives"][0]["ratio"] == 1 and set(told["dtensor"]) == {"greedy", "graph"}
+
+
+def test_json_of_what_dtensor_does_not_do():
+    question, found, _ = shown()
+    told = json.loads(
+        as_json(question, found, [Theirs("greedy", None, refused="no"), Theirs("graph", None, skipped="slow")])
+    )
+    assert told["dtensor"] == {"greedy": {"refused": "no"}, "graph": {"not_asked": "slow"}}
+
+
+def test_of_very_many_steps_the_first_are_told():
+    made = shown()[1][0].plan
+    many = replace(made, steps=made.steps * 5)
+    assert in_a_line(many).count("; ") == 6 and in_a_line(many).endswith("; and 4 more")
+    assert in_a_line(replace(made, steps=made.steps * 4)).count(" -> ") == 8
+
+
+def test_only_what_stands_out_has_a_style():
+    text = as_text(*shown())
+    styled = {text.plain[span.start : span.end].strip(): span.style for span in text.spans if span.style}
+    assert text.style == "" and styled[TEXT] == "bold" and styled["dp:"] == "cyan"
+    assert not any("8.2 kB  5.66 us" in words for words in styled)
+
+
+def test_small_words():
+    _, found, _ = shown("f32[8] @ dp=2: R -> R")
+    assert in_a_line(found[0].plan) == "nothing to do"
+    assert [ratio_text(ratio) for ratio in (1, 2.345, 12_345.6)] == ["1.00x", "2.35x", "12,345.60x"]

@@ -1,0 +1,39 @@
+import pytest
+
+from strategies import plan_theirs
+from strategies.plan_text import read
+from strategies.plan_theirs import layouts, theirs, too_much
+from strategies.pricing import Sent, Time
+
+
+def test_both_planners_are_asked_and_priced_as_ours_are():
+    src, dst = read("f32[64,64] @ dp=2,tp=2: P(sum),R -> R,S(0)")
+    for price in (Time(), Sent()):
+        found = theirs(src, dst, price)
+        assert [one.mode for one in found] == ["greedy", "graph"]
+        assert all(one.plan.price == sum(price(step.move) for step in one.plan.steps) > 0 for one in found)
+        assert all(one.wrong == one.refused == one.skipped == "" for one in found)
+
+
+def test_a_refusal_of_dtensor_is_told():
+    [greedy, _] = theirs(*read("f32[8] @ dp=2: S(0) -> P(sum)"), Time())
+    assert greedy.plan is None and greedy.refused and not greedy.skipped
+
+
+def test_what_would_take_seconds_is_not_asked(monkeypatch):
+    src, dst = read("f32[8,8] @ 2,2,2,2,2: S(0),R,R,R,R -> R,R,R,R,S(1)")
+    assert too_much(src, dst, "greedy") == "" and "up to 3,552 layouts" in too_much(src, dst, "graph")
+    ordered, _ = read("f32[8,8] @ 2,2,2,2,2: S(0)[1],S(0)[0],R,R,R -> R,R,R,R,R")
+    strided, _ = read("f32[8,8] @ 2,2,2,2,2: SS(0,2),R,R,R,R -> R,R,R,R,R")
+    assert all("layouts" in too_much(spec, dst, "greedy") for spec in (ordered, strided))
+    many, less = read("f32[8] @ dp=100000: S(0) -> R")
+    assert "100,000 ranks" in too_much(many, less, "greedy")
+    monkeypatch.setattr(plan_theirs, "for_dtensor", lambda *_, **__: pytest.fail("DTensor was asked"))
+    assert [one.skipped[:10] for one in theirs(many, less, Time())] == ["not asked:"] * 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "dims", "count"), [(1, 0, 2), (1, 1, 3), (2, 1, 4 + 4 + 2), (2, 2, 4 + 8 + 6), (4, 3, 1240)]
+)
+def test_layouts_are_counted(axes, dims, count):
+    assert layouts(axes, dims) == count

@@ -1,0 +1,108 @@
+"""`localtensor validate --plans`: options, report, exit codes."""
+
+import json
+
+import pytest
+
+from strategies import plans_command
+from strategies.plans_causes import Cause
+from strategies.plans_command import Asked, BadPlans, command, exit_code, run, sizes
+from strategies.plans_judged import Verdict
+from strategies.plans_played import RIGHT, Outcome
+from strategies.plans_shown import as_json, as_text
+from strategies.plans_tried import Tried, rows, wasted
+from tests.plans.plan_pairs import pair
+
+PAIR = pair("S(0)", "P(sum)", (2,), (1,))
+REFUSED = Outcome("refused", "RuntimeError: not supported")
+CAUSE = Cause("refused: x", PAIR, ("greedy",), REFUSED, 3, PAIR, confirmed=True)
+NOTHING = Tried("2.13.0", 0, (), (), ())
+
+
+@pytest.mark.parametrize(("wrong", "argument"), [
+    ({"meshes": ("2,x",)}, "--mesh"), ({"meshes": ("0",)}, "--mesh"), ({"meshes": ("9,9",)}, "--mesh"),
+    ({"samples": 0}, "--samples"), ({"seed": -1}, "--seed"), ({"planner": "best"}, "--planner"),
+    ({"confirm": "nccl"}, "--confirm"),
+])  # fmt: skip
+def test_options_that_cannot_be_followed_are_refused(wrong, argument):
+    with pytest.raises(BadPlans, match=argument):
+        Asked(**wrong)
+
+
+def test_the_command_line_leaves_with_2_and_one_sentence_for_such_options(capsys):
+    assert command(("2,x",)) == 2
+    assert command(samples=0) == 2
+    told = capsys.readouterr()
+    assert (told.out, "--mesh" in told.err, "--samples" in told.err) == ("", True, True)
+
+
+def test_a_mesh_is_sizes_with_commas_between():
+    assert (sizes("2"), sizes("2,3"), sizes("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
+
+
+def test_exit_codes():
+    verdict = Verdict(PAIR, "greedy", RIGHT, None)
+    tried = Tried("2.13.0", 0, rows([verdict]), (), ())
+    assert exit_code(NOTHING) == 3
+    assert exit_code(tried) == 0
+    assert exit_code(Tried("2.13.0", 0, tried.rows, (CAUSE,), ())) == 1
+    suspected = Cause("x", PAIR, ("greedy",), REFUSED, 1, PAIR)
+    assert exit_code(Tried("2.13.0", 0, tried.rows, (suspected,), ())) == 0
+
+
+def test_a_report_names_the_finding_its_planners_and_its_smallest_pair():
+    verdicts = [Verdict(PAIR, "greedy", REFUSED, None)]
+    suspected = Cause("x", PAIR, ("greedy", "graph"), Outcome("wrong", "rank 0 holds"), 1, PAIR, note="right: ")
+    tried = Tried("2.13.0", 7, rows(verdicts), (CAUSE, suspected), wasted(verdicts), whole=False)
+    text = as_text(tried)
+    assert "DTensor's own redistribution, torch 2.13.0: 1 on (2,); seed 7" in text
+    assert "S(0) -> P(sum)  (greedy; met 3 times; a user cannot ask for it)" in text
+    assert "f64[1] @ a:S(0) -> a:P(sum) on (2,): RuntimeError: not supported" in text
+    assert text.index("On simulated ranks only") > text.index("Refused, though there is a plan")
+    assert "real processes: right" in text
+    assert "Stopped before all was tried." in text
+    told = json.loads(as_json(tried, 1))
+    assert (told["exit"], told["pairs"], told["rows"][0]["refused"]) == (1, 1, 1)
+    assert told["findings"][0]["src"] == {"placements": ["S(0)"], "order": []}
+    assert [one["confirmed"] for one in told["findings"]] == [True, False]
+
+
+def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(tmp_path, capsys):
+    asked = Asked(("2",), samples=25, json_file=tmp_path / "r.json", repro=tmp_path / "scripts", quiet=True)
+    assert run(asked) == 1
+    text = capsys.readouterr().out
+    told = json.loads((tmp_path / "r.json").read_text())
+    assert f"{told['pairs']} on (2,)" in text
+    assert told["findings"]
+    assert all(one["confirmed"] for one in told["findings"])
+    scripts = sorted((tmp_path / "scripts").iterdir())
+    assert len(scripts) == len(told["findings"])
+    compile(scripts[0].read_text(), "script", "exec")
+    assert "Repeat: localtensor validate --plans --mesh 2 --samples 25 --seed 0 --planner both" in text
+    assert set(told["waste"]) == {"greedy", "graph"}
+
+
+def test_unconfirmed_findings_are_no_findings(capsys):
+    assert run(Asked(("2",), samples=25, planner="graph", confirm="none", quiet=True)) == 0
+    assert "On simulated ranks only" in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
+    def judge(pairs, mode, seed):
+        yield Verdict(PAIR, mode, REFUSED, None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plans_command, "judge", judge)
+    assert run(Asked(("2",), samples=5, quiet=True)) == 130
+    text = capsys.readouterr().out
+    assert "Stopped before all was tried." in text
+    assert "greedy: f64[1] @ a:S(0) -> a:P(sum) on (2,): RuntimeError: not supported" in text
+
+
+def test_a_file_that_cannot_be_written_is_told_and_the_report_is_whole(tmp_path, capsys):
+    (tmp_path / "taken").write_text("")
+    asked = Asked(("2",), samples=3, confirm="none", json_file=tmp_path / "taken" / "r.json", quiet=True)
+    assert run(asked) == 3
+    told = capsys.readouterr()
+    assert "the report above is whole" in told.err
+    assert "DTensor's own redistribution" in told.out

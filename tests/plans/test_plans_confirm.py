@@ -1,0 +1,71 @@
+"""Pairs on real processes: the same verdicts, and nobody hangs."""
+
+import pytest
+import torch
+
+from localtensor.events import Died, Raised, Waiting
+from strategies.plans_causes import Cause
+from strategies.plans_confirm import Bench, _heard, _lost
+from strategies.plans_played import Job, play_all
+from strategies.plans_script import script
+from strategies.plans_stage import Told
+from tests.plans.plan_pairs import pair
+from tests.strategies.script_runner import run_script
+
+PAIRS = (
+    pair("S(0)", "R", (2,), (3,)), pair("P(avg)", "S(1)", (2,), (5, 3)), pair("S(0)", "S(1)", (2,), (5, 3)),
+    pair("R", "P(product)", (2,), (3,)), pair("R", "P(sum)", (2,), (3,), torch.int64), pair("SS(0,2)", "R", (2,), (7,)),
+    pair("P(sum)", "R", (2,), (4,), torch.bool),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Bench(seconds=60) as made:
+        yield made
+
+
+def test_real_processes_come_to_the_same(bench):
+    jobs = [Job.of(one) for one in PAIRS]
+    for mode in ("greedy", "graph"):
+        real = bench.confirm(jobs, mode)
+        assert [one.kind for one in real] == [one.kind for one in play_all(jobs, mode)]
+        assert [one.kind for one in real].count("right") >= 5
+
+
+def test_a_script_of_plain_torch_shows_what_is_wrong_and_what_is_right(bench):
+    for one, code in ((PAIRS[1], 0), (PAIRS[5], 0), (PAIRS[3], 1), (PAIRS[4], 1)):
+        outcome = play_all([Job.of(one)], "greedy")[0]
+        text = script(Cause("", one, ("greedy",), outcome, 1, one), "x.py")
+        assert "localtensor" not in text
+        assert "strategies" not in text
+        outcomes = bench._pool.call(run_script, [(text,)] * 2)
+        assert [outcome.value[0] for outcome in outcomes] == [code] * 2, outcomes[0].value[1]
+
+
+def test_where_torch_deals_otherwise_nobody_is_called_wrong():
+    job = Job.of(PAIRS[2])
+    pieces = [torch.zeros(5, 2), torch.zeros(5, 1)]
+    wrong = [Told("", piece.double()) for piece in pieces]
+    assert _heard(job, wrong).kind == "wrong"
+    assert _heard(job, [Told("", one.piece, one.piece) for one in wrong]).kind == "disputed"
+    whole = job.whole
+    assert (
+        _heard(job, [Told("", one.piece, part) for one, part in zip(wrong, whole.split([2, 1], 1), strict=True)]).kind
+        == "wrong"
+    )
+
+
+def test_what_became_of_ranks_that_do_not_come_back_is_told():
+    died = [Waiting(0, "a.py:1 in f: x"), Died(1, 3)]
+    assert _lost(died).text == "the process of rank 1 dies (exit code 3)"
+    raised = [Waiting(0, "a.py:1 in f: x"), Raised(1, "ValueError", "no", "trace")]
+    assert _lost(raised).text == "rank 1 raises ValueError: no"
+    assert _lost([Waiting(0, "a"), Waiting(1, "b")]).text == "hangs: rank 0 waits at a; rank 1 waits at b"
+
+
+def test_nothing_to_confirm_starts_nothing():
+    made = Bench()
+    assert made.confirm([], "greedy") == []
+    assert made._pool is None
+    made.close()

@@ -1,0 +1,55 @@
+"""Pairs on a given mesh: the same for a seed, no two alike, and only such as torch gives one meaning."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial
+
+from localtensor.layouts import has_meaning
+from localtensor.placement import StridedShard
+from strategies import plans_drawn
+from strategies.plans_drawn import DTYPES, draw_pairs
+from tests.plans.plan_pairs import pair
+
+MESHES = ((2,), (3,), (2, 3), (2, 2, 2))
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_a_seed_draws_the_same_pairs_and_another_draws_others(sizes):
+    first = [repr(one) for one in draw_pairs(sizes, seed=0, budget=30)]
+    assert first == [repr(one) for one in draw_pairs(sizes, seed=0, budget=30)]
+    assert first != [repr(one) for one in draw_pairs(sizes, seed=1, budget=30)]
+    assert len(set(first)) == 30
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_every_pair_can_be_held_to_one_meaning(sizes):
+    for one in draw_pairs(sizes, seed=3, budget=100):
+        for spec in (one.src, one.dst):
+            assert has_meaning(spec.placements, spec.shape, spec.dtype, sizes), f"{one}: {spec}"
+        turned = [(a, b) for a, b in zip(one.src.placements, one.dst.placements, strict=True) if isinstance(a, Partial)]
+        assert all(not isinstance(b, Partial) or a == b for a, b in turned), f"{one} turns a Partial into another"
+        assert one.src != one.dst
+
+
+def test_rare_things_come_often():
+    drawn = list(draw_pairs((2, 3), seed=0, budget=200))
+    specs = [spec for one in drawn for spec in (one.src, one.dst)]
+    assert sum(bool(one.flattened) for one in drawn) > 20
+    assert sum(bool(spec.shard_order) for spec in specs) > 10
+    assert sum(any(isinstance(p, StridedShard) for p in spec.placements) for spec in specs) > 30
+    assert sum(any(isinstance(p, Partial) for p in spec.placements) for spec in specs) > 60
+    assert {spec.dtype for spec in specs} == set(DTYPES)
+    assert sum(0 in spec.shape for spec in specs) > 5
+
+
+def test_where_there_are_few_pairs_few_come_and_it_ends(monkeypatch):
+    monkeypatch.setattr(plans_drawn, "SHAPES", ((4,),))
+    monkeypatch.setattr(plans_drawn, "DTYPES", (torch.bool,))
+    assert len(list(draw_pairs((2,), seed=0, budget=3))) == 3
+    assert list(draw_pairs((2,), seed=0, budget=0)) == []
+    assert 10 < len(list(draw_pairs((2,), seed=0, budget=100))) < 100
+
+
+def test_a_pair_prints_its_mesh_once_in_full():
+    one = pair("S(0) S(0)", "R P(sum)", flattened=[("a", "b")], src_order=((0, (1, 0)),))
+    assert str(one) == "f64[8,8] @ a:S(0)[1], b:S(0)[0] -> a:R, b:P(sum) on (2, 2), a+b flattened"

@@ -1,0 +1,66 @@
+"""Simpler pairs: each is one that DTensor can be held to, and none is the pair that it came from."""
+
+import pytest
+from torch.distributed.tensor import Shard
+
+from localtensor.layouts import has_meaning
+from localtensor.placement import StridedShard
+from strategies.dtensor_plans import ordered
+from strategies.plans_drawn import draw_pairs
+from strategies.plans_smaller import smaller, smallest, strided, weight
+from strategies.plans_stage import users
+from tests.plans.plan_pairs import pair, spec
+
+TURNED = ((0, (1, 0)),)
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 3), (2, 2, 2)])
+def test_every_edit_makes_a_simpler_pair_with_one_meaning(sizes):
+    for one in draw_pairs(sizes, seed=8, budget=6):
+        found = list(smaller(one, "greedy"))
+        assert found
+        assert all(weight(other) < weight(one) for other in found)
+        assert len({str(other) for other in found}) == len(found)
+        for side in (side for other in found for side in (other.src, other.dst)):
+            assert has_meaning(side.placements, side.shape, side.dtype, side.mesh.sizes), f"{side}"
+
+
+def test_the_smallest_is_that_of_which_no_edit_shows_it():
+    def cuts_in_a_row(one):
+        return any(len(one.src.cut_by(dim)) > 1 for dim in range(len(one.src.shape)))
+
+    for one in (
+        pair("S(1) R S(1)", "R R P(max)", (3, 2, 2), (5, 7), flattened=[("a", "b")]),
+        pair("S(0) S(0)", "S(1) R"),
+    ):
+        found = smallest(one, "greedy", cuts_in_a_row)
+        assert str(found.pair) == "f64[1] @ a:S(0), b:S(0) -> a:R, b:R on (2, 2)"
+
+
+def test_nothing_simpler_that_shows_it_leaves_the_pair_as_it_is():
+    one = pair("S(0) R", "R S(1)")
+    found = smallest(one, "greedy", lambda other: False)
+    assert found.pair is one
+    assert found.tried > 10
+    assert smallest(one, "greedy", lambda other: True, tries=3).tried == 3
+
+
+def test_single_steps_of_dtensors_plan_come_first():
+    first = next(smaller(pair("S(0) S(0)", "R S(0)"), "greedy"))
+    assert str(first) == "f64[8,8] @ a:S(0), b:R -> a:R, b:R on (2, 2)"
+
+
+def test_an_order_is_written_as_a_user_can_write_it():
+    turned = spec("S(0) S(0)", order=TURNED)
+    written = strided(turned)
+    assert written.placements == (StridedShard(0, split_factor=2), Shard(0))
+    assert ordered(written) == turned
+    assert users(written, spec("R R"))
+    one = pair("S(0) S(0)", "R R", src_order=TURNED)
+    assert weight(pair("SS(0,2) S(0)", "R R")) < weight(one)
+
+
+def test_an_axis_less_keeps_the_order_of_the_others():
+    one = pair("S(0) R S(0)", "R R R", (2, 2, 2), src_order=((0, (2, 0)),))
+    found = [str(other) for other in smaller(one, "greedy") if other.mesh.sizes == (2, 2)]
+    assert "f64[8,8] @ a:S(0)[1], b:S(0)[0] -> a:R, b:R on (2, 2)" in found
