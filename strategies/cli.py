@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from strategies import cli_gate, cli_races
+from strategies import cli_gate, cli_plan, cli_races
 from strategies.leaving import CLEAN, INTERRUPTED, leave, many
 
 app = typer.Typer(
@@ -20,7 +20,8 @@ app = typer.Typer(
     epilog="Examples:\n\n\b\n  localtensor validate cumprod                   one op of torch\n"
            "  localtensor validate --all --json report.json  every rule of torch's own\n"
            "  localtensor run -n 8 train.py                  a torchrun script, its ranks as threads\n"
-           "  localtensor gate --rules my_rules              a pre-merge gate: only what is new fails\n",
+           "  localtensor gate --rules my_rules              a pre-merge gate: only what is new fails\n"
+           "  localtensor plan \"f32[8,8] @ dp=2: S(0) -> S(1)\"    the cheapest redistribution, and DTensor's own\n",
 )  # fmt: skip
 
 EXAMPLES = """Examples:
@@ -33,6 +34,7 @@ EXAMPLES = """Examples:
   localtensor validate --rules my_package.my_rules         just the rules that this module registers
   localtensor validate --all --journal s.jsonl             keeps what is done; --resume goes on with it
   localtensor validate --all --journal 1.jsonl --shard 1/4 a quarter of the work, for a CI matrix
+  localtensor validate --plans --mesh 2,2                  DTensor's own redistributions: wrong values and waste
 
 Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;
 3 nothing was tested, or the tool itself failed.
@@ -68,6 +70,9 @@ def validate(
     repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
     mesh: Annotated[list[str] | None, Option("--mesh", help="A mesh to try: --mesh 2,2 has two axes, --mesh 2 is --ranks 2.", show_default=False)] = None,
     pairs: Annotated[bool, Option("--pairs", help="Also what follows the op: a second op, its gradient, the same call again.")] = False,
+    plans: Annotated[bool, Option("--plans", help="DTensor's own redistributions, instead of rules.")] = False,
+    samples: Annotated[int | None, Option("--samples", help="With --plans: pairs on each mesh.  [default: 100]", show_default=False)] = None,
+    planner: Annotated[str, Option("--planner", help="With --plans: greedy, graph or both.")] = "both",
     journal: Annotated[Path | None, Option("--journal", help="Keep a line for each unit done in this file.", show_default=False)] = None,
     resume: Annotated[bool, Option("--resume", help="Go on with the journal.")] = False,
     shard: Annotated[str, Option("--shard", help="i/N: the i-th of N parts of the work, for a CI matrix.")] = "",
@@ -79,6 +84,10 @@ def validate(
     """Put sharding rules on trial against the real op, and confirm every Unsound on real processes."""
 
     def work() -> int:
+        if plans:
+            from strategies import plans_command
+
+            return plans_command.command(tuple(mesh or ()), samples, seed, planner, confirm, json_file, repro, quiet)
         from strategies import command
 
         chosen = command.Chosen(
@@ -215,6 +224,8 @@ def run(
 app.command(epilog=cli_gate.GATE_EXAMPLES)(cli_gate.gate)
 app.command(epilog=cli_gate.REPORT_EXAMPLES)(cli_gate.report)
 app.command(epilog=cli_races.RACES_EXAMPLES)(cli_races.races)
+app.command(epilog=cli_plan.PLAN_EXAMPLES)(cli_plan.plan)
+app.add_typer(cli_plan.cost)
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 

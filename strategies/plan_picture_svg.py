@@ -191,6 +191,8 @@ def _rect(root: ET.Element, kind: str, x: float, y: float, wide: float, high: fl
 
 def _words(root: ET.Element, x: float, top: float, words: str, kind: str) -> float:
     """Where they end."""
+    if not words:
+        return x
     place = {"class": kind} if kind else {}
     text = ET.SubElement(root, "text", {**place, "x": f"{x:.1f}", "y": f"{top + 12:.1f}", "xml:space": "preserve"})
     text.text = _clean(words)

@@ -28,6 +28,8 @@ BATCH = 250
 """Numbers that one worker takes at a time."""
 TOGETHER = 100
 """Redistributions that one run of ranks carries out."""
+TELL = 10_000
+"""Where there is no progress bar, a line for so many."""
 RANKS = 8
 """The largest mesh that real ranks are asked for."""
 SMALL = ([(2,), (3,), (2, 2), (3, 2)], [(), (5,), (4, 3)], [torch.float32, torch.int64])
@@ -46,6 +48,8 @@ def main() -> int:
         with Progress(console=console, disable=not console.is_terminal) as progress:
             bar, count = progress.add_task(title, total=total), 0
             for number, found in work:
+                if not console.is_terminal and (count + number) // TELL > count // TELL:
+                    console.print(f"{title}: {count + number:,} so far, {len(failures) - before} wrong")
                 count += number
                 failures += found
                 progress.update(bar, completed=count)

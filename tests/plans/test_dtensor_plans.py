@@ -181,3 +181,9 @@ def test_a_spec_of_integers_is_planned_as_one_of_floats():
     assert [step.kind for step in found[0].steps] == [step.kind for step in found[1].steps] == ["reduce_scatter"]
     assert isinstance(found[0].steps[0].now, Spec)
     assert found[0].steps[0].now.placements[0] == Shard(0)
+
+
+def test_the_two_planners_are_two():
+    pairs = list(draw_pairs((2, 2), seed=6, budget=40))
+    plans = {mode: [str(for_dtensor(one.src, one.dst, mode)) for one in pairs] for mode in MODES}
+    assert plans["greedy"] != plans["graph"]

@@ -30,6 +30,8 @@ def test_it_is_well_formed_and_nothing_lies_outside_or_runs_or_is_fetched(text):
         for rect in rects(drawn, kind):
             assert rect["x"] >= 0 and rect["x"] + rect["width"] <= wide
             assert rect["y"] >= 0 and rect["y"] + rect["height"] <= high
+    for words in root.iter(f"{SVG}text"):
+        assert float(words.get("x")) + 6 * len(words.text) <= wide
     names = {element.tag.removeprefix(SVG) for element in root.iter()}
     assert names <= {"svg", "title", "style", "defs", "pattern", "line", "rect", "text"}
     assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "") and "script" not in drawn

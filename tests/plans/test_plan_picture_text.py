@@ -45,7 +45,7 @@ def test_a_long_dim_has_cells_of_equally_many_rows():
 def test_every_rank_that_holds_something_is_seen_to():
     src, _ = read("f32[13] @ dp=2,tp=7: R,S(0) -> R,R")
     assert drawn([Stage(src)], width=90).splitlines()[2].split()[2:] == [
-        "██······", "·███····", "··██····", "···██···", "····███·", "······██", "·······█",
+        "██······", "·██·····", "··██····", "···██···", "····███·", "······██", "·······█",
     ]  # fmt: skip
 
 

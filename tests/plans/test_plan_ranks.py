@@ -122,7 +122,7 @@ def test_ranks_outside_of_the_mesh_come_along_with_nothing():
 def test_a_mesh_whose_ranks_stand_in_another_order_has_its_pieces_in_its_own():
     wanted = _plan("S(0) R", "S(1) S(0)", (5, 4), (2, 2))
     x = torch.arange(20.0).view(5, 4)
-    order = [2, 0, 3, 1]
+    order = [3, 2, 0, 1]
     held, want = split(x, wanted.src), split(x, wanted.dst)
 
     def body():
