@@ -2,21 +2,35 @@
 
 The command line is `localtensor validate`.  May import `localtensor`, never the other way round.
 
-`strategies.overlay_dtensor()` gives the running DTensor rules of our own, for a while.  It is imported when it is first
-asked for: most who come by this door want none of it.
+`strategies.overlay_dtensor()` gives the running DTensor rules of our own, for a while; `strategies.plan(src, dst)` is the
+cheapest redistribution; `strategies.no_implicit_communication()` refuses one that nobody wrote.  Each is imported when it
+is first asked for: most who come by this door want none of them.
 """
 
-import typing
+import importlib as _importlib
+import typing as _typing
 
-if typing.TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
+    from strategies.explicit import allow_implicit_communication as allow_implicit_communication
+    from strategies.explicit import no_implicit_communication as no_implicit_communication
     from strategies.overlay import overlay_dtensor as overlay_dtensor
+    from strategies.planner import plan as plan
 
-__all__ = ["overlay_dtensor"]
+__all__ = ["allow_implicit_communication", "no_implicit_communication", "overlay_dtensor", "plan"]
+
+_ROOM = {
+    "allow_implicit_communication": "strategies.explicit",
+    "no_implicit_communication": "strategies.explicit",
+    "overlay_dtensor": "strategies.overlay",
+    "plan": "strategies.planner",
+}
 
 
-def __getattr__(name: str) -> typing.Any:
-    if name == "overlay_dtensor":
-        from strategies.overlay import overlay_dtensor
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _ROOM:
+        raise AttributeError(f"module 'strategies' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(_importlib.import_module(_ROOM[name]), name)
 
-        return overlay_dtensor
-    raise AttributeError(f"module 'strategies' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
