@@ -13,7 +13,7 @@ PYTHON  ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races cuda docs clean
+.PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races plans cuda docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,10 @@ coverage: $(READY) ## our rules beside DTensor's on the 300 most used overloads 
 races: $(READY) ## a million interleavings over the shared cache, and ten million operations on it  (some 20 minutes)
 	@$(PY) -m tests.races.nightly
 	@$(PY) -m tests.races.stress
+
+plans: $(READY) ## 100,000 random redistributions and every legal step, beside the definition; 2,000 on gloo  (some 15 minutes)
+	@$(PY) -m tests.plans --steps --real 2000
+	@$(PY) -m tests.plans.optimal
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.cuda

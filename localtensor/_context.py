@@ -234,20 +234,34 @@ def end_guards(last: Callable[[], None]) -> None:
             last()
 
 
-_backward: ContextVar[tuple[int, Any]] = ContextVar("localtensor_backward", default=(0, None))
+class _Backward(threading.local):
+    """How many want this thread's backward otherwise: what torch keeps of it is the thread's, and not a task's."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.kept: Any = None
+
+
+_backward = _Backward()
 
 
 def hold_backward(begin: Callable[[], Any]) -> None:
     """Somebody wants this thread's backward otherwise; `begin` is called if nobody did, and what it returns is kept."""
-    users, kept = _backward.get()
-    _backward.set((users + 1, kept if users else begin()))
+    if not _backward.users:
+        _backward.kept = begin()
+    _backward.users += 1
 
 
 def release_backward() -> None:
-    """Somebody does no longer: what was kept is left, as a context is, if nobody else does.  In any order."""
-    users, kept = _backward.get()
-    _backward.set((users - 1, kept if users > 1 else None))
-    if users == 1:
+    """Somebody does no longer: what was kept is left, as a context is, if nobody else does.  In any order.
+
+    Nothing is done in a thread that holds nothing: a context that another thread has entered is left here.
+    """
+    if not _backward.users:
+        return
+    _backward.users -= 1
+    if not _backward.users:
+        kept, _backward.kept = _backward.kept, None
         kept.__exit__(None, None, None)
 
 

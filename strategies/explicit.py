@@ -22,8 +22,10 @@ state of random numbers that DTensor broadcasts once, at the first random op on 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +33,7 @@ import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from localtensor import _context
+from localtensor.errors import LocalTensorError, refusal
 from strategies import explicit_seams
 from strategies.explicit_asked import (
     ImplicitCommunication,
@@ -89,8 +92,20 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
     )
 
 
+class NotDecorated(LocalTensorError):
+    """A decorator that would guard nothing: the body runs when the call is over."""
+
+    def __init__(self, mode: Explicit, fn: Any, what: str) -> None:
+        call, name = repr(mode), getattr(fn, "__qualname__", repr(fn))
+        problem = f"it is a {what}, whose body does not run while it is called"
+        super().__init__(refusal(call.partition("(")[0], "fn", name, problem, f"Write `with {call}:` in its body."))
+
+
 class Explicit(contextlib.ContextDecorator):
-    """What the two functions return: a context manager that may be entered again and again, by any thread."""
+    """What the two functions return: a context manager that may be entered again and again, by any thread.
+
+    It decorates functions and coroutine functions.  Raises `NotDecorated` for a generator or a class.
+    """
 
     def __init__(self, *, strict: bool = False, warn: bool = False, allows: bool = False) -> None:
         self.strict, self.warn, self.allows = strict, warn, allows
@@ -110,6 +125,21 @@ class Explicit(contextlib.ContextDecorator):
             _context.put_guard(guard.without(self))
         _context.release_backward()
         _context.end_guards(explicit_seams.end)
+
+    def __call__(self, fn: Any) -> Any:
+        if inspect.isclass(fn):
+            raise NotDecorated(self, fn, "class")
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise NotDecorated(self, fn, "generator")
+        return self._awaited(fn) if inspect.iscoroutinefunction(fn) else super().__call__(fn)
+
+    def _awaited(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        async def inside(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return await fn(*args, **kwargs)
+
+        return inside
 
     def __repr__(self) -> str:
         if self.allows:

@@ -74,8 +74,8 @@ def communicating_steps(src: DTensorSpec, dst: DTensorSpec) -> tuple[str, ...]:
         return ()
     try:
         infos = _redistribute._gen_transform_infos(src, dst, None)  # as DTensor asks in a moment: it is kept
-    except Exception:  # why: DTensor itself raises it in a moment, in its own words, before anything moves
-        return ()
+    except (RuntimeError, ValueError, LookupError, AssertionError):
+        return ()  # DTensor itself raises it in a moment, in its own words, before anything moves
     names, told = mesh_of(src.mesh).names, []
     for info in infos:
         was, now = info.src_dst_placements

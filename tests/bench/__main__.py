@@ -1,7 +1,7 @@
 """`make bench`: the score against planted wrong rules, the speed beside torch's own validator on one op and on ten, the
 whole sweep, rank threads beside torch's threaded group and gloo, lockstep beside torch's LocalTensorMode, fifty
-small tests under our pytest plugin beside torch's multi-process base class, a cached propagation beside DTensor's, and
-how many interleavings a second are explored."""
+small tests under our pytest plugin beside torch's multi-process base class, a cached propagation beside DTensor's, how
+many interleavings a second are explored, and our planner beside torch's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import fifty, lockstep, peers, propagate, races, ranks, score, sizes, speed, sweep
+from tests.bench import fifty, lockstep, peers, planner, propagate, races, ranks, score, sizes, speed, sweep
 
-PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty", "propagate", "races")
+PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty", "propagate", "races", "planner")
 """What runs if nothing is asked for; `sizes` needs a report, and so is asked for."""
 BESIDE: dict[str, tuple[Callable[[Console], Any], Callable[[Console, Any], None]]] = {
     "peers": (peers.compare, peers.show),
@@ -28,10 +28,11 @@ BESIDE: dict[str, tuple[Callable[[Console], Any], Callable[[Console, Any], None]
     "fifty": (fifty.compare, fifty.show),
     "propagate": (lambda console: propagate.compare(), propagate.show),
     "races": (lambda console: races.measure(), races.show),
+    "planner": (planner.compare, planner.show),
 }
 """Parts that need no more than to be run and shown."""
 EXAMPLES = """examples:
-  python -m tests.bench                          all nine, many minutes
+  python -m tests.bench                          all ten, many minutes
   python -m tests.bench --only planted           the planted wrong rules: which survive?
   python -m tests.bench --only speed --runs 3    three runs of ours beside torch's validator
   python -m tests.bench --only peers             ten ops, ours beside torch's validator, by the combination
@@ -41,6 +42,7 @@ EXAMPLES = """examples:
   python -m tests.bench --only fifty             fifty tests under pytest --ranks 4, beside torch's base class
   python -m tests.bench --only propagate         a cached propagation, beside DTensor's own Python path
   python -m tests.bench --only races             interleavings a second, and planted races found
+  python -m tests.bench --only planner           our planner beside torch's graph-based and greedy ones
   python -m tests.bench --json bench.json        the figures for a program, too
 
 Exit code 1 if a planted wrong rule survives that should not, a right one is accused, or a planted race is missed; times and memory never fail it.

@@ -30,6 +30,8 @@ EXIT_CODES = {
     "localtensor gate --rules my_rules": 1,
     'localtensor gate --rules my_rules --accept "issue 12: needs a scan over ranks" --expires 2099-12-31': 0,
     "python overlaid.py": 0,
+    'localtensor plan "f32[4096,4096] @ dp=4,tp=8: P(sum),S(0) -> S(0),R"': 0,
+    "localtensor cost check torch": 1,
     "localtensor races": 0,
     "localtensor races --target propagate --schedules 300": 0,
     "pytest test_layers.py": 0,
@@ -48,6 +50,7 @@ TOO_SLOW = {
     "localtensor report sweep.jsonl -o report.html": "reads what the full sweep wrote: tests/browser has a page",
     "pytest -p localtensor.torch_suites test_of_somebody_else.py": "is somebody else's: tests/suites has such files",
     "localtensor races --target dtensor --repro scripts": "takes minutes",
+    "localtensor validate --plans --mesh 2,2 --mesh 2,3 --repro scripts": "takes a minute: tests/plans judges fewer pairs",
     "make validate": "installs torch, then judges every rule",
     "make bench": "runs torch's own validator beside ours",
     "make check": "formats, lints and tests the whole tree",
@@ -113,6 +116,12 @@ def test_what_the_hanging_script_says_is_what_the_readme_shows(tmp_path):
 def test_what_the_rules_of_our_own_mend_is_what_the_readme_shows(tmp_path):
     write_examples(README.read_text(), tmp_path)
     shown = next(block for block in fences(README.read_text(), "console") if "overlaid.py" in block)
+    command, _, words = shown.partition("\n")
+    assert run(command.removeprefix("$ "), tmp_path).stdout == words
+
+
+def test_the_plan_is_what_the_readme_shows(tmp_path):
+    shown = next(block for block in fences(README.read_text(), "console") if block.startswith("$ localtensor plan"))
     command, _, words = shown.partition("\n")
     assert run(command.removeprefix("$ "), tmp_path).stdout == words
 
