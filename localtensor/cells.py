@@ -79,14 +79,27 @@ def equal_once(values: Sequence[Tensor]) -> list[Tensor]:
     True
     """
     first: dict[Any, Tensor] = {}
-    return [first.setdefault(_meaning(value), value) for value in values]
+    seen: dict[Any, Tensor] = {}
+    for value in values:
+        place = _place(value)
+        if place not in seen:  # what many ranks share is read once
+            seen[place] = first.setdefault(_meaning(value), value)
+    return [seen[_place(value)] for value in values]
+
+
+def _place(x: Tensor) -> Any:
+    """What tensors have in common that are the same memory, read alike."""
+    if x.layout is not torch.strided or x.device.type != "cpu":
+        return id(x)
+    return (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.is_conj(), x.is_neg())
 
 
 def _meaning(x: Tensor) -> Any:
     """What equal tensors have in common, and no others (a digest of 16 bytes stands for the bits)."""
     if x.layout is not torch.strided or x.device.type != "cpu":
         return id(x)
-    bits = x.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    bits = x.resolve_conj().resolve_neg().contiguous()
+    bits = bits.as_strided((bits.numel(),), (1,))  # a single element may have any stride, and bytes have none but 1
     digest = blake2b(bits.view(torch.uint8).numpy().data, digest_size=16).digest() if x.numel() else b""
     return (tuple(x.shape), x.stride(), x.dtype, digest)
 

@@ -17,16 +17,16 @@ from dataclasses import replace
 
 from localtensor.errors import OtherRows
 from localtensor.mesh import Mesh
-from localtensor.orders import first_unlike_rank, remedy_of, rows_by_dim
-from localtensor.placement import Spec, is_defined
+from localtensor.orders import check_sizes, first_unlike_rank, remedy_of, rows_by_dim
+from localtensor.placement import Spec, is_defined, short
 from localtensor.row_runs import runs_text
 
 
 def flattened(spec: Spec, axes: Sequence[str], name: str) -> Spec:
     """The spec on the mesh whose adjacent axes are one axis of that name; rank numbers stay.
 
-    Raises `OtherRows` where the axes are not adjacent or hold different placements, or where the flat axis would deal
-    other rows: of 5 rows, 2 times 2 ranks have 2, 1, 1 and 1, and four have 2, 2, 1 and 0.
+    Raises `OtherRows` where the axes are not adjacent or hold different placements, for sizes that are symbols, or where
+    the flat axis would deal other rows: of 5 rows, 2 times 2 ranks have 2, 1, 1 and 1, and four have 2, 2, 1 and 0.
 
     >>> import torch
     >>> from torch.distributed.tensor import Shard
@@ -41,7 +41,12 @@ def flattened(spec: Spec, axes: Sequence[str], name: str) -> Spec:
     held = spec.placements[first : first + count]
     many = [p for p, size in zip(held, mesh.sizes[first : first + count], strict=True) if size > 1] or held[:1]
     one = many[0]
-    if not is_defined(one) or any(type(p) is not type(one) or p != one for p in many):
+    if not is_defined(one):
+        problem = f"what {short(one)} stands for on {axes[0]} is known to its own class only"
+        raise OtherRows(
+            "flattening.flattened", repr(spec), problem, "Redistribute it to R, S, SS or a plain Partial first."
+        )
+    if any(type(p) is not type(one) or p != one for p in many):
         raise OtherRows("flattening.flattened", repr(spec), f"{' and '.join(axes)} hold different placements",
                         "Redistribute to one placement on all of them first.")  # fmt: skip
     sizes = (*mesh.sizes[:first], math.prod(mesh.sizes[first : first + count]), *mesh.sizes[first + count :])
@@ -87,6 +92,7 @@ def unflattened(spec: Spec, axis: str, into: Mesh) -> Spec:
 
 def _same_rows(call: str, spec: Spec, made: Spec, how: str, keep: str) -> Spec:
     """What was made, if every rank of its mesh holds the rows that the rank of this number held."""
+    check_sizes(f"flattening.{call}", spec)
     rank = first_unlike_rank(spec, made)
     if rank is None:
         return made

@@ -12,10 +12,12 @@ The rows of all ranks are compared, for this shape on this mesh: nothing is conv
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
@@ -43,7 +45,7 @@ _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
 def ordered(spec: Spec) -> Spec:
     """The spec with plain shards and a shard order instead of strided shards; every rank holds what it held.
 
-    Raises `OtherRows` where no order of plain shards gives every rank its rows.
+    Raises `OtherRows` where no order of plain shards gives every rank its rows, and for sizes that are symbols.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
@@ -56,6 +58,7 @@ def ordered(spec: Spec) -> Spec:
             break
     else:
         return spec
+    check_sizes("orders.ordered", spec)
     made = spec
     for dim in dict.fromkeys(p.dim for p in spec.placements if isinstance(p, StridedShard)):
         made = _plain_on(made, dim)
@@ -65,7 +68,8 @@ def ordered(spec: Spec) -> Spec:
 def strided(spec: Spec) -> Spec:
     """The spec with strided shards instead of a shard order; every rank holds what it held.
 
-    Raises `OtherRows` where strided shards, read from left to right, do not give every rank its rows.
+    Raises `OtherRows` where strided shards, read from left to right, do not give every rank its rows, and for sizes that
+    are symbols.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
@@ -74,6 +78,7 @@ def strided(spec: Spec) -> Spec:
     """
     if not spec.shard_order:
         return spec
+    check_sizes("orders.strided", spec)
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
         for place, axis in enumerate(axes):
@@ -90,7 +95,8 @@ def strided(spec: Spec) -> Spec:
 def lies_alike(one: Spec, other: Spec) -> bool:
     """Whether every rank holds the same rows of the same tensor, and waits for the same sums, under both specs.
 
-    An axis of one rank cuts nothing, and a Partial on it is the value.  The names of axes do not matter.
+    An axis of one rank cuts nothing, and a Partial on it is the value.  The names of axes do not matter.  Raises
+    `OtherRows` where rows must be compared and sizes are symbols.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
@@ -111,6 +117,7 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     one_cut, other_cut = cuts_of(one), cuts_of(other)
     if one_cut == other_cut:
         return True
+    check_sizes("orders.lies_alike", one)
     if all(cut_alike(*case, sizes) for case in zip(one.shape, one_cut, other_cut, strict=True)):
         return True
     for place in beside(sizes):
@@ -119,6 +126,14 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     if all(never_empty(size, cut, sizes) for size, cut in zip(one.shape, one_cut, strict=True)):
         return False
     return first_unlike_rank(one, other) is None
+
+
+def check_sizes(call: str, spec: Spec) -> None:
+    """Raises `OtherRows` if some size is a symbol: its rows cannot be compared."""
+    if any(isinstance(size, torch.SymInt) for size in spec.shape):
+        raise OtherRows(
+            call, repr(spec), "a size is a symbol, and its rows cannot be compared", "Give sizes in numbers."
+        )
 
 
 def _wait_alike(size: int, mine: Placement, theirs: Placement, spec: Spec) -> bool:
@@ -146,6 +161,10 @@ def _plain_on(spec: Spec, dim: int) -> Spec:
     for order in (encoded, tuple(axis for axis, _ in cut)):
         if order is not None and cut_alike(spec.shape[dim], cut, tuple((axis, 1) for axis in order), sizes):
             return _plainly(spec, dim, order)
+    for order in itertools.permutations(axis for axis, _ in cut):  # rows may be too few for the factors to matter
+        made = _plainly(spec, dim, order)
+        if lies_alike(spec, made):
+            return made
     shown = ", ".join(f"{spec.mesh.names[axis]}:{short(spec.placements[axis])}" for axis, _ in cut)
     if encoded is not None and len(cut) > 1:
         how = f"cut by {', '.join(spec.mesh.names[axis] for axis in encoded)} in this order"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ class Spec:
                 raise NoSuchDim("Spec", cut[0], self.shape)
             if cut is not None and cut[1] < 1:
                 raise BadPlacement("Spec", shorts(self.placements), "a split factor is 1 or more")
-        if self.shard_order:
+        if self.shard_order != ():
             object.__setattr__(self, "shard_order", self._reordered())
 
     def cut_by(self, dim: int) -> tuple[int, ...]:
@@ -173,15 +174,21 @@ class Spec:
             if cut is not None:
                 cutting.setdefault(cut[0], []).append(axis)
         found: dict[int, tuple[int, ...]] = {}
+        if not isinstance(self.shard_order, tuple | list):
+            raise self._no_order("it is no tuple of dims with their axes")
         for entry in self.shard_order:
-            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[1], tuple | list):
+            try:
+                dim, axes = index(entry[0]), tuple(map(index, entry[1]))
+                paired = isinstance(entry, tuple) and len(entry) == 2
+            except (TypeError, IndexError, KeyError):
+                paired = False
+            if not paired:
                 raise self._no_order(f"{entry!r} is no pair of a dim and its axes")
-            dim, axes = entry
             if dim in found:
                 raise self._no_order(f"it names dim {dim} twice")
             if sorted(axes) != cutting.get(dim, []):
                 raise self._no_order(f"dim {dim} is cut by the axes {cutting.get(dim, [])}, and not by {list(axes)}")
-            found[dim] = tuple(axes)
+            found[dim] = axes
         return tuple(sorted((dim, axes) for dim, axes in found.items() if list(axes) != cutting[dim]))
 
     def _no_order(self, problem: str) -> BadShardOrder:

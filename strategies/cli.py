@@ -87,7 +87,19 @@ def validate(
         if plans:
             from strategies import plans_command
 
-            return plans_command.command(tuple(mesh or ()), samples, seed, planner, confirm, json_file, repro, quiet)
+            others = {
+                "OP": ops, "--all": everything, "--search": search, "--ranks": ranks, "--dtype": dtype,
+                "--device": device != "cpu", "--rules": rules != "dtensor", "--pairs": pairs, "--journal": journal,
+                "--resume": resume, "--shard": shard, "--executor": executor, "--workers": workers,
+            }  # fmt: skip
+            given = tuple(name for name, value in others.items() if value)
+            return plans_command.command(
+                tuple(mesh or ()), samples, seed, planner, confirm, json_file, repro, quiet, given
+            )
+        if samples is not None or planner != "both":
+            from strategies import plans_command
+
+            return plans_command.without(samples, planner)
         from strategies import command
 
         chosen = command.Chosen(

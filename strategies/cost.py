@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -38,6 +39,10 @@ class BadNetwork(LocalTensorError):
         problem = "this is no number of seconds from 0 to 1000"
         remedy = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
         super().__init__(refusal("Network", argument, repr(value), problem, remedy))
+
+
+TRIPS = MappingProxyType({"local": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2})
+"""How often what is sent goes around."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Network:
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
         """One collective of `ranks` ranks; `nbytes` is the m of the table above.  A KeyError for another kind."""
-        trips = {"local": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2}[kind]
+        trips = TRIPS[kind]
         messages = ranks - 1 if kind == "all_to_all" else math.ceil(math.log2(ranks))
         return trips * (messages * self.latency + (ranks - 1) / ranks * nbytes * self.per_byte)
 

@@ -10,8 +10,10 @@ quasi-metric.  And `d(a, b)` may be 0 for what is nothing to that cost, such as 
 
 The price of the cheapest plan is such a cost by construction: it is a distance in a graph whose edges are the legal
 steps and whose lengths are prices that are never negative; a way by b is a way.  That needs every layout that lies on a
-way to or from any b to be open to every plan: see `strategies.steps.targets`.  With a memory limit it holds as well,
-with infinity for what no plan within it reaches: the limit is on each step, so that two plans within it are one.
+way to or from any b to be open to every plan: see `strategies.steps.targets`.  Strided shards of others are not open, so
+a price must not charge less for these than for plain shards, as torch's own does (`strategies.price_torch`).  With a
+memory limit it holds as well, with infinity for what no plan within it reaches: the limit is on each step, so that two
+plans within it are one.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import inspect
 import itertools
 import math
 import numbers
+import reprlib
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -41,6 +44,8 @@ StepPrice = Callable[[Move], float]
 """What one step costs: seconds as a float, or anything in whole numbers."""
 NEAR = 1e-9
 """Sums of floats may differ by this part of themselves."""
+LARGEST = 1e30
+"""Beyond which a finite answer is no cost, and would leave the range of floats on the way."""
 MOST = 128
 """Specs; their triples are two millions."""
 KEPT = 100
@@ -181,6 +186,10 @@ def _asker(name: str) -> Callable[..., float]:
         if isinstance(got, bool) or not isinstance(got, numbers.Real):
             remedy = "Return an int or a float."
             raise BadCost("cost", name, f"it returns {got!r:.60} for {where}, which is no number", remedy)
+        size: Any = abs(got)
+        if LARGEST < size < math.inf:
+            problem = f"it returns {reprlib.repr(got)} for {where}, which is beyond {LARGEST:g}"
+            raise BadCost("cost", name, problem, "Return seconds, and infinity where there is no way.")
         return int(got) if isinstance(got, numbers.Integral) else float(got)
 
     return ask

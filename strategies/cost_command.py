@@ -17,7 +17,7 @@ from localtensor.errors.base import LocalTensorError
 from localtensor.mesh import Mesh
 from strategies.cost_check import BadCost, check
 from strategies.cost_check_torch import torch_cost
-from strategies.leaving import CLEAN, USAGE, WRONG
+from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.modules import imported
 from strategies.pricing import Sent, Time
 
@@ -30,7 +30,7 @@ RANKS = 65536
 
 
 def run(cost: str, mesh: Sequence[int], shape: Sequence[int], most: int, as_json: bool) -> int:
-    """The exit code: 0 it is a metric, 1 it is none, 2 it cannot be asked.
+    """The exit code: 0 it is a metric, 1 it is none, 2 it cannot be asked, 3 the report could not be written.
 
     `cost` is `torch`, `time`, `bytes` or `package.module:function`, which is looked for from the working folder.
     `most` broken triples, and as many answers that no cost gives, are shown.
@@ -44,7 +44,11 @@ def run(cost: str, mesh: Sequence[int], shape: Sequence[int], most: int, as_json
         Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(str(error), markup=False)
         return USAGE
     text = json.dumps(checked.as_json(most), indent=2) if as_json else "\n".join(checked.lines(most))
-    sys.stdout.write(text + "\n")
+    if problem := wrote(text + "\n"):
+        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(
+            f"localtensor: {problem}", markup=False
+        )
+        return NOTHING
     return CLEAN if checked.holds else WRONG
 
 

@@ -71,8 +71,12 @@ def for_dtensor(
             after = changed(spec, transform.axes, now)
             steps.append(step_of(kind, transform.axes, spec, after, topology))
             spec = after
-    total = sum(price(step.move) for step in steps)
-    return Plan(src, dst, tuple(steps), total, price.name, f"DTensor's own, {mode}", 0)
+    return Plan(src, dst, tuple(steps), priced(steps, price), price.name, f"DTensor's own, {mode}", 0)
+
+
+def priced(steps: Sequence[Step], price: Price) -> int:
+    """What they cost together; a step along axes of one rank is nothing but a new name, and DTensor skips it."""
+    return sum(price(step.move) for step in steps if any(step.was.mesh.sizes[axis] > 1 for axis in step.axes))
 
 
 def fault_of(plan: Plan) -> str:

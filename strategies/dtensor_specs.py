@@ -48,7 +48,7 @@ def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTe
 
     Strided shards: with `reading="cuts"` torch is told to take each as a cut of its own, which is what our spec says;
     with "order", to decode an order from them, as it does with what `distribute_tensor` makes.  Without either, "order"
-    if that is the same for this tensor, else "cuts".  Raises `NoSuchSpec`.
+    if that is the same for this tensor, else "cuts".  Raises `NoSuchSpec`, for sizes that are symbols, too.
 
     >>> mesh = Mesh.of(dp=2, tp=2)
     >>> spec = Spec(mesh, (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),))
@@ -59,6 +59,8 @@ def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTe
     if tuple(mesh.shape) != spec.mesh.sizes:
         problem = f"it has the sizes {tuple(mesh.shape)}, and the spec is on {spec.mesh}"
         raise NoSuchSpec("to_torch", "mesh", str(mesh), problem, "Give a mesh of the same sizes.")
+    if any(isinstance(size, torch.SymInt) for size in spec.shape):
+        raise NoSuchSpec("to_torch", "spec", repr(spec), "a size is a symbol", "Give sizes in numbers.")
     some = any(isinstance(p, StridedShard) for p in spec.placements)
     if some and reading is None:
         reading = "order" if not spec.shard_order and _means_one(spec) else "cuts"

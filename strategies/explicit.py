@@ -112,9 +112,13 @@ class Explicit(contextlib.ContextDecorator):
         self.told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Explicit:
-        _context.begin_guards(explicit_seams.begin)
-        _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))  # a GPU's has its own thread
-        _context.put_guard(Guard(self, _context.guard()))
+        with contextlib.ExitStack() as undo:  # should any of it fail
+            _context.begin_guards(explicit_seams.begin)
+            undo.callback(_context.end_guards, explicit_seams.end)
+            # a GPU's backward has a thread of its own
+            _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
+            _context.put_guard(Guard(self, _context.guard()))
+            undo.pop_all()
         return self
 
     def __exit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable
 
@@ -23,6 +24,23 @@ def leave(work: Callable[[], int], more: str = "") -> None:
         typer.echo("localtensor itself failed, as shown above; this says nothing about any rule.", err=True)
         code = NOTHING
     raise typer.Exit(code)
+
+
+def wrote(text: str) -> str:
+    """Write it to standard output, if there is one; why it could not be written, or "".
+
+    Nobody reading any longer, as after `| head`, is no fault.
+    """
+    if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
+        return ""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            return f"cannot write to standard output: {error.strerror}."
+    return ""
 
 
 def many(workers: int | None) -> int:

@@ -17,6 +17,7 @@ torch takes apart before DTensor sees them, but for what they are taken apart in
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Iterable
 from types import TracebackType
@@ -84,9 +85,14 @@ class Overlay:
         return tuple(entry.op for entry in self.entries)
 
     def __enter__(self) -> Overlay:
-        _context.begin_rules(overlay_table.begin)
-        _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))  # a GPU's has its own thread
-        _context.put_rules(overlay_table.Stack(self, self.handlers, _context.rules()))
+        stack = overlay_table.Stack(self, self.handlers, _context.rules())
+        with contextlib.ExitStack() as undo:  # should any of it fail
+            _context.begin_rules(overlay_table.begin)
+            undo.callback(_context.end_rules, overlay_table.end)
+            # a GPU's backward has a thread of its own
+            _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
+            _context.put_rules(stack)
+            undo.pop_all()
         return self
 
     def __exit__(

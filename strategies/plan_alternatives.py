@@ -125,10 +125,11 @@ def _all(
             other = by(soon if first == soon else Then(first, soon))
             yield name, best if priced(best, first) == priced(other, first) else other, partial(priced, price=first)
     yield LEANEST, _leanest(best, lambda memory: by(price, memory=memory)), lambda one: one.memory
+    began = best.steps[0].was  # strided shards that are an order are planned as that order
     axes = [tuple(best.src.mesh.axis(name) for name in names) for names in flattened]
     firsts = [
-        step_of(change.kind, change.axes, best.src, change.now, topology)
-        for change in changes(best.src, targets(best.src, best.dst), axes)
+        step_of(change.kind, change.axes, began, change.now, topology)
+        for change in changes(began, targets(began, best.dst), axes)
     ]
     allowed = [step for step in firsts if memory is None or step.memory <= memory]
     if (other_first := _begun_otherwise(best, price, allowed, lambda now: by(price, now))) is not None:
@@ -158,6 +159,6 @@ def _begun_otherwise(best: Plan, price: Price, firsts: list[Step], onwards: Call
             rest = onwards(step.now)
         except NoPlan:
             continue
-        if (found is None or cost + rest.price < found.price) and all(later.now != best.src for later in rest.steps):
+        if (found is None or cost + rest.price < found.price) and all(later.now != step.was for later in rest.steps):
             found = replace(best, steps=(step, *rest.steps), price=cost + rest.price)
     return found

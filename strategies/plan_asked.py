@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,6 +24,8 @@ from strategies.topology import cluster_of, parse
 
 BYS = ("time", "bytes", "torch")
 PER_NODE = 8
+DEAREST = 10**30
+"""What a step may cost at most: more than that, a million times over, is no sum that the search keeps apart."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _LINK = re.compile(r" *([0-9.eE+-]+) *, *([0-9.eE+-]+) *")
@@ -60,8 +63,8 @@ class Asked:
 
 
 def asked(
-    text: str, *, by: str = "time", topology: str = "", inner: str = "", outer: str = "", per_node: int = PER_NODE,
-    memory: str = "", flattened: Sequence[str] = (), folder: str = "",
+    text: str, *, by: str = "time", topology: str | None = None, inner: str | None = None, outer: str | None = None,
+    per_node: int | None = None, memory: str | None = None, flattened: Sequence[str] = (), folder: str = "",
 ) -> Asked:  # fmt: skip
     """The options as values.  Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
 
@@ -69,7 +72,7 @@ def asked(
     2000000000
     """
     src, dst = read(text)
-    limit = size_of(memory) if memory else None
+    limit = size_of(memory) if memory is not None else None
     sets = tuple(_set(names, src.mesh.names) for names in flattened)
     links = _topology(src, topology, inner, outer, per_node)
     price, unit = _price(by, src, dst, links, sets, folder)
@@ -105,21 +108,29 @@ def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
     return given
 
 
-def _topology(spec: Spec, topology: str, inner: str, outer: str, per_node: int) -> Topology:
-    if topology and (inner or outer):
-        problem = "it says all links, and --inner and --outer do so, too"
-        raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
-    if topology:
+def _topology(
+    spec: Spec, topology: str | None, inner: str | None, outer: str | None, per_node: int | None
+) -> Topology:  # fmt: skip
+    if topology is not None:
+        others = (("--inner", inner), ("--outer", outer), ("--per-node", per_node))
+        also = [option for option, value in others if value is not None]
+        if also:
+            problem = f"it says all links and nodes, and {' and '.join(also)} would, too"
+            raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
         return parse(topology).on(spec.mesh)
-    if not inner and not outer:
-        if per_node != PER_NODE:
+    if inner is None and outer is None:
+        if per_node is not None:
             problem = "without links within and between nodes it says nothing"
             raise BadPlanOption("--per-node", str(per_node), problem, "Add --inner 3,300 --outer 5,25.")
         return TOPOLOGY
-    if not (inner and outer):
-        missing = "--inner" if not inner else "--outer"
-        raise BadPlanOption(missing, "''", "one link was given, and not the other", f"Add {missing} 5,25.")
-    told = {"ranks_per_node": per_node, "inner": _link("--inner", inner), "outer": _link("--outer", outer)}
+    if inner is None or outer is None:
+        missing = "--inner" if inner is None else "--outer"
+        raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
+    told = {
+        "ranks_per_node": PER_NODE if per_node is None else per_node,
+        "inner": _link("--inner", inner),
+        "outer": _link("--outer", outer),
+    }
     return cluster_of(told).on(spec.mesh)
 
 
@@ -157,19 +168,35 @@ def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Tried
     def ask(cost: Callable[..., Any], *arguments: Any) -> float:
         try:
             got = cost(*arguments)
-        except Exception as error:  # why: it is the user's function, and may raise anything
-            said = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
+            first = traceback.format_exception_only(error)[0].partition("\n")[0]  # whose own words may fail
+            said = f"it raises {first[:140]}"
             raise BadPlanOption("--by", by, said, "Mend that first; it is given one strategies.plans.Move.") from error
-        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= float(got) < math.inf:
-            problem = f"it returns {ascii(got)[:60]} for a {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
-            raise BadPlanOption("--by", by, problem, "Return seconds, or a whole number; 0 or more.")
-        return int(got) if isinstance(got, numbers.Integral) else float(got)
+        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _exact(got) <= DEAREST:
+            problem = f"it returns {_short(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
+            raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
+        return _exact(got)
 
     tried = trials(lambda move: ask(cost, move), specs, lambda price, *arguments: price(*arguments))
     if not tried.searchable:
-        remedy = f"Try localtensor cost check {by}."
-        raise BadPlanOption("--by", by, f"no plan can be searched by it: {tried.odd[0]}", remedy)
+        odd = tried.odd[0]
+        problem = f"no plan can be searched by it, since {odd.what}: {odd.got:g} for {odd.where}"
+        raise BadPlanOption("--by", by, problem, "Let it depend on the move alone.")
     return tried
+
+
+def _exact(got: numbers.Real) -> int | float:
+    """A number of Python's own; a whole one is never rounded, nor too large."""
+    return int(got) if isinstance(got, numbers.Integral) else float(got)
+
+
+def _short(value: object) -> str:
+    """A value in an error: a number may be of any length."""
+    if isinstance(value, int) and abs(value) > DEAREST:
+        return f"{'more' if value > 0 else 'less'} than {DEAREST if value > 0 else -DEAREST:.0e}"
+    return ascii(value)[:60]
 
 
 def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
@@ -188,5 +215,11 @@ def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        raise BadPlanOption(option, ascii(text[:40]), "these are no sizes", f"Write {option} 2,2.", call)
+        raise BadPlanOption(
+            option,
+            ascii(text[:40]),
+            "these are no sizes",
+            f"Write {option} {'8,8' if option == '--shape' else '2,2'}.",
+            call,
+        )
     return tuple(map(int, parts))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from localtensor.errors.base import LocalTensorError
 from strategies import plan_picture_svg, plan_picture_text, plan_shown
 from strategies.files import write_whole
-from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG
+from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.plan_alternatives import CHEAPEST, Way, ways
 from strategies.plan_asked import Asked, BadPlanOption, asked
 from strategies.plan_code import code_of
-from strategies.plan_text import BadPlanText, text_of
+from strategies.plan_text import text_of
 from strategies.plan_theirs import Theirs, theirs
 from strategies.planner import NoPlan, plan
 from strategies.plans import Plan
-from strategies.topology import BadTopology
 
 PICTURES = (".svg", ".html", ".txt")
+SEARCH = "Searching for other ways; --no-alternatives does without them"
+"""Shown meanwhile, on a terminal: on a mesh of eight axes they take many seconds, and the plan does not."""
 HERE = "-"
 """As the name of a picture: print it."""
 
@@ -30,15 +35,15 @@ class Wanted:
 
     text: str
     by: str
-    topology: str
-    inner: str
-    outer: str
-    per_node: int
-    memory: str
+    topology: str | None
+    inner: str | None
+    outer: str | None
+    per_node: int | None
+    memory: str | None
     flattened: tuple[str, ...]
     alternatives: bool
     dtensor: bool
-    picture: str
+    picture: str | None
     code: bool
     as_json: bool
 
@@ -47,23 +52,23 @@ def run(wanted: Wanted) -> int:
     """0; 1 if there is no plan within the memory; 2 for what cannot be read, or cannot be at all; 3 for a lost picture."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
-        question = _question(wanted)
-    except (BadPlanText, BadPlanOption, BadTopology) as error:
+        with contextlib.redirect_stdout(sys.stderr):  # what a user's own price prints is no part of the plan
+            question = _question(wanted)
+            code = code_of(question) if wanted.code else ""
+            best = plan(
+                question.src, question.dst, question.price, topology=question.topology, memory=question.memory,
+                flattened=question.flattened,
+            )  # fmt: skip
+            with errors.status(SEARCH) if errors.is_terminal else contextlib.nullcontext():
+                found, their = _beside(wanted, question, best)
+    except LocalTensorError as error:  # why: a user's own price may fail at any step
         errors.print(str(error), markup=False)
-        return USAGE
-    try:
-        best = plan(
-            question.src, question.dst, question.price, topology=question.topology, memory=question.memory,
-            flattened=question.flattened,
-        )  # fmt: skip
-        found, their = _beside(wanted, question, best)
-    except NoPlan as error:
-        errors.print(str(error), markup=False)
-        return WRONG if error.leanest else USAGE
-    except BadPlanOption as error:  # why: a user's own price may fail at any step
-        errors.print(str(error), markup=False)
-        return USAGE
-    return _tell(wanted, question, best, found, their, errors)
+        return WRONG if isinstance(error, NoPlan) and error.leanest else USAGE
+    text = code + "\n" if wanted.code else _text(wanted, question, found, their)
+    problems = [problem for problem in (wrote(text), _drawn(wanted, best)) if problem]
+    for problem in problems:
+        errors.print(f"localtensor: {problem}", markup=False)
+    return NOTHING if problems else CLEAN
 
 
 def _question(wanted: Wanted) -> Asked:
@@ -71,17 +76,18 @@ def _question(wanted: Wanted) -> Asked:
         wanted.text, by=wanted.by, topology=wanted.topology, inner=wanted.inner, outer=wanted.outer,
         per_node=wanted.per_node, memory=wanted.memory, flattened=wanted.flattened, folder=str(Path.cwd()),
     )  # fmt: skip
-    if wanted.picture and wanted.picture != HERE:
+    if wanted.picture is not None and wanted.picture != HERE:
         path = Path(wanted.picture)
         if path.suffix not in PICTURES:
             remedy = f"Name a file that ends in {', '.join(PICTURES)}, or - to print it."
             raise BadPlanOption("--picture", ascii(wanted.picture[:80]), "there is no picture of that kind", remedy)
         if path.is_dir():
             raise BadPlanOption("--picture", ascii(wanted.picture[:80]), "this is a folder", "Name a file.")
-    if wanted.as_json and (wanted.code or wanted.picture == HERE):
-        other = "--code" if wanted.code else "--picture -"
-        problem = f"{other} prints something else in the same place"
-        raise BadPlanOption("--json", "given", problem, "Ask for one of the two.")
+    given = (("--json", wanted.as_json), ("--code", wanted.code), ("--picture -", wanted.picture == HERE))
+    instead = [name for name, is_given in given if is_given]
+    if len(instead) > 1:
+        problem = f"{instead[1]} prints something else in the same place"
+        raise BadPlanOption(instead[0], "given", problem, "Ask for one of the two.")
     return question
 
 
@@ -95,26 +101,28 @@ def _beside(wanted: Wanted, question: Asked, best: Plan) -> tuple[tuple[Way, ...
     return more, theirs(src, dst, price, topology=links, flattened=sets) if wanted.dtensor else their
 
 
-def _tell(
-    wanted: Wanted, question: Asked, best: Plan, found: tuple[Way, ...], their: tuple[Theirs, ...], errors: Console
-) -> int:
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
-    signs = plan_picture_text.SIGNS if "utf" in console.encoding.lower() else plan_picture_text.ASCII
+def _text(wanted: Wanted, question: Asked, found: tuple[Way, ...], their: tuple[Theirs, ...]) -> str:
+    """What is printed."""
     if wanted.as_json:
-        console.out(plan_shown.as_json(question, found, their), end="", highlight=False)
-    elif wanted.code:
-        console.out(code_of(question), highlight=False)
-    else:
-        console.print(plan_shown.as_text(question, found, their))
-        if wanted.picture == HERE:
-            console.print("\n" + plan_picture_text.drawn(best.stages, signs=signs), markup=False)
-    if wanted.picture and wanted.picture != HERE:
-        try:
-            write_whole(Path(wanted.picture), picture(best, Path(wanted.picture).suffix))
-        except OSError as trouble:
-            errors.print(f"localtensor: {wanted.picture}: {trouble.strerror}; the plan above is whole", markup=False)
-            return NOTHING
-    return CLEAN
+        return plan_shown.as_json(question, found, their)
+    there, shown = Console(), io.StringIO()
+    console = Console(file=shown, force_terminal=there.is_terminal, highlight=False, soft_wrap=True, emoji=False)
+    console.print(plan_shown.as_text(question, found, their))
+    if wanted.picture == HERE:
+        signs = plan_picture_text.SIGNS if "utf" in there.encoding.lower() else plan_picture_text.ASCII
+        console.print("\n" + plan_picture_text.drawn(found[0].plan.stages, signs=signs), markup=False)
+    return shown.getvalue()
+
+
+def _drawn(wanted: Wanted, best: Plan) -> str:
+    """Draw the picture, if a file is named; why it could not be written, or ""."""
+    if wanted.picture is None or wanted.picture == HERE:
+        return ""
+    try:
+        write_whole(Path(wanted.picture), picture(best, Path(wanted.picture).suffix))
+    except OSError as trouble:
+        return f"{wanted.picture}: {trouble.strerror}; the plan above is whole"
+    return ""
 
 
 def picture(plan: Plan, suffix: str) -> str:

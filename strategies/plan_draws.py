@@ -20,6 +20,7 @@ from localtensor.mesh import Mesh
 from localtensor.partials import agreed
 from localtensor.placement import KINDS, ShardOrder, Spec, StridedShard, cuts
 from strategies.cost import commute
+from strategies.steps import unmade
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -116,14 +117,15 @@ def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
 def _spec(
     rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, kinds: Sequence[str], src: Spec | None
 ) -> Spec:
-    """A layout; no axis of it has another kind of Partial than it has in `src`, since none turns into another."""
+    """A layout; no axis of it has another kind of Partial than in `src`, nor one that no step makes."""
     nested = rng.randrange(len(shape)) if shape and rng.random() < 0.4 else None
     placements: list[Placement] = []
     for axis in range(len(mesh.sizes)):
         was = src.placements[axis] if src is not None else None
         found = _placement(rng, shape, kinds, nested)
-        stays = isinstance(found, Partial) and isinstance(was, Partial) and found != was
-        placements.append(Replicate() if stays else found)
+        kind = found.reduce_op if isinstance(found, Partial) and src is not None and found != was else ""
+        never = kind and (isinstance(was, Partial) or unmade(kind, dtype, cut=False))
+        placements.append(Replicate() if never else found)
     spec = Spec(mesh, tuple(placements), shape, dtype)
     return Spec(mesh, spec.placements, shape, dtype, _order(rng, spec))
 

@@ -7,7 +7,6 @@ and of the others each is done once for all groups that bring the same values to
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, overload
 
@@ -19,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor import collectives
 from localtensor.engine import plainly
 from localtensor.errors import WrongPieces
+from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.lockstep_collectives import (
     all_gather_into_tensor,
     all_reduce,
@@ -26,13 +26,21 @@ from localtensor.lockstep_collectives import (
     shard_dim_alltoall,
 )
 from localtensor.placement import Spec, StridedShard, cuts, short
-from localtensor.reductions import CARRIED, fold
+from localtensor.reductions import CARRIED
 from localtensor.shards import local_shapes
 from localtensor.tensor import LocalTensor
 from strategies.plan_rows import groups
-from strategies.plan_run_step import Call, Work, table, work
+from strategies.plan_run_step import Call, Work, plain, table, together, work
 from strategies.plans import Plan, Step
 from strategies.steps import size_of
+
+
+class OtherDtype(LocalTensorError):
+    """What ranks hold is of another dtype than the tensor that a plan was made for."""
+
+    def __init__(self, found: torch.dtype, plan: Plan) -> None:
+        remedy = "Plan for the dtype that the ranks hold: what is legal, and how it is reduced, hangs on it."
+        super().__init__(refusal("redistribute", "held", str(found), f"the plan is for {plan.src}", remedy))
 
 
 @overload
@@ -43,8 +51,9 @@ def redistribute(held: Any, plan: Plan) -> Any:
     """What every rank holds after the plan, by rank number; `held` is what they hold before, and is not changed.
 
     A list, one tensor for each rank, comes back as a list; a LocalTensor as a LocalTensor.  No gradient flows: what
-    comes out has no history, whatever went in.  A plan without steps gives back what it was given.
-    Raises `WrongPieces` if a local shape is not that of `plan.src`.
+    comes out has no history, whatever went in.  A plan without steps gives back what it was given.  Ranks of a
+    LocalTensor that are not in the plan's mesh hold nothing afterwards.
+    Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype is not.
 
     >>> from localtensor.mesh import Mesh
     >>> from localtensor.placement import parse
@@ -57,13 +66,13 @@ def redistribute(held: Any, plan: Plan) -> Any:
         return held
     with torch.no_grad():
         if isinstance(held, LocalTensor):
-            _check([held.__localtensor_on__(rank).shape for rank in range(plan.src.mesh.ranks)], plan.src)
+            _check([held.__localtensor_on__(rank) for rank in range(plan.src.mesh.ranks)], plan)
             for step in plan.steps:
                 quick = _even(held, step)
                 held = quick if quick is not None else _once_each(held, step)
             return held
-        found = [x.detach() for x in held]
-        _check([x.shape for x in found], plan.src)
+        found = [plain(x) for x in held]
+        _check(found, plan)
         for step in plan.steps:
             found = in_groups(found, step)
         return found
@@ -79,11 +88,8 @@ def in_groups(held: Sequence[Tensor], step: Step) -> list[Tensor]:
     return [found[rank] for rank in range(len(held))]
 
 
-def played(works: Sequence[Work], *, once: bool = False) -> list[Tensor]:
-    """What each member's work comes to, when they meet in pure collectives.
-
-    With `once`, a list of one where the last collective leaves the same on all.
-    """
+def played(works: Sequence[Work]) -> list[Tensor]:
+    """What each member's work comes to, when they meet in pure collectives."""
     given: Sequence[Tensor | None] = [None] * len(works)
     while True:
         calls, done = list[Call](), list[Tensor]()
@@ -94,10 +100,7 @@ def played(works: Sequence[Work], *, once: bool = False) -> list[Tensor]:
                 done.append(end.value)
         if done:
             return done
-        if once and calls[0].kind in _ALIKE:
-            works, given = works[:1], [_ALIKE[calls[0].kind](calls)]
-        else:
-            given = _MEET[calls[0].kind](calls)
+        given = _MEET[calls[0].kind](calls)
 
 
 def _met(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list[Call]], list[Tensor]]:
@@ -116,17 +119,13 @@ _MEET: dict[str, Callable[[list[Call]], list[Tensor]]] = {
 }
 
 
-_ALIKE: dict[str, Callable[[list[Call]], Tensor]] = {
-    "all_gather": lambda calls: torch.cat([call.x for call in calls]),
-    "all_reduce": lambda calls: fold([call.x for call in calls], calls[0].op),
-}
-"""The collectives that leave the same on all members."""
-
-
-def _check(shapes: Sequence[Sequence[int]], spec: Spec) -> None:
-    want, got = local_shapes(spec), [tuple(shape) for shape in shapes]
+def _check(held: Sequence[Tensor], plan: Plan) -> None:
+    want, got = local_shapes(plan.src), [tuple(x.shape) for x in held]
     if got != want:
         raise WrongPieces("redistribute", got, want)
+    others = [x.dtype for x in held if x.dtype != plan.src.dtype]
+    if others:
+        raise OtherDtype(others[0], plan)
 
 
 # -- folded
@@ -140,7 +139,7 @@ def _even(x: LocalTensor, step: Step) -> LocalTensor | None:
     family = groups(step.was.mesh, step.axes)
     if isinstance(was, Partial):
         mixed = len({short(step.was.placements[axis]) for axis in step.axes}) > 1
-        if mixed or (was.reduce_op == "product" and x.dtype.is_complex):
+        if mixed or (was.reduce_op in ("product", "avg") and x.dtype.is_complex):
             return None
         if step.kind == "all_reduce":
             return all_reduce(x, was.reduce_op, family)
@@ -182,8 +181,8 @@ def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
             if todo.kind != "local":
                 key: Hashable = (todo, tuple(rows[rank] for rank in members))
                 if key not in done:
-                    done[key] = played([work(values[rows[r]], todo, me) for me, r in enumerate(members)], once=True)
-                found.update(zip(members, itertools.cycle(done[key])))
+                    done[key] = together([values[rows[rank]] for rank in members], todo)
+                found.update(zip(members, done[key], strict=True))
                 continue
             for me, rank in enumerate(members):
                 key = (todo.shape, todo.was[me], todo.now[me], me == 0, rows[rank])
@@ -196,4 +195,4 @@ def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
 def _values(x: LocalTensor) -> dict[int, Tensor]:
     """The different values, by their rows."""
     held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
-    return {start + row: cell[row] if size > 1 else cell for cell, size, start in held for row in range(size)}
+    return {start + row: plain(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)}

@@ -73,6 +73,15 @@ def take(x: Tensor, dim: int, runs: Runs) -> Tensor:
     return found
 
 
+def flat(x: Tensor) -> Tensor:
+    """x as one dense row: x itself, if it is contiguous.  A single element may have any stride until it is flat.
+
+    >>> flat(torch.zeros(1, 2)[:, 1]).stride()
+    (1,)
+    """
+    return x.contiguous().as_strided((x.numel(),), (1,))
+
+
 def packed(x: Tensor, found: Sequence[Part], rows: int | None = None) -> Tensor:
     """These parts of x one behind the other, flat; in slots of so many rows, of zeros where a part has fewer.
 
@@ -83,23 +92,23 @@ def packed(x: Tensor, found: Sequence[Part], rows: int | None = None) -> Tensor:
     """
     even = all(part.rows == rows for part in found) if rows is not None else True
     if even and x.is_contiguous() and in_order(tuple(x.shape), found):
-        return x.view(-1)
+        return flat(x)
     total = sum(math.prod(_slot(part, rows)) for part in found)
-    flat = x.new_empty(total) if even else x.new_zeros(total)
-    for part, slot in zip(found, _cut(flat, found, rows), strict=True):
+    wire = x.new_empty(total) if even else x.new_zeros(total)
+    for part, slot in zip(found, _cut(wire, found, rows), strict=True):
         cut_out(x, part.dim, part.runs, slot)
-    return flat
+    return wire
 
 
-def unpacked(flat: Tensor, found: Sequence[Part], shape: tuple[int, ...], rows: int | None = None) -> Tensor:
+def unpacked(wire: Tensor, found: Sequence[Part], shape: tuple[int, ...], rows: int | None = None) -> Tensor:
     """The tensor of this shape whose parts these are, contiguous; the inverse of `packed`.
 
-    `flat` itself, if it is just that.
+    `wire` itself, if it is just that.
     """
-    if flat.numel() == math.prod(shape) and in_order(shape, found):
-        return flat.view(shape)
-    out = flat.new_empty(shape)
-    for part, slot in zip(found, _cut(flat, found, rows), strict=True):
+    if wire.numel() == math.prod(shape) and in_order(shape, found):
+        return wire.view(shape)
+    out = wire.new_empty(shape)
+    for part, slot in zip(found, _cut(wire, found, rows), strict=True):
         put_in(slot, part.dim, part.runs, out)
     return out
 
@@ -113,20 +122,20 @@ def _slot(part: Part, rows: int | None) -> tuple[int, ...]:
     return part.shape if rows is None else resized(part.shape, part.dim, rows)
 
 
-def _cut(flat: Tensor, found: Sequence[Part], rows: int | None) -> Iterator[Tensor]:
+def _cut(wire: Tensor, found: Sequence[Part], rows: int | None) -> Iterator[Tensor]:
     """For each part its rows in its slot, shaped."""
     start = 0
     for part in found:
         shape = _slot(part, rows)
         size = math.prod(shape)
-        yield flat[start : start + size].view(shape).narrow(part.dim, 0, part.rows)
+        yield wire[start : start + size].view(shape).narrow(part.dim, 0, part.rows)
         start += size
 
 
 def padded(x: Tensor, dim: int, rows: int) -> Tensor:
     """x with so many rows, flat and contiguous; zeros are added.  x itself if it is that already."""
     if x.shape[dim] == rows:
-        return x.contiguous().view(-1)
+        return flat(x)
     found = x.new_zeros(resized(tuple(x.shape), dim, rows))
     found.narrow(dim, 0, x.shape[dim]).copy_(x)
     return found.view(-1)

@@ -69,6 +69,17 @@ def lines_of(sizes: Sequence[int], most: int) -> list[tuple[int, ...] | None]:
     return found
 
 
+def label(names: Sequence[str], sizes: Sequence[int], place: Sequence[int] | None, most: int) -> str:
+    """Where a rank stands on some axes; by number alone if the names take more letters than that anywhere.
+
+    >>> label(("dp", "tp"), (2, 16), (1, 3), 10), label(("dp", "tp"), (2, 101), (1, 3), 10), label((), (), None, 10)
+    ('dp 1 tp 3', '1 3', '')
+    """
+    longest = " ".join(f"{name} {size - 1}" for name, size in zip(names, sizes, strict=True))
+    named = len(longest) <= most
+    return " ".join(f"{name} {at}" if named else str(at) for name, at in zip(names, place or (), strict=bool(place)))
+
+
 def dims_drawn(stages: Sequence[Stage]) -> tuple[int, ...]:
     """At most two dims: those that most stages cut, and then the first ones; in their order."""
     spec = stages[0].spec
@@ -115,8 +126,8 @@ def share_text(spec: Spec) -> str:
 
 def undrawn(spec: Spec, dims: Sequence[int]) -> str:
     """Which dims are cut and not drawn; empty if none."""
-    others = [str(dim) for dim in range(len(spec.shape)) if dim not in dims and cuts_of(spec)[dim]]
-    return f"dim {' and dim '.join(others)} is cut too, and not drawn" if others else ""
+    others = [f"dim {dim}" for dim in range(len(spec.shape)) if dim not in dims and cuts_of(spec)[dim]]
+    return f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'} cut, too, and not drawn" if others else ""
 
 
 def _held(spec: Spec, where: Sequence[int], dim: int) -> Runs:

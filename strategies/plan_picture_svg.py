@@ -12,6 +12,7 @@ from strategies.plan_picture import (
     box,
     dims_drawn,
     extents,
+    label,
     layout_text,
     lines_of,
     places,
@@ -23,12 +24,14 @@ SIDE, GAP, LABEL, LEFT, LINE = 56, 14, 13, 16, 18
 """Pixels: of a rank's box, between two, of small print, at the left, and from one line of words to the next."""
 LETTER = 7.3
 """How wide a letter of the words is, at most."""
+ROW, COLUMN = 40, int((SIDE + GAP) / LETTER)
+"""How many letters stand beside a row of ranks at most, and above a column."""
 MOST = (6, 8)
 """How many ranks are drawn below each other, and side by side."""
 FINEST = 64
 """Into how many cells a dim is divided that is cut into more runs."""
 STYLE = """
-.ltp { color-scheme: light dark; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.ltp { color-scheme: light dark; background: #ffffff; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .ltp text { fill: #1b1f24; font-size: 12px; }
 .ltp .step { font-weight: bold; }
 .ltp .small { fill: #57606a; font-size: 11px; }
@@ -38,6 +41,7 @@ STYLE = """
 .ltp .stripe { stroke: #d55e00; }
 .ltp .talk { fill: none; stroke: #57606a; stroke-dasharray: 4 3; }
 @media (prefers-color-scheme: dark) {
+.ltp { background: #0d1117; }
 .ltp text { fill: #e6edf3; }
 .ltp .small { fill: #9da7b3; }
 .ltp .value { fill: #56b4e9; }
@@ -106,16 +110,14 @@ def _panel(
     words = "   ".join(word for word in (layout_text(spec), share_text(spec), undrawn(spec, dims)) if word)
     right, top = max(right, _words(root, LEFT, top, words, "")), top + LINE
     lines, columns = lines_of(sizes[:-1], MOST[0]), places(sizes[-1], MOST[1])
-    labels = [
-        "" if line is None else " ".join(f"{n} {i}" for n, i in zip(names[:-1], line, strict=True)) for line in lines
-    ]
+    labels = [label(names[:-1], sizes[:-1], line, ROW) for line in lines]
     left = LEFT + max(map(len, labels)) * LETTER + 6
     lefts, tops = _spread(columns, left), _spread(lines, top + LINE + 3)
     ends = (lefts[-1] + SIDE, tops[-1] + SIDE)
     for at, x in zip(columns, lefts, strict=True):
-        _words(root, x, top, "\u22ef" if at is None else f"{names[-1]} {at}", "small")
-    for line, label, y in zip(lines, labels, tops, strict=True):
-        _words(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else label, "small")
+        _words(root, x, top, "\u22ef" if at is None else label(names[-1:], sizes[-1:], (at,), COLUMN), "small")
+    for line, words, y in zip(lines, labels, tops, strict=True):
+        _words(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else words, "small")
         for at, x in zip(columns, lefts, strict=True):
             if line is not None and at is not None:
                 _rank(root, box(spec, (*line, at), dims), x, y, extents(spec, dims))

@@ -11,6 +11,7 @@ from strategies.plan_picture import (
     box,
     dims_drawn,
     extents,
+    label,
     layout_text,
     lines_of,
     places,
@@ -64,17 +65,15 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
     head = "   ".join(note for note in notes if note)
     lines += [head] if len(head) <= width else [note for note in notes if note]
     leading = lines_of(sizes[:-1], LINES)
-    labels = [
-        "" if line is None else " ".join(f"{n} {i}" for n, i in zip(names[:-1], line, strict=True)) for line in leading
-    ]
+    labels = [label(names[:-1], sizes[:-1], line, width // 2 - 2) for line in leading]
     indent = max(map(len, labels)) + 2
     down, across = (_count(size, most) for most, size in zip(CELLS, extents(spec, dims), strict=True))
-    wide = max(across, len(f"{names[-1]} {sizes[-1] - 1}"))
+    room = (width - indent - 5) // 2
+    wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), room)))
     columns = places(sizes[-1], max(2, (width - indent + 2) // (wide + 2)))
-    lines.append(
-        " " * indent + "  ".join(signs[3] if at is None else f"{names[-1]} {at}".ljust(wide) for at in columns).rstrip()
-    )
-    for line, label in zip(leading, labels, strict=True):
+    above = [signs[3] if at is None else label(names[-1:], sizes[-1:], (at,), room).ljust(wide) for at in columns]
+    lines.append(" " * indent + "  ".join(above).rstrip())
+    for line, words in zip(leading, labels, strict=True):
         if line is None:
             lines.append(" " * indent + signs[3])
             continue
@@ -84,7 +83,7 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
         ]
         for row in range(down):
             shown = "  ".join(signs[3] if cell is None else cell[row].ljust(wide) for cell in cells).rstrip()
-            lines.append((label if row == 0 else "").ljust(indent) + shown)
+            lines.append((words if row == 0 else "").ljust(indent) + shown)
     return lines
 
 

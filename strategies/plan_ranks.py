@@ -6,6 +6,7 @@ all_gather_into_tensor, reduce_scatter_tensor, all_reduce and all_to_all_single:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.mesh import Mesh
 from strategies.plan_rows import block
 from strategies.plan_rows import groups as lines
-from strategies.plan_run_step import Call, Table, table, work
+from strategies.plan_run_step import Call, Table, plain, table, work
 from strategies.plans import Plan
 
 Axes = tuple[int, ...]
@@ -68,29 +69,47 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
 
     `on` says which ranks of the world the mesh has: a DeviceMesh, whose own groups are used along single axes, or
     their numbers, row by row; None are the first ones.  A rank that is not among them takes part in this alone.
+    Ranks may name other ones, each those of its own mesh, as the slices of a larger DeviceMesh do; all of one shape.
 
     Raises `NotPlanned` if the DeviceMesh has another shape, or the world fewer ranks.
     """
     ranks = _ranks(mesh, on)
     me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else None
+    asked = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
+    theirs = on if isinstance(on, DeviceMesh) and me is not None else None
+    every = _everybodys(ranks, on, asked)
     made: list[Any] = []
     found: dict[Axes, Line] = {}
     try:
-        for along in dict.fromkeys(tuple(sorted(one)) for one in axes):
-            for line in lines(mesh, along):
-                members = tuple(sorted(line, key=ranks.__getitem__))  # torch sorts the ranks of a group
-                if isinstance(on, DeviceMesh) and len(along) == 1:
-                    group = on.get_group(along[0]) if me in line else None
-                else:
-                    group = dist.new_group([ranks[one] for one in members])
-                    made.append(group)
-                if me in line:
-                    found[along] = Line(group, members)
+        for along in asked:
+            mine = next((line for line in lines(mesh, along) if me in line), ())
+            if len(along) == 1 and isinstance(on, DeviceMesh):
+                if theirs is not None:
+                    found[along] = Line(theirs.get_group(along[0]), _sorted(mine, ranks))
+                continue
+            for one, line in itertools.product(every, lines(mesh, along)):
+                made.append(dist.new_group([one[place] for place in _sorted(line, one)]))
+                if one == ranks and line == mine:
+                    found[along] = Line(made[-1], _sorted(line, one))
         yield Groups(mesh, me, found)
     finally:
         for group in made:
             if group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
+
+
+def _sorted(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The places of a group in the group's own order: torch sorts its ranks by their numbers in the world."""
+    return tuple(sorted(line, key=ranks.__getitem__))
+
+
+def _everybodys(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: Sequence[Axes]) -> list[list[int]]:
+    """The ranks of every mesh that there is in the world, in one order on all ranks: all must make all groups."""
+    if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in asked)):
+        return [ranks]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, ranks)
+    return [list(one) for one in dict.fromkeys(map(tuple, told))]
 
 
 def _ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
@@ -118,18 +137,18 @@ def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
         return local
     _check(local, plan, groups)
     with torch.no_grad():
-        found = local.detach()
-        for step in plan.steps:
+        found = plain(local)
+        for number, step in enumerate(plan.steps):
             alone = step.kind == "local"
             line = None if alone else groups.lines[tuple(sorted(step.axes))]
             members = _members(groups, step.axes) if line is None else line.members
-            found = _met(found, table(step, members), members.index(groups.rank), line)
+            found = _met(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
     return found
 
 
-def _met(x: Tensor, todo: Table, me: int, line: Line | None) -> Tensor:
+def _met(x: Tensor, todo: Table, me: int, line: Line | None, *, ours: bool) -> Tensor:
     """One step: this rank's work, which meets that of the others in collectives."""
-    mine = work(x, todo, me)
+    mine = work(x, todo, me, ours=ours)
     given: Any = None
     while True:
         try:
@@ -172,13 +191,13 @@ def _members(groups: Groups, axes: Axes) -> tuple[int, ...]:
 
 def _check(local: Tensor, plan: Plan, groups: Groups) -> None:
     rank: int = groups.rank  # type: ignore[assignment]  # it is in the mesh
-    want = block(plan.src, (), rank)
-    if tuple(local.shape) != want or local.dtype != plan.src.dtype:
-        shown = f"{local.dtype} of shape {tuple(local.shape)}"
-        remedy = "Pass this rank's own piece, or plan from where it lies."
-        raise NotPlanned("local", shown, f"rank {rank} of {plan.src} holds {plan.src.dtype} of shape {want}", remedy)
     if groups.mesh != plan.src.mesh:
         raise NotPlanned("groups", str(groups.mesh), f"the plan is for {plan.src.mesh}", "Make groups for its mesh.")
+    want, is_one = block(plan.src, (), rank), isinstance(local, Tensor)
+    if not is_one or tuple(local.shape) != want or local.dtype != plan.src.dtype:
+        shown = f"{local.dtype} of shape {tuple(local.shape)}" if is_one else type(local).__name__
+        remedy = "Pass this rank's own piece, or plan from where it lies."
+        raise NotPlanned("local", shown, f"rank {rank} of {plan.src} holds {plan.src.dtype} of shape {want}", remedy)
     missing = [axes for axes in axes_of([plan]) if axes not in groups.lines]
     if missing:
         names = [" and ".join(plan.src.mesh.names[axis] for axis in axes) for axes in missing]

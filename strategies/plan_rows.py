@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, cuts
-from localtensor.shards import strided_bounds
+from localtensor.row_runs import Runs, chunk
 
-Runs = tuple[tuple[int, int], ...]
-"""Rows of one dim: (start, length) of each run, in order."""
 Cuts = tuple[tuple[int, int, int], ...]
 """Cuts of one dim, one after the other: its split factor, the ranks of the axis, and which of them this one is."""
 
@@ -64,28 +62,6 @@ def rows_of(runs: Runs) -> int:
     return sum(length for _, length in runs)
 
 
-def nth(runs: Runs, chunks: Runs) -> Runs:
-    """The rows that stand at these places among the rows of `runs`.
-
-    >>> nth(((0, 2), (10, 3)), ((1, 3),))
-    ((1, 1), (10, 2))
-    """
-    found: list[tuple[int, int]] = []
-    at = before = 0
-    for start, length in chunks:
-        while before + runs[at][1] <= start:
-            before += runs[at][1]
-            at += 1
-        ahead, passed = at, before
-        while passed < start + length:
-            first, count = runs[ahead]
-            begin = max(start - passed, 0)
-            _add(found, first + begin, min(start + length - passed, count) - begin)
-            passed += count
-            ahead += 1
-    return tuple(found)
-
-
 @functools.lru_cache(maxsize=65536)
 def kept(size: int, cut: Cuts) -> Runs:
     """The rows that these cuts leave of a dim of this size, one cut after the other.
@@ -96,13 +72,7 @@ def kept(size: int, cut: Cuts) -> Runs:
     if not cut:
         return whole(size)
     *before, (factor, ranks, place) = cut
-    runs = kept(size, tuple(before))
-    found: list[tuple[int, int]] = []
-    for block in strided_bounds(rows_of(runs), factor, ranks):
-        start, length = block[place]
-        if length:
-            _add(found, start, length)
-    return nth(runs, tuple(found)) if before else tuple(found)
+    return chunk(kept(size, tuple(before)), factor, ranks, place)
 
 
 def _add(runs: list[tuple[int, int]], start: int, length: int) -> None:

@@ -3,10 +3,8 @@
 The same generator runs against torch.distributed (`plan_ranks`) and against pure functions on all ranks' tensors
 (`plan_lockstep`).  It knows nothing of groups: it yields a `Call`, and is sent the tensor that the call leaves.
 
-What a collective cannot do as the definition says is exchanged, and reduced by each rank itself: the minimum and
-maximum of floats, of which gloo drops a NaN or not by the order of the ranks; the product of complex numbers, which
-neither gloo nor NCCL has; and integers of two bytes, which gloo does not carry.  An average is a sum that is divided
-afterwards, as gloo has none.
+What a collective cannot do as the definition says (`steps.reduces`) is exchanged, and reduced by each rank itself.
+An average is a sum that is divided afterwards, as gloo has none.
 """
 
 from __future__ import annotations
@@ -24,9 +22,11 @@ from torch.distributed.tensor import Partial
 from localtensor.partials import fold
 from localtensor.placement import Spec
 from localtensor.reductions import CARRIED
-from strategies.plan_parts import neutral, packed, padded, put_in, sizes, take, unpacked
+from localtensor.reductions import fold as reduced
+from strategies.plan_parts import flat, neutral, packed, padded, put_in, sizes, take, unpacked
 from strategies.plan_rows import Piece, block, parts, piece, resized, whole
 from strategies.plans import Step
+from strategies.steps import reduces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,77 +81,82 @@ def _pending(spec: Spec, axis: int) -> str:
     return held.reduce_op if isinstance(held, Partial) else ""
 
 
-def work(x: Tensor, todo: Table, me: int) -> Work:
-    """The part of member `me` in a step.  Nothing is written to x."""
-    return _WORK[todo.kind](x, todo, me)
+def plain(x: Tensor) -> Tensor:
+    """x without history, conjugated and negated by its values: what is only marked so cannot travel as it lies."""
+    return x.detach().resolve_conj().resolve_neg()
 
 
-def _all_gather(x: Tensor, todo: Table, me: int) -> Work:
+def work(x: Tensor, todo: Table, me: int, *, ours: bool = False) -> Work:
+    """The part of member `me` in a step.  Nothing is written to x, unless it is `ours`: contiguous, and used no more."""
+    return _WORK[todo.kind](x, todo, me, ours)
+
+
+def _all_gather(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     found = parts(todo.shape, None, _pieces(todo.was))
     rows = max(part.rows for part in found)
-    flat = yield from _moved("all_gather", padded(x, found[0].dim, rows))
-    return unpacked(flat, found, todo.shape, rows)
+    wire = yield from _moved("all_gather", padded(x, found[0].dim, rows))
+    return unpacked(wire, found, todo.shape, rows)
 
 
-def _all_to_all(x: Tensor, todo: Table, me: int) -> Work:
+def _all_to_all(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     was, now = _pieces(todo.was), _pieces(todo.now)
     out, back = parts(todo.shape, was[me], now), parts(todo.shape, now[me], was)
-    flat = yield from _moved("all_to_all", packed(x, out), sizes(out), sizes(back))
-    return unpacked(flat, back, resized(todo.shape, now[me].dim, now[me].rows))
+    wire = yield from _moved("all_to_all", packed(x, out), sizes(out), sizes(back))
+    return unpacked(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
 
 
-def _all_reduce(x: Tensor, todo: Table, me: int) -> Work:
+def _all_reduce(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     if not reduces(todo.pending, x.dtype):
         every = -(-x.numel() // len(todo.was))
         ends = [min(every * place, x.numel()) for place in range(len(todo.was) + 1)]
         sent = [end - start for start, end in itertools.pairwise(ends)]
-        mine = yield from _exchanged(x.contiguous().view(-1), sent, todo, me)
+        mine = yield from _exchanged(flat(x), sent, todo, me)
         mine = padded(mine, 0, every)
-        flat = yield from _moved("all_gather", mine)
+        wire = yield from _moved("all_gather", mine)
         del mine
-        return flat[: x.numel()].clone().view(x.shape) if flat.numel() > x.numel() else flat.view(x.shape)
-    total = x.clone(memory_format=torch.contiguous_format)
+        return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
+    total = x if ours else _copy(x)
     total = yield Call("all_reduce", _on_wire(total.view(-1)), op=_op(todo.pending, x.dtype))
     return _off_wire(total, x.dtype, todo).view(x.shape)
 
 
-def _reduce_scatter(x: Tensor, todo: Table, me: int) -> Work:
+def _reduce_scatter(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     now = _pieces(todo.now)
     out, mine = parts(todo.shape, None, now), now[me]
     if not reduces(todo.pending, x.dtype):
         found = yield from _exchanged(packed(x, out), sizes(out), todo, me)
         return found.view(out[me].shape)
     rows = max(part.rows for part in out)
-    flat = yield Call("reduce_scatter", _on_wire(packed(x, out, rows)), op=_op(todo.pending, x.dtype))
-    flat = _off_wire(flat, x.dtype, todo)
+    wire = yield Call("reduce_scatter", _on_wire(packed(x, out, rows)), op=_op(todo.pending, x.dtype))
+    wire = _off_wire(wire, x.dtype, todo)
     if mine.rows == rows:
-        return flat.view(out[me].shape)
-    return take(flat.view(resized(todo.shape, mine.dim, rows)), mine.dim, whole(mine.rows))
+        return wire.view(out[me].shape)
+    return take(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, whole(mine.rows))
 
 
-def _exchanged(flat: Tensor, sent: list[int], todo: Table, me: int) -> Work:
+def _exchanged(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
     """What all members' tensors fold into, of it the part that is this rank's: exchanged first, then reduced here."""
     count = len(sent)
-    got = yield from _moved("all_to_all", flat, sent, [sent[me]] * count)
+    got = yield from _moved("all_to_all", wire, sent, [sent[me]] * count)
     return fold(got.view(count, -1), todo.pending)
 
 
-def _moved(kind: str, flat: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
+def _moved(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
     """A collective that moves values and changes none; as bytes, where collectives do not carry the dtype."""
-    if flat.dtype in CARRIED:
-        return (yield Call(kind, flat, sent=tuple(sent), got=tuple(got)))
-    size = flat.dtype.itemsize
+    if wire.dtype in CARRIED:
+        return (yield Call(kind, wire, sent=tuple(sent), got=tuple(got)))
+    size = wire.dtype.itemsize
     found = yield Call(
-        kind, flat.view(torch.uint8), sent=tuple(size * n for n in sent), got=tuple(size * n for n in got)
+        kind, wire.view(torch.uint8), sent=tuple(size * n for n in sent), got=tuple(size * n for n in got)
     )
-    return found.view(flat.dtype)
+    return found.view(wire.dtype)
 
 
-def _local(x: Tensor, todo: Table, me: int) -> Work:
+def _local(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     yield from ()
     was, now = todo.was[me], todo.now[me]
     if len(todo.was) == 1:
-        return x.clone(memory_format=torch.contiguous_format)
+        return x if ours else _copy(x)
     if now is not None:
         return take(x, now.dim, now.runs)
     if was is not None:
@@ -159,7 +164,7 @@ def _local(x: Tensor, todo: Table, me: int) -> Work:
         put_in(x, was.dim, was.runs, found)
         return found
     if me == 0 or todo.pending in ("min", "max", "avg"):
-        return x.clone(memory_format=torch.contiguous_format)
+        return x if ours else _copy(x)
     return torch.full_like(x, neutral(todo.pending, x.dtype), memory_format=torch.contiguous_format)
 
 
@@ -169,22 +174,33 @@ _WORK = {
 }  # fmt: skip
 
 
+def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
+    """What the members hold after a step in which they talk, in one go: the block is put together, and cut.
+
+    Without a collective, so that it takes a few ops for each member, and not for each pair of them.  Whoever holds all
+    of the block holds one object.
+    """
+    if todo.was[0] is None:
+        block = _folded(held, todo)
+    else:
+        block = held[0].new_empty(todo.shape)
+        for x, was in zip(held, _pieces(todo.was), strict=True):
+            put_in(x, was.dim, was.runs, block)
+    return [block if now is None else take(block, now.dim, now.runs) for now in todo.now]
+
+
+def _folded(held: Sequence[Tensor], todo: Table) -> Tensor:
+    if not reduces(todo.pending, held[0].dtype):
+        return fold(torch.stack(list(held)), todo.pending)
+    total = reduced([_on_wire(x) for x in held], _op(todo.pending, held[0].dtype))
+    return _off_wire(total, held[0].dtype, todo)
+
+
 # -- what travels, and how it is reduced
 
 
 def _pieces(found: Sequence[Piece | None]) -> list[Piece]:
     return [one for one in found if one is not None]
-
-
-def reduces(kind: str, dtype: torch.dtype) -> bool:
-    """Whether collectives reduce this as the definition does; else it is exchanged, and reduced by each rank.
-
-    >>> reduces("sum", torch.bfloat16), reduces("max", torch.bfloat16), reduces("sum", torch.int16)
-    (True, False, False)
-    """
-    if dtype not in CARRIED or (kind in ("min", "max") and dtype.is_floating_point):
-        return False
-    return not (kind == "product" and dtype.is_complex)
 
 
 def _op(kind: str, dtype: torch.dtype) -> str:
@@ -194,6 +210,10 @@ def _op(kind: str, dtype: torch.dtype) -> str:
     return "sum" if kind == "avg" else kind
 
 
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _on_wire(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
@@ -201,4 +221,6 @@ def _on_wire(x: Tensor) -> Tensor:
 def _off_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
     if dtype == torch.bool:
         return x.view(torch.bool)
-    return x.div_(todo.divisor) if todo.divisor > 1 else x
+    if todo.divisor > 1:  # a complex number divided by a real one, in torch, is not always what its two parts would be
+        (torch.view_as_real(x) if x.is_complex() else x).div_(todo.divisor)
+    return x

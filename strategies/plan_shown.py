@@ -117,7 +117,12 @@ def _said(one: Theirs, best: Plan) -> str:
     if one.plan is None:
         return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
     steps = "the same steps" if steps_of(one.plan) == steps_of(best) and best.steps else in_a_line(one.plan)
-    return f"{steps}; wrong: {one.wrong}" if one.wrong else steps
+    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu(one.gathered, best)}" if one.gathered else ""
+    return f"{steps}{cpu}; wrong: {one.wrong}" if one.wrong else f"{steps}{cpu}"
+
+
+def _cpu(plan: Plan, best: Plan) -> str:
+    return f"{ratio_text(Way((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
 
 
 def ratio_text(ratio: float) -> str:
@@ -130,7 +135,23 @@ def ratio_text(ratio: float) -> str:
 
 
 def as_json(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
-    """One object; prices are whole numbers in `unit`."""
+    """One object, on which programs may rely: keys stay, new ones may join them.
+
+    | key            | what it says                                                                                |
+    |----------------|---------------------------------------------------------------------------------------------|
+    | `text`         | the question, as `localtensor plan` reads it                                                |
+    | `by`, `unit`   | what was made least; `ps`, `bytes`, or "" for whole numbers of a user's own                 |
+    | `memory_limit` | bytes, or null                                                                              |
+    | `flattened`    | lists of axes that have one group                                                           |
+    | `plan`         | the cheapest: see below                                                                     |
+    | `why`          | how it was found, in words for people                                                       |
+    | `alternatives` | plans with `names` and `ratio` (to the cheapest; null where that costs nothing); it is first |
+    | `dtensor`      | by planner, `greedy` and `graph`: `refused`, `not_asked`, or a plan with `ratio`, `wrong` and `on_cpu` |
+
+    A plan has `price` (a whole number of `unit`), `seconds`, `sent` and `memory` (bytes of a rank), `torch_us` (torch's own
+    cost), and `steps`: `kind`, `axes`, `was`, `now`, `sent`, `seconds`, `memory`.  `wrong` is "" for a right plan;
+    `on_cpu` is the plan with its all-to-alls gathered and cut, as DTensor does there, or null if it has none.
+    """
     best = ways[0].plan
     torch = TorchPrice.of(asked.src.mesh)
     return json.dumps({
@@ -163,7 +184,8 @@ def _step_json(step: Step) -> dict[str, Any]:
 def _theirs_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
-    return {"ratio": _ratio(Way((), one.plan), best), "wrong": one.wrong, **_plan_json(one.plan, torch)}
+    cpu = one.gathered and {"ratio": _ratio(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
+    return {"ratio": _ratio(Way((), one.plan), best), "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
 
 
 def _ratio(way: Way, best: Plan) -> float | None:

@@ -250,7 +250,7 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
     placement = parse(piece.text)
     cut = cuts(placement)
     if cut is not None and cut[0] >= dims:
-        have = f"dims 0 to {dims - 1}" if dims else "no dims"
+        have = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0 only" if dims else "no dims"
         raise Bad(
             side, piece, f"the tensor has {have}", "Name one of those dims.", *([f"S({dims - 1})"] if dims else ["R"])
         )

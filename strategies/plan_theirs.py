@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch.distributed.tensor import Replicate
 
 from localtensor.placement import Spec, StridedShard
 from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor
-from strategies.plans import Plan, Price
-from strategies.pricing import TOPOLOGY, Topology
+from strategies.plans import Plan, Price, Step
+from strategies.pricing import TOPOLOGY, Topology, step_of
+from strategies.steps import changed
 
 MOST_LAYOUTS, MOST_RANKS = 1_500, 65_536
 """Its graph-based planner takes 0.7 s for 1,240 layouts (four axes, a tensor of three dims) and 2.8 s for 3,552."""
@@ -25,6 +28,8 @@ class Theirs:
     skipped: str = ""
     wrong: str = ""
     """What is wrong with the plan: a step that is not legal, or another end."""
+    gathered: Plan | None = None
+    """What it does on cpu, where it has no all-to-all: it gathers, and cuts.  None if the plan has none, either."""
 
 
 def theirs(
@@ -46,8 +51,31 @@ def theirs(
         if isinstance(found, Refused):
             made.append(Theirs(mode, None, refused=str(found)))
         else:
-            made.append(Theirs(mode, found, wrong=fault_of(found)))
+            made.append(Theirs(mode, found, wrong=fault_of(found), gathered=gathered(found, price, topology)))
     return tuple(made)
+
+
+def gathered(plan: Plan, price: Price, topology: Topology = TOPOLOGY) -> Plan | None:
+    """The plan with an all-gather and a cut in the place of each all-to-all; None if it has none.
+
+    >>> from strategies.plan_text import read
+    >>> from strategies.pricing import Time
+    >>> src, dst = read("f32[8,8] @ dp=2: S(0) -> S(1)")
+    >>> print(gathered(for_dtensor(src, dst), Time()))
+    dp: all-gather S(0) -> R  128 B  5.01 us
+    dp: local R -> S(1)  1 us
+    """
+    if all(step.kind != "all_to_all" for step in plan.steps):
+        return None
+    steps: list[Step] = []
+    for step in plan.steps:
+        if step.kind == "all_to_all":
+            whole = changed(step.was, step.axes, Replicate())
+            steps.append(step_of("all_gather", step.axes, step.was, whole, topology))
+            steps.append(step_of("local", step.axes, whole, step.now, topology))
+        else:
+            steps.append(step)
+    return replace(plan, steps=tuple(steps), price=sum(price(step.move) for step in steps))
 
 
 def too_much(src: Spec, dst: Spec, mode: str) -> str:

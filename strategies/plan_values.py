@@ -128,7 +128,7 @@ def wrong(one: Drawn, held: Sequence[Tensor], got: Sequence[Tensor]) -> str:
 def same(one: Tensor, other: Tensor, *, bits: bool) -> bool:
     """Whether they hold the same; NaN is NaN, and -0.0 is 0.0 unless the bits count."""
     if one.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
     if not one.dtype.is_floating_point:
         return torch.equal(one, other)
     numbers = (one == other) & (one.signbit() == other.signbit()) if bits else one == other

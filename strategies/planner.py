@@ -12,7 +12,7 @@ because of few rows stay apart: if some pairs were one and others not, prices wo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -50,7 +50,8 @@ def plan(
     remembered until `clear`, by all that it depends on; a price that has no equals, by the object.
     `memory` is the most bytes that a rank may have in use; `flattened` names sets of axes that have a group of all
     their ranks.  Raises `NoPlan`, `BadPrice` for a price that is no whole number, and `BadMesh` for an axis that is
-    not there.
+    not there.  Two specs that lie alike only because there are few rows, as of `f32[1]` cut by `a` and then `b`, or by `b`
+    and then `a`, are two all the same, and steps lead from one to the other.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
@@ -80,29 +81,31 @@ def searched(
     topology: Topology = TOPOLOGY,
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
+    make: Callable[..., Table] = Table,
 ) -> Plan:
-    """As `plan`, from nothing, and not remembered."""
+    """As `plan`, from nothing, and not remembered; `make` is where its table comes from."""
     _check(src, dst)
-    return _searched(src, dst, price, topology, memory, flattened)
+    return _searched(src, dst, price, topology, memory, flattened, make)
 
 
 def _searched(
-    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]]
+    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
+    make: Callable[..., Table] = KNOWN.table,
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
     was, now = _plain(src), _plain(dst)
     axes = [tuple(src.mesh.axis(name) for name in names) for names in flattened]
-    table = Table(was, targets(was, now), axes, price)
+    table = make(was, targets(was, now), axes, price)
     start, goal = table.state(was), table.state(now)
     found = Search(table, start, goal, memory).cheapest()
     if found is not None:
-        return _plan(src, dst, was, table, found, topology)
+        return _plan(src, dst, was, now, table, found, topology)
     need = Search(table, start, goal).leanest()
     lean = Search(table, start, goal, need).cheapest() if need < FAR else None
     shown = f"{src} -> {dst}"
     if lean is None:
         raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
-    leanest = _plan(src, dst, was, table, lean, topology)
+    leanest = _plan(src, dst, was, now, table, lean, topology)
     steps = "; ".join(map(str, leanest.steps))
     problem = f"no plan stays within {memory} bytes, and the leanest needs {need} ({steps})"
     raise NoPlan("memory", shown, problem, f"Allow {need} bytes or more.", leanest)
@@ -119,14 +122,14 @@ def _plain(spec: Spec) -> Spec:
 # -- what was found, as a plan
 
 
-def _plan(src: Spec, dst: Spec, was: Spec, table: Table, found: Found, topology: Topology) -> Plan:
-    steps, whole = [], table.count == len(src.placements)
+def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
+    steps, whole, last = [], table.count == len(src.placements), found.states[-1]
     before = table.piece(found.states[0])
     for state, there, sort in zip(found.states, found.states[1:], found.sorts, strict=False):
         after = table.piece(there)
         cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
-        move = table.move(sort, cutting, (after if sort.late else before) * sort.times)
-        now = table.spec(there) if whole else _beside(was, table, there, sort)
+        move = table.move(sort, cutting, sort.nbytes(before, after))
+        now = (goal if there == last else table.spec(there)) if whole else _beside(was, table, there, sort)
         steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
         was, before = now, after
     name = name_of(table.price)
@@ -164,29 +167,32 @@ def _cost_text(cost: int, price: Price) -> str:
 
 def _check(src: Spec, dst: Spec) -> None:
     """Raises `NoPlan` for two specs between which there is no plan, or which mean nothing."""
-    shown = f"{src} -> {dst}"
     if (src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype):
-        raise NoPlan("src, dst", shown, "they are not of one tensor on one mesh", "Give both the same of these.")
-    for name, spec in (("src", src), ("dst", dst)):
-        _check_placements(name, spec)
-    for was, now in zip(src.placements, dst.placements, strict=True):
-        if isinstance(was, Partial) and isinstance(now, Partial) and was != now:
-            problem = f"{short(was)} does not turn into {short(now)}: these are parts of different things"
-            raise NoPlan("dst", shown, problem, "Plan to R first, and from there.")
+        problem = "they are not of one tensor on one mesh"
+        raise NoPlan("src, dst", f"{src} -> {dst}", problem, "Give both the same of these.")
+    partial = [_check_placements("src", src), _check_placements("dst", dst)]
+    if all(partial):
+        for was, now in zip(src.placements, dst.placements, strict=True):
+            if type(was) is Partial and type(now) is Partial and was.reduce_op != now.reduce_op:
+                problem = f"{short(was)} does not turn into {short(now)}: these are parts of different things"
+                raise NoPlan("dst", f"{src} -> {dst}", problem, "Plan to R first, and from there.")
 
 
-def _check_placements(name: str, spec: Spec) -> None:
-    pending = []
+def _check_placements(name: str, spec: Spec) -> bool:
+    """Whether any are partial."""
+    pending: list[Partial] = []
     for placement in spec.placements:
-        if type(placement) not in (Replicate, Shard, Partial, StridedShard):
-            problem = f"what {short(placement)} stands for is known to its own class only"
-            raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
-        if type(placement) is Partial:
-            if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):
+        kind = type(placement)
+        if kind is Partial:
+            if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):  # type: ignore[attr-defined]
                 problem = f"{short(placement)} means nothing that all agree on for {spec.dtype}"
                 raise NoPlan(name, str(spec), problem, "Reduce it before, or use another dtype.")
-            pending.append(placement)
+            pending.append(placement)  # type: ignore[arg-type]
+        elif kind is not Shard and kind is not Replicate and kind is not StridedShard:
+            problem = f"what {short(placement)} stands for is known to its own class only"
+            raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
     for one, other in itertools.combinations(pending, 2):
         if not commute(one, other, spec.dtype):
             problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
             raise NoPlan(name, str(spec), problem, "Reduce one of them first.")
+    return bool(pending)

@@ -34,7 +34,7 @@ import functools
 import heapq
 import itertools
 
-from strategies.planner_table import KIND, Sort, Table
+from strategies.planner_table import PAIRS, Sort, Table
 
 DONE, WHOLE, PART, CUT = 0, 1, 2, 4
 CUTTING = ("S", "SS")
@@ -92,7 +92,7 @@ class Bound:
         if not self._turns:
             self._begin(values)
         known, best, queue, mask, come = self._known, self._best, self._queue, self.mask, self._come
-        enough += come(values)
+        enough, alone = enough + come(values), bool(self._alone)
         while queue and values not in known and self._reached <= enough:
             total, cost, here, cutting = heapq.heappop(queue)
             if here in known:
@@ -113,7 +113,7 @@ class Bound:
                     more += cost
                     if more < best.get(there, FAR):
                         best[there] = more
-                        heapq.heappush(queue, (more + come(there), more, there, cutting ^ flipped))
+                        heapq.heappush(queue, (more + come(there) if alone else more, more, there, cutting ^ flipped))
         return self.at(values) if queue else known.get(values, FAR)
 
     def exact(self, values: int) -> bool:
@@ -170,28 +170,26 @@ class Bound:
     def _ways_to(self, i: int, now: int) -> Ways:
         """The steps of one axis to this value."""
         shift, _, _, known, may = self._turns[i]
-        found: Ways = [], []
-        for was, kind, old, new in _steps_to(may, now):
-            sort = self._table.sort(kind, (i,), old, new)
-            way: Way = (was - now << shift, ((old in CUTTING) ^ (new in CUTTING)) << i, sort, {})
-            found[1].append(way)
-            if was and now:
-                found[0].append(way)
-        known[now] = found
+        table, made = self._table, self._table.singles[i]
+        every: list[Way] = []
+        for added, flipped, pair in _steps_to(may, now):
+            sort = made.get(pair) or table.sort((i,), pair)
+            every.append((added << shift, flipped << i, sort, sort.easy))
+        found = known[now] = ([way for way in every if way[0] + (now << shift)] if now else [], every)
         return found
 
     def _groups_of(self) -> list[tuple[int, dict[int, list[Way]]]]:
         """The steps of several axes at once: the bits of their values, and the steps by the values after them."""
         found = []
         for group in self._table.groups:
-            ends = [("R", self._held(group, "R", -1)), ("P", self._held(group, "P", -1))]
+            ends = [(letter, self._held(group, letter, -1)) for letter in ("R", "P", "X")]
             ends += [("S", self._held(group, "S", dim)) for dim in range(len(self._table.shape))]
             ways: dict[int, dict[tuple[int, str], Way]] = {}
-            for (old, before), (new, after) in itertools.product(ends[1:], (ends[0], *ends[2:])):
-                sort = self._table.sort(KIND[old, new], group, old, new)
+            for (old, before), (new, after) in itertools.product(ends[1:], (ends[0], *ends[3:])):
+                sort = self._table.sort(group, f"{old}>{new}")
                 flipped = sum(1 << i for i in group) if (old == "S") != (new == "S") else 0
                 for was, now in itertools.product(before, after):
-                    ways.setdefault(now, {})[was - now, sort.kind] = (was - now, flipped, sort, {})
+                    ways.setdefault(now, {})[was - now, f"{old}>{new}"] = (was - now, flipped, sort, sort.easy)
             mask = sum(self.mask << self.width * i for i in group)
             found.append((mask, {now: list(by.values()) for now, by in ways.items()}))
         return found
@@ -199,7 +197,7 @@ class Bound:
     def _held(self, group: tuple[int, ...], letter: str, dim: int) -> list[int]:
         """The values that these axes may have while all have this letter, and cut this dim, if they cut."""
         table, options = self._table, []
-        other = {"R": WHOLE, "P": PART, "S": self._slots[dim] if dim >= 0 else 0}[letter]
+        other = {"R": WHOLE, "P": PART, "X": PART, "S": self._slots[dim] if dim >= 0 else 0}[letter]
         for i in group:
             p = self.goal[i][0]
             same = table.letters[p] == letter and table.dims[p] == dim
@@ -208,11 +206,11 @@ class Bound:
 
 
 @functools.lru_cache(maxsize=1024)
-def _steps_to(may: tuple[Can, ...], now: int) -> list[tuple[int, str, str, str]]:
-    """The steps of an axis to a value, if it may be all of these: the value before, the kind, the letters."""
+def _steps_to(may: tuple[Can, ...], now: int) -> list[tuple[int, int, str]]:
+    """The steps of an axis to a value, if it may be all of these: what that adds, 1 if it begins or ends to cut, its pair."""
     found = []
     for (was, old, here), (value, new, there) in itertools.product(may, may):
-        kind = KIND.get((old, new))
-        if kind and value == now and was != now and not (here and there):
-            found.append((was, kind, old, new))
+        pair = f"{old}>{new}"
+        if pair in PAIRS and value == now and was != now and not (here and there):
+            found.append((was - now, int((old in CUTTING) ^ (new in CUTTING)), pair))
     return found

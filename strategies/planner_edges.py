@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from strategies.planner_bound import DONE, Bound
-from strategies.planner_table import KIND, Sort, Table
+from strategies.planner_table import Sort, Table
 from strategies.pricing import memory
 
 Edge = tuple[int, int, int, Sort]
@@ -89,7 +89,8 @@ class Edges:
         return found
 
     def _steps_of(self, i: int, p: int) -> list[tuple[int, Sort]]:
-        found = self._steps[i, p] = self._table.follows(i, p)
+        table, known = self._table, self._table.singles[i]
+        found = self._steps[i, p] = [(q, known.get(pair) or table.sort((i,), pair)) for q, pair in table.follows[p]]
         return found
 
     # -- several axes at once
@@ -100,16 +101,16 @@ class Edges:
         letters = {table.letters[here.held[i]] for i in group}
         d = table.dims[here.held[group[0]]]
         stack = tuple(here.order[d][-len(group) :]) if letters == {"S"} else ()
-        if letters != {"P"} and (set(stack) != set(group)):
-            return
         old = letters.pop()
+        if letters or (old not in ("P", "X") and set(stack) != set(group)):
+            return
         for q in table.offered:
             new = table.letters[q]
             if new == "R":
-                sort = table.sort(KIND[old, new], group, old, new)
+                sort = table.sort(group, f"{old}>R")
                 yield from self._together(here, group, sort, q, state, values)
             elif new == "S":
-                sort = table.sort(KIND[old, new], group, old, new)
+                sort = table.sort(group, f"{old}>S")
                 for order in itertools.permutations(group):
                     if table.dims[q] != d or order != stack:
                         yield from self._together(here, order, sort, q, state, values)
@@ -141,4 +142,4 @@ class Edges:
 
 def need(table: Table, sort: Sort, before: int, after: int) -> int:
     """The memory of a step between layouts whose largest pieces have so many bytes."""
-    return memory(table.move(sort, 0, (after if sort.late else before) * sort.times), before, after)
+    return memory(table.move(sort, 0, sort.nbytes(before, after)), before, after)

@@ -4,13 +4,21 @@ A plan is known by all that it depends on: both specs with their exact classes, 
 topology, the memory that is allowed, and the flattened axes.  A price or topology that is a frozen dataclass is known
 by its class and its fields; any other by the object, since a name may be anybody's.  In front of that stands a
 table by identity: who asks for the same objects again is answered at once.
+
+The tables of integers that a search begins with are kept, too, for the next search for the same tensor on the same
+mesh: they hold prices of steps and no answers.  Not for a price that is known by the object alone: it may change.
+
+All of it is an object's, which `localtensor._context` can find: it is bounded, cleared with the other caches, and any
+number of threads may use it, since what two of them put in one place at the same time is the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+
+from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import _context
 from localtensor.errors.base import LocalTensorError, refusal
@@ -18,11 +26,12 @@ from localtensor.placement import Spec
 from localtensor.sync import THREADS, Sync
 from strategies.cache import Once, Stats
 from strategies.keys import Same, spec_token
+from strategies.planner_table import Table, facts
 from strategies.plans import Plan, Price
 from strategies.pricing import Topology
 
-LIMIT = 4096
-"""So many plans are known by identity; then these are forgotten, which costs time only."""
+LIMIT, TABLES = 4096, 64
+"""So many plans are known by identity, and so many tables; then these are forgotten, which costs time only."""
 
 
 class NoPlan(LocalTensorError):
@@ -36,11 +45,13 @@ class NoPlan(LocalTensorError):
 class Known:
     """What was planned; one object may be used by any number of threads."""
 
-    __slots__ = ("__weakref__", "_once", "same")
+    __slots__ = ("__weakref__", "_once", "_tables", "same")
 
     def __init__(self, sync: Sync = THREADS) -> None:
         self._once: Once[Plan] = Once(name="plans", sync=sync)
+        # Both are replaced by `clear`, so that who asked before does not fill the new ones.
         self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._tables: dict[Hashable, Table] = {}
         _context.add_cache(self)
 
     def get(
@@ -61,10 +72,25 @@ class Known:
             same[id(src), id(dst), id(price), id(topology), memory] = (found, src, dst, price, topology)
         return found
 
+    def table(self, src: Spec, offered: Sequence[Placement], axes: Sequence[Sequence[int]], price: Price) -> Table:
+        """The table for searches from specs like this one."""
+        by = by_value(price)
+        if isinstance(by, Same):
+            return Table(src, offered, axes, price)
+        tables = self._tables
+        held = tuple(map(facts, src.placements))
+        key = src.mesh, src.shape, src.dtype, held, tuple(map(facts, offered)), tuple(map(tuple, axes)), by
+        found = tables.get(key)
+        if found is None:
+            if len(tables) >= TABLES:
+                tables.clear()
+            found = tables[key] = Table(src, offered, axes, price)
+        return found
+
     def clear(self) -> None:
         """Nothing is known; what is being searched is not kept."""
         self._once.clear()
-        self.same = {}
+        self.same, self._tables = {}, {}
 
     def after_fork(self) -> None:
         """A table by identity is nobody's who is gone."""

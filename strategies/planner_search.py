@@ -41,6 +41,7 @@ class Search:
         at = bound.at
         best, came = {self.src: 0}, dict[int, tuple[int, Sort]]()
         first: list[Edge] = []
+        grows = grows and self.table.count > 1  # along one axis all is near
         queue = [(bound.solve(values) if grows else 0, 0, self.src, values)]
         done = set()
         while queue:

@@ -6,22 +6,29 @@ stack of cuts of that dim (see `strategies.steps`).  Axes of one rank have no fi
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from torch.distributed.tensor import Replicate, Shard
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.partials import agreed
 from localtensor.placement import Spec, StridedShard
 from localtensor.shards import strided_bounds
 from strategies.cost import commute
 from strategies.plans import Move, Price
-from strategies.steps import LEGAL, REPLICATE
+from strategies.pricing import in_parts
+from strategies.steps import LEGAL, REPLICATE, reduces, unmade
 
-KIND = {(row.was, row.now): row.kind for row in LEGAL}
+PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
+PAIRS |= {
+    pair.replace("P", "X"): (kind, was, now, was == "P") for pair, (kind, was, now, _) in PAIRS.items() if "P" in pair
+}
+"""Each legal step along one axis by a pair of letters: its kind, both for a price, and whether parts are exchanged.
+`X` is a P whose parts are exchanged where it is reduced."""
 STEPS = 20
 """A cost is a price and, in this many bits below it, a number of steps: of equally cheap plans the shortest is least."""
 Facts = tuple[str, int, int, str]
@@ -34,6 +41,9 @@ class BadPrice(LocalTensorError):
     def __init__(self, name: str, move: Move, got: object) -> None:
         problem = f"it asks {got!r} for {move}, and a price is a whole number of 0 or more"
         super().__init__(refusal("plan", "price", name, problem, "Round it up, to picoseconds or bytes."))
+
+
+REPLICATED: Facts = "R", -1, 0, ""
 
 
 def facts(placement: Placement) -> Facts:
@@ -53,18 +63,93 @@ def facts(placement: Placement) -> Facts:
     return "P", -1, 0, placement.reduce_op  # type: ignore[attr-defined]
 
 
+def placement_of(one: Facts) -> Placement:
+    """The placement of these facts."""
+    letter, dim, factor, reduction = one
+    if letter == "SS":
+        return StridedShard(dim, split_factor=factor)
+    return Shard(dim) if letter == "S" else Partial(reduction) if reduction else REPLICATE
+
+
 class Sort:
     """A sort of step: its kind, its axes, their letters before and after, and its costs as far as they are known."""
 
-    __slots__ = ("axes", "costs", "group", "kind", "late", "now", "ranks", "times", "was")
+    __slots__ = (
+        "axes",
+        "costs",
+        "easy",
+        "exchanged",
+        "group",
+        "kind",
+        "late",
+        "now",
+        "quote",
+        "ranks",
+        "times",
+        "unit",
+        "was",
+    )
 
-    def __init__(
-        self, kind: str, group: tuple[int, ...], axes: tuple[int, ...], ranks: int, was: str, now: str
-    ) -> None:
-        self.kind, self.group, self.axes, self.ranks, self.was, self.now = kind, group, axes, ranks, was, now
-        self.late = kind in ("reduce_scatter", "local")  # the bytes that count are those of a piece afterwards
-        self.times = ranks if kind in ("all_gather", "reduce_scatter") else 1  # and those of all ranks
+    def __init__(self, pair: str, group: tuple[int, ...], axes: tuple[int, ...], ranks: int, itemsize: int) -> None:
+        self.group, self.axes, self.ranks = group, axes, ranks
+        self.kind, self.was, self.now, self.exchanged = PAIRS[pair]
+        scatters = self.kind == "reduce_scatter"
+        self.late = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
+        self.times = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
+        self.unit = ranks * itemsize if self.exchanged and not scatters else 0  # in equal parts
         self.costs: dict[int, int] = {}
+        self.easy: dict[int, int] = {}
+        """Those of the bound: with even pieces, by the axes that cut afterwards."""
+        self.quote: Callable[[int], int] | None = None
+        """The price by the bytes, where nothing else matters."""
+
+    def nbytes(self, before: int, after: int) -> int:
+        """The bytes that count, of the largest pieces before and after."""
+        if self.unit:
+            return in_parts(before, self.unit)
+        return (after if self.late else before) * self.times
+
+
+class Frame:
+    """What a table holds whatever the sizes of mesh and tensor are, and the price: which placements, what follows what."""
+
+    def __init__(self, offered: tuple[Facts, ...], held: tuple[Facts, ...], dtype: torch.dtype) -> None:
+        known = dict.fromkeys((*offered, *held))
+        self.offered = tuple(range(len(offered)))
+        self.index = {one: p for p, one in enumerate(known)}
+        self.placements = tuple(map(placement_of, known))
+        letters, self.dims, self.factors, self.reductions = zip(*known, strict=True)
+        self.letters = tuple(
+            ["X" if one == "P" and not reduces(op, dtype) else one for one, op in zip(letters, self.reductions, strict=True)]
+        )  # fmt: skip
+        self.held = tuple([self.index[one] for one in held])
+        self.clashes = self._clashes(dtype)
+        self.follows = tuple([self._follows(p, dtype) for p in range(len(known))])
+
+    def _follows(self, p: int, dtype: torch.dtype) -> tuple[tuple[int, str], ...]:
+        """What an axis may become from a placement if nothing stands in its way, and by which pair of letters."""
+        found = []
+        for q in self.offered:
+            pair = f"{self.letters[p]}>{self.letters[q]}"
+            if (
+                q != p
+                and pair in PAIRS
+                and not (self.reductions[q] and unmade(self.reductions[q], dtype, self.dims[p] >= 0))
+            ):
+                found.append((q, pair))
+        return tuple(found)
+
+    def _clashes(self, dtype: torch.dtype) -> tuple[frozenset[int], ...]:
+        """For each placement those that no other axis may have beside it, while that becomes partial."""
+        partial = [p for p, reduction in enumerate(self.reductions) if reduction]
+        found = [frozenset[int]()] * len(self.placements)
+        for p in partial:
+            one = self.placements[p]
+            found[p] = frozenset(q for q in partial if not commute(one, self.placements[q], dtype))
+        return tuple(found)
+
+
+frame_of = functools.lru_cache(maxsize=1024)(Frame)
 
 
 class Table:
@@ -75,33 +160,37 @@ class Table:
     ) -> None:  # fmt: skip
         self.src, self.price, self.shape = src, price, src.shape
         self.grows = bool(getattr(price, "grows", False))
-        self.axes = tuple([axis for axis, size in enumerate(src.mesh.sizes) if size > 1])
-        self.sizes = tuple([src.mesh.sizes[axis] for axis in self.axes])
+        # Who overrides the price of a class has not promised that its short way is the same.
+        self.along = price.along if "along" in vars(type(price)) else None  # type: ignore[attr-defined]
+        sizes = src.mesh.sizes
+        self.axes = tuple([axis for axis, size in enumerate(sizes) if size > 1])
+        self.sizes = tuple([sizes[axis] for axis in self.axes])
         self.count, self.itemsize = len(self.axes), src.dtype.itemsize
-        known = {facts(p): p for p in (REPLICATE, *offered)}
-        self.offered = tuple(range(len(known)))
-        held: list[tuple[Facts, Placement]] = [
-            (facts(src.placements[axis]), src.placements[axis]) for axis in self.axes
-        ]
-        known.update(held)
-        self.index = {one: p for p, one in enumerate(known)}
-        self.placements = tuple(known.values())
-        self.letters, self.dims, self.factors, self.reductions = zip(*known, strict=True)
-        self.held = [self.index[one] for one, _ in held]
+        first = dict.fromkeys([REPLICATED, *map(facts, offered)])
+        frame = frame_of(tuple(first), tuple([facts(src.placements[axis]) for axis in self.axes]), src.dtype)
+        self.offered, self.index, self.placements, self.held = frame.offered, frame.index, frame.placements, frame.held
+        self.letters, self.dims, self.factors = frame.letters, frame.dims, frame.factors
+        self.clashes, self.follows = frame.clashes, frame.follows
         self.turns = max(self.count - 1, 1).bit_length()
-        self.width = self.turns + len(known).bit_length()
+        self.width = self.turns + len(self.placements).bit_length()
         self.shifts = tuple([self.width * i for i in range(self.count)])
         self.mask = (1 << self.width) - 1
-        place = {axis: i for i, axis in enumerate(self.axes)}
-        sets = [tuple(sorted(place[axis] for axis in axes if axis in place)) for axes in flattened]
-        self.groups = tuple(dict.fromkeys(group for group in sets if len(group) > 1))
-        self.clashes = self._clashes()
+        self.groups = self._groups(flattened) if flattened else ()
         self.cutting = [1]
         for size in self.sizes:
             self.cutting += [size * others for others in self.cutting]
         self.nbytes = math.prod(src.shape) * self.itemsize
-        self.even = [-(-self.nbytes // self.itemsize // ranks) * self.itemsize for ranks in self.cutting]
-        self._sorts: dict[tuple[str, tuple[int, ...], str, str], Sort] = {}
+        items = -(-self.nbytes // self.itemsize)
+        self.even = [-(-items // ranks) * self.itemsize for ranks in self.cutting]
+        self.singles: tuple[dict[str, Sort], ...] = tuple([{} for _ in self.axes])
+        """The sorts of step of each axis, as far as they are made, by their pairs of letters."""
+        self._sorts: dict[tuple[tuple[int, ...], str], Sort] = {}
+        self._costs: dict[tuple[str, tuple[int, ...], bool], tuple[dict[int, int], Callable[[int], int]]] = {}
+
+    def _groups(self, flattened: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        place = {axis: i for i, axis in enumerate(self.axes)}
+        sets = [tuple(sorted(place[axis] for axis in axes if axis in place)) for axes in flattened]
+        return tuple(dict.fromkeys(group for group in sets if len(group) > 1))
 
     # -- layouts
 
@@ -153,38 +242,22 @@ class Table:
             return -(-length // ranks)
         return sum([chunk[0][1] for chunk in strided_bounds(length, factor, ranks)])
 
-    def follows(self, i: int, p: int) -> list[tuple[int, Sort]]:
-        """What an axis may become from a placement if nothing stands in its way, and by which sort of step."""
-        found, was = [], self.letters[p]
-        for q in self.offered:
-            now = self.letters[q]
-            kind = KIND.get((was, now), "") if q != p else ""
-            if kind and (now != "P" or self._may_be(self.reductions[q], self.dims[p])):
-                found.append((q, self.sort(kind, (i,), was, now)))
-        return found
-
-    def _may_be(self, reduction: str, cut: int) -> bool:
-        """Whether there are such partial values, and whether they can be made of what a cut has left."""
-        return agreed(reduction, self.src.dtype) and not (reduction == "avg" and cut >= 0)
-
-    def _clashes(self) -> list[frozenset[int]]:
-        """For each placement those that no other axis may have beside it, while that becomes partial."""
-        partial = [p for p, letter in enumerate(self.letters) if letter == "P"]
-        found = [frozenset[int]()] * len(self.placements)
-        if len(partial) > 1:
-            for p in partial:
-                one, dtype = self.placements[p], self.src.dtype
-                found[p] = frozenset(q for q in partial if not commute(one, self.placements[q], dtype))
-        return found
-
     # -- prices
 
-    def sort(self, kind: str, group: tuple[int, ...], was: str, now: str) -> Sort:
-        """The one sort of these, with its costs."""
-        found = self._sorts.get((kind, group, was, now))
+    def sort(self, group: tuple[int, ...], pair: str) -> Sort:
+        """The one sort of step of these axes, from one letter to another, with its costs."""
+        found = self._sorts.get((group, pair))
         if found is None:
             axes, ranks = tuple([self.axes[i] for i in group]), math.prod([self.sizes[i] for i in group])
-            found = self._sorts[kind, group, was, now] = Sort(kind, group, axes, ranks, was, now)
+            found = self._sorts[group, pair] = Sort(pair, group, axes, ranks, self.itemsize)
+            if self.along is not None:
+                key = found.kind, axes, found.exchanged
+                known = self._costs.get(key)
+                if known is None:
+                    known = self._costs[key] = {}, self.along(found.kind, axes, ranks, found.exchanged)
+                found.costs, found.quote = known
+            if len(group) == 1:
+                self.singles[group[0]][pair] = found
         return found
 
     def cost(self, sort: Sort, cutting: int, before: int, after: int) -> int:
@@ -192,7 +265,12 @@ class Table:
 
         Raises `BadPrice`.
         """
-        nbytes = (after if sort.late else before) * sort.times
+        nbytes = sort.nbytes(before, after) if sort.unit else (after if sort.late else before) * sort.times
+        if sort.quote is not None:
+            found = sort.costs.get(nbytes)
+            if found is None:
+                found = sort.costs[nbytes] = (sort.quote(nbytes) << STEPS) + 1
+            return found
         key = nbytes << self.count | cutting
         found = sort.costs.get(key)
         if found is None:
@@ -204,7 +282,7 @@ class Table:
     def move(self, sort: Sort, cutting: int, nbytes: int) -> Move:
         """The move that `pricing.move_of` would make."""
         even = self.nbytes / self.cutting[cutting]
-        return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now)
+        return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now, sort.exchanged)
 
     def _whole(self, got: object, move: Move) -> int:
         """A price of another type that is a whole number."""

@@ -9,6 +9,8 @@
 | local            | what it has, afterwards some of it, or more | what the rank that has most has afterwards        |
 
 Pieces that are uneven are sent as if each were as large as the largest, but by all_to_all, which knows sizes.
+What collectives do not reduce (`strategies.steps.reduces`) is exchanged: a reduce_scatter is an all_to_all then, and an
+all_reduce an all_to_all and an all_gather, of what a rank has in as many equal parts as there are ranks.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Move:
     was: str = ""
     now: str = ""
     """The placement along these axes before and after: `R`, `S`, `SS` or `P`."""
+    exchanged: bool = False
+    """Whether no collective reduces this as it should: then parts are exchanged, and each rank reduces its own."""
 
 
 class Price(Protocol):

@@ -71,7 +71,7 @@ def sizes(text: str) -> tuple[int, ...]:
     (2, 3)
     """
     parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise BadPlans("--mesh", repr(text), "a mesh is a size, or several with commas between", "Pass --mesh 2,3.")
     found = tuple(map(int, parts))
     if torch.Size(found).numel() > MOST_RANKS:
@@ -116,9 +116,15 @@ def run(asked: Asked) -> int:
 
 def command(
     meshes: Sequence[str] = (), samples: int | None = None, seed: int = 0, planner: str = "both", confirm: str = "gloo",
-    json_file: Path | None = None, repro: Path | None = None, quiet: bool = False,
+    json_file: Path | None = None, repro: Path | None = None, quiet: bool = False, others: Sequence[str] = (),
 ) -> int:  # fmt: skip
-    """What the command line calls: as `run`, and 2 for options that cannot be followed."""
+    """What the command line calls: as `run`, and 2 for options that cannot be followed.
+
+    `others` are the options beside these that were given: they are about rules, and are refused.
+    """
+    if others:
+        problem, remedy = "with --plans this is without meaning", "Leave it out."
+        return _refuse(BadPlans("options", ", ".join(others), problem, remedy))
     try:
         asked = Asked(
             tuple(meshes) or MESHES,
@@ -131,9 +137,21 @@ def command(
             quiet,
         )
     except BadPlans as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
-        return USAGE
+        return _refuse(error)
     return run(asked)
+
+
+def without(samples: int | None, planner: str) -> int:
+    """2, if one of these was given without `--plans`: then it is without meaning; else 0."""
+    given = [f"--samples {samples}"] * (samples is not None) + [f"--planner {planner}"] * (planner != "both")
+    if not given:
+        return CLEAN
+    return _refuse(BadPlans(given[0].split()[0], ", ".join(given), "this goes with --plans", "Pass --plans, too."))
+
+
+def _refuse(error: BadPlans) -> int:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), markup=False)
+    return USAGE
 
 
 def exit_code(tried: Tried) -> int:
@@ -145,9 +163,10 @@ def exit_code(tried: Tried) -> int:
 
 def _judge(asked: Asked, verdicts: list[Verdict], shown: Bar) -> None:
     modes = PLANNERS[asked.planner]
-    shown.phase("redistributions", len(asked.meshes) * len(modes) * asked.samples)
-    for text in asked.meshes:
-        pairs = list(draw_pairs(sizes(text), seed=asked.seed, budget=asked.samples))
+    meshes = list(dict.fromkeys(map(sizes, asked.meshes)))  # one that is named twice is one
+    shown.phase("redistributions", len(meshes) * len(modes) * asked.samples)
+    for mesh in meshes:
+        pairs = list(draw_pairs(mesh, seed=asked.seed, budget=asked.samples))
         for mode in modes:
             for verdict in judge(pairs, mode, seed=asked.seed):
                 verdicts.append(verdict)
@@ -177,7 +196,8 @@ def _so_far(console: Console, verdicts: Sequence[Verdict], found: Sequence[Cause
 
 def _again(asked: Asked) -> str:
     meshes = "".join(f" --mesh {text}" for text in asked.meshes)
-    return f"Repeat: localtensor validate --plans{meshes} --samples {asked.samples} --seed {asked.seed} --planner {asked.planner}"
+    how = f"--samples {asked.samples} --seed {asked.seed} --planner {asked.planner} --confirm {asked.confirm}"
+    return f"Repeat: localtensor validate --plans{meshes} {how}"
 
 
 def _write_scripts(folder: Path, found: Sequence[Cause]) -> None:

@@ -1,7 +1,7 @@
 """What real processes make of pairs that went wrong on simulated ranks, and whether torch's own words agree with ours.
 
 The referee besides our definition is `distribute_tensor` of the whole tensor: where that deals other pieces than
-`split` does, nobody is called wrong.
+`split` does, by the source or by the destination, nobody is called wrong, or right.
 """
 
 from __future__ import annotations
@@ -73,12 +73,13 @@ class Bench:
 
 def _heard(job: Job, told: Sequence[Told]) -> Outcome:
     outcome = judged(job, told)
-    dealt = [one.dealt for one in told if one.dealt is not None]
-    if outcome.kind != "wrong" or len(dealt) != len(told):
-        return outcome
-    apart = compared(dealt, job.whole, job.pair.dst)
-    if apart.text:
-        return replace(outcome, kind="disputed", text=f"distribute_tensor itself deals otherwise: {apart.text}")
+    referees = (job.pair.src, [one.given for one in told]), (job.pair.dst, [one.dealt for one in told])
+    for spec, every in referees:
+        pieces = [piece for piece in every if piece is not None]
+        apart = compared(pieces, job.whole, spec).text if len(pieces) == len(told) else ""
+        if apart:
+            text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
+            return replace(outcome, kind="disputed", text=text)
     return outcome
 
 

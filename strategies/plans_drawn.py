@@ -1,7 +1,7 @@
 """Pairs of specs on a given mesh, drawn at random, for DTensor's own redistribution: only such as it can be held to.
 
-A strided shard is drawn only where torch gives it one meaning (`localtensor.layouts`), and kinds of Partial are mixed
-only where they commute: torch refuses the others on purpose.
+A strided shard means what `distribute_tensor` deals, be the pieces even or not.  Several on one dim are drawn only where
+they encode an order, and kinds of Partial are mixed only where they commute: torch refuses the others on purpose.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layouts import has_meaning, in_order
+from localtensor.layouts import factors_of, has_meaning, in_order, order_of
 from localtensor.mesh import Mesh
 from localtensor.partials import agreed
-from localtensor.placement import KINDS, Spec, StridedShard
+from localtensor.placement import KINDS, Spec, StridedShard, cuts
 from strategies.cost import commute
 
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -71,8 +71,21 @@ def _pair(rng: random.Random, mesh: Mesh) -> Pair | None:
     if len(mesh.sizes) > 1 and rng.random() < 0.3:
         sets = [names for n in range(2, len(mesh.sizes) + 1) for names in itertools.combinations(mesh.names, n)]
         flattened = (rng.choice(sets),)
-    told = all(has_meaning(spec.placements, shape, dtype, mesh.sizes) for spec in (src, dst))
-    return Pair(src, dst, flattened) if told and src != dst else None
+    return Pair(src, dst, flattened) if told(src) and told(dst) and src != dst else None
+
+
+def told(spec: Spec) -> bool:
+    """Whether torch says what it means: kinds of Partial that may be mixed, and cuts of a dim of which it knows an order.
+
+    Where strided shards encode an order and the pieces are uneven, torch has two readings of them.  That is no excuse:
+    what `distribute_tensor` deals is what a redistribution is given, and has to end at.
+    """
+    sizes = spec.mesh.sizes
+    plain = tuple(Shard(cut[0]) if (cut := cuts(p)) is not None else p for p in spec.placements)
+    if not has_meaning(plain, spec.shape, spec.dtype, sizes):
+        return False
+    factors = [factors_of(spec.placements, dim) for dim in range(len(spec.shape))]
+    return all(max(each) <= 1 or sum(map(bool, each)) == 1 or order_of(each, sizes) is not None for each in factors)
 
 
 def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localtensor.errors import LocalTensorError
-from strategies.dtensor_plans import Refused, for_dtensor, ordered
+from strategies.dtensor_plans import Refused, for_dtensor, priced
 from strategies.plan_lockstep import redistribute
 from strategies.planner import NoPlan, plan
 from strategies.plans import Plan, Price
@@ -31,7 +32,8 @@ class Waste:
     """DTensor's plan beside the cheapest, of a large tensor (see `grown`): by our clock and by torch's own count, in bytes and in collectives."""
 
     time: float
-    """The price of theirs by that of ours; 1.0 is no waste, and so it is of two that cost nothing."""
+    """The price of theirs by that of ours; 1.0 is no waste, and so it is of two that cost nothing; infinite where only
+    ours costs nothing."""
     torch: float
     sent: tuple[int, int]
     """Bytes that the rank which sends most sends: theirs, ours."""
@@ -86,7 +88,7 @@ def weighed(job: Job, mode: str, outcome: Outcome) -> Verdict:
 
 def cheapest(pair: Pair, price: Price | None = None) -> Plan:
     """Our plan for the pair; raises `NoPlan`."""
-    return plan(ordered(pair.src), ordered(pair.dst), price, flattened=pair.flattened)
+    return plan(pair.src, pair.dst, price, flattened=pair.flattened)
 
 
 def arrives(job: Job, ours: Plan) -> str:
@@ -105,9 +107,9 @@ def wasted(pair: Pair, mode: str) -> Waste | None:
     if isinstance(theirs, Refused):
         return None
     ours, price = cheapest(pair), TorchPrice.of(pair.mesh)
-    least = _priced(cheapest(pair, price), price)
+    least = priced(cheapest(pair, price).steps, price)
     return Waste(
-        _ratio(theirs.price, ours.price), _ratio(_priced(theirs, price), least),
+        _ratio(theirs.price, ours.price), _ratio(priced(theirs.steps, price), least),
         (theirs.sent, ours.sent), (_collectives(theirs), _collectives(ours)),
     )  # fmt: skip
 
@@ -118,12 +120,10 @@ def grown(pair: Pair) -> Pair:
     return replace(pair, src=src, dst=dst)
 
 
-def _priced(plan: Plan, price: Price) -> int:
-    return sum(price(step.move) for step in plan.steps)
-
-
 def _ratio(theirs: int, ours: int) -> float:
-    return 1.0 if theirs == ours else theirs / max(ours, 1)
+    if ours == 0:
+        return math.inf if theirs else 1.0
+    return theirs / ours
 
 
 def _collectives(plan: Plan) -> int:

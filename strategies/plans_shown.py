@@ -9,6 +9,7 @@ from typing import Any
 from localtensor.placement import Spec, short
 from strategies.plans import bytes_text
 from strategies.plans_causes import Cause
+from strategies.plans_stage import users
 from strategies.plans_tried import Tried, Wasted
 
 FORMAT = 1
@@ -73,10 +74,14 @@ def _waste(mode: str, waste: Wasted) -> Iterator[str]:
         f"{waste.dearer_torch:,} by torch's own count; {bytes_text(waste.sent[0])} sent where "
         f"{bytes_text(waste.sent[1])} would do, in {waste.collectives[0]:,} collectives for {waste.collectives[1]:,}"
     )
-    if waste.worst is not None:
-        yield f"  {waste.most:.1f} times as dear by our clock: {waste.worst}"
-    if waste.worst_torch is not None:
-        yield f"  {waste.most_torch:.1f} times as dear by torch's own: {waste.worst_torch}"
+    if waste.for_nothing:
+        yield f"  {waste.for_nothing:,} move data where every rank holds its piece from the start"
+    for times, whose, worst in (
+        (waste.most, "our clock", waste.worst), (waste.most_torch, "torch's own", waste.worst_torch),
+    ):  # fmt: skip
+        if worst is not None:
+            own = "" if users(worst.src, worst.dst) else "  (a user cannot ask for it)"
+            yield f"  {times:.1f} times as dear by {whose}: {worst}{own}"
 
 
 def as_json(tried: Tried, code: int) -> str:
@@ -111,6 +116,6 @@ def _spec(spec: Spec) -> dict[str, Any]:
 def _waste_json(waste: Wasted) -> dict[str, Any]:
     return {
         "pairs": waste.pairs, "dearer": waste.dearer, "dearer_by_torch": waste.dearer_torch, "sent": waste.sent,
-        "collectives": waste.collectives, "most": round(waste.most, 3), "worst": str(waste.worst or ""),
+        "collectives": waste.collectives, "for_nothing": waste.for_nothing, "most": round(waste.most, 3), "worst": str(waste.worst or ""),
         "most_by_torch": round(waste.most_torch, 3), "worst_by_torch": str(waste.worst_torch or ""),
     }  # fmt: skip

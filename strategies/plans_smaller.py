@@ -14,14 +14,16 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
-from localtensor.layouts import has_meaning, in_order
+from localtensor.layouts import in_order
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, StridedShard, cuts, shorts
 from strategies.dtensor_plans import Refused, for_dtensor, ordered
-from strategies.plans_drawn import Pair
+from strategies.plans_drawn import Pair, told
 from strategies.plans_stage import users
 
 REPLICATE = Replicate()
+MOST_ROWS = 16
+"""Every smaller size of a dim is tried up to this one: what is uneven goes wrong of 7 rows, say, and of no fewer."""
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
@@ -50,8 +52,7 @@ def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
 
 def _made(mesh: Mesh, src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
     kinds = [{p.reduce_op for p in spec.placements if isinstance(p, Partial)} for spec in (src, dst)]
-    told = all(has_meaning(spec.placements, spec.shape, spec.dtype, mesh.sizes) for spec in (src, dst))
-    if not told or src == dst or (kinds[0] and kinds[1] and _turned(src, dst)):
+    if not (told(src) and told(dst)) or src == dst or (kinds[0] and kinds[1] and _turned(src, dst)):
         return None
     return Pair(src, dst, tuple(names for names in flattened if len(names) > 1))
 
@@ -162,7 +163,7 @@ def _shapes(pair: Pair) -> Iterator[Pair | None]:
     for dim in range(len(shape)) if len(shape) > 1 else ():
         yield _edited(pair, lambda spec, dim=dim: _undimmed(spec, dim))  # type: ignore[misc]
     for dim, size in enumerate(shape):
-        for less in sorted({0, 1, 2, 3, 4, 5, 6, 8, size - 1} & set(range(size))):
+        for less in sorted({*range(min(size, MOST_ROWS)), size - 1} - {size, -1}):
             resized = (*shape[:dim], less, *shape[dim + 1 :])
             yield _edited(pair, lambda spec, shape=resized: replace(spec, shape=shape))  # type: ignore[misc]
     for one, other in itertools.combinations(range(len(shape)), 2):

@@ -52,6 +52,8 @@ class Told:
     error: str
     piece: Any = None
     dealt: Tensor | None = None
+    given: Tensor | None = None
+    """The same by the source: what it would have been given by a user."""
 
 
 def users(src: Spec, dst: Spec) -> bool:
@@ -123,10 +125,14 @@ def _one(part: Part) -> Told:
     dist.all_reduce(flags)  # nobody goes on to the next before all are through, or have raised
     if flags.item() or part.whole is None:
         return told
+    return replace(told, dealt=_dealt(part.whole, part.dst, mesh), given=_dealt(part.whole, part.src, mesh))
+
+
+def _dealt(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
     try:
-        return Told("", told.piece, dealt(part.whole, part.dst, mesh))
+        return dealt(whole, spec, mesh)
     except (RuntimeError, ValueError, AssertionError, NotImplementedError):
-        return told  # torch deals no such spec
+        return None  # torch deals no such spec
 
 
 def dealt(whole: Tensor, dst: Spec, mesh: DeviceMesh) -> Tensor | None:

@@ -94,7 +94,7 @@ def said(error: BaseException) -> str:
 def spec_seen(spec: Spec, mesh: DeviceMesh) -> Any:
     """The spec as DTensor writes it: a shard order where there are no strided shards, else what these encode."""
     shape = torch.Size(spec.shape)
-    meta = TensorMeta(shape, torch.empty(shape, device="meta").stride(), spec.dtype)
+    meta = TensorMeta(shape, torch.empty(shape, dtype=spec.dtype, device="meta").stride(), spec.dtype)
     if any(isinstance(p, StridedShard) for p in spec.placements) and not spec.shard_order:
         return DTensorSpec(mesh, spec.placements, tensor_meta=meta)
     dims = sorted({cut[0] for cut in map(cuts, spec.placements) if cut is not None})

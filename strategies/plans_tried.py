@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ class Wasted:
     sent: tuple[int, int]
     """Bytes over all pairs: theirs, ours."""
     collectives: tuple[int, int]
+    for_nothing: int
+    """How many cost something where every rank holds what it should from the start: not among the ratios."""
     most: float
     worst: Pair | None
     """The pair whose plan is so many times as dear by our clock."""
@@ -83,11 +86,17 @@ def wasted(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Wasted], ...]:
 
 def _sum(verdicts: Sequence[Verdict]) -> Wasted:
     known = [(verdict.pair, verdict.waste) for verdict in verdicts if verdict.waste is not None]
-    worst, clock = max(known, key=lambda one: one[1].time)
-    counted, torch = max(known, key=lambda one: one[1].torch)
+    worst, clock = max(known, key=lambda one: _finite(one[1].time))
+    counted, torch = max(known, key=lambda one: _finite(one[1].torch))
+    most, most_torch = _finite(clock.time), _finite(torch.torch)
     return Wasted(
         len(known), sum(w.time > 1 for _, w in known), sum(w.torch > 1 for _, w in known),
         (sum(w.sent[0] for _, w in known), sum(w.sent[1] for _, w in known)),
         (sum(w.collectives[0] for _, w in known), sum(w.collectives[1] for _, w in known)),
-        clock.time, worst if clock.time > 1 else None, torch.torch, counted if torch.torch > 1 else None,
+        sum(max(w.time, w.torch) == math.inf for _, w in known),
+        most, worst if most > 1 else None, most_torch, counted if most_torch > 1 else None,
     )  # fmt: skip
+
+
+def _finite(ratio: float) -> float:
+    return ratio if ratio < math.inf else 1.0

@@ -26,6 +26,9 @@ These steps torch does not take, and what is said of them here is ours:
 
 An infinite price would be no integer and no price.  That of S -> P is finite and dearer than the way around it, so a
 cheapest plan never takes it, and torch can price each step of a plan that has no strided shards and nothing flattened.
+
+Where torch gathers strided shards for nothing, the price of the cheapest plan is no distance over them: a plan is
+offered the strided shards of its destination alone, and a detour by another one costs less than the cheapest way.
 """
 
 from __future__ import annotations

@@ -6,14 +6,18 @@ Prices are integers: `plans.PICO` says why.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch.distributed.tensor import Partial
 
 from localtensor.placement import Spec, cuts
 from localtensor.shards import local_shape
 from strategies.cost import NETWORK, Network
 from strategies.plans import PICO, Move, Step
-from strategies.steps import letter
+from strategies.steps import letter, reduces
 
+REDUCING = ("all_reduce", "reduce_scatter")
 MEMORY = Network(latency=1e-6, per_byte=1e-12)
 """Launching a copy, and copying a byte: a step without communication is not for nothing."""
 
@@ -33,15 +37,19 @@ class Topology:
     memory: Network = MEMORY
 
     def link(self, axes: tuple[int, ...]) -> Network:
+        if len(axes) == 1:
+            return self.links[axes[0]] if axes[0] < len(self.links) else NETWORK
         links = [self.links[axis] if axis < len(self.links) else NETWORK for axis in axes]
-        if len(links) == 1:
-            return links[0]
         return Network(max(link.latency for link in links), max(link.per_byte for link in links))
 
     def seconds(self, move: Move) -> float:
         if move.kind == "local" or move.ranks == 1:
             return self.memory.latency + move.nbytes * self.memory.per_byte
-        return self.link(move.axes).seconds(move.kind, move.ranks, move.nbytes)
+        link = self.link(move.axes)
+        if not move.exchanged:
+            return link.seconds(move.kind, move.ranks, move.nbytes)
+        again = link.seconds("all_gather", move.ranks, move.nbytes) if move.kind == "all_reduce" else 0.0
+        return link.seconds("all_to_all", move.ranks, move.nbytes) + again
 
 
 TOPOLOGY = Topology()
@@ -61,6 +69,20 @@ class Time:
     def __call__(self, move: Move) -> int:
         return math.ceil(self.topology.seconds(move) * PICO)
 
+    def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
+        """The price of all such moves by their bytes, of which nothing else matters: as `__call__` has it, but faster.
+
+        >>> Time().along("all_gather", (0,), 4, False)(1000) == Time()(Move("all_gather", (0,), 4, 1000, 250.0))
+        True
+        """
+        if kind == "local" or ranks == 1:
+            latency, per_byte = self.topology.memory.latency, self.topology.memory.per_byte
+            return lambda nbytes: math.ceil((latency + nbytes * per_byte) * PICO)
+        if exchanged:
+            return lambda nbytes: self(Move(kind, axes, ranks, nbytes, 0.0, exchanged=True))
+        seconds = self.topology.link(axes).seconds
+        return lambda nbytes: math.ceil(seconds(kind, ranks, nbytes) * PICO)
+
 
 @dataclass(frozen=True, slots=True)
 class Sent:
@@ -71,6 +93,10 @@ class Sent:
 
     def __call__(self, move: Move) -> int:
         return sent(move)
+
+    def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
+        """As of `Time`."""
+        return lambda nbytes: sent(Move(kind, axes, ranks, nbytes, 0.0, exchanged=exchanged))
 
 
 def sent(move: Move) -> int:
@@ -91,15 +117,27 @@ def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
     >>> move_of("all_gather", (0,), was, now).nbytes  # four times two rows
     32
     """
-    ranks = math.prod(was.mesh.sizes[axis] for axis in axes)
+    ranks, held = math.prod(was.mesh.sizes[axis] for axis in axes), was.placements[axes[0]]
     before, after = largest(was), largest(now)
     nbytes = {
         "all_gather": ranks * before, "reduce_scatter": ranks * after, "all_reduce": before, "all_to_all": before,
         "local": after,
     }[kind]  # fmt: skip
+    exchanged = kind in REDUCING and isinstance(held, Partial) and not reduces(held.reduce_op, was.dtype)
+    if exchanged and kind == "all_reduce":
+        nbytes = in_parts(before, ranks * was.dtype.itemsize)
     cut = math.prod(size for size, p in zip(was.mesh.sizes, was.placements, strict=True) if cuts(p) is not None)
     even = math.prod(was.shape) * was.dtype.itemsize / cut
-    return Move(kind, axes, ranks, nbytes, even, letter(was.placements[axes[0]]), letter(now.placements[axes[0]]))
+    return Move(kind, axes, ranks, nbytes, even, letter(held), letter(now.placements[axes[0]]), exchanged)
+
+
+def in_parts(nbytes: int, unit: int) -> int:
+    """So many bytes in equal parts, of which all together are this unit or several.
+
+    >>> in_parts(20, 4 * 3), in_parts(24, 4 * 3)
+    (24, 24)
+    """
+    return -(-nbytes // unit) * unit
 
 
 def step_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY) -> Step:
@@ -119,8 +157,10 @@ def largest(spec: Spec) -> int:
 def memory(move: Move, before: int, after: int) -> int:
     """Bytes that a rank has in use at most while a move runs, if buffers are made wherever they may be needed.
 
-    Before and after are the bytes of the largest pieces.
+    Before and after are the bytes of the largest pieces.  What is exchanged is all there until it is reduced.
     """
+    if move.exchanged:
+        return 2 * before + move.nbytes + move.nbytes // move.ranks
     if move.kind == "all_gather":
         return 2 * before + move.nbytes + after
     if move.kind == "reduce_scatter":

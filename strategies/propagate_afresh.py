@@ -187,7 +187,7 @@ def _from_the_left(op: str, number: int, spec: Spec) -> Spec:
     try:
         return strided(spec)
     except OtherRows as error:
-        problem = f"its axes do not cut from left to right, nor in strided shards: {error}"
+        problem = f"its axes do not cut from left to right, nor in strided shards: {str(error).removesuffix('.')}"
         raise BadCall(op, f"specs[{number}]", repr(spec), problem,
                       "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
 

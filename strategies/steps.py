@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.partials import agreed
 from localtensor.placement import Spec, StridedShard, cuts, is_plain, short
+from localtensor.reductions import CARRIED
 from strategies.cost import commute
 
 REPLICATE = Replicate()
@@ -96,20 +97,50 @@ def refusal_of(was: Spec, axis: int, now: Placement) -> str:
     row = _ROWS[letter(held), letter(now)]
     if not row.kind:
         return row.reason
-    cut = cuts(held)
-    if cut is not None and was.cut_by(cut[0])[-1] != axis:
-        inner = was.cut_by(cut[0])[-1]
-        names = was.mesh.names
+    cut, names = cuts(held), was.mesh.names
+    if cut is not None and (inner := _cuts_last(was, cut[0], axis)) != axis:
         return f"{names[inner]} cuts what {names[axis]} has left of dim {cut[0]}: what is cut last is undone first"
     return _no_parts(was, axis, now) if isinstance(now, Partial) else ""
 
 
+def _cuts_last(spec: Spec, dim: int, axis: int) -> int:
+    """The axis that cuts the dim last; this one if those after it have one rank each, and so leave all that there is."""
+    return [other for other in spec.cut_by(dim) if other == axis or spec.mesh.sizes[other] > 1][-1]
+
+
+def unmade(reduction: str, dtype: torch.dtype, cut: bool) -> str:
+    """Why partial values of this reduction cannot be made of what there is; `cut` if that is what a cut has left.
+
+    >>> unmade("sum", torch.float32, True), unmade("max", torch.complex64, False)
+    ('', 'P(max) means nothing for torch.complex64')
+    """
+    if not agreed(reduction, dtype):
+        return f"P({reduction}) means nothing for {dtype}"
+    if reduction == "product" and dtype.is_complex:
+        return "no complex number leaves all others as they are: an infinite one times 1 is not a number"
+    if reduction == "avg" and cut:
+        return "an average of parts of which all but one are empty is that part divided, and not the part"
+    return ""
+
+
+def reduces(reduction: str, dtype: torch.dtype) -> bool:
+    """Whether collectives reduce this as the definition does; else parts are exchanged, and reduced by each rank.
+
+    They do not: the minimum and maximum of floats, of which gloo drops a NaN or not by the order of the ranks; the
+    product of complex numbers, which neither gloo nor NCCL has; and what gloo does not carry, as integers of two bytes.
+
+    >>> reduces("sum", torch.bfloat16), reduces("max", torch.bfloat16), reduces("sum", torch.int16)
+    (True, False, False)
+    """
+    if dtype not in CARRIED or (reduction in ("min", "max") and dtype.is_floating_point):
+        return False
+    return not (reduction == "product" and dtype.is_complex)
+
+
 def _no_parts(was: Spec, axis: int, now: Partial) -> str:
     """Why no partial values can be made here."""
-    if not agreed(now.reduce_op, was.dtype):
-        return f"{short(now)} means nothing for {was.dtype}"
-    if now.reduce_op == "avg" and cuts(was.placements[axis]) is not None:
-        return "an average of parts of which all but one are empty is that part divided, and not the part"
+    if reason := unmade(now.reduce_op, was.dtype, cuts(was.placements[axis]) is not None):
+        return reason
     others = [p for i, p in enumerate(was.placements) if i != axis and isinstance(p, Partial)]
     if mixed := [p for p in others if not commute(p, now, was.dtype)]:
         return f"{short(mixed[0])} and {short(now)} do not commute: which is reduced first would matter"
@@ -133,19 +164,26 @@ def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
     """What an axis may be on the way: R, a shard of any dim, strided shards of the destination, and partial values.
 
     A shard that stands in the way may step aside without a word, as a partial value, and come back by a
-    reduce-scatter: cheaper than to be gathered.  So each plan is offered one kind of Partial at least, and those of
-    both ends, which may have to commute with it; else a way by a third spec could be cheaper than the cheapest.
+    reduce-scatter: cheaper than to be gathered.  So each plan is offered one kind of Partial at least that collectives
+    reduce, and those of both ends, which may have to commute with it; else a way by a third spec could be cheaper than
+    the cheapest.
 
     >>> from localtensor.mesh import Mesh
     >>> was, now = (Spec(Mesh.of(2), (p,), (8,), torch.float32) for p in (Shard(0), REPLICATE))
     >>> [short(p) for p in targets(was, now)]
     ['R', 'S(0)', 'P(sum)']
     """
-    others = [p for p in dst.placements if isinstance(p, Partial | StridedShard)]
-    others += [p for p in src.placements if isinstance(p, Partial) and is_plain(p)]
-    if not any(isinstance(p, Partial) and p.reduce_op != "avg" for p in others):
+    others = [p for p in dst.placements if not _common(p) and isinstance(p, Partial | StridedShard)]
+    others += [p for p in src.placements if not _common(p) and isinstance(p, Partial) and is_plain(p)]
+    kinds = [p.reduce_op for p in others if isinstance(p, Partial)]
+    if not any(kind != "avg" and reduces(kind, src.dtype) for kind in kinds):
         others += [Partial("sum")] if agreed("sum", src.dtype) else []
     return (REPLICATE, *map(Shard, range(len(src.shape))), *dict.fromkeys(others))
+
+
+def _common(placement: Placement) -> bool:
+    """Whether it is offered anyhow; by its very type, which is asked fast."""
+    return type(placement) is Shard or type(placement) is Replicate
 
 
 def changes(was: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]] = ()) -> Iterator[Change]:
@@ -167,26 +205,28 @@ def _flat(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Ite
     """Steps along several axes at once."""
     held = [was.placements[axis] for axis in axes]
     if all(isinstance(p, Partial) for p in held):
-        for now in offered:
-            if isinstance(now, Replicate):
-                yield Change("all_reduce", axes, changed(was, axes, now))
-            elif type(now) is Shard:
-                for order in itertools.permutations(axes):
-                    yield Change("reduce_scatter", axes, changed(was, order, now))
+        yield from _flat_moves(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())
         return
     dims = {p.dim for p in held if type(p) is Shard}
     if len(dims) != 1 or any(type(p) is not Shard for p in held):
         return
-    stack = was.cut_by(next(iter(dims)))
-    if set(stack[-len(axes) :]) != set(axes):
-        return
+    dim, sizes = dims.pop(), was.mesh.sizes
+    stack = tuple(axis for axis in was.cut_by(dim) if sizes[axis] > 1 or axis in axes)[-len(axes) :]
+    if set(stack) == set(axes):
+        yield from _flat_moves(was, axes, offered, ("all_gather", "all_to_all"), dim, stack)
+
+
+def _flat_moves(
+    was: Spec, axes: tuple[int, ...], offered: Sequence[Placement], kinds: tuple[str, str], dim: int | None, stack: tuple[int, ...]
+) -> Iterator[Change]:  # fmt: skip
+    """To R by the first kind, and to shards by the second, in every order but that in which they are."""
     for now in offered:
         if isinstance(now, Replicate):
-            yield Change("all_gather", axes, changed(was, axes, now))
+            yield Change(kinds[0], axes, changed(was, axes, now))
         elif type(now) is Shard:
             for order in itertools.permutations(axes):
-                if now.dim not in dims or order != stack[-len(axes) :]:
-                    yield Change("all_to_all", axes, changed(was, order, now))
+                if now.dim != dim or order != stack:
+                    yield Change(kinds[1], axes, changed(was, order, now))
 
 
 def size_of(sizes: Sequence[int], axes: Sequence[int]) -> int:

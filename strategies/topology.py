@@ -16,6 +16,7 @@ A gigabyte is 10**9 bytes; the gigabytes per second are those that one rank send
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,8 +71,11 @@ class Cluster:
         return Topology(tuple(own.get(name) or self._link(mesh, name) for name in mesh.names), self.memory)
 
     def _link(self, mesh: Mesh, name: str) -> Network:
-        nodes = [{rank // self.ranks_per_node for rank in group} for group in mesh.groups(name)]
-        return self.inner if all(len(node) == 1 for node in nodes) else self.outer
+        """Groups along an axis fill blocks of ranks, of which none may stand on two nodes."""
+        axis = mesh.axis(name)
+        block = math.prod(mesh.sizes[axis:])
+        within = mesh.sizes[axis] == 1 or mesh.ranks <= self.ranks_per_node or self.ranks_per_node % block == 0
+        return self.inner if within else self.outer
 
 
 def parse(text: str) -> Cluster:

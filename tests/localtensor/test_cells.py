@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localtensor import cells
 from localtensor.cells import (
     dense_strides,
     equal_once,
@@ -108,6 +109,21 @@ def test_equal_once_compares_bits_shape_strides_and_dtype():
     found = equal_once(values)
     first = [next(i for i, other in enumerate(values) if other is value) for value in found]
     assert first == [0, 0, 2, 2, 4, 5, 6, 7, 8]
+
+
+def test_equal_once_reads_what_many_share_once(monkeypatch):
+    read, meaning = [], cells._meaning
+    monkeypatch.setattr(cells, "_meaning", lambda x: read.append(x) or meaning(x))
+    x, y = torch.ones(3), torch.ones(3)
+    found = equal_once([x, x.detach(), y, x[:], x.view(1, 3)])
+    assert len(read) == 3
+    assert [one is x for one in found] == [True] * 4 + [False]
+
+
+def test_equal_once_takes_one_element_of_any_stride():
+    found = equal_once([torch.ones(1, 2)[:, 1], torch.ones(1, 2)[:, 0], torch.zeros(1, 2)[:, 0]])
+    assert found[0] is found[1]
+    assert found[2] is not found[0]
 
 
 def test_equal_once_takes_a_sparse_tensor_for_equal_to_itself_only():

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.errors import BadMesh, OtherRows
 from localtensor.flattening import flattened, unflattened
@@ -107,3 +108,17 @@ def test_axes_of_another_number_of_ranks_are_refused():
     with pytest.raises(OtherRows, match=r"^flattening.unflattened: into: Mesh\(a=2, b=3\): it has 6 ranks, and a has 4\. "
                        r"Give sizes whose product is 4\.$"):  # fmt: skip
         unflattened(of(8, "S(0)", mesh=(4,)), "a", Mesh.of(2, 3))
+
+
+def test_a_placement_of_a_class_of_its_own_and_symbols_are_refused():
+    class Odd(Partial):
+        pass
+
+    odd = Spec(Mesh.of(2, 2), (Odd(), Shard(0)), (4,), torch.float32)
+    with pytest.raises(OtherRows, match=r"what P\(odd\) stands for on a is known to its own class only\. Redistribute"):
+        flattened(odd, ("a",), "flat")
+    size = ShapeEnv().create_unbacked_symint()
+    with pytest.raises(OtherRows, match=r"^flattening.flattened: spec: .* a size is a symbol, and its rows"):
+        flattened(of(size, "S(0)", "S(0)"), ("a", "b"), "all")
+    with pytest.raises(OtherRows, match=r"^flattening.unflattened: spec: .* a size is a symbol, and its rows"):
+        unflattened(of(size, "S(0)", "R"), "a", Mesh.of(dp=2, tp=1))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.errors import OtherRows
 from localtensor.mesh import Mesh
@@ -56,6 +57,20 @@ def test_a_spec_that_is_written_in_another_way_gives_every_rank_its_rows(spec):
         assert (
             not made.shard_order if write is strided else not any(isinstance(p, StridedShard) for p in made.placements)
         )
+
+
+@given(specs())
+def test_strided_shards_are_refused_only_where_no_order_of_plain_ones_is_the_same(spec):
+    try:
+        ordered(spec)
+    except OtherRows:
+        dims = sorted({p.dim for p in spec.placements if isinstance(p, StridedShard)})
+        cut = [axis for dim in dims for axis in spec.cut_by(dim)]
+        plain = tuple(Shard(p.dim) if axis in cut else p for axis, p in enumerate(spec.placements))
+        for order in itertools.product(*(itertools.permutations(spec.cut_by(dim)) for dim in dims)):
+            kept = {dim: axes for dim, axes in spec.shard_order if dim not in dims}
+            orders = tuple((kept | dict(zip(dims, order, strict=True))).items())
+            assert pieces(Spec(spec.mesh, plain, spec.shape, spec.dtype, orders)) != pieces(spec)
 
 
 @given(specs(), st.data())
@@ -121,6 +136,16 @@ def test_blocks_that_do_not_matter_are_no_obstacle():
     assert ordered(of(7, "SS(0,1)", "S(0)")) == of(7, "S(0)", "S(0)")
 
 
+def test_rows_that_are_too_few_for_their_factors_are_written_in_an_order_all_the_same():
+    few = of(2, "SS(0,6)", "S(0)", mesh=(2, 2), order=((0, (0, 1)),))
+    assert ordered(few) == of(2, "S(0)", "S(0)", mesh=(2, 2), order=((0, (1, 0)),))
+    empty = Spec(Mesh.of(2), (StridedShard(1, split_factor=2),), (0, 25), torch.float32)
+    assert ordered(empty) == Spec(empty.mesh, (Shard(1),), empty.shape, empty.dtype)
+    turned = Spec(Mesh.of(3, 2), (Shard(1), Shard(1)), (0, 7), torch.float32, ((1, (1, 0)),))
+    with pytest.raises(OtherRows):  # the shapes differ, of which an empty piece has one
+        strided(turned)
+
+
 def test_each_dim_is_written_by_itself():
     mesh = Mesh.of(2, 2, 2, 2)
     placements = tuple(map(parse, ("SS(0,2)", "SS(1,2)", "S(1)", "S(0)")))
@@ -181,3 +206,12 @@ def test_refusals_cross_processes():
     with pytest.raises(OtherRows) as refused:
         ordered(of(8, "SS(0,2)", "R"))
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_symbols_are_refused_where_rows_must_be_compared():
+    size = ShapeEnv().create_unbacked_symint()
+    turned, blocks = of(size, "S(0)", "S(0)", order=((0, (1, 0)),)), of(size, "SS(0,2)", "S(0)")
+    for call in (lambda: strided(turned), lambda: ordered(blocks), lambda: lies_alike(turned, blocks)):
+        with pytest.raises(OtherRows, match=r": a size is a symbol, and its rows cannot be compared\. Give sizes in"):
+            call()
+    assert lies_alike(turned, of(size, "S(0)", "S(0)", order=((0, (1, 0)),)))

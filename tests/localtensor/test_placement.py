@@ -59,9 +59,11 @@ NESTED = Spec(Mesh.of(2, 2, 2), (Shard(0), Shard(1), Shard(0)), (8, 4), torch.fl
 
 
 def test_a_spec_knows_the_order_of_its_cuts_however_it_is_given():
-    same = [((0, (2, 0)), (1, (1,))), ((1, [1]), (0, [2, 0])), ((0, (2, 0)),)]
+    two, none = torch.arange(3).numpy()[[2, 0]]
+    same = [((0, (2, 0)), (1, (1,))), ((1, [1]), (0, [2, 0])), ((0, (2, 0)),), [(none, (two, none))]]
     specs = [replace(NESTED, shard_order=order) for order in same]
-    assert specs == [NESTED] * 3 and len(set(specs)) == 1
+    assert specs == [NESTED] * 4 and len(set(map(repr, specs))) == len(set(specs)) == 1
+    assert {type(axis) for spec in specs for dim, axes in spec.shard_order for axis in (dim, *axes)} == {int}
     assert NESTED.shard_order == ((0, (2, 0)),) and NESTED.sequence == (2, 1, 0)
     assert [NESTED.cut_by(dim) for dim in (0, 1, 2)] == [(2, 0), (1,), ()]
     assert str(NESTED) == "f32[8,4] @ a:S(0)[1], b:S(1), c:S(0)[0]"
@@ -69,7 +71,10 @@ def test_a_spec_knows_the_order_of_its_cuts_however_it_is_given():
 
 def test_from_left_to_right_is_no_order_of_its_own():
     plain = replace(NESTED, shard_order=((0, (0, 2)), (1, (1,))))
-    assert plain == replace(NESTED, shard_order=()) != NESTED and plain.shard_order == ()
+    assert (
+        plain == replace(NESTED, shard_order=()) == replace(NESTED, shard_order=[]) != NESTED
+        and plain.shard_order == ()
+    )
     assert plain.sequence == (0, 1, 2) and plain.cut_by(0) == (0, 2)
 
 
@@ -82,6 +87,11 @@ def test_from_left_to_right_is_no_order_of_its_own():
     (((0, (2, 0)), (0, (0, 2))), "it names dim 0 twice"),
     ((0, (2, 0)), "0 is no pair of a dim and its axes"),
     (((0, 2),), r"\(0, 2\) is no pair of a dim and its axes"),
+    (((0, ("a", 0)),), r"\(0, \('a', 0\)\) is no pair of a dim and its axes"),
+    ((([0], (2, 0)),), r"\(\[0\], \(2, 0\)\) is no pair of a dim and its axes"),
+    (((),), r"\(\) is no pair of a dim and its axes"),
+    (None, "it is no tuple of dims with their axes"),
+    (5, "it is no tuple of dims with their axes"),
 ], ids=str)  # fmt: skip
 def test_an_order_that_does_not_fit_the_placements_is_refused(order, problem):
     with pytest.raises(

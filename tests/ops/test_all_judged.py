@@ -12,7 +12,7 @@ from strategies.workers import Crew
 
 PARTS = 2
 """So that workers can share it.  Each captures the calls of all once, which is a quarter of the cost: so no more of them."""
-MOST = 3
+MOST = 2
 TERMS = Terms(ranks=(3,), budget=1)
 """Three ranks: every size that OpInfo likes is uneven on them, and the last rank may have nothing."""
 LEAST = 0.9

@@ -63,9 +63,10 @@ def their_spec(spec: Spec, mesh: DeviceMesh) -> DTensorSpec:
     return DTensorSpec(mesh, spec.placements, meta, shard_order=entries)
 
 
-def search(src: DTensorSpec, dst: DTensorSpec, *, graph: bool = True) -> Sequence[Any]:
-    """Its plan, found from nothing."""
-    _redistribute.clear_redistribute_planner_cache()
+def search(src: DTensorSpec, dst: DTensorSpec, *, graph: bool = True, afresh: bool = True) -> Sequence[Any]:
+    """Its plan, found from nothing; or not `afresh`, by the planner that it keeps for a mesh and a tensor."""
+    if afresh:
+        _redistribute.clear_redistribute_planner_cache()
     return _redistribute._gen_transform_infos_non_cached(src, dst, graph)
 
 

@@ -10,6 +10,8 @@ import random
 import sys
 import time
 
+import torch
+
 from localtensor.errors import OtherRows
 from localtensor.mesh import Mesh
 from localtensor.orders import ordered
@@ -81,7 +83,7 @@ def plain(spec: Spec) -> Spec:
 
 def main() -> int:
     start, tried, differ = time.perf_counter(), 0, list[str]()
-    meshes = [(size,) for size in (1, 2, 3, 4)] + list(itertools.product((1, 2, 3, 4), repeat=2))
+    meshes = [(1,), (2,), (3,), (4,), (1, 3), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 4)]
     for sizes in meshes:
         for shape, names in itertools.product(SHAPES, NAMES):
             specs = every_spec(sizes, shape, names)
@@ -89,8 +91,11 @@ def main() -> int:
                 count, wrong = pairs_that_differ(specs, price)
                 tried, differ = tried + count, differ + wrong
         if len(sizes) == 2:
-            count, wrong = pairs_that_differ(every_spec(sizes, (6, 5)), Time(), ((0, 1),))
-            tried, differ = tried + count, differ + wrong
+            for specs in (every_spec(sizes, (6, 5)), every_spec(sizes, (6, 5), NAMES[1])):
+                count, wrong = pairs_that_differ(specs, Time(), ((0, 1),))
+                tried, differ = tried + count, differ + wrong
+        count, wrong = pairs_that_differ(every_spec(sizes, (6, 5), dtype=torch.int16), Time())
+        tried, differ = tried + count, differ + wrong
         print(f"meshes up to {sizes}: {tried} pairs and prices, {len(differ)} differ", flush=True)
     rng = random.Random(0)
     for turn in range(40):

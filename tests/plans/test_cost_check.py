@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -177,12 +178,19 @@ def leaves(src, dst):
     (lambda src, dst: "much", "<lambda>: it returns 'much' for f32[8] @ a:R -> f32[8] @ a:R, which is no number"),
     (lambda src, dst: None, "<lambda>: it returns None for"), (lambda move: True, "<lambda>: it returns True for"),
     (lambda move: torch.ones(()), "<lambda>: it returns tensor(1.) for"),
+    (lambda move: 1e300, "<lambda>: it returns 1e+300 for Move("), (lambda move: 10**400, "<lambda>: it returns 1000000"),
+    (lambda src, dst: -(10**400), "<lambda>: it returns -100000"),
+    (lambda src, dst: Fraction(10**400), "<lambda>: it returns Fraction(1"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_is_refused(cost, said):
     with pytest.raises(BadCost) as caught:
         few(cost, name="" if cost != 3 else "int")
     assert str(caught.value).startswith(f"cost check: cost: {said}")
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_infinite_is_asked_all_the_same():
+    assert few(lambda src, dst: 0 if src == dst else math.inf).holds
 
 
 def test_more_specs_than_can_be_tried_are_refused():

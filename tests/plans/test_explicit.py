@@ -15,6 +15,7 @@ from torch.nn.functional import embedding, layer_norm
 
 import localtensor as lt
 from localtensor import _context
+from localtensor.errors import LocalTensorError
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, parse
 from strategies import explicit
@@ -195,6 +196,29 @@ def test_it_is_a_decorator_too():
     assert ranks_say(program) == "(Shard(dim=0),)"
 
 
+def test_a_coroutine_is_decorated_and_what_would_not_be_guarded_is_refused():
+    mode = no_implicit_communication(strict=True)
+
+    @mode
+    async def guarded(argument):
+        await asyncio.sleep(0)
+        return _context.guard().owner, argument
+
+    def stepwise():
+        yield
+
+    async def stream():
+        yield
+
+    assert asyncio.run(guarded(3)) == (mode, 3)
+    assert _context.guard() is None
+    for fn, what in ((stepwise, "generator"), (stream, "generator"), (nn.Linear, "class")):
+        with pytest.raises(LocalTensorError, match=f"it is a {what}, whose body") as caught:
+            mode(fn)
+        remedy = "Write `with no_implicit_communication(strict=True, warn=False):` in its body."
+        assert str(caught.value).endswith(remedy)
+
+
 def test_warnings_tell_each_op_of_each_line_once():
     def program():
         x, y = laid(S0), laid(S1)
@@ -339,6 +363,30 @@ def test_other_threads_and_other_tasks_do_not_see_it():
         thread.start()
         thread.join()
     assert seen == [None, None]
+
+
+@pytest.mark.parametrize("mode", [no_implicit_communication, overlay_dtensor])
+def test_a_backward_is_as_it_was_after_tasks_that_end_in_any_order(mode):
+    async def inside(entered, ends):
+        with mode():
+            entered.set()
+            await ends.wait()
+
+    async def both():
+        (first, end_first), (second, end_second) = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
+        one = asyncio.create_task(inside(first, end_first))
+        await first.wait()
+        other = asyncio.create_task(inside(second, end_second))
+        await second.wait()
+        end_first.set()
+        await one
+        seen.append(torch.autograd.is_multithreading_enabled())
+        end_second.set()
+        await other
+
+    seen = []
+    asyncio.run(both())
+    assert [*seen, torch.autograd.is_multithreading_enabled()] == [False, True]
 
 
 def test_contexts_may_end_in_any_order():

@@ -73,6 +73,12 @@ def test_dtensors_own_refusals_are_left_to_it_and_two_meshes_too():
     assert communicating_steps(laid(MESH, P, R), DTensorSpec(MESH, (Partial("max"), R), tensor_meta=META)) != ()
 
 
+def test_steps_that_cannot_be_asked_for_are_no_steps_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos", lambda src, dst: [])
+    with pytest.raises(TypeError):
+        communicating_steps(laid(MESH, S0, R), laid(MESH, R, R))
+
+
 def test_every_part_of_torch_that_is_used_is_there():
     assert callable(_redistribute._gen_transform_infos)
     [info] = _redistribute._gen_transform_infos(laid(MESH, S0, R), laid(MESH, R, R))

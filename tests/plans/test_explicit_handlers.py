@@ -14,7 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import localtensor as lt
 from localtensor import _context
 from strategies import overlay_table
-from strategies.explicit import allow_implicit_communication, no_implicit_communication
+from strategies.explicit import (
+    ImplicitCommunicationWarning,
+    allow_implicit_communication,
+    no_implicit_communication,
+)
 from strategies.explicit_handlers import EQUAL, QUIET, WHOLE, Equal, Watched, watched
 from strategies.overlay import overlay_dtensor
 from tests.plans.explicit_programs import S0, S1, R, laid, said_by
@@ -119,6 +123,16 @@ def test_equal_is_passed_on_in_a_hole_and_on_one_rank():
 
     assert on_each(program)
     assert on_each(alone, ranks=1) == (True, False, True)
+
+
+def test_equal_asks_the_inner_guard_alone():
+    def program():
+        x = laid(S0)
+        with no_implicit_communication(), no_implicit_communication(warn=True):
+            return torch.equal(x, x)
+
+    with pytest.warns(ImplicitCommunicationWarning, match="all-reduces one integer"):
+        assert on_each(program)
 
 
 def test_what_only_looks_at_sizes_and_what_an_overlay_has_stays_as_it_is():

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, _api
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.utils import _pytree as pytree
 
+from localtensor import _context
 from strategies import overlay_table
 from strategies.explicit import no_implicit_communication
 from strategies.explicit_seams import ARGS, LOCAL, _needs
@@ -47,6 +48,23 @@ def test_the_attributes_are_torchs_own_again_after_an_exception_too():
         program()
     assert found == [False]
     assert torchs_own()
+
+
+@pytest.mark.parametrize("mode", [no_implicit_communication(), overlay_dtensor(REPLICATED)])
+def test_the_attributes_are_torchs_own_again_where_entering_fails(mode, monkeypatch):
+    def fails(on):
+        assert not torchs_own()
+        raise KeyError(on)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd, "set_multithreading_enabled", fails)
+        with pytest.raises(KeyError):
+            mode.__enter__()
+    assert torchs_own()
+    assert _context.guard() is _context.rules() is None
+    with mode:
+        assert not torch.autograd.is_multithreading_enabled()
+    assert torch.autograd.is_multithreading_enabled()
 
 
 def test_with_an_overlay_whichever_ends_first():

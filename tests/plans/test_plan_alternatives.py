@@ -108,3 +108,10 @@ def test_a_ratio_to_nothing():
     best = plan(*read("f32[64] @ dp=2: R -> R"))
     dear = plan(*read("f32[64] @ dp=2: S(0) -> R"))
     assert Way((), best).ratio(0) == 1 and Way((), dear).ratio(0) == float("inf")
+
+
+def test_none_is_cheaper_than_the_cheapest_where_strided_shards_are_an_order():
+    src, dst = read("c64[6,7] @ dp=2,tp=3: SS(0,3),S(0) -> S(0),S(0)")
+    best = plan(src, dst)
+    other = by_name(ways(best))[OTHER]
+    assert other.price >= best.price and other.steps[0].was == best.steps[0].was != src

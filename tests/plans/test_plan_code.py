@@ -1,5 +1,6 @@
 import contextlib
 import io
+import random
 
 import pytest
 
@@ -27,6 +28,20 @@ def test_the_code_makes_the_same_plan(options):
         flattened=question.flattened,
     )  # fmt: skip
     assert printed.getvalue() == f"{made}\n"
+
+
+def test_the_code_of_random_questions_makes_the_same_plan():
+    rng = random.Random(5)
+    for _ in range(60):
+        sizes = [rng.choice((1, 2, 3)) for _ in range(rng.choice((1, 2, 3)))]
+        was, now = (",".join(rng.choice(("R", "S(0)", "S(1)", "SS(0,2)", "P(max)")) for _ in sizes) for _ in "12")
+        text = f"f32[{rng.choice((0, 5, 64))},7] @ {','.join(map(str, sizes))}: {was} -> {now}"
+        question = asked(text, by=rng.choice(("time", "bytes", "torch")), topology=rng.choice((None, "300,25")))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code_of(question), {})
+        made = plan(question.src, question.dst, question.price, topology=question.topology)
+        assert printed.getvalue() == f"{made}\n", text
 
 
 def test_a_price_of_ones_own_is_no_value(tmp_path, monkeypatch):

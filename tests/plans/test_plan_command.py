@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -8,7 +9,7 @@ from strategies import plan_command
 from strategies.plan_command import Wanted, run
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
-PLAIN = Wanted(TEXT, "time", "", "", "", 8, "", (), True, False, "", False, False)
+PLAIN = Wanted(TEXT, "time", None, None, None, None, None, (), True, False, None, False, False)
 
 
 def wanted(**changes):
@@ -33,7 +34,8 @@ def test_the_plan_is_printed(capsys):
     {"text": "f32[64"}, {"by": "x"}, {"memory": "x"}, {"topology": "/no/such/file"}, {"flattened": ("dp,x",)}, {"inner": "3,300"},
     {"picture": "plan.png"}, {"as_json": True, "code": True}, {"as_json": True, "picture": "-"},
     {"text": "f32[8] @ dp=2: P(max) -> P(sum)"}, {"text": "f32[8] @ dp=2: P(max) -> P(sum)", "memory": "1"},
-    {"text": "\ud800"}, {"picture": "\ud800.gif"},
+    {"text": "\ud800"}, {"picture": "\ud800.gif"}, {"picture": ""}, {"memory": ""}, {"topology": ""}, {"inner": "", "outer": "5,25"},
+    {"code": True, "picture": "-"}, {"code": True, "by": "math:sqrt"}, {"topology": "300,25", "per_node": 8},
 ], ids=ascii)  # fmt: skip
 def test_what_cannot_be_followed_is_one_sentence_and_usage(capsys, changes):
     code, out, err = said(capsys, **changes)
@@ -93,6 +95,62 @@ def test_a_price_that_fails_on_the_way_is_one_sentence(capsys, tmp_path, monkeyp
     monkeypatch.setattr("sys.path", [*os.sys.path])
     code, out, err = said(capsys, by="command_price:price")
     assert code == 2 and out == "" and "it raises ValueError: never" in err and err.count("\n") == 1
+
+
+@pytest.fixture
+def price(tmp_path, monkeypatch):
+    """Writes a module with a price, from the folder that is then the working one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+
+    def write(name, body):
+        (tmp_path / f"{name}.py").write_text(body)
+        return f"{name}:price"
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "body", "problem"), [
+    ("command_exits", "raise SystemExit(0)", "it raises SystemExit: 0."),
+    ("command_mute", "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})", "it raises command_mute.Mute: <"),
+    ("command_dear", "return 10**5000", "it returns more than 1e+30 for all_gather of 64 bytes."),
+    ("command_far", "return 1e300", "it returns 1e+300 for all_gather of 64 bytes."),
+    ("command_moody", "return next(ANSWERS)", "since asked again, it answers something else: "),
+], ids=lambda words: words[:13])  # fmt: skip
+def test_a_price_with_a_fault_is_one_sentence(capsys, price, name, body, problem):
+    by = price(name, f"import itertools\nANSWERS = itertools.count()\ndef price(move):\n    {body}\n")
+    code, out, err = said(capsys, text="f32[16] @ dp=2: S(0) -> R", by=by)
+    assert (code, out) == (2, "") and problem in err and err.count("\n") == 1 and "Odd(" not in err
+
+
+def test_what_a_price_prints_is_no_part_of_the_plan(capsys, price):
+    by = price("command_chatty", "print('loading')\ndef price(move):\n    print('asked')\n    return 1\n")
+    code, out, err = said(capsys, by=by, as_json=True)
+    assert code == 0 and json.loads(out)["unit"] == "" and err.startswith("loading\nasked\n")
+
+
+@pytest.mark.parametrize("options", [{}, {"as_json": True}, {"code": True}], ids=str)
+def test_nobody_reading_any_longer_is_no_fault_and_a_full_disk_is(capfd, monkeypatch, options):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        assert run(wanted(**options)) == 0
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as out:
+            monkeypatch.setattr("sys.stdout", out)
+            assert run(wanted(**options)) == 3
+        assert capfd.readouterr().err == "localtensor: cannot write to standard output: No space left on device.\n"
+
+
+def test_without_any_standard_output_there_is_the_exit_code(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert run(wanted()) == 0 and run(wanted(memory="1")) == 1
+
+
+def test_the_largest_tensor_that_torch_counts_is_planned(capsys):
+    code, out, _ = said(capsys, text=f"u8[{2**63 - 1}] @ dp=2: S(0) -> R", dtensor=True, picture="-")
+    assert code == 0 and out.count("DTensor") == 2 and " EB" in out
 
 
 def test_signs_of_a_terminal_without_unicode(capsys, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 from localtensor.partials import agreed, fold
 from localtensor.placement import KINDS
 from strategies.plan_draws import DTYPES
-from strategies.plan_parts import combs, neutral, packed, padded, put_in, take, unpacked
+from strategies.plan_parts import combs, flat, neutral, packed, padded, put_in, take, unpacked
 from strategies.plan_rows import Piece, kept, parts
 
 SPECIAL = [3.0, float("nan"), float("inf"), float("-inf"), -0.0]
@@ -37,6 +37,13 @@ def test_what_lies_in_order_is_not_copied():
     assert unpacked(flat, found, (4, 3), 2).data_ptr() == x.data_ptr()
     assert packed(x.t().contiguous().t(), found, 2).data_ptr() != x.data_ptr()
     assert packed(x, _dealt((4, 3), 1, 1, 3), 1).data_ptr() != x.data_ptr()
+
+
+def test_one_element_is_flat_whatever_its_stride():
+    assert flat(torch.zeros(1, 2)[:, 1]).stride() == (1,)
+    assert flat(torch.arange(4).view(2, 2).t()).tolist() == [0, 2, 1, 3]
+    x = torch.arange(4).view(2, 2)
+    assert flat(x).data_ptr() == x.data_ptr()
 
 
 def test_rows_of_a_strided_shard_are_one_view_however_many_blocks_it_has():

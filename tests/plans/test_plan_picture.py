@@ -51,7 +51,8 @@ def test_a_box_of_parts_says_so_and_a_number_is_one_cell():
 def test_the_dims_that_are_cut_are_drawn_and_others_are_told():
     found = stages("f32[2,3,4,5] @ a=2,b=2,c=2: S(3),R,R -> S(1),S(2),S(3)")
     assert dims_drawn(found) == (1, 3)
-    assert [undrawn(stage.spec, (1, 3)) for stage in found] == ["", "dim 2 is cut too, and not drawn"]
+    assert [undrawn(stage.spec, (1, 3)) for stage in found] == ["", "dim 2 is cut, too, and not drawn"]
+    assert undrawn(found[1].spec, (0, 1)) == "dim 2 and dim 3 are cut, too, and not drawn"
     assert dims_drawn(stages("f32[2,3,4] @ a=2: R -> R")) == (0, 1)
 
 

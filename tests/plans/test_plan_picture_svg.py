@@ -76,3 +76,13 @@ def test_a_page_holds_the_picture_and_the_plan():
     text = page(made.stages, "a < b", str(made))
     assert text.startswith("<!doctype html>") and "<title>a &lt; b</title>" in text and "<script" not in text
     assert str(made).replace(">", "&gt;") in text and text.count("<svg") == 1
+
+
+def test_words_above_the_boxes_never_run_into_each_other():
+    for name, size in (("tp", 1024), ("experts", 128), ("data_parallel_and_more", 1024), ("x" * 200, 2)):
+        spec, _ = read(f"f32[64] @ {name}={size}: S(0) -> R")
+        root = ET.fromstring(svg([Stage(spec)]))
+        above = [text for text in root.iter(f"{SVG}text") if text.get("class") == "small"][: min(size, 8)]
+        ends = [float(text.get("x")) + 6.7 * len(text.text) for text in above]  # 11 pixels high, 6.7 wide
+        begins = [*[float(text.get("x")) for text in above[1:]], float(root.get("width"))]
+        assert all(end <= begin for end, begin in zip(ends, begins, strict=True)), (name, ends, begins)

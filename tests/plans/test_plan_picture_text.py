@@ -68,3 +68,14 @@ def test_signs_of_ascii_will_do():
     src, dst = read("f32[100,4] @ dp=50,tp=50: S(0),R -> P(sum),R")
     picture = drawn([Stage(src), Stage(dst)], signs=ASCII)
     assert picture.isascii() and all(sign in picture for sign in ASCII)
+
+
+def test_no_line_of_a_picture_is_too_wide_whatever_the_axes_are_called():
+    long = ["data_parallel_and_more", "tensor_parallel_and_more", "x" * 200, "tp", "dp", "e", "f", "g"]
+    for names in (long[:1], long[:2], long[2:4], long[3:], long):
+        mesh = ",".join(f"{name}={size}" for name, size in zip(names, (3, 1024, 2, 2, 2, 2, 2, 2)))
+        [spec, _] = read(
+            f"f32[64,64] @ {mesh}: {','.join(['S(0)', *['R'] * (len(names) - 1)])} -> {','.join('R' for _ in names)}"
+        )
+        boxes = [line for line in drawn([Stage(spec)]).splitlines() if "\u2588" in line or line.startswith("     ")]
+        assert len(boxes) > 4 and max(map(len, boxes)) <= 60

@@ -1,12 +1,15 @@
 import json
 from dataclasses import replace
 
-from strategies.plan_alternatives import ways
+import pytest
+
+from strategies.plan_alternatives import steps_of, ways
 from strategies.plan_asked import asked
 from strategies.plan_picture import layout_text
 from strategies.plan_shown import as_json, as_text, in_a_line, ratio_text
 from strategies.plan_theirs import Theirs, theirs
 from strategies.planner import plan
+from strategies.price_torch import TorchPrice
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
 
@@ -53,6 +56,49 @@ def test_a_plan_of_dtensor_that_needs_more_than_is_allowed_says_so():
     over = shown()[1][0].plan
     assert "this is over --memory" in as_text(question, found, [Theirs("greedy", over)]).plain
     assert "this is over --memory" not in as_text(question, found, [Theirs("greedy", found[0].plan)]).plain
+
+
+def test_figures_are_those_of_the_plans():
+    question, found, their = shown()
+    told = json.loads(as_json(question, found, their))
+    plans = [found[0].plan, *(way.plan for way in found), *(one.plan for one in their)]
+    for one, plan_ in zip([told["plan"], *told["alternatives"], *told["dtensor"].values()], plans, strict=True):
+        assert (one["sent"], one["memory"], one["seconds"]) == (plan_.sent, plan_.memory, plan_.seconds)
+        assert one["torch_us"] == pytest.approx(torch_cost(plan_), rel=1e-12)
+    assert told["plan"]["sent"] != told["plan"]["memory"]
+    text = as_text(question, found, their).plain
+    assert text.count("the same steps") == sum(steps_of(one.plan) == steps_of(found[0].plan) for one in their) == 1
+
+
+def torch_cost(made):
+    """Microseconds, by torch itself."""
+    price = TorchPrice.of(made.src.mesh)
+    return sum(price(step.move) for step in made.steps) / 1_000_000
+
+
+def test_a_step_that_sends_nothing_has_no_bytes():
+    assert as_text(*shown("f32[8] @ dp=2: R -> S(0)")).plain.splitlines()[2] == "  dp: local R -> S(0)    1 us"
+
+
+def test_a_price_of_ones_own_has_a_column_and_a_ratio_to_nothing_is_null():
+    question, found, _ = shown()
+    own = replace(question, by="mine:price", unit="")
+    assert "  ratio       price     time" in as_text(own, found, ()).plain
+    assert " price " not in as_text(question, found, ()).plain
+    free = [replace(found[0], plan=replace(found[0].plan, price=0)), *found[1:]]
+    told = json.loads(as_json(question, free, ()))
+    assert [way["ratio"] for way in told["alternatives"]] == [1.0, *[None] * (len(found) - 1)]
+    assert "\n   more  " in as_text(question, free, ()).plain
+
+
+def test_what_dtensor_does_on_cpu_is_said_where_it_is_dearer_there():
+    question, found, their = shown("f32[8,8] @ dp=2: S(0) -> S(1)")
+    [line] = [line for line in as_text(question, found, their).plain.splitlines() if "cpu" in line]
+    assert line == "      the same steps; on cpu it gathers instead of each all-to-all, 1.20x and 128 B"
+    told = json.loads(as_json(question, found, their))["dtensor"]["greedy"]
+    assert [step["kind"] for step in told["on_cpu"]["steps"]] == ["all_gather", "local"]
+    assert told["on_cpu"]["ratio"] == told["on_cpu"]["price"] / found[0].plan.price > told["ratio"] == 1
+    assert "cpu" not in as_text(*shown("f32[8,8] @ dp=2: S(0) -> R")).plain
 
 
 def test_nothing_to_do_is_said_once_for_each():

@@ -1,6 +1,7 @@
 import pytest
 
 from strategies import plan_theirs
+from strategies.dtensor_plans import for_dtensor
 from strategies.plan_text import read
 from strategies.plan_theirs import layouts, theirs, too_much
 from strategies.pricing import Sent, Time
@@ -30,6 +31,18 @@ def test_what_would_take_seconds_is_not_asked(monkeypatch):
     assert "100,000 ranks" in too_much(many, less, "greedy")
     monkeypatch.setattr(plan_theirs, "for_dtensor", lambda *_, **__: pytest.fail("DTensor was asked"))
     assert [one.skipped[:10] for one in theirs(many, less, Time())] == ["not asked:"] * 2
+
+
+def test_on_cpu_it_gathers_in_the_place_of_each_all_to_all():
+    for text in ("f32[7,5] @ dp=3: S(0) -> S(1)", "f32[64,64] @ dp=2,tp=4: S(0),P(sum) -> S(1),R"):
+        src, dst = read(text)
+        for price in (Time(), Sent()):
+            [greedy, _] = theirs(src, dst, price)
+            real = for_dtensor(src, dst, price=price, all_to_all=False)
+            assert greedy.gathered.steps == real.steps and greedy.gathered.price == real.price
+            assert any(step.kind == "all_to_all" for step in greedy.plan.steps)
+    [none, _] = theirs(*read("f32[8] @ dp=2: S(0) -> R"), Time())
+    assert none.gathered is None
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,41 @@ def test_a_plan_is_known_by_all_that_it_depends_on():
         assert asks_anew(src, dst, **others) and not asks_anew(src, dst, **others)
 
 
+class Dearer(Time):
+    """A class that overrides the price alone."""
+
+    def __call__(self, move):
+        return 2 * super().__call__(move)
+
+
+def test_who_overrides_a_price_is_asked_for_it():
+    src, dst = spec("S(0) S(0)"), spec("S(1) R")
+    assert searched(src, dst, Dearer()).price == 2 * searched(src, dst).price
+
+
+def test_tables_are_shared_by_searches_for_one_tensor_and_forgotten():
+    known, offered, strange = Known(), tuple(map(parse, ("R", "S(0)"))), Stranger(1)
+    src, same, other = spec("S(0)"), spec("S(0)"), spec("S(0)", shape=(64, 33))
+    table = known.table(src, offered, (), Time())
+    assert known.table(same, offered, (), Time()) is table
+    for changed in ((other, offered, (), Time()), (src, offered[:1], (), Time()), (src, offered, (), Sent()),
+                    (src, offered, ((0,),), Time()), (spec("R"), offered, (), Time())):  # fmt: skip
+        assert known.table(*changed) is not table
+    assert known.table(src, offered, (), strange) is not known.table(src, offered, (), strange), "it may change"
+    known.clear()
+    assert known.table(src, offered, (), Time()) is not table
+
+
+def test_a_plan_from_a_table_that_others_used_is_the_one_from_nothing():
+    specs = every_spec((2, 3), (7, 6))
+    rng = random.Random(12)
+    for _ in range(60):
+        src, dst = rng.sample(specs, 2)
+        assert plan(src, dst) == searched(src, dst)
+
+
+
+
 def test_clear_forgets_every_plan():
     src, dst = spec("S(0)"), spec("R")
     for forget in (clear, clear_all):

@@ -23,8 +23,9 @@ CASES = [
     ((2, 2), (9, 4), ("R", "S(1)", "P(avg)", "P(sum)"), ()),
     ((2, 3), (6, 5), ("R", "S(0)", "S(1)", "P(sum)"), ((0, 1),)),
     ((2, 2, 3), (12, 5), ("R", "S(0)", "P(max)"), ((0, 1), (0, 1, 2))),
+    ((2, 3), (7, 5), ("R", "S(0)", "S(1)", "P(min)"), ((0, 1),)),
 ]
-IDS = ["plain", "strided", "partials", "flattened", "three axes"]
+IDS = ["plain", "strided", "partials", "flattened", "three axes", "exchanged"]
 
 
 def table_of(src, dst, flattened, price=None):

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
 from strategies import plans_command
+from strategies.cli import app
 from strategies.plans_causes import Cause
 from strategies.plans_command import Asked, BadPlans, command, exit_code, run, sizes
 from strategies.plans_judged import Verdict
@@ -36,8 +38,31 @@ def test_the_command_line_leaves_with_2_and_one_sentence_for_such_options(capsys
     assert (told.out, "--mesh" in told.err, "--samples" in told.err) == ("", True, True)
 
 
+@pytest.mark.parametrize(("line", "named"), [
+    ("add --plans", "OP"), ("--plans --all", "--all"), ("--plans --search", "--search"),
+    ("--plans --ranks 2", "--ranks"), ("--plans --dtype bool", "--dtype"), ("--plans --device cuda", "--device"),
+    ("--plans --rules x", "--rules"), ("--plans --pairs", "--pairs"), ("--plans --journal j", "--journal"),
+    ("--plans --resume", "--resume"), ("--plans --shard 1/2", "--shard"), ("--plans --executor dask", "--executor"),
+    ("--plans --workers 2", "--workers"), ("add --samples 3", "--samples"), ("add --planner greedy", "--planner"),
+    ("--plans --all --pairs", "--all, --pairs"),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused_by_its_name(line, named, capfd):
+    result = CliRunner().invoke(app, ["validate", *line.split()])
+    told = capfd.readouterr().err + result.stderr
+    assert result.exit_code == 2
+    assert f": {named}" in told
+    assert len(told.splitlines()) == 1
+
+
 def test_a_mesh_is_sizes_with_commas_between():
     assert (sizes("2"), sizes("2,3"), sizes("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
+    with pytest.raises(BadPlans, match="a mesh is a size"):
+        sizes("\N{SUPERSCRIPT TWO}")
+
+
+def test_a_mesh_that_is_named_twice_is_tried_once(capsys):
+    assert run(Asked(("2,1", "2, 1"), samples=2, planner="graph", confirm="none", quiet=True)) in (0, 1)
+    assert ": 2 on (2, 1); seed 0" in capsys.readouterr().out
 
 
 def test_exit_codes():
@@ -67,23 +92,30 @@ def test_a_report_names_the_finding_its_planners_and_its_smallest_pair():
     assert [one["confirmed"] for one in told["findings"]] == [True, False]
 
 
-def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(tmp_path, capsys):
-    asked = Asked(("2",), samples=25, json_file=tmp_path / "r.json", repro=tmp_path / "scripts", quiet=True)
+@pytest.fixture
+def few(monkeypatch):
+    """Two pairs that go wrong and are as small as they go, and one that does not."""
+    pairs = [PAIR, pair("R", "P(product)", (2,), (1,)), pair("S(0)", "R", (2,), (5,))]
+    monkeypatch.setattr(plans_command, "draw_pairs", lambda mesh, seed, budget: pairs[:budget])
+
+
+def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(few, tmp_path, capsys):
+    asked = Asked(("2",), samples=3, json_file=tmp_path / "r.json", repro=tmp_path / "scripts", quiet=True)
     assert run(asked) == 1
     text = capsys.readouterr().out
     told = json.loads((tmp_path / "r.json").read_text())
     assert f"{told['pairs']} on (2,)" in text
-    assert told["findings"]
+    assert len(told["findings"]) == 2
     assert all(one["confirmed"] for one in told["findings"])
     scripts = sorted((tmp_path / "scripts").iterdir())
     assert len(scripts) == len(told["findings"])
     compile(scripts[0].read_text(), "script", "exec")
-    assert "Repeat: localtensor validate --plans --mesh 2 --samples 25 --seed 0 --planner both" in text
+    assert "Repeat: localtensor validate --plans --mesh 2 --samples 3 --seed 0 --planner both --confirm gloo" in text
     assert set(told["waste"]) == {"greedy", "graph"}
 
 
-def test_unconfirmed_findings_are_no_findings(capsys):
-    assert run(Asked(("2",), samples=25, planner="graph", confirm="none", quiet=True)) == 0
+def test_unconfirmed_findings_are_no_findings(few, capsys):
+    assert run(Asked(("2",), samples=3, planner="graph", confirm="none", quiet=True)) == 0
     assert "On simulated ranks only" in capsys.readouterr().out
 
 

@@ -49,11 +49,19 @@ def test_where_torch_deals_otherwise_nobody_is_called_wrong():
     wrong = [Told("", piece.double()) for piece in pieces]
     assert _heard(job, wrong).kind == "wrong"
     assert _heard(job, [Told("", one.piece, one.piece) for one in wrong]).kind == "disputed"
-    whole = job.whole
-    assert (
-        _heard(job, [Told("", one.piece, part) for one, part in zip(wrong, whole.split([2, 1], 1), strict=True)]).kind
-        == "wrong"
-    )
+    parts = job.whole.split([2, 1], 1)
+    assert _heard(job, [Told("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind == "wrong"
+    assert _heard(job, [Told("", part) for part in parts]).kind == "right"
+    assert _heard(job, [Told("", part, one.piece) for one, part in zip(wrong, parts, strict=True)]).kind == "disputed"
+
+
+def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
+    job = Job.of(PAIRS[2])  # S(0) -> S(1)
+    rows, columns = job.whole.split([3, 2]), job.whole.split([2, 1], 1)
+    wrong = [piece + 1 for piece in columns]
+    for given, kind in ((rows, "wrong"), (rows[::-1], "disputed")):
+        told = [Told("", *three) for three in zip(wrong, columns, given, strict=True)]
+        assert _heard(job, told).kind == kind
 
 
 def test_what_became_of_ranks_that_do_not_come_back_is_told():

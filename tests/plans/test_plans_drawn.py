@@ -1,4 +1,4 @@
-"""Pairs on a given mesh: the same for a seed, no two alike, and only such as torch gives one meaning."""
+"""Pairs on a given mesh: the same for a seed, no two alike, and only such as torch says the meaning of."""
 
 import pytest
 import torch
@@ -7,8 +7,9 @@ from torch.distributed.tensor import Partial
 from localtensor.layouts import has_meaning
 from localtensor.placement import StridedShard
 from strategies import plans_drawn
-from strategies.plans_drawn import DTYPES, draw_pairs
+from strategies.plans_drawn import DTYPES, draw_pairs, told
 from tests.plans.plan_pairs import pair
+from tests.plans.plan_pairs import spec as lying
 
 MESHES = ((2,), (3,), (2, 3), (2, 2, 2))
 
@@ -22,13 +23,22 @@ def test_a_seed_draws_the_same_pairs_and_another_draws_others(sizes):
 
 
 @pytest.mark.parametrize("sizes", MESHES)
-def test_every_pair_can_be_held_to_one_meaning(sizes):
+def test_of_every_pair_torch_says_the_meaning(sizes):
     for one in draw_pairs(sizes, seed=3, budget=100):
         for spec in (one.src, one.dst):
-            assert has_meaning(spec.placements, spec.shape, spec.dtype, sizes), f"{one}: {spec}"
+            assert told(spec), f"{one}: {spec}"
         turned = [(a, b) for a, b in zip(one.src.placements, one.dst.placements, strict=True) if isinstance(a, Partial)]
         assert all(not isinstance(b, Partial) or a == b for a, b in turned), f"{one} turns a Partial into another"
         assert one.src != one.dst
+
+
+def test_torch_says_the_meaning_of_uneven_strided_shards_that_encode_an_order_and_of_one_alone():
+    assert told(lying("SS(0,2) S(0)", (3, 2), (7,)))
+    assert told(lying("SS(0,3) R", (2, 2), (7,)))
+    assert not told(lying("SS(0,3) SS(0,2)", (2, 2), (12,)))
+    assert not told(lying("SS(0,3) S(0)", (2, 2), (12,)))
+    assert not told(lying("P(sum) P(max)"))
+    assert told(lying("P(sum) P(avg)"))
 
 
 def test_rare_things_come_often():
@@ -40,6 +50,12 @@ def test_rare_things_come_often():
     assert sum(any(isinstance(p, Partial) for p in spec.placements) for spec in specs) > 60
     assert {spec.dtype for spec in specs} == set(DTYPES)
     assert sum(0 in spec.shape for spec in specs) > 5
+
+
+def test_strided_shards_of_which_torch_has_two_readings_come_too():
+    drawn = draw_pairs((3, 2), seed=0, budget=300)
+    specs = [spec for one in drawn for spec in (one.src, one.dst)]
+    assert sum(not has_meaning(spec.placements, spec.shape, spec.dtype, (3, 2)) for spec in specs) >= 3
 
 
 def test_where_there_are_few_pairs_few_come_and_it_ends(monkeypatch):

@@ -1,13 +1,16 @@
 """Verdicts: what DTensor does, what our planner would do, and what theirs costs more."""
 
+import math
+
 import pytest
 import torch
 
 from strategies import plans_judged
 from strategies.dtensor_plans import MODES, Refused
 from strategies.plans_drawn import draw_pairs
-from strategies.plans_judged import KINDS, arrives, cheapest, grown, judge, wasted
-from strategies.plans_played import Job
+from strategies.plans_judged import KINDS, Verdict, Waste, _ratio, arrives, cheapest, grown, judge, wasted
+from strategies.plans_played import RIGHT, Job
+from strategies.plans_tried import wasted as summed
 from tests.plans.plan_pairs import pair
 
 
@@ -76,3 +79,16 @@ def test_no_plan_of_theirs_is_cheaper_than_the_cheapest(mode):
 def test_waste_is_weighed_on_a_large_tensor():
     large = grown(pair("S(0)", "R", (2,), (3, 0)))
     assert large.src.shape == large.dst.shape == (768, 0)
+
+
+def test_an_axis_of_one_rank_costs_nothing():
+    found = wasted(pair("R S(0)", "S(1) R", (1, 2), shape=(512, 512)), "greedy")
+    assert (found.time, found.torch, found.collectives) == (1.0, 1.0, (1, 1))
+    assert wasted(pair("R", "S(1)", (1,), shape=(512, 512)), "greedy").time == 1.0
+
+
+def test_what_moves_data_for_nothing_is_counted_and_is_no_ratio():
+    assert (_ratio(5, 0), _ratio(0, 0), _ratio(6, 3)) == (math.inf, 1.0, 2.0)
+    wastes = Waste(math.inf, 1.0, (8, 0), (1, 0)), Waste(2.0, 1.0, (4, 2), (1, 1))
+    ((mode, told),) = summed([Verdict(pair("S(0)", "R", (2,)), "greedy", RIGHT, None, None, each) for each in wastes])
+    assert (mode, told.dearer, told.for_nothing, told.most, told.worst_torch) == ("greedy", 2, 1, 2.0, None)

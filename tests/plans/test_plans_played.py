@@ -40,13 +40,13 @@ def test_a_refusal_of_every_rank_is_a_refusal():
 
 
 def test_lockstep_and_rank_threads_come_to_the_same():
-    jobs = [Job.of(one) for one in draw_pairs((2, 2), seed=11, budget=25)]
+    jobs = [Job.of(one) for one in draw_pairs((2, 2), seed=11, budget=15)]
     for mode in MODES:
         together = play_all(jobs, mode)
         with quiet(), averages("simulated"), planner(mode):
             alone = [on_threads(job, mode) for job in jobs]
         assert [one.kind for one in together] == [one.kind for one in alone]
-        assert collections.Counter(one.kind for one in alone)["right"] > 15
+        assert collections.Counter(one.kind for one in alone)["right"] > 8
 
 
 def told(*pieces):

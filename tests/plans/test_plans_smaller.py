@@ -3,10 +3,9 @@
 import pytest
 from torch.distributed.tensor import Shard
 
-from localtensor.layouts import has_meaning
 from localtensor.placement import StridedShard
 from strategies.dtensor_plans import ordered
-from strategies.plans_drawn import draw_pairs
+from strategies.plans_drawn import draw_pairs, told
 from strategies.plans_smaller import smaller, smallest, strided, weight
 from strategies.plans_stage import users
 from tests.plans.plan_pairs import pair, spec
@@ -15,14 +14,14 @@ TURNED = ((0, (1, 0)),)
 
 
 @pytest.mark.parametrize("sizes", [(2,), (2, 3), (2, 2, 2)])
-def test_every_edit_makes_a_simpler_pair_with_one_meaning(sizes):
+def test_every_edit_makes_a_simpler_pair_of_which_torch_says_the_meaning(sizes):
     for one in draw_pairs(sizes, seed=8, budget=6):
         found = list(smaller(one, "greedy"))
         assert found
         assert all(weight(other) < weight(one) for other in found)
         assert len({str(other) for other in found}) == len(found)
         for side in (side for other in found for side in (other.src, other.dst)):
-            assert has_meaning(side.placements, side.shape, side.dtype, side.mesh.sizes), f"{side}"
+            assert told(side), f"{side}"
 
 
 def test_the_smallest_is_that_of_which_no_edit_shows_it():
@@ -64,3 +63,11 @@ def test_an_axis_less_keeps_the_order_of_the_others():
     one = pair("S(0) R S(0)", "R R R", (2, 2, 2), src_order=((0, (2, 0)),))
     found = [str(other) for other in smaller(one, "greedy") if other.mesh.sizes == (2, 2)]
     assert "f64[8,8] @ a:S(0)[1], b:S(0)[0] -> a:R, b:R on (2, 2)" in found
+
+
+def test_every_smaller_size_is_tried():
+    found = smallest(pair("S(0)", "R", (2,), (13,)), "greedy", lambda one: one.src.shape[0] >= 7)
+    assert found.pair.src.shape == (7,)
+    assert {other.src.shape for other in smaller(pair("S(0)", "R", (2,), (13,)), "greedy")} >= {
+        (n,) for n in range(1, 13)
+    }

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, StridedShard, parse, short
+from strategies.planner import plan
 from strategies.plans import Move
 from strategies.price_torch import TorchPrice
 from strategies.pricing import move_of
@@ -94,6 +95,14 @@ def test_no_cheapest_plan_makes_partial_values_of_a_shard(held, strided):
 def test_a_strided_shard_that_torch_takes_for_one_costs_what_a_shard_does():
     assert TorchPrice((4,), strided=True)(move("SS", "R")) == TorchPrice((4,))(move("S", "R"))
     assert TorchPrice((4,), strided=False)(move("SS", "R")) == 0
+
+
+@pytest.mark.parametrize("strided", [True, False])
+def test_a_detour_by_a_strided_shard_is_cheaper_only_where_torch_gathers_it_for_nothing(strided):
+    held, by, whole = (Spec(Mesh.of(8), (parse(p),), (4096, 4096), torch.float32) for p in ("S(0)", "SS(1,3)", "R"))
+    price = TorchPrice((8,), strided=strided)
+    direct, first, second = (plan(*ends, price).price for ends in ((held, whole), (held, by), (by, whole)))
+    assert (direct <= first + second) == strided
 
 
 @pytest.mark.parametrize(("was", "now"), [("S", "R"), ("P", "S"), ("P", "R"), ("S", "S"), ("S", "SS"), ("P", "SS")])

@@ -12,7 +12,7 @@ from localtensor.mesh import Mesh
 from localtensor.orders import lies_alike
 from localtensor.placement import Spec, parse, short
 from localtensor.shards import split
-from strategies.cost import Network, commute
+from strategies.cost import NETWORK, Network, commute
 from strategies.cost_check import check
 from strategies.planner import NoPlan, plan
 from strategies.plans import PICO, Move
@@ -101,6 +101,52 @@ def test_nobody_sends_less_than_its_share_and_one_rank_sends_nothing():
 ])  # fmt: skip
 def test_the_memory_of_a_step_is_what_it_has_what_it_makes_and_buffers(kind, nbytes, most):
     assert memory(Move(kind, (0,), 4, nbytes, 0.0), 10, 40) == most
+
+
+# -- what no collective reduces
+
+
+@pytest.mark.parametrize(("ends", "dtype", "exchanged"), [
+    ("P(max)", F32, True), ("P(sum)", F32, False), ("P(max)", torch.int32, False), ("P(sum)", torch.int16, True),
+    ("P(product)", torch.complex64, True),
+])  # fmt: skip
+def test_a_move_knows_whether_its_parts_are_exchanged(ends, dtype, exchanged):
+    one, whole, cut = (spec(text, (3,), (7, 5), dtype) for text in (ends, "R", "S(0)"))
+    assert move_of("all_reduce", (0,), one, whole).exchanged == exchanged
+    assert move_of("reduce_scatter", (0,), one, cut).exchanged == exchanged
+    assert not move_of("all_gather", (0,), cut, whole).exchanged
+    assert not move_of("local", (0,), cut, one).exchanged
+
+
+def test_what_is_exchanged_costs_an_all_to_all_and_takes_all_parts_at_once():
+    one, whole, cut = (spec(text, (4,), (7, 5)) for text in ("P(max)", "R", "S(0)"))
+    reduced, scattered = step_of("all_reduce", (0,), one, whole), step_of("reduce_scatter", (0,), one, cut)
+    mine, share, rows = 7 * 5 * 4, 9 * 4, 2 * 5 * 4  # 35 elements are four times 9, less one
+    assert reduced.move.nbytes == 4 * share and scattered.move.nbytes == 4 * rows
+    both = [NETWORK.seconds(kind, 4, 4 * share) for kind in ("all_to_all", "all_gather")]
+    assert reduced.seconds == sum(both) > NETWORK.seconds("all_reduce", 4, 4 * share)
+    assert (
+        scattered.seconds == NETWORK.seconds("all_to_all", 4, 4 * rows) > NETWORK.seconds("reduce_scatter", 4, 4 * rows)
+    )
+    assert reduced.memory == 2 * mine + 4 * share + share
+    assert scattered.memory == 2 * mine + 4 * rows + rows
+    assert reduced.sent == 2 * 3 * share and scattered.sent == 3 * rows
+
+
+# -- the short way to a price
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(KINDS), axes=st.sampled_from([(0,), (1,), (2,), (0, 1)]), ranks=st.integers(1, 64),
+    nbytes=st.integers(0, 2**40), latency=st.floats(0, 1e-3), per_byte=st.floats(0, 1e-8), exchanged=st.booleans(),
+)  # fmt: skip
+def test_the_short_way_to_a_price_says_what_the_long_one_says(kind, axes, ranks, nbytes, latency, per_byte, exchanged):
+    exchanged = exchanged and kind in ("all_reduce", "reduce_scatter")
+    topology = Topology((Network(latency, per_byte), Network(per_byte=per_byte)), Network(latency, 1e-12))
+    for price in (Time(topology), Sent()):
+        move = Move(kind, axes, ranks, nbytes, 0.0, exchanged=exchanged)
+        assert price.along(kind, axes, ranks, exchanged)(nbytes) == price(move)
 
 
 # -- the price of the cheapest plan is a distance
@@ -198,7 +244,8 @@ def test_a_shard_in_the_way_steps_aside_as_a_partial_value_where_that_sends_leas
 
 
 @pytest.mark.parametrize(("src", "dst", "dtype", "kinds"), [
-    ("S(0)", "R", F32, ["P(sum)"]), ("P(max)", "R", F32, ["P(max)"]), ("S(0)", "P(min)", F32, ["P(min)"]),
+    ("S(0)", "R", F32, ["P(sum)"]), ("P(max)", "R", F32, ["P(max)", "P(sum)"]), ("S(0)", "P(min)", F32, ["P(min)", "P(sum)"]),
+    ("P(max)", "R", torch.int32, ["P(max)"]), ("P(max)", "R", torch.int16, ["P(max)", "P(sum)"]),
     ("P(avg)", "R", F32, ["P(avg)", "P(sum)"]), ("S(0)", "P(avg)", F32, ["P(avg)", "P(sum)"]), ("S(0)", "R", torch.bool, ["P(sum)"]),
     ("S(0)", "R", torch.float8_e5m2, []),
 ])  # fmt: skip

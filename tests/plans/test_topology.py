@@ -1,6 +1,7 @@
 """A description of a cluster: which link an axis has, and one sentence for each thing that is wrong with it."""
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -31,6 +32,20 @@ TOLD = {
 def test_an_axis_whose_groups_stay_within_a_node_has_the_inner_link(sizes, per_node, inside):
     links = Cluster(per_node, INNER, OUTER).on(Mesh.of(*sizes)).links
     assert [link == INNER for link in links] == inside
+
+
+def test_the_link_is_the_inner_one_exactly_where_no_group_has_ranks_of_two_nodes():
+    for sizes in itertools.chain.from_iterable(itertools.product(range(1, 5), repeat=n) for n in (1, 2, 3)):
+        mesh = Mesh.of(*sizes)
+        for per_node in (1, 2, 3, 4, 6, 8, 100):
+            nodes = [[{rank // per_node for rank in group} for group in mesh.groups(name)] for name in mesh.names]
+            inside = [all(len(node) == 1 for node in groups) for groups in nodes]
+            assert [link == INNER for link in Cluster(per_node, INNER, OUTER).on(mesh).links] == inside
+
+
+def test_ranks_are_not_counted_one_by_one():
+    links = Cluster(8, INNER, OUTER).on(Mesh.of(10**9, 2 * 10**9, 4)).links
+    assert links == (OUTER, OUTER, INNER)
 
 
 def test_an_axis_may_have_a_link_of_its_own_and_along_several_axes_the_slowest_counts():

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.layouts import has_meaning
 from localtensor.mesh import Mesh
@@ -139,6 +140,15 @@ def test_what_does_not_fit_is_refused():
             NoSuchSpec, match=r"reading: 'both': strided shards are read as cuts or as order\. Pass one"
         ):
             call()
+
+
+def test_symbols_are_refused_both_ways():
+    size = ShapeEnv().create_unbacked_symint()
+    with pytest.raises(NoSuchSpec, match=r"^to_torch: spec: .*: a size is a symbol\. Give sizes in numbers\.$"):
+        there(of(size, "S(0)", "R"))
+    symbols = DTensorSpec(device_mesh(MESH), (Shard(0), Replicate()), TensorMeta((size, 4), (4, 1), torch.float32))
+    with pytest.raises(NoSuchSpec, match=r"its sizes are not known\. Give a DTensorSpec with tensor_meta of plain"):
+        of_torch(symbols)
 
 
 def test_axes_have_torchs_names_or_those_that_are_given():
