@@ -85,7 +85,7 @@ def validate(
 
     def work() -> int:
         if plans:
-            from strategies import plans_command
+            from strategies import dtensor_command
 
             others = {
                 "OP": ops, "--all": everything, "--search": search, "--ranks": ranks, "--dtype": dtype,
@@ -93,13 +93,13 @@ def validate(
                 "--resume": resume, "--shard": shard, "--executor": executor, "--workers": workers,
             }  # fmt: skip
             given = tuple(name for name, value in others.items() if value)
-            return plans_command.command(
+            return dtensor_command.command(
                 tuple(mesh or ()), samples, seed, planner, confirm, json_file, repro, quiet, given
             )
         if samples is not None or planner != "both":
-            from strategies import plans_command
+            from strategies import dtensor_command
 
-            return plans_command.without(samples, planner)
+            return dtensor_command.without(samples, planner)
         from strategies import command
 
         chosen = command.Chosen(

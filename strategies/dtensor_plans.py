@@ -14,8 +14,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layouts import factors_of, order_of
 from localtensor.placement import Spec, StridedShard, cuts
+from strategies.dtensor_transforms import Refusal, Transform, transforms
 from strategies.plans import Plan, Price, Step, placed
-from strategies.plans_theirs import Refusal, Transform, transforms
 from strategies.pricing import TOPOLOGY, Time, Topology, step_of
 from strategies.steps import changed, changes, letter, refusal_of
 

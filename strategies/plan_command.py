@@ -16,9 +16,9 @@ from strategies.files import write_whole
 from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.plan_alternatives import CHEAPEST, Way, ways
 from strategies.plan_asked import Asked, BadPlanOption, asked
+from strategies.plan_beside import Theirs, theirs
 from strategies.plan_code import code_of
 from strategies.plan_text import text_of
-from strategies.plan_theirs import Theirs, theirs
 from strategies.planner import NoPlan, plan
 from strategies.plans import Plan
 

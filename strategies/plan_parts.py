@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from strategies.plan_rows import Part, Runs, in_order, resized, rows_of
+from localtensor.row_runs import Runs
+from strategies.plan_rows import Part, in_order, resized, rows_of
 
 Comb = tuple[int, int, int, int]
 """Runs of one length at one distance: (start, length, distance, how many)."""

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from strategies.plan_alternatives import Way, priced, steps_of
 from strategies.plan_asked import BYS, Asked
+from strategies.plan_beside import Theirs
 from strategies.plan_picture import layout_text
 from strategies.plan_text import text_of
-from strategies.plan_theirs import Theirs
 from strategies.plans import PICO, Plan, Step, axes_text, bytes_text, placed, time_text
 from strategies.price_torch import TorchPrice
 

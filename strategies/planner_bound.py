@@ -89,6 +89,8 @@ class Bound:
 
     def solve(self, values: int, enough: int = FAR) -> int:
         """The bound of these values, exactly or above `enough`; so is then that of all that is nearer."""
+        if values in self._known:
+            return self._known[values]
         if not self._turns:
             self._begin(values)
         known, best, queue, mask, come = self._known, self._best, self._queue, self.mask, self._come
@@ -115,10 +117,6 @@ class Bound:
                         best[there] = more
                         heapq.heappush(queue, (more + come(there) if alone else more, more, there, cutting ^ flipped))
         return self.at(values) if queue else known.get(values, FAR)
-
-    def exact(self, values: int) -> bool:
-        """Whether the bound of these values is as good as it gets."""
-        return values in self._known
 
     def _begin(self, values: int) -> None:
         """Ready to go backwards from the destination to these values."""

@@ -48,7 +48,7 @@ class Search:
             total, below, state, values = heapq.heappop(queue)
             if state in done:
                 continue
-            if grows and not bound.exact(values):
+            if grows:  # the bound may have grown since this was put here
                 better = bound.solve(values, total + below) - below
                 if better > total:
                     heapq.heappush(queue, (better, below, state, values))

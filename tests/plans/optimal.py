@@ -81,6 +81,18 @@ def plain(spec: Spec) -> Spec:
         return spec
 
 
+def with_three_axes(turns: int, seed: int = 0) -> tuple[int, list[str]]:
+    """The pairs of some specs at random, on another mesh and of another shape each time."""
+    rng, tried, differ = random.Random(seed), 0, list[str]()
+    for turn in range(turns):
+        mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(3)])
+        shape = tuple(rng.choice((1, 5, 8, 64)) for _ in range(2))
+        some = [drawn(rng, mesh, shape) for _ in range(6)]
+        count, wrong = pairs_that_differ(some, prices(mesh)[turn % 5])
+        tried, differ = tried + count, differ + wrong
+    return tried, differ
+
+
 def main() -> int:
     start, tried, differ = time.perf_counter(), 0, list[str]()
     meshes = [(1,), (2,), (3,), (4,), (1, 3), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 4)]
@@ -97,14 +109,8 @@ def main() -> int:
         count, wrong = pairs_that_differ(every_spec(sizes, (6, 5), dtype=torch.int16), Time())
         tried, differ = tried + count, differ + wrong
         print(f"meshes up to {sizes}: {tried} pairs and prices, {len(differ)} differ", flush=True)
-    rng = random.Random(0)
-    for turn in range(40):
-        mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(3)])
-        shape = tuple(rng.choice((1, 5, 8, 64)) for _ in range(2))
-        some = [drawn(rng, mesh, shape) for _ in range(6)]
-        price = prices(mesh)[turn % 5]
-        count, wrong = pairs_that_differ(some, price)
-        tried, differ = tried + count, differ + wrong
+    count, wrong = with_three_axes(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
+    tried, differ = tried + count, differ + wrong
     print(f"with three axes: {tried} pairs and prices, {len(differ)} differ; {time.perf_counter() - start:.0f} s")
     print(*differ[:20], sep="\n")
     return 1 if differ else 0

@@ -4,7 +4,7 @@ import torch
 
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, parse
-from strategies.plans_drawn import Pair
+from strategies.dtensor_pairs import Pair
 
 
 def spec(placements, sizes=(2, 2), shape=(8, 8), dtype=torch.float64, order=()):

@@ -11,13 +11,13 @@ from torch.distributed.tensor import Shard
 import localtensor as lt
 from localtensor.placement import Spec, parse
 from strategies.cost import Network
+from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor, ordered
+from strategies.dtensor_played import Job
+from strategies.dtensor_stage import mesh_on, planner, quiet, redistributed
+from strategies.dtensor_transforms import can_flatten
 from strategies.planner import plan
 from strategies.plans import Plan
-from strategies.plans_drawn import draw_pairs
-from strategies.plans_played import Job
-from strategies.plans_stage import mesh_on, planner, quiet, redistributed
-from strategies.plans_theirs import can_flatten
 from strategies.pricing import Sent, Time, Topology, step_of
 from strategies.steps import changed
 from tests.plans.plan_pairs import pair, spec

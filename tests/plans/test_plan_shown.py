@@ -5,9 +5,9 @@ import pytest
 
 from strategies.plan_alternatives import steps_of, ways
 from strategies.plan_asked import asked
+from strategies.plan_beside import Theirs, theirs
 from strategies.plan_picture import layout_text
 from strategies.plan_shown import as_json, as_text, in_a_line, ratio_text
-from strategies.plan_theirs import Theirs, theirs
 from strategies.planner import plan
 from strategies.price_torch import TorchPrice
 

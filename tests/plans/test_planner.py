@@ -279,8 +279,6 @@ def test_a_plan_from_a_table_that_others_used_is_the_one_from_nothing():
         assert plan(src, dst) == searched(src, dst)
 
 
-
-
 def test_clear_forgets_every_plan():
     src, dst = spec("S(0)"), spec("R")
     for forget in (clear, clear_all):

@@ -3,12 +3,13 @@
 import random
 
 import pytest
+import torch
 from torch.distributed.tensor import Partial
 
 from localtensor.errors import OtherRows
 from localtensor.mesh import Mesh
 from localtensor.orders import ordered
-from localtensor.placement import parse
+from localtensor.placement import Spec, parse
 from strategies.planner import searched
 from strategies.plans import Move
 from strategies.price_torch import TorchPrice
@@ -101,6 +102,14 @@ def test_pairs_on_three_axes_cost_what_they_cost_the_oracle():
                 for _ in range(8):
                     dst = drawn(rng, mesh, shape)
                     assert found(src, dst, price) == costs[dst], f"{src} -> {dst} by {price.name}"
+
+
+def test_a_layout_that_was_met_before_the_bound_grew_is_not_looked_at_too_soon():
+    """Else the way over what was met first would be taken: of these, for 126 bytes."""
+    mesh = Mesh.of(4, 3, 4)
+    src = Spec(mesh, tuple(map(parse, ("R", "S(1)", "S(0)"))), (1, 64), torch.float32)
+    dst = Spec(mesh, tuple(map(parse, ("R", "S(1)", "S(1)"))), (1, 64), torch.float32, ((1, (2, 1)),))
+    assert found(src, dst, Sent()) == Oracle(targets(src, dst)).costs(src, Sent())[dst] == (120, 8)
 
 
 def test_every_step_of_a_plan_is_legal_and_priced_as_it_is_by_itself():

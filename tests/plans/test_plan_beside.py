@@ -1,9 +1,9 @@
 import pytest
 
-from strategies import plan_theirs
+from strategies import plan_beside
 from strategies.dtensor_plans import for_dtensor
+from strategies.plan_beside import layouts, theirs, too_much
 from strategies.plan_text import read
-from strategies.plan_theirs import layouts, theirs, too_much
 from strategies.pricing import Sent, Time
 
 
@@ -29,7 +29,7 @@ def test_what_would_take_seconds_is_not_asked(monkeypatch):
     assert all("layouts" in too_much(spec, dst, "greedy") for spec in (ordered, strided))
     many, less = read("f32[8] @ dp=100000: S(0) -> R")
     assert "100,000 ranks" in too_much(many, less, "greedy")
-    monkeypatch.setattr(plan_theirs, "for_dtensor", lambda *_, **__: pytest.fail("DTensor was asked"))
+    monkeypatch.setattr(plan_beside, "for_dtensor", lambda *_, **__: pytest.fail("DTensor was asked"))
     assert [one.skipped[:10] for one in theirs(many, less, Time())] == ["not asked:"] * 2
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from strategies.dtensor_causes import Cause, symptom
+from strategies.dtensor_judged import arrives, cheapest
 from strategies.dtensor_plans import MODES
-from strategies.plans_causes import Cause, symptom
-from strategies.plans_judged import arrives, cheapest
-from strategies.plans_played import Job, play_all
-from strategies.plans_shown import finding
-from tests.plans.plans_found import FINDINGS, VERSION, pair_of
+from strategies.dtensor_played import Job, play_all
+from strategies.dtensor_shown import finding
+from tests.plans.dtensor_found import FINDINGS, VERSION, pair_of
 
 HERE = torch.__version__.split("+")[0]
 EACH = [(found, mode) for found in FINDINGS for mode in found["planners"]]

@@ -4,10 +4,10 @@ import pytest
 from torch.distributed.tensor import Shard
 
 from localtensor.placement import StridedShard
+from strategies.dtensor_pairs import draw_pairs, told
 from strategies.dtensor_plans import ordered
-from strategies.plans_drawn import draw_pairs, told
-from strategies.plans_smaller import smaller, smallest, strided, weight
-from strategies.plans_stage import users
+from strategies.dtensor_smaller import smaller, smallest, strided, weight
+from strategies.dtensor_stage import users
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

@@ -10,16 +10,16 @@ import torch
 from rich.console import Console
 
 from localtensor.errors.base import LocalTensorError, refusal
+from strategies.dtensor_causes import Cause, causes, confirmed
+from strategies.dtensor_confirm import Bench
+from strategies.dtensor_judged import Verdict, judge
+from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES
+from strategies.dtensor_script import script
+from strategies.dtensor_shown import as_json, as_text
+from strategies.dtensor_tried import Tried, rows, wasted
 from strategies.files import write_whole
 from strategies.leaving import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG
-from strategies.plans_causes import Cause, causes, confirmed
-from strategies.plans_confirm import Bench
-from strategies.plans_drawn import draw_pairs
-from strategies.plans_judged import Verdict, judge
-from strategies.plans_script import script
-from strategies.plans_shown import as_json, as_text
-from strategies.plans_tried import Tried, rows, wasted
 from strategies.progress import Bar, bar
 
 MESHES = ("2", "3", "2,2", "2,3")

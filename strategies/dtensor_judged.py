@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localtensor.errors import LocalTensorError
+from strategies.dtensor_compared import compared
+from strategies.dtensor_pairs import Pair
 from strategies.dtensor_plans import Refused, for_dtensor, priced
+from strategies.dtensor_played import Job, Outcome, play_all
 from strategies.plan_lockstep import redistribute
 from strategies.planner import NoPlan, plan
 from strategies.plans import Plan, Price
-from strategies.plans_compared import compared
-from strategies.plans_drawn import Pair
-from strategies.plans_played import Job, Outcome, play_all
 from strategies.price_torch import TorchPrice
 
 BATCH = 64

@@ -11,10 +11,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import strategies
 from localtensor.mesh import Mesh
-from strategies.plans_theirs import Refusal, can_flatten, mesh_seen, said, spec_seen, transforms
+from strategies.dtensor_transforms import Refusal, can_flatten, mesh_seen, said, spec_seen, transforms
 from tests.plans.plan_pairs import spec
 
-ROOM = Path(strategies.__file__).parent / "plans_theirs.py"
+ROOM = Path(strategies.__file__).parent / "dtensor_transforms.py"
 
 
 def module(name):
@@ -59,7 +59,7 @@ def test_torch_still_has(name):
     except (ImportError, AttributeError, TypeError, KeyError) as gone:
         if name.endswith(BY_FEATURE):
             pytest.skip(f"torch {torch.__version__} has no {name}; the room does without ({gone})")
-        pytest.fail(f"torch {torch.__version__} has no {name} any more, which plans_theirs.py uses: {gone}")
+        pytest.fail(f"torch {torch.__version__} has no {name} any more, which dtensor_transforms.py uses: {gone}")
     assert found is not None, f"{name} is None in torch {torch.__version__}"
 
 

@@ -6,8 +6,8 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layouts import has_meaning
 from localtensor.placement import StridedShard
-from strategies import plans_drawn
-from strategies.plans_drawn import DTYPES, draw_pairs, told
+from strategies import dtensor_pairs
+from strategies.dtensor_pairs import DTYPES, draw_pairs, told
 from tests.plans.plan_pairs import pair
 from tests.plans.plan_pairs import spec as lying
 
@@ -59,8 +59,8 @@ def test_strided_shards_of_which_torch_has_two_readings_come_too():
 
 
 def test_where_there_are_few_pairs_few_come_and_it_ends(monkeypatch):
-    monkeypatch.setattr(plans_drawn, "SHAPES", ((4,),))
-    monkeypatch.setattr(plans_drawn, "DTYPES", (torch.bool,))
+    monkeypatch.setattr(dtensor_pairs, "SHAPES", ((4,),))
+    monkeypatch.setattr(dtensor_pairs, "DTYPES", (torch.bool,))
     assert len(list(draw_pairs((2,), seed=0, budget=3))) == 3
     assert list(draw_pairs((2,), seed=0, budget=0)) == []
     assert 10 < len(list(draw_pairs((2,), seed=0, budget=100))) < 100

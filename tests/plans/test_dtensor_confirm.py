@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from localtensor.events import Died, Raised, Waiting
-from strategies.plans_causes import Cause
-from strategies.plans_confirm import Bench, _heard, _lost
-from strategies.plans_played import Job, play_all
-from strategies.plans_script import script
-from strategies.plans_stage import Told
+from strategies.dtensor_causes import Cause
+from strategies.dtensor_confirm import Bench, _heard, _lost
+from strategies.dtensor_played import Job, play_all
+from strategies.dtensor_script import script
+from strategies.dtensor_stage import Told
 from tests.plans.plan_pairs import pair
 from tests.strategies.script_runner import run_script
 

@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute,
 from localtensor import wire
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
+from strategies.dtensor_transforms import said, spec_seen
 from strategies.meshed import averages, forget
-from strategies.plans_theirs import said, spec_seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from strategies import plans_judged
+from strategies import dtensor_judged
+from strategies.dtensor_judged import KINDS, Verdict, Waste, _ratio, arrives, cheapest, grown, judge, wasted
+from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES, Refused
-from strategies.plans_drawn import draw_pairs
-from strategies.plans_judged import KINDS, Verdict, Waste, _ratio, arrives, cheapest, grown, judge, wasted
-from strategies.plans_played import RIGHT, Job
-from strategies.plans_tried import wasted as summed
+from strategies.dtensor_played import RIGHT, Job
+from strategies.dtensor_tried import wasted as summed
 from tests.plans.plan_pairs import pair
 
 
@@ -45,7 +45,7 @@ def test_a_refusal_of_torch_distributed_itself_is_no_finding():
 
 
 def test_a_refusal_is_undecided_where_our_plan_does_not_arrive(monkeypatch):
-    monkeypatch.setattr(plans_judged, "redistribute", lambda held, plan: held)
+    monkeypatch.setattr(dtensor_judged, "redistribute", lambda held, plan: held)
     found = one(pair("S(0)", "P(max)", (2,), (3,)))
     assert (found.outcome.kind, found.found) == ("undecided", False)
     assert "our plan: rank 0 holds shape" in found.outcome.text

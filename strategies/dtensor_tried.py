@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies.plans_causes import Cause
-from strategies.plans_drawn import Pair
-from strategies.plans_judged import KINDS, Verdict
+from strategies.dtensor_causes import Cause
+from strategies.dtensor_judged import KINDS, Verdict
+from strategies.dtensor_pairs import Pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from localtensor.errors import LocalTensorError
-from strategies import plans_played
+from strategies import dtensor_played
+from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES
+from strategies.dtensor_played import RIGHT, Job, Outcome, judged, on_threads, play_all
+from strategies.dtensor_stage import Told, planner, quiet
 from strategies.meshed import averages
-from strategies.plans_drawn import draw_pairs
-from strategies.plans_played import RIGHT, Job, Outcome, judged, on_threads, play_all
-from strategies.plans_stage import Told, planner, quiet
 from tests.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "R", (2,), (3,))
@@ -78,7 +78,7 @@ def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
         torch.distributed.barrier()
         return Told("", part.piece)
 
-    monkeypatch.setattr(plans_played, "heard", heard)
+    monkeypatch.setattr(dtensor_played, "heard", heard)
     found = on_threads(Job.of(PAIR), "greedy")
     assert (found.kind, found.ranks) == ("stops", (1,))
     assert "ValueError: only I" in found.text
@@ -90,7 +90,7 @@ def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
             torch.distributed.barrier()
         return Told("", part.piece)
 
-    monkeypatch.setattr(plans_played, "heard", heard)
+    monkeypatch.setattr(dtensor_played, "heard", heard)
     assert on_threads(Job.of(PAIR), "greedy").kind == "stops"
 
 
@@ -98,7 +98,7 @@ def test_what_does_not_get_through_in_lockstep_is_played_on_threads(monkeypatch)
     def mode(ranks):
         raise LocalTensorError("no lockstep today")
 
-    monkeypatch.setattr(plans_played.lt, "LocalTensorMode", mode)
+    monkeypatch.setattr(dtensor_played.lt, "LocalTensorMode", mode)
     assert play_all([Job.of(PAIR), Job.of(pair("R", "P(product)", (2,)))], "greedy")[0] == RIGHT
 
 

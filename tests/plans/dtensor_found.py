@@ -11,7 +11,7 @@ import torch
 
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, parse
-from strategies.plans_drawn import Pair
+from strategies.dtensor_pairs import Pair
 
 FILE = Path(__file__).parent / "dtensor_torch_2_13.json"
 TOLD = json.loads(FILE.read_text())

@@ -2,12 +2,12 @@
 
 import pytest
 
-from strategies import plans_causes
+from strategies import dtensor_causes
+from strategies.dtensor_causes import Cause, causes, confirmed, symptom
+from strategies.dtensor_judged import Verdict, judge
 from strategies.dtensor_plans import Refused
-from strategies.plans_causes import Cause, causes, confirmed, symptom
-from strategies.plans_judged import Verdict, judge
-from strategies.plans_played import RIGHT, Outcome
-from strategies.plans_smaller import Smallest
+from strategies.dtensor_played import RIGHT, Outcome
+from strategies.dtensor_smaller import Smallest
 from tests.plans.plan_pairs import pair
 
 
@@ -73,7 +73,7 @@ def test_what_real_processes_do_not_show_is_not_confirmed():
 
 def test_what_is_wrong_comes_before_what_is_refused(monkeypatch):
     outcomes = {SHARDS[1]: Outcome("refused", "no"), SHARDS[2]: Outcome("wrong", "rank 0 holds 1")}
-    monkeypatch.setattr(plans_causes, "smallest", lambda pair, mode, shows: Smallest(pair, 0))
-    monkeypatch.setattr(plans_causes, "play_all", lambda jobs, mode: [outcomes[job.pair] for job in jobs])
+    monkeypatch.setattr(dtensor_causes, "smallest", lambda pair, mode, shows: Smallest(pair, 0))
+    monkeypatch.setattr(dtensor_causes, "play_all", lambda jobs, mode: [outcomes[job.pair] for job in jobs])
     found = causes([Verdict(one, "greedy", outcome, Refused("no")) for one, outcome in outcomes.items()])
     assert [one.outcome.kind for one in found] == ["wrong", "refused"]

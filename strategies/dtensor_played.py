@@ -17,11 +17,11 @@ from torch import Tensor
 import localtensor as lt
 from localtensor.errors import LocalTensorError
 from localtensor.shards import assemble, split
+from strategies.dtensor_compared import compared
+from strategies.dtensor_pairs import Pair
+from strategies.dtensor_stage import Part, Told, heard, mesh_on, planner, quiet
+from strategies.dtensor_transforms import said
 from strategies.meshed import averages, forget
-from strategies.plans_compared import compared
-from strategies.plans_drawn import Pair
-from strategies.plans_stage import Part, Told, heard, mesh_on, planner, quiet
-from strategies.plans_theirs import said
 from strategies.remembered import remembering
 
 SECONDS = 60.0

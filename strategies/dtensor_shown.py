@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from localtensor.placement import Spec, short
+from strategies.dtensor_causes import Cause
+from strategies.dtensor_stage import users
+from strategies.dtensor_tried import Tried, Wasted
 from strategies.plans import bytes_text
-from strategies.plans_causes import Cause
-from strategies.plans_stage import users
-from strategies.plans_tried import Tried, Wasted
 
 FORMAT = 1
 _COLUMNS = {

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localtensor.shards import split
-from strategies.plans_compared import compared, folded, slack
-from strategies.plans_drawn import DTYPES, draw_pairs
-from strategies.plans_played import numbers
+from strategies.dtensor_compared import compared, folded, slack
+from strategies.dtensor_pairs import DTYPES, draw_pairs
+from strategies.dtensor_played import numbers
 from tests.plans.plan_pairs import spec
 
 SPECS = [one for pair in draw_pairs((2, 3), seed=5, budget=60) for one in (pair.src, pair.dst)]

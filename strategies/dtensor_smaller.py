@@ -17,9 +17,9 @@ from localtensor.errors import LocalTensorError
 from localtensor.layouts import in_order
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, StridedShard, cuts, shorts
+from strategies.dtensor_pairs import Pair, told
 from strategies.dtensor_plans import Refused, for_dtensor, ordered
-from strategies.plans_drawn import Pair, told
-from strategies.plans_stage import users
+from strategies.dtensor_stage import users
 
 REPLICATE = Replicate()
 MOST_ROWS = 16

@@ -13,9 +13,9 @@ from localtensor import wire
 from localtensor.events import Died, Raised, Returned, Waiting
 from localtensor.events import Outcome as Event
 from localtensor.processes import Pool
-from strategies.plans_compared import compared
-from strategies.plans_played import Job, Outcome, judged
-from strategies.plans_stage import Told, play
+from strategies.dtensor_compared import compared
+from strategies.dtensor_played import Job, Outcome, judged
+from strategies.dtensor_stage import Told, play
 
 SECONDS = 20.0
 """Time limit of a pair, or of a batch of pairs that do not stop."""

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from strategies.dtensor_confirm import Bench
+from strategies.dtensor_judged import Verdict
+from strategies.dtensor_pairs import Pair
 from strategies.dtensor_plans import MODES
-from strategies.plans_confirm import Bench
-from strategies.plans_drawn import Pair
-from strategies.plans_judged import Verdict
-from strategies.plans_played import Job, Outcome, play_all
-from strategies.plans_smaller import smallest, weight
-from strategies.plans_stage import users
+from strategies.dtensor_played import Job, Outcome, play_all
+from strategies.dtensor_smaller import smallest, weight
+from strategies.dtensor_stage import users
 
 Told = Callable[[], None]
 

@@ -5,14 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from strategies import plans_command
+from strategies import dtensor_command
 from strategies.cli import app
-from strategies.plans_causes import Cause
-from strategies.plans_command import Asked, BadPlans, command, exit_code, run, sizes
-from strategies.plans_judged import Verdict
-from strategies.plans_played import RIGHT, Outcome
-from strategies.plans_shown import as_json, as_text
-from strategies.plans_tried import Tried, rows, wasted
+from strategies.dtensor_causes import Cause
+from strategies.dtensor_command import Asked, BadPlans, command, exit_code, run, sizes
+from strategies.dtensor_judged import Verdict
+from strategies.dtensor_played import RIGHT, Outcome
+from strategies.dtensor_shown import as_json, as_text
+from strategies.dtensor_tried import Tried, rows, wasted
 from tests.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "P(sum)", (2,), (1,))
@@ -96,7 +96,7 @@ def test_a_report_names_the_finding_its_planners_and_its_smallest_pair():
 def few(monkeypatch):
     """Two pairs that go wrong and are as small as they go, and one that does not."""
     pairs = [PAIR, pair("R", "P(product)", (2,), (1,)), pair("S(0)", "R", (2,), (5,))]
-    monkeypatch.setattr(plans_command, "draw_pairs", lambda mesh, seed, budget: pairs[:budget])
+    monkeypatch.setattr(dtensor_command, "draw_pairs", lambda mesh, seed, budget: pairs[:budget])
 
 
 def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(few, tmp_path, capsys):
@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
         yield Verdict(PAIR, mode, REFUSED, None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans_command, "judge", judge)
+    monkeypatch.setattr(dtensor_command, "judge", judge)
     assert run(Asked(("2",), samples=5, quiet=True)) == 130
     text = capsys.readouterr().out
     assert "Stopped before all was tried." in text

@@ -12,11 +12,11 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.placement import Spec
 from localtensor.shards import split
 from strategies import meshed
+from strategies.dtensor_causes import Cause
+from strategies.dtensor_compared import slack
+from strategies.dtensor_played import Job
+from strategies.dtensor_stage import users
 from strategies.followers import placement_code
-from strategies.plans_causes import Cause
-from strategies.plans_compared import slack
-from strategies.plans_played import Job
-from strategies.plans_stage import users
 from strategies.repro import literal
 
 _SCRIPT = '''"""{pair}
