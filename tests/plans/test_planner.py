@@ -165,7 +165,8 @@ def test_the_sentence_of_why_is_true():
             " or more; "
         )
         number, unit = start.split()
-        assert float(number) * {"B": 1, "kB": 1000}[unit] <= min(others) * 1.05
+        least = float(number) * {"B": 1, "kB": 1000}[unit]
+        assert found.price * 0.95 <= least <= min(others) * 1.05
         assert rest.startswith(f"{found.states} layouts looked at")
         told += 1
     assert told > 20
