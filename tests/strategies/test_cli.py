@@ -150,6 +150,8 @@ def test_examples_of_the_help_are_commands_that_parse(words, asked):
     lines = re.findall(r"^ +(localtensor validate .+?)(?:  .*)?$", helped(*words), re.MULTILINE)
     assert len(lines) >= 1
     for line in lines:
+        if "--plans" in line:  # judges something else: test_cli_commands hears of it
+            continue
         chosen = parsed(asked, line.removeprefix("localtensor "))
         assert chosen.ops or chosen.everything or chosen.rules != "dtensor"
 

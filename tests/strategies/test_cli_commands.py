@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from strategies import cli, command, covered, discover_command, merging
+from strategies import cli, command, covered, discover_command, dtensor_command, merging
 from strategies.units import ALONE, MESHES, PAIRS
 from tests.strategies.test_report import EMPTY
 
@@ -27,6 +27,7 @@ def heard(monkeypatch):
     asked = []
     for name, (room, function) in WORK.items():
         monkeypatch.setattr(room, function, lambda *given, _name=name, **more: asked.append((_name, given, more)) or 0)
+    monkeypatch.setattr(dtensor_command, "command", lambda *given, **more: asked.append(("validate", given, more)) or 0)
     return asked
 
 
@@ -51,6 +52,14 @@ def test_examples_of_the_help_are_commands_that_parse(name, heard):
         first = re.split(r" > | && ", line)[0]
         assert called(first.removeprefix("localtensor ")).exit_code == 0, line
     assert {name for name, *_ in heard} == {name} and len(heard) == len(lines)
+
+
+def test_plans_are_judged_instead_of_rules(heard):
+    assert called("validate --plans --mesh 2,2 --samples 7 --planner graph --seed 5 --confirm none -q").exit_code == 0
+    assert called("validate add --plans --search").exit_code == 0
+    given = (("2,2",), 7, 5, "graph", "none", None, None, True, ())
+    others = ((), None, 0, "both", "gloo", None, None, False, ("OP", "--search"))
+    assert heard == [("validate", given, {}), ("validate", others, {})]
 
 
 def test_what_coverage_is_given_reaches_it(heard):
