@@ -46,6 +46,13 @@ CHEAPER = 1e-3
 """Microseconds by torch's count that are more than rounding."""
 
 
+LEGEND = (
+    "faster: than the graph-based planner, median of the pairs' own ratios; medians: ratio of the medians; ready: where both "
+    "have planned the pair before and forgotten the plan; layouts, theirs: looked at; dearer: ours, by torch's own count; "
+    "greedy so: plans of the greedy planner that cost more than ours, by that count"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """What was measured of one pair: milliseconds, layouts, and microseconds by torch's count."""
@@ -194,18 +201,17 @@ def best(calls: Sequence[Callable[[], Any]], turns: int) -> list[float]:
 
 def show(console: Console, found: Found) -> None:
     table = Table(title="Plans searched from nothing, medians in ms", title_justify="left")
-    for name in ("axes", "pairs", "ranks", "elements", "ours", "graph-based", "greedy", "times faster", "of medians", "ready",
-                 "target", "remembered", "layouts, ours", "theirs", "cheaper by torch's count", "dearer",
-                 "than greedy, cheaper"):  # fmt: skip
-        table.add_column(name, justify="right")
+    for name in ("axes", "pairs", "ours", "graph", "greedy", "faster", "medians", "ready", "target", "layouts", "theirs",
+                 "dearer", "greedy so"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
     for row in found.rows:
         table.add_row(
-            str(row.axes), str(row.pairs), row.ranks, row.elements, f"{row.ours:.3f}", f"{row.graph:.3f}",
-            f"{row.greedy:.3f}", f"{row.times:.1f}", f"{row.times_of_medians:.1f}", f"{row.times_ready:.1f}",
-            str(TARGETS.get(row.axes, "-")), f"{row.cached * 1e3:.2f} us", f"{row.our_states:.0f}",
-            f"{row.their_states:.0f}", str(row.cheaper), str(row.dearer), str(row.greedy_dearer),
+            str(row.axes), str(row.pairs), f"{row.ours:.3f}", f"{row.graph:.3g}", f"{row.greedy:.3f}", f"{row.times:.1f}",
+            f"{row.times_of_medians:.1f}", f"{row.times_ready:.1f}", str(TARGETS.get(row.axes, "-")),
+            f"{row.our_states:.0f}", f"{row.their_states:.0f}", str(row.dearer), str(row.greedy_dearer),
         )  # fmt: skip
     console.print(table)
+    console.print(LEGEND, style="dim")
 
 
 if __name__ == "__main__":
