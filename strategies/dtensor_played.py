@@ -19,9 +19,9 @@ from localtensor.errors import LocalTensorError
 from localtensor.shards import assemble, split
 from strategies.dtensor_compared import compared
 from strategies.dtensor_pairs import Pair
-from strategies.dtensor_stage import Part, Told, heard, mesh_on, planner, quiet
+from strategies.dtensor_stage import Part, Told, heard, mesh_on, planner
 from strategies.dtensor_transforms import said
-from strategies.meshed import averages, forget
+from strategies.meshed import averages, forget, quiet
 from strategies.remembered import remembering
 
 SECONDS = 60.0

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +28,7 @@ from localtensor import wire
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
 from strategies.dtensor_transforms import said, spec_seen
-from strategies.meshed import averages, forget
+from strategies.meshed import averages, forget, quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +87,6 @@ def redistributed(part: Part, mesh: DeviceMesh) -> Any:
         return given.redistribute(placements=part.dst.placements).to_local()
     found = _redistribute.redistribute_local_tensor(part.piece, have, spec_seen(part.dst, mesh))
     return found.wait() if hasattr(found, "wait") else found
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Torch logs every refusal and every submesh that might have been flattened: these are answers here."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable()
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 @functools.cache

@@ -17,6 +17,10 @@ alone decide.  A rank outside of the mesh has nothing to redistribute, and is re
 
 What it cannot see: communication that is in no op of DTensor (FSDP's own, hooks that call `redistribute`), the
 state of random numbers that DTensor broadcasts once, at the first random op on a GPU, and graphs that are compiled.
+
+| torch part                                                 | read on     | run on |
+|------------------------------------------------------------|-------------|--------|
+| torch.distributed.tensor._dtensor_spec.DTensorSpec: a name | 2.11 - 2.15 | 2.13   |
 """
 
 from __future__ import annotations

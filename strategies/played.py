@@ -7,9 +7,7 @@ control flow and may raise alone; and so is one whose result is wrong, before an
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +20,7 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError
 from strategies.confirm import program_parts
 from strategies.hearings import Confirmation, judged
-from strategies.meshed import averages, forget, mesh_of
+from strategies.meshed import averages, forget, mesh_of, quiet
 from strategies.programs import Program
 from strategies.ran import has_partial, truth_about
 from strategies.remembered import remembering
@@ -55,7 +53,7 @@ def play_all(programs: Sequence[Program]) -> list[Confirmation]:
     truths: dict[Any, Truth] = {}
     for first in range(0, len(programs), BATCH):
         jobs = []
-        with _quiet(), averages("simulated"), torch.random.fork_rng(devices=[]):  # random ops are run too
+        with quiet(), averages("simulated"), torch.random.fork_rng(devices=[]):  # random ops are run too
             for number, program in enumerate(programs[first : first + BATCH], first):
                 try:
                     parts = tuple(program_parts(program, "cpu"))
@@ -81,18 +79,6 @@ def _grouped(jobs: Sequence[_Job]) -> list[tuple[Any, list[_Job]]]:
     for job in jobs:
         groups.setdefault((job.program.mesh, job.program.flattened), []).append(job)
     return list(groups.items())
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable()
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 def _played(jobs: Sequence[_Job]) -> dict[int, Confirmation]:

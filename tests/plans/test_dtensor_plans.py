@@ -14,8 +14,9 @@ from strategies.cost import Network
 from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor, ordered
 from strategies.dtensor_played import Job
-from strategies.dtensor_stage import mesh_on, planner, quiet, redistributed
+from strategies.dtensor_stage import mesh_on, planner, redistributed
 from strategies.dtensor_transforms import can_flatten
+from strategies.meshed import quiet
 from strategies.planner import plan
 from strategies.plans import Plan
 from strategies.pricing import Sent, Time, Topology, step_of

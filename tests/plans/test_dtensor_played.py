@@ -10,8 +10,8 @@ from strategies import dtensor_played
 from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES
 from strategies.dtensor_played import RIGHT, Job, Outcome, judged, on_threads, play_all
-from strategies.dtensor_stage import Told, planner, quiet
-from strategies.meshed import averages
+from strategies.dtensor_stage import Told, planner
+from strategies.meshed import averages, quiet
 from tests.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "R", (2,), (3,))

@@ -37,7 +37,7 @@ def jobs(programs):
 
 @pytest.mark.parametrize("program", VARIED, ids=str)
 def test_lockstep_and_rank_threads_say_the_same(program):
-    with room._quiet():
+    with room.quiet():
         flow, threads = in_lockstep(jobs([program])), on_threads(jobs([program]))[0]
     if flow:  # else it is left to the threads
         one = room._judged(jobs([program])[0], flow[0])
