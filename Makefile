@@ -4,6 +4,7 @@
 VENV   := .venv
 PY     := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+TRIAL  := $(VENV)/.trial
 # Left behind by a setup that was interrupted; holds the number of the process that is at work.
 BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
@@ -13,7 +14,8 @@ PYTHON  ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races plans cuda docs clean
+.PHONY: help setup validate test check fix laws real bench rankbugs overloads rules coverage races plans mutants flaky branches \
+        cuda docs clean
 
 help: ## this list  (at once)
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +68,20 @@ races: $(READY) ## a million interleavings over the shared cache, and ten millio
 plans: $(READY) ## 100,000 random redistributions and every legal step, beside the definition; 2,000 on gloo  (some 15 minutes)
 	@$(PY) -m tests.plans --steps --real 2000
 	@$(PY) -m tests.plans.optimal
+
+# What only these three need is installed when one of them first runs.
+$(TRIAL): $(READY)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-build-isolation -c constraints.txt --editable '.[trial]'
+	@touch $(TRIAL)
+
+mutants: $(TRIAL) ## planted bugs, by hand and by Cosmic Ray: which do the tests not find?  (half an hour)
+	@$(PY) -m tests.mutants --minutes 30
+
+flaky: $(TRIAL) ## the suite in twenty random orders; stopped, it goes on from flaky.jsonl  (hours)
+	@$(PY) -m tests.flaky --times 20 --journal flaky.jsonl
+
+branches: $(TRIAL) ## branches of each room that the suite takes  (some half an hour)
+	@$(PY) -m tests.branches
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.cuda

@@ -1,0 +1,123 @@
+"""Drawn mutants that no test can kill, because nothing that anybody sees changes; each with the reason."""
+
+from __future__ import annotations
+
+from tests.mutants.values import Mutant
+
+EXPLAINED: dict[tuple[str, str], str] = {
+    (
+        "localtensor/orders.py",
+        "if mine is theirs or type(mine) is not type(theirs):",
+    ): "types are equal if they are one",
+    (
+        "localtensor/orders.py",
+        "for order in (encoded, tuple(axis for axis, _ in cut)):",
+    ): "a shortcut: the loop over all orders comes to the same",
+    (
+        "localtensor/folding.py",
+        "if cell.layout is not torch.strided or cell.is_contiguous():",
+    ): "a shortcut for contiguous stacks; sparse ones have no rows that could be picked",
+    (
+        "localtensor/explore_sync.py",
+        "SETUP = -1  # who makes the program and checks it: no thread of it",
+    ): "any number below 0",
+    (
+        "localtensor/collectives.py",
+        "agree.check_even(call, shard_dim, held[0].shape, len(held))",
+    ): "all ranks bring one shape",
+    (
+        "localtensor/cells.py",
+        "return (tuple(cell.shape[1:]), cell.stride()[1:]) if rows > 1 else (tuple(cell.shape), cell.stride())",
+    ): "a cell has one row or more",
+    (
+        "localtensor/schedule.py",
+        "self._start(0)",
+    ): "nothing is written down before `begin`, which starts anew",
+    (
+        "localtensor/schedule.py",
+        "@property",
+    ): "in the Protocol, whose bodies never run",
+    (
+        "localtensor/watch.py",
+        "return False",
+    ): "torch would import its compiler, a second of time; nothing else changes",
+    (
+        "localtensor/rank_report.py",
+        "break",
+    ): "it saves the rest of the log; only the last lines are shown",
+    (
+        "strategies/adverse.py",
+        "break",
+    ): "the budget stays spent: all that follows are passed over as well",
+    (
+        "strategies/likeness.py",
+        "if dtype == torch.bool:",
+    ): "torch has one object for each dtype",
+    (
+        "strategies/cpu_kernels.py",
+        'elsewhere = f"; it has one for {others[0].upper()}" if others else ""',
+    ): "of two devices there is at most one other",
+    (
+        "strategies/plan_alternatives.py",
+        "break",
+    ): "first steps come cheapest first, so none of those left can begin a cheaper plan: it saves their searches",
+    (
+        "strategies/planner_known.py",
+        "LIMIT, TABLES = 4096, 64",
+    ): "any numbers: what is forgotten is made again",
+    (
+        "strategies/report.py",
+        "LONGEST = 150",
+    ): "any length that leaves room for what follows it in the name of a file",
+    (
+        "strategies/html_map.py",
+        "return tuple(sorted(made, key=lambda family: (-family.head.bad, family.head.name)))",
+    ): "-n and ~n put counts in the same order",
+    (
+        "localtensor/errors/collectives.py",
+        "if len(set(sizes)) == 1:",
+    ): "there is a shape or more, and so a size",
+    (
+        "localtensor/messages.py",
+        "return -1 if part.peer is None else part.peer",
+    ): "who names no peer comes by `recv_from_anyone`, which does not ask for it",
+    (
+        "localtensor/folded.py",
+        "return slice(int(ids[0]), int(ids[0]) + 1, 1)",
+    ): "a slice of one row is the same in steps of any length",
+    (
+        "localtensor/explore_values.py",
+        'said = ", ".join(what if times == 1 else f"{what} {times} times" for what, times in words)',
+    ): "groupby has no group of fewer than one",
+    (
+        "localtensor/process_group.py",
+        "if len(devices) > 1:",
+    ): "tensors that are on the device already stay as they are",
+    (
+        "localtensor/simulation.py",
+        "FRUITLESS = 10_000  # questions in a row whether a work is done, by ranks of which none can do anything else",
+    ): "any large number: it only says when a loop without end is given up",
+    (
+        "localtensor/recipes.py",
+        "_MOST_KEPT = 4096",
+    ): "any number: what is forgotten is worked out again",
+    (
+        "localtensor/rank_tests.py",
+        "draws: bool = field(default=False, init=False)",
+    ): "nobody passes it",
+    (
+        "localtensor/worlds.py",
+        "self.implicit = False  # the default group was made by us, and the program has not asked for it",
+    ): "`join` sets it before anybody asks",
+    (
+        "localtensor/worlds.py",
+        "self.epoch = 0  # how many default groups it has had: torch begins to count names anew with each",
+    ): "any number: names of two epochs need only differ",
+}
+"""(path, the changed line as it is now, stripped) -> why a change of it may be unseen."""
+
+
+def explained(mutant: Mutant) -> str | None:
+    """Why this one may survive, or None."""
+    lines = [line[1:].strip() for line in mutant.change.splitlines() if line.startswith("-")]
+    return next((EXPLAINED[mutant.path, line] for line in lines if (mutant.path, line) in EXPLAINED), None)

@@ -1,0 +1,179 @@
+"""Which test files belong to a room: those that bear its name; else those that name it most often."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from tests.mutants.values import ROOT
+
+MOST = 3
+"""A room that no test file is named after has the tests that name it most often, so many of them."""
+SEEN_FROM = {
+    "localtensor/_crew.py": (
+        "tests/localtensor/test_processes.py",
+        "tests/localtensor/test_forked.py",
+    ),
+    "localtensor/_job.py": (
+        "tests/localtensor/test_real_runs.py",
+        "tests/localtensor/test_forked.py",
+    ),
+    "localtensor/_worker.py": (
+        "tests/localtensor/test_processes.py",
+        "tests/localtensor/test_forked.py",
+        "tests/localtensor/test_forked_errors.py",
+    ),
+    "localtensor/errors/arguments.py": (
+        "tests/localtensor/test_shards.py",
+        "tests/localtensor/test_placement.py",
+        "tests/localtensor/test_orders.py",
+    ),
+    "localtensor/errors/collectives.py": (
+        "tests/localtensor/test_agreement.py",
+        "tests/localtensor/test_reductions.py",
+    ),
+    "localtensor/explore_values.py": (
+        "tests/localtensor/test_explore.py",
+        "tests/localtensor/test_explore_lines.py",
+        "tests/strategies/test_races.py",
+    ),
+    "localtensor/forms.py": (
+        "tests/localtensor/test_ways.py",
+        "tests/localtensor/test_physical.py",
+    ),
+    "localtensor/lines.py": ("tests/localtensor/test_script.py",),
+    "localtensor/physical_dims.py": (
+        "tests/localtensor/test_physical.py",
+        "tests/localtensor/test_every_overload.py",
+    ),
+    "localtensor/rank_words.py": (
+        "tests/localtensor/test_lockstep_modules.py",
+        "tests/localtensor/test_rank_ints.py",
+    ),
+    "localtensor/testing/drawn_texts.py": (
+        "tests/localtensor/test_testing_draws.py",
+        "tests/localtensor/test_testing_draws_sharded.py",
+    ),
+    "localtensor/testing/programs_lines.py": ("tests/localtensor/test_testing_programs.py",),
+    "localtensor/testing/programs_words.py": ("tests/localtensor/test_testing_programs.py",),
+    "localtensor/_script_rank.py": ("tests/localtensor/test_script.py",),
+    "localtensor/testing/rule_report.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/testing/rule_script.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/testing/rule_search.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/one_cell.py": ("tests/localtensor/test_physical.py", "tests/localtensor/test_ways.py"),
+    "localtensor/recipes.py": ("tests/localtensor/test_exchange.py",),
+    "strategies/__main__.py": ("tests/strategies/test_cli.py", "tests/strategies/test_stopping.py"),
+    "strategies/plan_run_step.py": ("tests/plans/test_plan_ranks.py", "tests/plans/test_plan_lockstep.py"),
+    **dict.fromkeys(
+        (f"strategies/planner_{name}.py" for name in ["bound", "edges", "search", "table"]),
+        (
+            "tests/plans/test_planner_bound.py",
+            "tests/plans/test_planner.py",
+            "tests/plans/test_planner_optimal.py",
+        ),
+    ),
+    "strategies/ops/foreach.py": ("tests/ops/test_variants.py", "tests/ops/test_collected.py"),
+    "strategies/ops/fused.py": ("tests/ops/test_factory.py",),
+    "strategies/ops/random.py": ("tests/ops/test_factory.py",),
+    "strategies/propagation.py": (
+        "tests/strategies/test_propagate.py",
+        "tests/strategies/test_expansion.py",
+    ),
+    "strategies/ops/shared_dims.py": (
+        "tests/ops/test_gates.py",
+        "tests/ops/test_pooling.py",
+        "tests/ops/test_linalg.py",
+    ),
+    **dict.fromkeys(
+        (
+            f"strategies/changed_{name}.py"
+            for name in [
+                "index",
+                "module",
+                "project",
+                "registered",
+                "roots",
+                "scopes",
+                "starts",
+                "tree",
+                "view",
+            ]
+        ),
+        (
+            "tests/strategies/test_changed.py",
+            "tests/strategies/test_changed_digest.py",
+            "tests/strategies/test_changed_form.py",
+            "tests/strategies/test_changed_names.py",
+            "tests/strategies/test_changed_slice.py",
+        ),
+    ),
+}
+"""Rooms that no test names, because they run in a process of their own or behind another room, or whose name is also
+another room's: the tests that reach them."""
+SLOW = ("tests/real", "tests/browser", "tests/cuda", "tests/bench", "tests/mutants", "tests/house")
+
+
+@cache
+def test_files() -> dict[str, Counter[str]]:
+    """Each test file that a mutant may be tried under, and how often it says which word."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = {p.relative_to(ROOT).as_posix(): p for p in files}
+    words = re.compile(r"\w+")
+    return {name: Counter(words.findall(path.read_text())) for name, path in names.items() if not name.startswith(SLOW)}
+
+
+@cache
+def tests_of(path: str) -> tuple[str, ...]:
+    """The test files of a room, and the room itself where its docstrings have examples."""
+    stem, folder = Path(path).stem.lstrip("_"), Path(path).parent.name
+    if stem == "main__":
+        stem = folder
+    own = list(SEEN_FROM.get(path, ())) or _named(f"{folder}_{stem}") or _named(stem) or _naming(stem) or _family(stem)
+    examples = (path,) if ">>> " in (ROOT / path).read_text() else ()
+    return examples + tuple(own)
+
+
+def _named(stem: str) -> list[str]:
+    """test_X.py first, then test_X_*.py."""
+    own = [name for name in test_files() if re.fullmatch(rf"test_{stem}(_\w+)?\.py", Path(name).name)]
+    return sorted(own, key=lambda name: (Path(name).stem != f"test_{stem}", name))
+
+
+def _naming(stem: str) -> list[str]:
+    """The tests that name a room most often."""
+    counted = {name: words[stem] for name, words in test_files().items() if words[stem]}
+    return sorted(counted, key=lambda name: -counted[name])[:MOST]
+
+
+def _family(stem: str) -> list[str]:
+    """`once_cells` has the tests of `once`: the first of them, by name."""
+    while "_" in stem:
+        stem = stem.rpartition("_")[0]
+        if own := _named(stem):
+            return own[:MOST]
+    return []
+
+
+def rooms(asked: list[str]) -> list[str]:
+    """The source files that were asked for, by path, by folder or by room; all of them if nothing was.
+
+    Raises ValueError for a name that is none.
+    """
+    every = sorted(
+        p.relative_to(ROOT).as_posix()
+        for package in ("localtensor", "strategies")
+        for p in (ROOT / package).rglob("*.py")
+        if p.name != "__init__.py"
+    )
+    if not asked:
+        return every
+    chosen: list[str] = []
+    for name in asked:
+        plain = name.removesuffix("/")
+        found = [p for p in every if p == plain or p.startswith(plain + "/") or p[:-3].replace("/", ".") == plain]
+        if not found:
+            raise ValueError(f"no room {name!r}: give a file, a folder, or a module such as localtensor.shards")
+        chosen += found
+    return chosen
