@@ -50,7 +50,7 @@ if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the
     from localtensor.shards import split as split
     from localtensor.tensor import LocalTensor as LocalTensor
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "LeftoverWarning",

@@ -32,6 +32,12 @@ def running() -> Any | None:
     return _running[-1] if _running else None
 
 
+def of_rank() -> Any | None:
+    """The simulation that runs now, if this thread is one of its ranks; else None."""
+    simulation = running()
+    return simulation if simulation is not None and simulation.is_rank() else None
+
+
 @contextmanager
 def entered(simulation: object, busy: Callable[[str], Exception] = RuntimeError) -> Iterator[None]:
     """While inside, `running()` is this simulation; a second thread waits outside until it is over.
@@ -63,6 +69,13 @@ def pool_of(key: Hashable, make: Callable[[], Any]) -> Iterator[Any]:
         yield pool
 
 
+def close_pools() -> None:
+    """No pool is kept: for tests that look at processes, or close what they began with."""
+    with _pools_turn:
+        while _pools:
+            _pools.popitem()[1].close()
+
+
 # -- lockstep: each thread has its own modes; those of other threads are nothing to it
 
 
@@ -84,11 +97,6 @@ def lockstep() -> Any | None:
     """The LocalTensorMode of this thread, or None."""
     modes = _ambient.modes
     return modes[-1] if modes else None
-
-
-def lockstep_modes() -> list[Any]:
-    """The modes of this thread, the innermost last."""
-    return _ambient.modes
 
 
 def open_mode(mode: Any, busy: Callable[[str], Exception]) -> None:
@@ -140,13 +148,6 @@ def idle_mode(world: int) -> Any:
     if world not in _idle:
         _idle[world] = _make_idle[0](world)
     return _idle[world]
-
-
-def close_pools() -> None:
-    """No pool is kept."""
-    with _pools_turn:
-        while _pools:
-            _pools.popitem()[1].close()
 
 
 # -- sharding rules of our own: each thread and each task has its own; those of the process are for who has none

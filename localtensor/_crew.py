@@ -11,6 +11,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -29,6 +30,7 @@ from localtensor._worker import FENCE, Reply, Seat, calls_for_fence, serve
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor._worker", "localtensor._job")
+FOLDERS: set[str] = set()  # of crews that are there: who ends this process at once removes them
 PRELOAD_IF_USED = ("pytest", "hypothesis")  # what test modules import: once in the fork server, not in each rank
 
 
@@ -65,6 +67,7 @@ class Crew:
         self._owner = os.getpid()
         # 0700.  No TemporaryDirectory: a forked copy of that would take the folder along when it ends.
         self._folder = tempfile.mkdtemp(prefix="localtensor-")
+        FOLDERS.add(self._folder)
         self._path: list[str] = []
         self._fence = False
         self._left = False  # ranks that had returned were ended before all others had
@@ -77,7 +80,8 @@ class Crew:
         shared = environ(self.ranks)
         with _without_chatter():
             for rank in range(self.ranks):
-                self.members.append(self._hire(context, rank, shared))
+                with deaf():  # and whenever Ctrl-C comes, a process that has begun is a member
+                    self.members.append(self._hire(context, rank, shared))
         for rank, reply in enumerate(self.gather(time.monotonic() + START_LIMIT, grace=5.0)):
             if reply is None or reply.kind != "ready":
                 raise errors.PoolDidNotStart("Pool.call", self.ranks, f"rank {rank}: {_sad_story(reply)}")
@@ -199,6 +203,7 @@ class Crew:
             member.jobs.close()
             member.side.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        FOLDERS.discard(self._folder)
 
     def _end(self, ranks: Sequence[int]) -> None:
         self._left = True
@@ -225,7 +230,9 @@ def _context() -> Any:
         context.set_forkserver_preload([*PRELOAD, *(name for name in PRELOAD_IF_USED if name in sys.modules)])
         # Not ours in a forked copy (ChildProcessError); a long TMPDIR makes its socket's path too long (OSError).
         with _without_chatter(), contextlib.suppress(OSError):
-            forkserver.ensure_running()
+            resource_tracker.ensure_running()  # which lifts the mask of signals: not while the server starts
+            with deaf():
+                forkserver.ensure_running()
             return context
     return multiprocessing.get_context("spawn")
 
@@ -240,8 +247,33 @@ def environ(ranks: int) -> dict[str, str]:
     home = next((name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*|loopback.*", name)), None)
     if home is None:
         raise errors.PoolDidNotStart("Pool.call", ranks, "this machine has no loopback interface")
+    if not _loops_back():  # a store would try to connect for minutes
+        raise errors.PoolDidNotStart("Pool.call", ranks, "the loopback interface of this machine is down")
     own = {"GLOO_SOCKET_IFNAME": home, "NCCL_SOCKET_IFNAME": home, "WORLD_SIZE": str(ranks)}
     return {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, **own}
+
+
+def _loops_back() -> bool:
+    """Whether there is a way to 127.0.0.1; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
+        try:
+            there.connect(("127.0.0.1", 9))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Children that start now do not hear Ctrl-C from their first moment on: it is ours, and we end them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,12 @@ from localtensor._job import moved
 from localtensor.errors import ModeBusy, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
 from localtensor.events import Call
 from localtensor.schedule import Schedule, replay, round_robin
-from localtensor.threads import run_in_threads
+from localtensor.threads import DAY, limit_said, run_in_threads
 
 TIMEOUT = 300.0  # seconds; LOCALTENSOR_TIMEOUT in the environment says otherwise, 0 is no limit
 WAYS = ("threads", "gloo", "nccl")
 _LEFTOVERS = ("warn", "raise", "ignore")
 _SHARES = (True, False, None)
-_DAY = 24 * 3600.0
 
 
 class LeftoverWarning(UserWarning):
@@ -125,14 +123,8 @@ def run(
 
 
 def limit(timeout: float | None) -> float | None:
-    """The seconds that a run may take; None if no limit."""
-    said = os.environ.get("LOCALTENSOR_TIMEOUT")
-    if timeout == TIMEOUT and said:
-        try:
-            timeout = float(said) or None
-        except ValueError:
-            raise NoTime("run", "LOCALTENSOR_TIMEOUT", said) from None
-    return timeout
+    """The seconds that a run may take; None if no limit.  The environment replaces the default.  Raises `NoTime`."""
+    return limit_said(timeout) if timeout == TIMEOUT else timeout
 
 
 def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, leftovers: Any) -> None:
@@ -146,7 +138,7 @@ def _check(fn: Any, args: Sequence[Any], ranks: Any, on: Any, timeout: Any, left
     if on not in WAYS:
         raise UnknownWay(on, WAYS)
     is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and 0 < timeout <= _DAY):
+    if timeout is not None and not (is_number and 0 < timeout <= DAY):
         raise NoTime("run", "timeout", timeout)
     if leftovers not in _LEFTOVERS:
         raise UnknownWay(leftovers, _LEFTOVERS, "leftovers")

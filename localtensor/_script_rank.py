@@ -6,6 +6,7 @@
 import importlib.util
 import os
 import random
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -92,6 +93,9 @@ def _seed(seed: int) -> None:
 
 def main(words: list[str]) -> None:
     """`pipe seed -m|-f script arguments...`"""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us; it has it blocked until here
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     pipe, seed, how, name, *arguments = words
     _stay_with_parent(int(pipe))
     module = how == "-m"

@@ -51,7 +51,7 @@ class Seat:
 class Reply(NamedTuple):
     """`kind` is ready, returned, raised, no_function, no_arguments, unsendable, fenced or unfenced.
 
-    `body` is what the kind calls for.  `steps` is None when this process is not fit for another job.
+    The parent puts "died" there for a process that says nothing more.  `body` is what the kind calls for.  `steps` is None when this process is not fit for another job.
     """
 
     kind: str
@@ -72,7 +72,7 @@ def serve(seat: Seat, jobs: Connection, side: Connection, answer: Answer | None 
 
     `answer` does what a message asks for; if not given, the message holds a pickled function and its arguments.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who then ends us
+    heed_no_interrupt()
     multiprocessing.current_process().daemon = False  # a program may have children, such as data loaders
     os.environ.clear()
     os.environ.update(seat.environ)
@@ -90,6 +90,13 @@ def serve(seat: Seat, jobs: Connection, side: Connection, answer: Answer | None 
     _leave(seat.folder)
 
 
+def heed_no_interrupt() -> None:
+    """Ctrl-C is the parent's, who then ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):  # the parent blocked it, for until we got here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _sit_down(seat: Seat) -> None:
     import torch  # deferred, so that the environment above is in force when a spawned worker loads it
     import torch.distributed as dist
@@ -99,6 +106,7 @@ def _sit_down(seat: Seat) -> None:
     if "nccl" in seat.backend:
         device = torch.device("cuda", seat.rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
+    os.stat(seat.folder)  # gone with the parent?  A FileStore would look for it for minutes, and hold the GIL meanwhile
     store = dist.FileStore(os.path.join(seat.folder, "store"), seat.ranks)
     # The parent keeps the time.  Were the group the first to lose patience, a hang would read as an exception.
     patience = timedelta(seconds=PATIENCE)

@@ -52,9 +52,11 @@ class Meeting:
         return outcomes.value_of(self.mode, x)
 
     def wrapped(self, value: Value) -> LocalTensor:
+        """The LocalTensor of these cells."""
         return wrap(value.cells, value.held, self.mode)
 
     def wants_gradient(self, x: Tensor) -> bool:
+        """Whether autograd follows what is done with it."""
         return torch.is_grad_enabled() and x.requires_grad
 
     def zeros(self, like: Value) -> Value:

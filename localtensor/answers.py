@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor.cells import gathered, is_in_blocks, joined, row_by_row
+from localtensor.cells import is_in_blocks, joined, of_rows, row_by_row
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.folding import Partition
 from localtensor.frames import origin
@@ -41,10 +41,11 @@ class Answers:
             return self.one(0, results)
         if not returns:
             return None
-        columns = [_column(results, index) for index in range(len(returns))]
-        return tuple(self.one(index, column) for index, column in enumerate(columns))
+        columns = [column(results, index) for index in range(len(returns))]
+        return tuple(self.one(index, each) for index, each in enumerate(columns))
 
     def one(self, index: int, results: list[Any]) -> Any:
+        """The result of this number: the argument that was written, or what the cells have."""
         written = self.known.returns[index]
         if written is None:
             return self.value(results)
@@ -63,15 +64,16 @@ class Answers:
             lengths = {len(one) for one in _each(results)}
             if len(lengths) > 1:
                 raise NotInLockstep(str(self.func), f"ranks get lists of different lengths: {sorted(lengths)}")
-            found = [self.value(_column(results, index)) for index in range(len(first))]
+            found = [self.value(column(results, index)) for index in range(len(first))]
             return type(first)(found)
         return self.plain(results)
 
     def tensor(self, results: list[Any]) -> LocalTensor:
+        """The LocalTensor of these cells, those of one shape in one stack."""
         final = self.final
         if any(type(one) is Rowwise for one in results):
             rows = [row for one in results for row in (one if type(one) is Rowwise else [one])]
-            cells, final = gathered(rows, final)
+            cells, final = of_rows(rows, final)
             return wrap(cells, final, self.mode)
         if self.memory is not None:
             return seen_alike(wrap(tuple(results), final, self.mode, self.memory))
@@ -125,7 +127,8 @@ def _each(results: Sequence[Any]) -> Any:
             yield one
 
 
-def _column(results: Sequence[Any], index: int) -> list[Any]:
+def column(results: Sequence[Any], index: int) -> list[Any]:
+    """One of the several results of each cell."""
     return [Rowwise([row[index] for row in one]) if type(one) is Rowwise else one[index] for one in results]
 
 

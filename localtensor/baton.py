@@ -14,9 +14,7 @@ from collections.abc import Callable, Container
 from localtensor.schedule import Schedule
 
 BRIEF = 0.01  # seconds that a rank has to end, once its peers have used up the time for it
-
-SLICE = 1.0  # seconds
-
+SLICE = 1.0  # seconds of one wait
 COURTESY = 0.1  # seconds in which the rank that runs may still come to a yield point by itself, which is safer
 
 
@@ -91,6 +89,7 @@ class Baton:
 
         The rank that runs is sent an exception, and has `grace` seconds; one that is stuck in a call into C cannot be
         stopped.  The others are then ended without it, and have as long, but all together: there may be hundreds.
+        If this is interrupted itself, a second call goes on from there.
         """
         self.aborting = True
         if self.holder is not None and self.wait(COURTESY):
@@ -108,7 +107,7 @@ class Baton:
         last = None
         while not self.wait(grace if last is None else max(last - time.monotonic(), BRIEF)):
             stuck = self.holder
-            if stuck is None or stuck in self.lost:
+            if stuck is None:
                 break
             last = last or time.monotonic() + grace
             self.lost.add(stuck)

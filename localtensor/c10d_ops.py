@@ -46,7 +46,7 @@ def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Call
         with torch._C.DisableTorchFunction():  # a mode of the user's, or a default device, is not for what we do
             if served is not None:
                 later = when is None or len(arguments) <= when or bool(arguments[when])
-                return kernels.collective(name, served, group, rest, later=later and name not in _AT_ONCE)
+                return kernels.collective(served, group, rest, later=later and name not in _AT_ONCE)
             if name in (SEND, RECV):
                 return kernels.message(name, group, rest[0], rest[1], rest[2])
             if name == RECV_FROM_ANYONE:

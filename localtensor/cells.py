@@ -104,7 +104,7 @@ def _meaning(x: Tensor) -> Any:
     return (tuple(x.shape), x.stride(), x.dtype, digest)
 
 
-def gathered(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:
+def of_rows(rows: Sequence[Tensor], whole: Partition) -> tuple[Cells, Partition]:
     """The cells of a value with one tensor for each row of `whole`, and which rank reads what.
 
     Rows that are the same object are held once, and those of one shape in one stack.

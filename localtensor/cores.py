@@ -18,9 +18,8 @@ class Cores:
 
     def __init__(self, ranks: int) -> None:
         self._allowed = sorted(_allowed())
-        wanted = (
-            os.environ.get("LOCALTENSOR_CORES", "one") != "all" and int(os.environ.get("OMP_NUM_THREADS") or 1) == 1
-        )
+        omp = os.environ.get("OMP_NUM_THREADS") or "1"  # or a list of numbers, one for each level of nesting
+        wanted = os.environ.get("LOCALTENSOR_CORES", "one") != "all" and omp.partition(",")[0].strip() == "1"
         self._core = _current(self._allowed) if wanted and len(self._allowed) > 1 else None
         self._core_of: list[int | None] = [None] * ranks
         self._looked = time.perf_counter()

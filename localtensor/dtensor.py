@@ -22,7 +22,7 @@ from localtensor.chunks import take_chunk
 from localtensor.engine import plainly
 from localtensor.exchange import combined
 from localtensor.folding import NOWHERE, by_value, partition
-from localtensor.kinds import arrived, by_kind, only
+from localtensor.kinds import arrived, for_each_kind, only
 from localtensor.lockstep_doors import Door, route
 from localtensor.offsets import shards
 from localtensor.outcomes import value_of
@@ -40,9 +40,9 @@ def kinds_of(place: int, name: str) -> Door:
     def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         asked = args[place] if place < len(args) else kwargs[name]
         if isinstance(asked, Tensor):
-            asked = asked.shape if isinstance(asked, LocalTensor) and len(asked._cells) > 1 else ()
+            asked = _sizes(asked)
         ints = asked if isinstance(asked, Sequence) else (asked,)
-        return by_kind(mode, ints, lambda of: original(*map(of, args), **{k: of(v) for k, v in kwargs.items()}))
+        return for_each_kind(mode, ints, lambda of: original(*map(of, args), **{k: of(v) for k, v in kwargs.items()}))
 
     return door
 
@@ -55,7 +55,7 @@ def _select_split(
 ) -> Any:
     """Each rank's own chunk: torch cuts all of them on each rank."""
     if not is_rank_int(index):
-        return by_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
+        return for_each_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
     if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
         return _chunk(mode, tensor, shard.dim, num_chunks, index, keep_order=options.get("clone", True))
     padding = options.get("with_padding", True)
@@ -64,10 +64,11 @@ def _select_split(
         whole = shard._split_tensor(of(tensor), num_chunks, with_padding=padding, contiguous=False)[0]
         return _picked(mode, whole, of(index))
 
-    return by_kind(mode, _sizes(tensor), cut)
+    return for_each_kind(mode, _sizes(tensor), cut)
 
 
 def _sizes(x: Any) -> Any:
+    """The sizes of a tensor, if they may differ between ranks."""
     return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
 
 
@@ -183,7 +184,7 @@ def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow
         apart = x.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
         return apart.flatten(cat_dim, cat_dim + 1)
 
-    return by_kind(mode, _sizes(tensor), of_kind)
+    return for_each_kind(mode, _sizes(tensor), of_kind)
 
 
 # -- the rows of an embedding
@@ -274,22 +275,33 @@ def _at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     return [rank_int(table[where], None if held.all() else held) for table in tables]
 
 
+def _size(mode: Any, original: Any, curr_local_size: Any, num_chunks: Any, rank: Any) -> Any:
+    """The size of each rank's shard, and its first index; 2.11 asks of each rank whether it has any."""
+    by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
+    return for_each_kind(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
+
+
 def _strided_size(
-    mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, offset_mode: Any = None
+    mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, *offsets: Any, **named: Any
 ) -> Any:
-    """The size of each rank's strided shard, and its first index."""
-    named = {} if offset_mode is None else {"offset_mode": offset_mode}
-    wants_all = offset_mode is not None and getattr(offset_mode, "name", "") == "ALL"
+    """The size of each rank's strided shard, and its first index, or what `offset_mode` asks for.
+
+    Before 2.13 that is `return_first_offset`, a bool.
+    """
+    asked = next(iter((*offsets, *named.values())), None)
+    wants_all = asked is False or getattr(asked, "name", "") == "ALL"
 
     def of_kind(of: Any) -> Any:
         size, place = of(curr_local_size), of(rank)
         if not is_rank_int(place) or wants_all:
-            return by_kind(mode, [place], lambda of: original(shard, size, num_chunks, of(place), **named))
+            return for_each_kind(
+                mode, [place], lambda of: original(shard, size, num_chunks, of(place), *offsets, **named)
+            )
         sizes, starts = shards(size, (_cut(shard, num_chunks),), -1)
         own, first = _at(mode, (sizes, starts), [place])
-        return own, None if getattr(offset_mode, "name", "") == "NONE" else first
+        return own, None if getattr(asked, "name", "") == "NONE" else first
 
-    return by_kind(mode, [curr_local_size], of_kind)
+    return for_each_kind(mode, [curr_local_size], of_kind)
 
 
 def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: Any) -> Any:
@@ -317,7 +329,7 @@ def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *a
     return original(ctx, only(mode, local, lockstep_mesh.members(mode, mesh)), mesh, *args, **kwargs)
 
 
-# Where a function stands, and what serves it.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Where a function stands, and what serves it.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_select_split_tensor", _select_split),
     (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
@@ -325,7 +337,7 @@ FORMS: list[tuple[Any, str, Door]] = [
     (Shard, "_reduce_shard_tensor", kinds_of(1, "tensor")),
     (Shard, "_to_replicate_tensor", _to_replicate),
     (Shard, "_to_new_shard_dim", kinds_of(4, "current_logical_shape")),
-    (Shard, "local_shard_size_and_offset", kinds_of(0, "curr_local_size")),
+    (Shard, "local_shard_size_and_offset", _size),
     (_StridedShard, "_select_split_tensor", _select_split),
     (_StridedShard, "_select_shard", _select_shard),
     (_StridedShard, "_shard_tensor", _shard),

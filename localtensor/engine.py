@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor.answers import Answers, Rowwise
+from localtensor.answers import Answers, Rowwise, column
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
 from localtensor.folding import Partition, by_value, common, one_row_a_cell, rows_apart, takes
 from localtensor.frames import origin
 from localtensor.memory import Memory, RowsApart, make_finer, memory_of, overlaps
 from localtensor.one_cell import Reader, each_row, on_cell
 from localtensor.rank_ints import is_rank_int
-from localtensor.reshapes import reshaped
+from localtensor.reshapes import refit, reshaped
 from localtensor.tensor import LocalTensor
 from localtensor.ways import DRAWS_INTO, SHAPE_ONLY, Facts, Way, facts
 
@@ -83,6 +83,7 @@ class Operands:
                 self.add(by_value(value.node.values, value.node.held))
 
     def add(self, other: Partition) -> None:
+        """One more operand is held so."""
         final = self.final
         if final is None or final is other:
             self.final = other
@@ -129,6 +130,8 @@ def _run(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, found: list
     memory = _memory(func, found, final) if known.views else None
     with plainly():
         results = [on_cell(func, known, args, kwargs, final, cell) for cell in range(len(final.sizes))]
+    if kwargs and known.writes:
+        _refit_outs(func, known, args, kwargs, results)
     return Answers(mode, func, known, args, kwargs, final, memory).of(results)
 
 
@@ -175,6 +178,15 @@ def prepare_writes(mode: Any, func: Any, known: Facts, args: Any, kwargs: dict[s
             raise OutsideWrite(str(func), origin(sys._getframe(3)).place, brief(x))
 
 
+def _refit_outs(func: Any, known: Facts, args: Any, kwargs: dict[str, Any], results: Sequence[Any]) -> None:
+    """What was given as out= looks as the op has left it."""
+    for index, written in enumerate(known.returns):
+        if written is not None and written >= len(args):
+            x = kwargs.get(func._schema.arguments[written].name)
+            if type(x) is LocalTensor:
+                refit(func, x, results if len(known.returns) == 1 else column(results, index))
+
+
 def check_write(mode: Any, x: Tensor, op: str) -> None:
     """Raises `BufferReused` if a collective that was not waited for still reads or writes it."""
     if mode.in_flight:
@@ -213,6 +225,8 @@ def drawn(mode: Any, func: Any, known: Facts, args: Any, kwargs: Any, final: Par
                 at(wanted.starts[cell] + row)
                 done.append(func(*each, **named))
             results.append(done if rows > 1 else done[0])
+    if kwargs and known.writes:
+        _refit_outs(func, known, args, kwargs, results)
     return Answers(mode, func, known, args, kwargs, wanted, None).of(results)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from localtensor import folded, recipes
-from localtensor.cells import Cells, gathered, joined
+from localtensor.cells import Cells, joined, of_rows
 from localtensor.errors import NotHeld
 from localtensor.families import Family
 from localtensor.folded import Plan, pick, taken
@@ -31,6 +31,7 @@ class Value(NamedTuple):
     held: Partition
 
     def on(self, rank: int) -> Tensor:
+        """What a rank holds, not copied; it must hold something."""
         cell, row = self.held.place(rank)
         return self.cells[cell][row] if self.held.sizes[cell] > 1 else self.cells[cell]
 
@@ -89,7 +90,7 @@ def of_ranks(values: dict[int, Tensor], world: int) -> Value:
     """The value of which these ranks hold these tensors."""
     row_of = np.full(world, NOWHERE)
     row_of[list(values)] = np.arange(len(values))
-    return Value(*gathered(list(values.values()), rows_apart(partition(row_of, [len(values)]))))
+    return Value(*of_rows(list(values.values()), rows_apart(partition(row_of, [len(values)]))))
 
 
 def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:

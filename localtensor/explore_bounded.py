@@ -82,6 +82,7 @@ class Frontier:
         self._pending = 1
 
     def take(self) -> Bounded | None:
+        """One of those with the fewest preemptions; None if none is left."""
         for waiting in self._ahead:
             if waiting:
                 self._pending -= 1
@@ -89,6 +90,7 @@ class Frontier:
         return None
 
     def grow(self, ran: Bounded) -> None:
+        """All that differs from this run in one answer after its last turn is still to run."""
         for choice in reversed(ran.choices):
             cost = ran.preemptions + choice.preempts
             if cost > self._bound:

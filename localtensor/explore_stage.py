@@ -51,6 +51,7 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def hire(self, many: int) -> None:
+        """There are so many threads."""
         for number in range(len(self._threads), many):
             self.batons.append(_shut())
             thread = threading.Thread(target=self._serve, args=(number,), name=f"explored {number}", daemon=True)
@@ -157,6 +158,7 @@ class Stage:
         self.pause(me, what)
 
     def wake(self, thread: int) -> None:
+        """What the thread stood before is gone: it can run."""
         self.waits.pop(thread, None)
         self.timed.pop(thread, None)
         insort(self.runnable, thread)
@@ -180,6 +182,7 @@ class Stage:
         return Ended()
 
     def choose(self, me: int) -> int:
+        """Who runs next, by the schedule.  Raises `Ended` where the schedule raises."""
         try:
             return self._schedule.next(self.runnable, me)
         except Exception as refusal:  # why: a schedule may raise anything, and it ends the run

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localtensor.fold_order import IN_A_ROW
-from localtensor.reductions import Op, fold, premultiplied
+from localtensor.reductions import Op, divided, fold, premultiplied
 
 Ids = np.ndarray[Any, Any]
 Pick = slice | Tensor  # which rows of a stack; a slice where it can be, for that is a view
@@ -94,7 +94,7 @@ def reduced(x: Tensor, plan: Plan, op: Op) -> Tensor:
         done = fold([taken(x, left), taken(x, right)], pair)
         x = done if rest is None else torch.cat([done, taken(x, rest)])
     x = taken(x, plan.last)
-    return x / plan.members if op == "avg" else x
+    return divided(x, plan.members) if op == "avg" else x
 
 
 def gathered(x: Tensor, plan: Plan) -> Tensor:

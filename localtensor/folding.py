@@ -36,6 +36,7 @@ class Partition:
 
     @property
     def world(self) -> int:
+        """How many ranks there are."""
         return len(self.row_of)
 
     @property
@@ -193,11 +194,9 @@ def _picked(cell: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 @lru_cache(_MOST_KEPT)
 def takes(fine: Partition, coarse: Partition) -> tuple[Take, ...]:
     """What each cell of the finer partition reads of the coarser one."""
-    first = np.zeros(fine.rows, np.int64)  # a rank that reads this row
-    first[fine.row_of[::-1]] = np.arange(fine.world)[::-1]
-    if not fine.complete:
-        ranks = np.flatnonzero(fine.row_of >= 0)[::-1]
-        first[fine.row_of[ranks]] = ranks
+    first = np.zeros(fine.rows, np.int64)  # the first rank that reads this row
+    ranks = np.flatnonzero(fine.row_of >= 0)[::-1]
+    first[fine.row_of[ranks]] = ranks
     wanted = coarse.row_of[first]
     found = []
     for start, size in zip(fine.starts, fine.sizes, strict=True):

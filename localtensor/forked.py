@@ -25,7 +25,7 @@ import torch.distributed as dist
 from localtensor import _context, real
 from localtensor._crew import Crew
 from localtensor._job import Home, home, live
-from localtensor._worker import PATIENCE, Answer, Reply, Seat, serve
+from localtensor._worker import PATIENCE, Answer, Reply, Seat, heed_no_interrupt, serve
 from localtensor.errors import LocalTensorError, NestedRun
 from localtensor.errors.base import refusal
 from localtensor.errors.programs import RankRaised
@@ -75,8 +75,8 @@ def run_forked(
 
 
 def _check(ranks: int, on: str) -> None:
-    outer = _context.running()
-    if outer is not None and outer.is_rank():
+    outer = _context.of_rank()
+    if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
     if "fork" not in multiprocessing.get_all_start_methods():
         raise NoFork(on, "this system cannot fork a process", "Run the ranks on threads.")
@@ -118,7 +118,7 @@ def _sit(
     answer: Answer, parent: int, ends: Sequence[Connection], seat: Seat, jobs: Connection, side: Connection
 ) -> None:
     """The forked process becomes a rank, and ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    heed_no_interrupt()
     gc.freeze()  # what is garbage of the parent's stays its own: a file would be written twice, a folder removed
     for end in ends:
         end.close()  # else a rank would hold open the pipe whose end tells it, or another, that the parent is gone

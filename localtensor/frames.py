@@ -68,9 +68,8 @@ def origin(frame: FrameType | None) -> Origin:
         kind = _known.get(code.co_filename)
         if kind is None:
             kind = _known[code.co_filename] = _kind(code.co_filename)
-        if kind == USER and not code.co_name.startswith(
-            "__torch_"
-        ):  # a user's dispatch mode is on the way, not at its start
+        # A user's dispatch mode is on the way of a call, not at its start.
+        if kind == USER and not code.co_name.startswith("__torch_"):
             # `group.allreduce([x])` comes straight from C++; an op that is called by its name, through _ops.py.
             return Origin((code.co_filename, frame.f_lineno, code.co_name), door in (C10D, OPS, None))
         # A dispatch mode passes a collective on through _ops.py too: who opened the door stands further out.

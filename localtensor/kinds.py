@@ -28,7 +28,7 @@ from localtensor.rank_ints import is_rank_int, rank_int
 from localtensor.rank_words import place_here
 from localtensor.tensor import LocalTensor, wrap
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 PRIVATE = {
     "torch.distributed._functional_collectives.AsyncCollectiveTensor": "a tensor that a collective brings is wrapped",
     "torch.utils._python_dispatch._disable_current_modes": "an op that is done for each kind shows once to other modes",
@@ -48,7 +48,7 @@ def arrived(value: Any) -> Any:
     return value
 
 
-def by_kind(mode: Any, ints: Iterable[Any], do: Callable[[Narrow], Any]) -> Any:
+def for_each_kind(mode: Any, ints: Iterable[Any], do: Callable[[Narrow], Any]) -> Any:
     """What `do` gives for each rank; it runs once for all ranks that have the same of these ints.
 
     It is given a function that takes what all ranks have, tensors and ints, to what the kind has.

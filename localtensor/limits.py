@@ -5,6 +5,12 @@ torch.compile     Dynamo keeps what it compiled by code object and takes `get_ra
 torch.profiler    One profiler per process; a second one across a hand-over ends the process.  Refused by name.
 collect_all       Waits in C++, where no other rank can run.  Our futures are waited for first; so is the one that a
                   communication hook of DistributedDataParallel returns.
+fake tensors      torch 2.11, built with CUDA and run without a GPU, keeps a stand-in for the missing device in memory of
+                  the thread that first made a fake tensor.  When that rank has ended, the next fake tensor kills the
+                  process.  So the thread that starts the ranks comes first.
+DTensor's cache   torch empties a thread's cache of shardings when the thread has ended, under a lock that each thread
+                  takes at its first op, and lets other threads run meanwhile: the next rank's first op then waits
+                  for ever.  So a rank empties its cache itself, as long as it runs alone.
 """
 
 import functools
@@ -21,17 +27,21 @@ from localtensor._context import running
 from localtensor.errors import NotServed
 from localtensor.replaced import wrapped
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0.
+# Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0.
 PRIVATE = {
+    "torch.autograd.profiler.profile._prepare_trace": "what ends the profiler of another rank, on torch 2.11",
     "torch.autograd.profiler.profile._start_trace": "where every profiler of torch begins",
     "torch.distributed._register_comm_hook": "where the hooks of DistributedDataParallel pass into C++",
     "torch._dynamo.eval_frame._stance": "how compiled functions are called now, to be put back",
+    "torch._C._ensureCUDADeviceGuardSet": "what the first fake tensor calls: here in a thread that outlives the ranks",
+    "torch._C._clear_DTensor_sharding_propagator_cache": "of this thread, before it ends",
 }
 
 
 @contextmanager
 def kept() -> Iterator[None]:
     """While inside, the limits above hold for all ranks; afterwards everything is as it was before."""
+    guard_first()
     with ExitStack() as stack:
         stack.enter_context(_eagerly())
         stack.enter_context(_one_profiler())
@@ -39,6 +49,19 @@ def kept() -> Iterator[None]:
             stack.enter_context(wrapped(torch.futures, name, _settled_first))
         stack.enter_context(wrapped(dist, "_register_comm_hook", _settling_hook))
         yield
+
+
+def guard_first() -> None:
+    """Threads that end may make fake tensors from here on: this thread, which must outlive them, was first."""
+    if torch.__version__.startswith("2.11.") and torch.version.cuda is not None and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet()
+
+
+def rank_over() -> None:
+    """What DTensor keeps of this thread's ops is gone: nothing is left for torch to free when the thread has ended."""
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # not every torch has it
+    if clear is not None and "torch.distributed.tensor" in sys.modules:
+        clear()
 
 
 def _settled_first(original: Callable[..., Any], futures: Any) -> Any:
@@ -104,6 +127,6 @@ def _one_profiler() -> Iterator[None]:
         return original(self, *exc)
 
     with ExitStack() as stack:
-        for name, around in (("_start_trace", start), ("__exit__", leave)):
+        for name, around in (("_prepare_trace", start), ("_start_trace", start), ("__exit__", leave)):
             stack.enter_context(wrapped(profiler.profile, name, around))
         yield

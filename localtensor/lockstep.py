@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor import _context, c10d, dtensor, engine, lockstep_calls, lockstep_doors, lockstep_modules
 from localtensor.draws import Streams
 from localtensor.errors import (
-    AnotherMode,
     BufferReused,
     ModeBusy,
+    NoMode,
     NoRanks,
+    NotATensor,
     NotHeld,
     ReadBeforeWait,
     ValuesDiffer,
@@ -91,6 +92,7 @@ class LocalTensorMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
+        """What torch's compiler does inside is no op of any rank."""
         return True
 
     def __enter__(self) -> LocalTensorMode:
@@ -150,14 +152,18 @@ class LocalTensorMode(TorchDispatchMode):
     def rank_map(self, make: Callable[[int], Tensor]) -> LocalTensor:
         """The LocalTensor of what `make(rank)` gives for each rank, with that rank's random stream.
 
-        Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims.
+        Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims; `NotATensor`.
         """
-        return self.gather(self._as_each(self.ranks, make, lambda rank: (rank,)))
+        return self.gather(self._as_each(self.ranks, make, lambda rank: (rank,)), "rank_map")
 
-    def tensor_map(self, x: LocalTensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
-        """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing."""
-        found = self._as_each(x.ranks, change, lambda rank: (rank, x.__localtensor_on__(rank)))
-        return self.gather({rank: value for rank, value in found.items() if value is not None})
+    def tensor_map(self, x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
+        """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing.
+
+        A plain tensor is the same on every rank.  Raises `ValuesDiffer` as `rank_map`; `NotHeld` if nothing is left.
+        """
+        ranks, on = (x.ranks, x.__localtensor_on__) if isinstance(x, LocalTensor) else (self.ranks, lambda rank: x)
+        found = self._as_each(ranks, change, lambda rank: (rank, on(rank)))
+        return self.gather({rank: value for rank, value in found.items() if value is not None}, "tensor_map")
 
     def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
         """What a function gives for each rank, with that rank's random stream, and with no mode at work."""
@@ -169,24 +175,16 @@ class LocalTensorMode(TorchDispatchMode):
                     found[rank] = do(*args(rank))
         return found
 
-    def gather(self, values: Mapping[int, Tensor]) -> LocalTensor:
-        """The LocalTensor of these ranks' plain tensors.  Raises `ValuesDiffer`, `NotHeld`."""
-        if not values or not set(values) <= set(self.ranks):
-            raise NotHeld("LocalTensor", sorted(set(values) - set(self.ranks)), self.ranks)
+    def gather(self, values: Mapping[int, Tensor], call: str = "LocalTensor") -> LocalTensor:
+        """The LocalTensor of these ranks' plain tensors.  Raises `ValuesDiffer`, `NotATensor`, `NotHeld`."""
+        if not values:
+            raise NotHeld(call, self.ranks, ())
+        if not set(values) <= set(self.ranks):
+            raise NotHeld(call, set(values) - set(self.ranks), self.ranks)
         values = {rank: value.on(rank) if isinstance(value, LocalTensor) else value for rank, value in values.items()}
-        self._check_alike(values)
+        _check_alike(values, call)
         with torch._C._DisableTorchDispatch():
             return by_rank(values, self)
-
-    def _check_alike(self, values: Mapping[int, Any]) -> None:
-        first = min(values)
-        for rank, value in sorted(values.items()):
-            if not isinstance(value, Tensor):
-                raise ValuesDiffer("rank_map", "type", rank, first, type(value).__name__, "Tensor")
-            for name in ("dtype", "device", "layout", "ndim"):
-                mine, theirs = getattr(value, name), getattr(values[first], name)
-                if mine != theirs:
-                    raise ValuesDiffer("rank_map", name, rank, first, mine, theirs)
 
     # -- for a while
 
@@ -234,6 +232,17 @@ def _ranks(ranks: Any) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
+def _check_alike(values: Mapping[int, Any], call: str) -> None:
+    first = min(values)
+    for rank, value in sorted(values.items()):
+        if not isinstance(value, Tensor):
+            raise NotATensor(call, rank, type(value).__name__)
+        for name in ("dtype", "device", "layout", "ndim"):
+            mine, theirs = getattr(value, name), getattr(values[first], name)
+            if mine != theirs:
+                raise ValuesDiffer(call, name, rank, first, mine, theirs)
+
+
 def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return size_of(func._schema.name.removeprefix("aten::"), *args)
 
@@ -254,10 +263,10 @@ def _route(func: Any) -> Any:
 
 
 def current(call: str) -> LocalTensorMode:
-    """The mode of this thread.  Raises `AnotherMode` outside of any."""
+    """The mode of this thread.  Raises `NoMode` outside of any."""
     mode = _context.lockstep()
     if mode is None:
-        raise AnotherMode(call, origin(sys._getframe(2)).place)
+        raise NoMode(call, origin(sys._getframe(2)).place)
     return mode  # type: ignore[no-any-return]
 
 
@@ -273,8 +282,8 @@ def rank_map(make: Callable[[int], Tensor]) -> LocalTensor:
     return current("rank_map").rank_map(make)
 
 
-def tensor_map(x: LocalTensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
-    """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing.
+def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
+    """The LocalTensor of what `change(rank, its tensor)` gives; see `LocalTensorMode.tensor_map`.
 
     >>> with LocalTensorMode(2):
     ...     tensor_map(rank_map(torch.tensor), lambda rank, x: x + 10 if rank else None)

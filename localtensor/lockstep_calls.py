@@ -28,7 +28,7 @@ from localtensor.rank_ints import is_rank_int, rank_int
 from localtensor.stand_ins import named
 from localtensor.tensor import wrap
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 PRIVATE = {
     "torch.distributed.distributed_c10d._canonicalize_group_rank": "a root that differs within groups is told so",
     "torch.distributed.distributed_c10d._check_p2p_op_list": "batch_isend_irecv is refused, whoever has imported it",

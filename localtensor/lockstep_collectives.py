@@ -6,7 +6,7 @@ position in its group.  A plain tensor is the same on every rank.  Results are f
 these keep what they had, if the result has the shape of the input, and hold nothing else.
 
 Meaning and refusals are those of localtensor.collectives, to the bit; so are gradients: each rank's backward is the
-true adjoint, which exchanges gradients in turn.  All raise `BadGroup`, `NotHeld`, `AnotherMode` outside of any mode.
+true adjoint, which exchanges gradients in turn.  All raise `BadGroup`, `NotHeld`, `NoMode` outside of any mode.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from localtensor.exchange import Value
 from localtensor.families import Family, one_size
 from localtensor.lockstep import current
 from localtensor.rank_ints import on_rank, rank_int
-from localtensor.reductions import Op, PremulSum, fold
+from localtensor.reductions import Op, PremulSum, divided, fold
 from localtensor.tensor import LocalTensor
 
 _LINEAR = ("sum", "avg")
@@ -261,7 +261,7 @@ def _weighed(value: Value, whole: Family, op: Op) -> Value:
     if op == "sum":
         return value
     parts = one_size(whole)
-    each = [Value(tuple(cell / len(part.groups[0]) for cell in value.cells), value.held) for part in parts]
+    each = [Value(tuple(divided(cell, len(part.groups[0])) for cell in value.cells), value.held) for part in parts]
     number = np.full(whole.world, -1)
     for index, part in enumerate(parts):
         number[part.members] = index

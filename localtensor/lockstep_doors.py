@@ -97,11 +97,14 @@ def _within(decorated: Any, ours: Door) -> None:
 
 def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
     asked = named(original, args, kwargs)
-    rank = asked.get("rank", -1)
-    if (by_rank := values_of(rank, mode.world)) is not None and (by_rank == np.arange(mode.world))[
-        list(mode.ranks)
-    ].all():
-        asked["rank"] = -1
+    rank = asked.pop("rank", -1)
+    by_rank = values_of(rank, mode.world)
+    if by_rank is not None or rank != -1:
+        numbers = np.full(mode.world, rank) if by_rank is None else by_rank
+        if (numbers != np.arange(mode.world))[list(mode.ranks)].any():
+            problem = "in one control flow each rank has a number of its own"
+            remedy = "Leave it out, or pass torch.distributed.get_rank()."
+            raise BadGroup("init_process_group", "rank", f"rank={rank}", problem, remedy)
     must_fit(asked, -1, len(mode.ranks))
     world = mode.groups
     if world.default_pg is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -20,15 +20,6 @@ from localtensor.own_world import OwnWorld
 from localtensor.rank_ints import is_rank_int, on_rank, rank_int, values_of
 
 cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
-
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
-PRIVATE = {
-    "torch.distributed.distributed_c10d._world": "which groups there are; ours answers for each thread by its mode",
-    "torch.distributed.distributed_c10d._World": "the class of that",
-    "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "a Backend that does nothing, under each group",
-    "torch._C._distributed_c10d._register_process_group": "functional collectives know a group by its name",
-    "torch._C._distributed_c10d._unregister_process_group": "no name is left when the mode ends",
-}
 
 
 class LockstepGroup(dist.ProcessGroup):
@@ -172,12 +163,14 @@ class LockstepWorld(OwnWorld):
         self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
 
     def close(self) -> None:
+        """There is no group any more."""
         for name in list(self.by_name):
             self.forget(name)
         self.default_pg = None
         self.pg_coalesce_state.clear()
 
     def forget(self, name: str) -> None:
+        """The group of this name is gone; nothing happens if there is none."""
         group = self.by_name.pop(name, None)
         if group is not None:
             cpp._unregister_process_group(name)
@@ -232,7 +225,7 @@ class LockstepWorld(OwnWorld):
         """Raises `BadGroup` if they are not different ranks of the mode, each in one group."""
         row_of = self.mode.everyone.row_of
         flat = [rank for members in groups for rank in members]
-        known = all(0 <= rank < len(row_of) and row_of[rank] >= 0 for rank in flat)
+        known = all(isinstance(rank, SupportsIndex) and 0 <= rank < len(row_of) and row_of[rank] >= 0 for rank in flat)
         if not flat or not all(groups) or not known or len(set(flat)) < len(flat):
             problem = f"they must be different ranks of this mode, which has {rank_names(self.mode.ranks)}"
             shown = f"ranks={[list(members) for members in groups] if len(groups) > 1 else [*groups[:1]]}"
@@ -269,7 +262,7 @@ class Lists:
 def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
     """The groups that a collective is about: a process group, its name, a mesh of one axis or an axis of one, or lists.
 
-    None are all ranks.  Raises `BadGroup` if it is not of this mode.
+    None are all ranks.  Raises `BadGroup` if it is not of this mode, and where a mesh has no such axis, or several.
     """
     kind = type(group)
     if kind is torch.ScriptObject:
@@ -277,13 +270,13 @@ def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
     elif group is None:
         return mode.groups.default_pg or Lists(of_lists([mode.ranks], mode.world))
     elif kind is tuple and len(group) == 2 and hasattr(group[0], "get_group"):
-        group = group[0].get_group(group[1])
+        group = _of_mesh(*group)
     elif kind is list or kind is tuple:
         lists = group if group and isinstance(group[0], list | tuple | range) else [group]
         mode.groups.check("collective", lists)
         return Lists(of_lists(lists, mode.world))
     elif hasattr(group, "get_group"):
-        group = group.get_group()
+        group = _of_mesh(group, None)
     name = group if isinstance(group, str) else getattr(group, "group_name", None)
     found: LockstepGroup | None = mode.groups.by_name.get(name)
     if found is None:
@@ -291,6 +284,14 @@ def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
     return found
 
 
-def family_of(mode: Any, group: Any) -> Family:
-    """The groups of what `group_of` takes."""
-    return group_of(mode, group).family
+def _of_mesh(mesh: Any, axis: Any) -> Any:
+    """The group of an axis of a mesh; None is the only one."""
+    names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
+    if axis is None and mesh.ndim > 1:
+        problem = "a mesh has a group along each of its axes, and which one is meant is not said"
+        raise BadGroup("collective", "group", f"group={mesh}", problem, f"Name one: (mesh, {names[0]!r}).")
+    try:
+        return mesh.get_group(axis)
+    except (LookupError, AssertionError) as error:  # torch's words for names, and numbers, that it does not know
+        shown, remedy = f"group=({mesh}, {axis!r})", f"Its axes are {', '.join(map(repr, names))}."
+        raise BadGroup("collective", "group", shown, "the mesh has no such axis", remedy) from error

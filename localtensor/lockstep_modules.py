@@ -98,7 +98,7 @@ def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 OPS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
-# Module, class or nothing, name, and what serves it.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Module, class or nothing, name, and what serves it.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
 FORMS: list[tuple[str, str, str, Door]] = [
     (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
     (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),

@@ -50,8 +50,7 @@ def _leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int
             return wrap(*exchange.combined(values, number, source), mode)
     if all(type(leaves[index]) in (int, torch.SymInt) for index in used):
         table = [x.node.values if is_rank_int(x) else np.full(mode.world, x if type(x) is int else 0) for x in leaves]
-        here = np.arange(mode.world)
-        held = (number >= 0) & mode.everyone.row_of[here] + 1 > 0
+        held = (number >= 0) & (mode.everyone.row_of >= 0)
         return rank_int(np.array(table)[np.maximum(number, 0), np.maximum(source, 0)], None if held.all() else held)
     copies = [pickle.dumps(leaves[index]) for index in used]
     if len(set(copies)) > 1:

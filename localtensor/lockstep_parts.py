@@ -5,7 +5,7 @@ Those of DTensor and DeviceMesh are the keys of the tables in dtensor.py, lockst
 
 _CPP, _C10D = "torch._C._distributed_c10d", "torch.distributed.distributed_c10d"
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
 PRIVATE = {
     "torch.Tensor._make_wrapper_subclass": "a LocalTensor looks like a tensor of one rank",
     "torch._C._disabled_torch_function_impl": "no function mode is asked for a LocalTensor: all it does is ops",

@@ -125,8 +125,10 @@ def _used_once(wanted: tuple[Take, ...], finer: Partition) -> set[int]:
 def _block(take: Take, cell: Tensor, rows: int, unit: int, *, keep: bool) -> torch.UntypedStorage:
     """The blocks of a new cell's rows, in a storage of their own.  A view of the largest items starts no block askew."""
     storage = cell.untyped_storage()
-    if keep or storage.nbytes() == 0:
+    if keep:
         return storage
+    if storage.nbytes() == 0:
+        return torch.UntypedStorage(0, device=cell.device)  # of its own: an op may give it another size
     flat = torch.empty(0, dtype=torch.uint8, device=cell.device).set_(storage)
     if take.rows is not None or take.stacked:
         blocks = flat.view(cell.shape[0], storage.nbytes() // cell.shape[0])
@@ -166,15 +168,19 @@ def overlaps(written: Sequence[object], read: Sequence[Member]) -> bool:
 
 
 def _reaches(x: Member, y: Member) -> bool:
-    ranges = []
-    for member in (x, y):
-        cell, rows = member._cells[0], member._partition.sizes[0]
-        row = cell[0] if rows > 1 else cell
-        start = row.storage_offset() * row.element_size()
-        far = sum((size - 1) * step for size, step in zip(row.shape, row.stride(), strict=True))
-        ranges.append((start, start + (far + 1) * row.element_size() if row.numel() else start))
-    (a, b), (c, d) = ranges
-    return a < d and c < b
+    """Whether, on some rank, both lie in part in one stretch of memory."""
+    for mine, theirs, rows in zip(x._cells, y._cells, x._partition.sizes, strict=False):
+        (a, b), (c, d) = (_stretch(cell[0] if rows > 1 else cell) for cell in (mine, theirs))
+        if a < d and c < b:
+            return True
+    return False
+
+
+def _stretch(row: Tensor) -> tuple[int, int]:
+    """Where a row begins in its block and where it ends, in bytes."""
+    start = int(row.storage_offset()) * row.element_size()
+    far = sum((size - 1) * step for size, step in zip(row.shape, row.stride(), strict=True))
+    return start, start + (int(far) + 1) * row.element_size() if row.numel() else start
 
 
 def overwrite(x: Member, cells: tuple[Tensor, ...], held: Partition) -> None:

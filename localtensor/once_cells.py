@@ -118,6 +118,7 @@ class Held:
         self.by: int | None = None
 
     def run(self, me: int, work: Callable[..., T], *args: Any) -> T:
+        """What the work gives, done with the lock by this thread."""
         with self.lock:
             try:
                 try:
@@ -189,4 +190,5 @@ class Tally:
         self.add = self._count.__next__
 
     def read(self) -> int:
+        """How often it was added to."""
         return int(repr(self._count)[len("count(") : -1])  # to ask it for the next number would change it

@@ -77,6 +77,7 @@ class Reader:
         return value
 
     def map(self, values: Any) -> Any:
+        """Each of several arguments; `stacked` says whether any of them has a row for each value."""
         any_stacked, found = False, []
         for value in values:
             found.append(self(value))

@@ -225,5 +225,6 @@ def _rows_at(shape: Sequence[int], cut: Sequence[Cuts], sizes: Sequence[int], pl
 
 
 def rows_by_dim(spec: Spec) -> list[tuple[Runs, ...]]:
+    """For each dim, the rows of every rank, by rank number."""
     sizes = spec.mesh.sizes
     return [held_by(size, cut, sizes) for size, cut in zip(spec.shape, cuts_of(spec), strict=True)]

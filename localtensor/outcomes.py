@@ -22,14 +22,17 @@ def value_of(mode: Any, x: Tensor) -> Value:
 
 
 def all_reduced(value: Value, whole: Family, op: Any) -> Value:
+    """On every member, what its group's tensors fold into."""
     return exchange.all_reduce(value, whole, op, lambda held: collectives.all_reduce(held, op))
 
 
 def reduced(value: Value, whole: Family, op: Any, root: int) -> Value:
+    """The same on the root of each group alone; the others hold what they brought."""
     return exchange.reduce(value, whole, op, root, lambda held: collectives.reduce(held, op, root=root))
 
 
 def broadcasted(value: Value, whole: Family, root: int) -> Value:
+    """On every member, its root's tensor."""
     return exchange.broadcast(value, whole, root, lambda held: collectives.broadcast(held, root))
 
 
@@ -72,6 +75,7 @@ def pieces(value: Value, count: int) -> list[Value]:
 
 
 def reduce_scattered(value: Value, whole: Family, op: Any) -> Value:
+    """On each member, its piece along dim 0 of what its group's tensors fold into."""
     return exchange.reduce_scatter(value, whole, op, lambda held: collectives.reduce_scatter_tensor(held, op))
 
 

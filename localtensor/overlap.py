@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """The two share an element.  Of strided ones whose ranges cross, only small ones are looked at one by one."""
+    """The two share an element, or a part of one.  Of strided ones whose ranges cross, only small ones are looked at one by one."""
     if a.untyped_storage()._cdata != b.untyped_storage()._cdata or not a.numel() or not b.numel():
         return False
     first, second = _range(a), _range(b)
@@ -14,7 +14,8 @@ def overlap(a: Tensor, b: Tensor) -> bool:
         return True
     if max(a.numel(), b.numel()) > 1 << 16:
         return first == second and a.stride() == b.stride()
-    return bool(_elements(a) & _elements(b))
+    unit = min(a.element_size(), b.element_size())  # the imaginary parts of a buffer begin in the midst of its elements
+    return bool(_units(a, unit) & _units(b, unit))
 
 
 def _range(x: Tensor) -> tuple[int, int]:
@@ -23,8 +24,10 @@ def _range(x: Tensor) -> tuple[int, int]:
     return start * x.element_size(), (start + last + 1) * x.element_size()
 
 
-def _elements(x: Tensor) -> set[int]:
+def _units(x: Tensor, unit: int) -> set[int]:
+    """The places in memory that the elements fill, counted in so many bytes."""
+    many = x.element_size() // unit
     offsets = [int(x.storage_offset())]
     for size, stride in zip(x.shape, x.stride()):
         offsets = [offset + i * stride for offset in offsets for i in range(size)]
-    return {offset * x.element_size() for offset in offsets}
+    return {offset * many + part for offset in offsets for part in range(many)}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotReducible
+from localtensor.reductions import divided
 
 
 def reducible(kind: str, dtype: torch.dtype) -> bool:
@@ -53,7 +54,7 @@ def fold(held: Tensor, kind: str) -> Tensor:
     if kind == "product":
         return held.prod(0, dtype=held.dtype)
     total = held.sum(0, dtype=held.dtype)
-    return total if kind == "sum" else total / held.shape[0] if _divides(held.dtype) else total.double() / held.shape[0]
+    return total if kind == "sum" else divided(total if _divides(held.dtype) else total.double(), held.shape[0])
 
 
 def parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False, far: bool = False) -> Tensor:

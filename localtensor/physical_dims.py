@@ -13,7 +13,8 @@ aten = torch.ops.aten
 
 
 @form("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
-      "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu")  # fmt: skip
+      "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
+      "sort", "topk", "argsort")  # fmt: skip
 def _dim_first(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
     """The dim, or dims, where the schema has it."""
     place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
@@ -28,11 +29,6 @@ def _dim_first(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -
     moved = [dim % n + 1 for dim in dims]
     given[place] = moved if isinstance(given[place], list) else moved[0]
     return op(x, *given, **named)
-
-
-@form("sort", "topk", "argsort")
-def _ordered(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
-    return _dim_first(op, stacked, x, *rest, **named)
 
 
 @form("sort.stable")

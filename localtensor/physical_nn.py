@@ -71,7 +71,7 @@ def _offset(index: Tensor, size: int) -> Tensor:
     if index.numel() and (int(index.max()) >= size or int(index.min()) < 0):
         raise IndexError("index out of range in self")
     first = torch.arange(index.shape[0], device=index.device) * size
-    return index + behind_rows(first, index.dim() - 1).reshape(-1, *[1] * (index.dim() - 1))
+    return index + behind_rows(first, index.dim() - 1)
 
 
 @form("embedding_dense_backward")

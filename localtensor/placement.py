@@ -44,7 +44,7 @@ def parse(text: str) -> Placement:
     >>> [parse(p) for p in ("R", "S(1)", "P(max)")]
     [Replicate(), Shard(dim=1), Partial(max)]
     """
-    found = _WRITTEN.fullmatch(text.strip())
+    found = _WRITTEN.fullmatch(text.strip()) if isinstance(text, str) else None
     if not found:
         raise BadPlacement("placement.parse", text, "this is no placement")
     whole, dim, strided, factor, kind = found.groups()
@@ -101,6 +101,7 @@ def short(placement: Placement | None) -> str:
 
 
 def shorts(placements: Sequence[Placement | None]) -> str:
+    """Their short prints, in one line."""
     return ", ".join(map(short, placements))
 
 

@@ -69,7 +69,7 @@ class Kernels:
         _settle(device)
         return part, hands_out
 
-    def collective(self, name: str, served: Served, group: Group, arguments: Sequence[Any], *, later: bool) -> Any:
+    def collective(self, served: Served, group: Group, arguments: Sequence[Any], *, later: bool) -> Any:
         """What the op returns, with its Work."""
         simulation = self.simulation
         rank = simulation.rank()

@@ -144,7 +144,7 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
         case "died":
             return Died(rank, body)
         case "no_function":
-            raise errors.NotImportable("Pool.call", _name(fn), f"{body[0]}: {body[1]}")
+            raise errors.NotImportable("Pool.call", name_of(fn), f"{body[0]}: {body[1]}")
         case "no_arguments":
             raise errors.NotSendable("Pool.call", "args_per_rank", rank, "tuple", f"{body[0]}: {body[1]}")
     kind, detail = body
@@ -177,7 +177,7 @@ def _jobs(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) 
     try:
         head = pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # why: pickle refuses with three kinds of exception
-        raise errors.NotImportable("Pool.call", _name(fn), _brief(error)) from error
+        raise errors.NotImportable("Pool.call", name_of(fn), _brief(error)) from error
     return [head + _packed(rank, args) for rank, args in enumerate(args_per_rank)]
 
 
@@ -200,7 +200,8 @@ def _culprit(args: Args) -> str:
     return "tuple"
 
 
-def _name(fn: object) -> str:
+def name_of(fn: object) -> str:
+    """The module and the name by which other processes find a function."""
     return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
 
 

@@ -27,7 +27,7 @@ from localtensor.once import Once
 from localtensor.once_cells import Circular
 from localtensor.sync import Gate, Threads
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 PRIVATE = {
     "torch.distributed.tensor.DTensor._op_dispatcher": "where the one propagator of the process is",
     "torch.distributed.tensor._sharding_prop.LocalLRUCache": "torch's cache per thread, which stays in front of ours",

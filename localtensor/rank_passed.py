@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from localtensor import _context
+from localtensor._context import of_rank
 from localtensor.errors.base import LocalTensorError
 from localtensor.errors.programs import RankRaised
 
@@ -20,8 +20,8 @@ _MESSENGERS = ("_pytest", "pluggy", __package__)
 
 def note(stash: pytest.Stash, line: int, text: str) -> None:
     """The rank that runs has passed an assertion at this line; to be called from within."""
-    simulation = _context.running()
-    if simulation is not None and simulation.is_rank():
+    simulation = of_rank()
+    if simulation is not None:
         stash.setdefault(PASSED, {})[simulation.rank(), _file(sys._getframe(1)), line] = text
 
 

@@ -95,6 +95,9 @@ class _Slot:
             place.put(want.get(place, place.before))
 
     def initial(self, who: Who) -> dict[Place, Any]:
+        return self.outside()
+
+    def outside(self) -> dict[Place, Any]:
         """Everything as it was before any rank came."""
         return {}
 

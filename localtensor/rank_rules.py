@@ -11,7 +11,7 @@ from typing import Any
 from localtensor.rank_random import Who
 from localtensor.rank_slots import TRIED
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
 PRIVATE = {
     "torch.distributed.tensor.DTensor._op_dispatcher": "where the one propagator of the process is, with its tables",
 }
@@ -115,7 +115,10 @@ class ShardingRules:
         """The tables as they are: what the last run changed in them is over."""
         for table in self.tables:
             table.changed.clear()
-        return self.late(who)
+        return self.outside()
 
     def late(self, who: Who) -> list[dict[Any, Any]]:
+        return self.outside()
+
+    def outside(self) -> list[dict[Any, Any]]:
         return [{} for _ in self.tables]

@@ -1,4 +1,10 @@
-"""The environment, the warnings and context_parallel's sharding rules: slots that take more than a name or a flag."""
+"""The environment, the warnings and context_parallel's sharding rules: slots that take more than a name or a flag.
+
+Such a slot has a `name`, says `why` it is one, and has `ready()`, whether what it is about is there by now; `save()`, what
+the running rank has; `load(want, held)`, another's in its place; `initial(who)`, what a rank begins with.  It may have
+`bind()`, called once, when it is ready; `late(who)` and `outside()`, what a rank and the caller had before it was ready
+(else `initial(who)`, and what the run leaves); and `over()`, called when the run has ended.
+"""
 
 import os
 import sys
@@ -147,7 +153,8 @@ class MainModule:
 class ContextParallelRules:
     """While a rank is in context_parallel, torch's table of sharding rules holds other rules for attention.
 
-    The table itself is shared: rules that a module registers when it is imported are for all ranks.
+    The table itself is shared: rules that a module registers when it is imported are for all ranks.  This slot comes
+    before that of the table, which has the last word; so it is ready as early, though its own module may never come.
     """
 
     name, tried = "context_parallel_rules", TRIED
@@ -155,10 +162,10 @@ class ContextParallelRules:
     module = "torch.distributed.tensor.experimental._context_parallel._sharding_rules"
 
     def ready(self) -> bool:
-        return hasattr(sys.modules.get(self.module), "unregister_cp_sharding_rules")
+        return "torch.distributed.tensor" in sys.modules
 
     def save(self) -> bool:
-        return bool(sys.modules[self.module]._cp_strategy_contexts)
+        return bool(getattr(sys.modules.get(self.module), "_cp_strategy_contexts", None))
 
     def load(self, want: bool, held: bool) -> None:
         if want != held:

@@ -192,6 +192,12 @@ class OutsideState(_State):
             if hasattr(special, "over"):
                 special.over()
 
+    def meet_new_slots(self) -> None:
+        """What the caller had of slots that were not ready then; where nobody can say, what there is now stays."""
+        super().meet_new_slots()
+        for special in _PLAN.specials[len(self.specials) :]:
+            self.specials.append(getattr(special, "outside", special.save)())
+
 
 def slot_value(name: str) -> Any:
     """What the process has in a slot now; None while the slot's module is not imported.

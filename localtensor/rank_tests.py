@@ -20,7 +20,7 @@ from localtensor.errors.programs import GroupsLeftOver
 from localtensor.rank_environment import Environment
 from localtensor.rank_hypothesis import at_ease
 from localtensor.rank_marks import Plan
-from localtensor.rank_outcomes import first_cause
+from localtensor.rank_outcomes import first_cause, trimmed
 from localtensor.rank_passed import forget
 from localtensor.rank_program import Program
 from localtensor.schedule import replay
@@ -137,8 +137,6 @@ class RankTest:
 
     def _told(self, error: BaseException) -> str:
         """pytest's own text of an exception, in the process where it was raised."""
-        from localtensor.rank_outcomes import trimmed
-
         return str(self.item.repr_failure(pytest.ExceptionInfo.from_exception(trimmed(error))))
 
     def _command(self, ran: str) -> str:

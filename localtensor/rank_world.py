@@ -24,8 +24,8 @@ class World:
     def run(self, fn: Callable[..., Any], *args: Any, ranks: int | None = None, **overrides: Any) -> "Run":
         """Every rank has run `fn(*args)`: `localtensor.run` on `ranks` ranks, else on those of `--ranks`, else on 2.
 
-        `overrides` are keywords of `localtensor.run`: on, schedule, seed, timeout, device, leftovers.  Raises what
-        that raises.
+        `overrides` are keywords of `localtensor.run`: on, schedule, seed, timeout, device, leftovers, share.  Raises
+        what that raises.
         """
         from localtensor import _run
         from localtensor.errors.base import LocalTensorError

@@ -18,7 +18,7 @@ from localtensor._worker import PATIENCE
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
 from localtensor.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor.frames import is_user_file, place_of
-from localtensor.processes import Pool
+from localtensor.processes import Pool, name_of
 
 GRACE = 1.0  # seconds for the other ranks, once one has raised or died
 LEAVE = 2.0  # seconds after which a rank that has returned is ended while others go on, as if it ran for itself
@@ -41,8 +41,8 @@ def run_in_processes(
     process does not find `fn`, and `NotSendable` where what it takes or returns cannot travel.
     """
     ranks = len(pieces)
-    outer = _context.running()
-    if outer is not None and outer.is_rank():
+    outer = _context.of_rank()
+    if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
     if on == "nccl":
         enough_gpus(ranks)
@@ -57,7 +57,7 @@ def run_in_processes(
         raise
     for outcome in outcomes:
         if isinstance(outcome, Returned) and isinstance(outcome.value, Lost):
-            raise NotImportable("run", _name(fn), outcome.value.detail)
+            raise NotImportable("run", name_of(fn), outcome.value.detail)
     if all(isinstance(outcome, Returned) for outcome in outcomes):
         return tuple(outcome.value for outcome in outcomes if isinstance(outcome, Returned))
     raise fault(outcomes, limit)
@@ -105,11 +105,7 @@ def _by_name(fn: Callable[..., Any]) -> bytes:
     try:
         return pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # why: pickle refuses with three kinds of exception
-        raise NotImportable("run", _name(fn), f"{type(error).__name__}: {error}") from error
-
-
-def _name(fn: object) -> str:
-    return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
+        raise NotImportable("run", name_of(fn), f"{type(error).__name__}: {error}") from error
 
 
 def _said_by_run(text: object) -> object:

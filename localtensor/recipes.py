@@ -49,36 +49,44 @@ def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
 
 
 def by_fold(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """All members read what their group folds into."""
     plan = folded.fold_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks
 
 
 def to_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """The root alone reads what its group folds into."""
     plan = folded.fold_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
 
 
 def dealt(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """Each member reads its piece of what its group folds into."""
     plan = folded.fold_plan(spot.ids)
     return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
 
 
 def together(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """All members read the table of their group's rows."""
     plan = folded.table_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks
 
 
 def at_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """The root alone reads the table of its group's rows."""
     plan = folded.table_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
 
 
 def crosswise(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """Each member reads the pieces that its group's members have for it."""
     plan = folded.table_plan(spot.ids)
     return plan, plan.rows * plan.members, folded.of_members(plan), spot.ranks
 
 
-Planned = Callable[[Spot, int], tuple[Plan, int, Any, Any]]  # the plan, its rows, who of which ranks reads which
+Planned = Callable[[Spot, int], tuple[Plan, int, Any, Any]]
+"""One of the functions above: from a spot and the root's place to the plan, how many rows it makes, and which of them
+is read by which ranks (int64 of one shape, [groups, members] or what spreads to that)."""
 
 
 @lru_cache(_MOST_KEPT)

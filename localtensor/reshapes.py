@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -85,6 +85,23 @@ def _lie_in(x: LocalTensor, func: Any, args: Any, kwargs: Any) -> None:
             del _in_storage[key]
         _in_storage[storage._cdata] = weakref.ref(memory)
     memory.join(x)
+
+
+def refit(func: Any, x: LocalTensor, results: Sequence[Any]) -> None:
+    """A tensor that was given as out= has the shape that the op gave to its cells; `results` are the op's, by cell.
+
+    Raises `NotInLockstep` if the rows of a stack were given another shape: they lie too close for that.
+    """
+    for cell, rows, done in zip(x._cells, x._partition.sizes, results, strict=False):  # who was not written comes last
+        shapes = {done.shape[rows > 1 :]} if isinstance(done, Tensor) else {row.shape for row in done}
+        if rows > 1 and shapes != {cell.shape[1:]}:
+            why = "its out= holds values that differ by rank, and has another shape than is written: pass one of that shape"
+            raise NotInLockstep(str(func), why)
+    shape = x.shape
+    if all(type(size) is int for size in shape):
+        pairs = zip(x._cells, x._partition.sizes, strict=True)
+        if {tuple(cell.shape[rows > 1 :]) for cell, rows in pairs} != {tuple(shape)}:
+            become(x, wrap(x._cells, x._partition, x._mode))
 
 
 def _resize(x: LocalTensor, size: Any, **options: Any) -> None:

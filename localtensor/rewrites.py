@@ -54,15 +54,28 @@ def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str
         values = list(_tensors(mode.run(functional, args, {k: v for k, v in kwargs.items() if k not in given})))
     except RuntimeError:  # the op itself will say so, or can do what the other cannot
         return NotImplemented
-    if len(values) != len(outs) or any(v.dtype != out.dtype for v, out in zip(values, outs, strict=True)):
+    if len(values) != len(outs) or not all(
+        torch.can_cast(v.dtype, out.dtype) for v, out in zip(values, outs, strict=True)
+    ):
         return NotImplemented
     for value, out in zip(values, outs, strict=True):
-        if value.shape != out.shape:
+        if _differ(value.shape, out.shape):
             mode.run(aten.resize_.default, (out, value.shape), {})
+    if any(value.dtype != out.dtype for value, out in zip(values, outs, strict=True)):
+        return NotImplemented  # the op converts by itself: a sum adds up in the dtype of its out
+    for value, out in zip(values, outs, strict=True):
         mode.run(aten.copy_.default, (out, value), {})
     if not func._schema.returns:
         return None
     return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two shapes are not the same on each rank."""
+    return len(one) != len(other) or any(
+        type(a) is not type(b) or (a != b if type(a) is int else (a.node.values != b.node.values).any())
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

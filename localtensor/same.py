@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from localtensor import _context
+from localtensor._context import of_rank
 from localtensor.errors import CollectiveFailed, RanksDisagree
 from localtensor.events import Place
 from localtensor.frames import origin
@@ -27,10 +27,10 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     >>> run(lambda: assert_same_on_all_ranks(torch.ones(2)), ranks=2).values
     (None, None)
     """
-    simulation = _context.running()
+    simulation = of_rank()
     place = origin(sys._getframe(1)).place
     mine = _own(value)
-    if simulation is None or not simulation.is_rank():
+    if simulation is None:
         held: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(held, (dist.get_rank(), mine, place), group=group)
         _compare(what, {rank: theirs for rank, theirs, _ in held}, {rank: where for rank, _, where in held})

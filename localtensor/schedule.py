@@ -242,6 +242,8 @@ _MAKERS: dict[str, tuple[Callable[..., Schedule], str]] = {  # and the settings 
 
 
 def _named(text: str, name: str, settings: Sequence[int]) -> Schedule:
+    if name == "bounded":
+        raise BadSchedule(text, "it is of localtensor.explore, whose replay(program, text) reads it")
     if name not in _MAKERS:
         raise BadSchedule(text, f"there is no policy {name}, only {', '.join(_MAKERS)}")
     maker, takes = _MAKERS[name]

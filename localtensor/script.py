@@ -17,15 +17,16 @@ import torch.distributed as dist
 
 from localtensor import errors
 from localtensor._script_rank import Script, execute, read, search_path, users_part
+from localtensor.errors.base import refusal
 from localtensor.lines import RankLines, Tagged
 from localtensor.schedule import replay, round_robin
-from localtensor.script_processes import run_processes
-from localtensor.threads import run_in_threads
+from localtensor.script_processes import UNREAD, nobody_reads, run_processes
+from localtensor.threads import DAY, run_in_threads
 
 FINE, FAILED, USAGE = 0, 1, 2
 WAYS = ("threads", "gloo")
+MOST = 1 << 16  # ranks
 _OURS = os.path.dirname(__file__) + os.sep
-_DAY = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,13 @@ class Asked:
     seed: int = 0
     timeout: float = 0.0  # seconds; 0 is no limit
     prefix: bool = True
+
+
+class Unfit(errors.LocalTensorError):
+    """A number that `localtensor run` cannot take."""
+
+    def __init__(self, argument: str, value: int, problem: str, remedy: str) -> None:
+        super().__init__(refusal("run", argument, f"{argument}={value}", problem, remedy))
 
 
 def run_script(asked: Asked) -> int:
@@ -65,6 +73,8 @@ def run_script(asked: Asked) -> int:
             timeout=asked.timeout or None, prefix=prefix,
         )  # fmt: skip
     except errors.RankRaised as fault:
+        if isinstance(fault.__cause__, BrokenPipeError) and nobody_reads():
+            return UNREAD
         first = fault.raised[0].rank
         with RankLines(sys.stderr, prefix=prefix).of(first) as lines:
             lines.write(_users_traceback(fault.__cause__))
@@ -77,9 +87,13 @@ def run_script(asked: Asked) -> int:
 def _checked(asked: Asked) -> Script:
     if asked.ranks < 1:
         raise errors.NoRanks("run", asked.ranks)
+    if asked.ranks > MOST:
+        raise Unfit("ranks", asked.ranks, f"one machine has no room for more than {MOST}", "Ask for fewer.")
+    if not -(2**63) <= asked.seed < 2**63:
+        raise Unfit("seed", asked.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
     if asked.on not in WAYS:
         raise errors.UnknownWay(asked.on, WAYS)
-    if not 0 <= asked.timeout <= _DAY:
+    if not 0 <= asked.timeout <= DAY:
         raise errors.NoTime("run", "timeout", asked.timeout)
     if asked.schedule is not None:
         if asked.on != "threads":

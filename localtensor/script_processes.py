@@ -5,6 +5,7 @@ this process ends, all are killed.
 """
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -18,12 +19,13 @@ from typing import IO
 
 import torch.distributed as dist
 
-from localtensor._crew import environ
+from localtensor._crew import deaf, environ
 from localtensor.errors import NeverEnded, ScriptFailed
 from localtensor.events import Waiting
 from localtensor.lines import RankLines, Tagged
 from localtensor.rank_special import torchrun_environment
 
+UNREAD = 141  # exit code, as of a process that SIGPIPE ends
 LOOK = 0.02  # seconds between two looks at who has ended
 _HOME = str(Path(__file__).parents[1])
 _RANK = f"import sys; sys.path.append({_HOME!r}); from localtensor._script_rank import main; main(sys.argv[1:])"
@@ -49,14 +51,35 @@ def run_processes(
 ) -> int:
     """The exit code of the first rank that failed, 0 if none did.  Raises `NeverEnded`."""
     command = [str(seed), "-m" if module else "-f", name, *arguments]
-    with _store() as port, _ranks(command, ranks, seed, port, prefix=prefix) as processes:
-        codes = _codes(processes, timeout)
+    lost: list[OSError] = []  # why what they print cannot be shown
+    shared = environ(ranks)  # refuses a machine on which the ranks could not meet, before there is a store
+    with _store() as port, _ranks(command, ranks, seed, shared, port, lost, prefix=prefix) as processes:
+        codes = _codes(processes, timeout, lost)
+    if lost:
+        if nobody_reads():
+            return UNREAD
+        sys.stderr.write(f"run: the ranks' output: cannot be written ({lost[0].strerror}). Make room for it.\n")
+        return next((code for code in codes.values() if code > 0), 1)
     if any(codes.values()):
         sys.stderr.write(f"{ScriptFailed(codes)}\n")
     return next((code if code > 0 else 128 - code for code in codes.values() if code), 0)
 
 
-def _codes(processes: Sequence[subprocess.Popen[str]], timeout: float | None) -> dict[int, int]:
+def nobody_reads() -> bool:
+    """Standard output was a pipe whose reader has gone, as after `| head`; what is still to be written goes nowhere."""
+    if not hasattr(select, "poll"):
+        return False
+    pipe = select.poll()
+    pipe.register(1, 0)
+    if not any(what & select.POLLERR for _, what in pipe.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
+
+
+def _codes(
+    processes: Sequence[subprocess.Popen[str]], timeout: float | None, lost: Sequence[OSError]
+) -> dict[int, int]:
     """Each rank's exit code, in the order in which they ended; the first that fails is the last that counts."""
     codes: dict[int, int] = {}
     end = None if timeout is None else time.monotonic() + timeout
@@ -65,7 +88,7 @@ def _codes(processes: Sequence[subprocess.Popen[str]], timeout: float | None) ->
             code = process.poll()
             if rank not in codes and code is not None:
                 codes[rank] = code
-        if any(codes.values()):
+        if any(codes.values()) or lost:
             return codes
         if timeout is not None and end is not None and time.monotonic() > end:
             late = [Waiting(rank, "unknown") for rank in range(len(processes)) if rank not in codes]
@@ -92,10 +115,16 @@ def _store() -> Iterator[int]:
 
 @contextmanager
 def _ranks(
-    command: Sequence[str], ranks: int, seed: int, port: int, *, prefix: bool
+    command: Sequence[str],
+    ranks: int,
+    seed: int,
+    shared: dict[str, str],
+    port: int,
+    lost: list[OSError],
+    *,
+    prefix: bool,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """The processes; none is left afterwards, and all that they printed is out."""
-    shared = environ(ranks)
     way_out = subprocess.PIPE if ranks > 1 else None  # whole lines, whoever is faster
     pipe, ours = os.pipe()  # ends when this process does
     processes: list[subprocess.Popen[str]] = []
@@ -104,15 +133,16 @@ def _ranks(
     try:
         for rank in range(ranks):
             own = {**shared, **torchrun_environment(_Who(rank, ranks, seed)), **_rendezvous(port)}
-            process = subprocess.Popen(
-                [sys.executable, "-c", _RANK, str(pipe), *command],
-                env=own, pass_fds=[pipe], text=True, errors="replace",
-                stdout=way_out, stderr=way_out,
-            )  # fmt: skip
-            processes.append(process)
+            with deaf():
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _RANK, str(pipe), *command],
+                    env=own, pass_fds=[pipe], text=True, errors="replace",
+                    stdout=way_out, stderr=way_out,
+                )  # fmt: skip
+                processes.append(process)
             for stream, out in zip((process.stdout, process.stderr), outs):
                 if stream is not None:
-                    readers.append(threading.Thread(target=_pass_on, args=(stream, out, rank), daemon=True))
+                    readers.append(threading.Thread(target=_pass_on, args=(stream, out, rank, lost), daemon=True))
                     readers[-1].start()
         yield processes
     finally:
@@ -136,9 +166,12 @@ def _rendezvous(port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _pass_on(stream: IO[str], out: RankLines, rank: int) -> None:
-    with stream, out.of(rank) as lines:
-        _copy(stream, lines)
+def _pass_on(stream: IO[str], out: RankLines, rank: int, lost: list[OSError]) -> None:
+    try:
+        with stream, out.of(rank) as lines:
+            _copy(stream, lines)
+    except OSError as error:
+        lost.append(error)
 
 
 def _copy(stream: IO[str], lines: Tagged) -> None:

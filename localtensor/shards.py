@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces
+from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
 from localtensor.mesh import Mesh
 from localtensor.partials import fold, parts
 from localtensor.placement import Spec, cuts, is_defined, short
@@ -86,7 +86,8 @@ def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator
     _check_defined("shards.split_axis", placement)
     if isinstance(placement, Partial):
         if rng is None:
-            raise BadPlacement("shards.split_axis", short(placement), "a Partial needs a generator to split with")
+            problem = "there are many ways to split a sum, and no generator says which"
+            raise BadPlacement("shards.split_axis", short(placement), problem, "Pass rng=torch.Generator().")
         return list(parts(x, placement.reduce_op, ranks, rng).unbind())
     cut = cuts(placement)
     if cut is None:
@@ -175,9 +176,9 @@ def spread(
 
 
 def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
-    """Every rank's piece, by rank number; raises `WrongPieces` if x has not the spec's shape, and as `split_axis`."""
+    """Every rank's piece, by rank number; raises `WrongShape` if x has not the spec's, and what `split_axis` raises."""
     if tuple(x.shape) != tuple(spec.shape):
-        raise WrongPieces("shards.split", [tuple(x.shape)], [spec.shape])
+        raise WrongShape("shards.split", x.shape, spec.shape)
     held = spread(x, *in_sequence(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
     return by_rank(held, spec)
 

@@ -155,6 +155,8 @@ def installed() -> Iterator[None]:
         stack.enter_context(replaced(c10d, "_world", c10d._world))
         stack.enter_context(replaced(c10d, "_new_process_group_helper", _around(c10d._new_process_group_helper)))
         stack.enter_context(wrapped(c10d, "_create_process_group_wrapper", _not_wrapped))
+        if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since 2.15, where it was tried
+            stack.enter_context(wrapped(c10d, "_maybe_attach_flight_recorder", _not_recorded))
         stack.enter_context(inside(c10d.init_process_group, _init_process_group))
         stack.enter_context(inside(c10d.split_group, _split_group))
         stack.enter_context(replaced(DeviceMesh, "_thread_id", property(_mesh_owner, _own_mesh)))
@@ -176,6 +178,10 @@ def forget_meshes() -> None:
         found = getattr(owner, name, None)
         if found is not None:
             getattr(found, "cache_clear", found)()
+
+
+def _not_recorded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """No flight recorder: there is one in a process, and it would warn of each rank but the first."""
 
 
 def _around(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,11 +71,16 @@ class RankStore(Store):
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
-    def delete_key(self, key: str) -> bool:
+    # The next three are asked for by C++, under its own names; Python's are those of the base class.
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802
         return self._values.pop(key, None) is not None
 
-    def num_keys(self) -> int:
+    def getNumKeys(self) -> int:  # noqa: N802
         return len(self._values)
+
+    def clone(self) -> Store:
+        return self
 
     def has_extended_api(self) -> bool:
         return True

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from localtensor._context import running
+from localtensor._context import of_rank
 from localtensor.replaced import wrapped
 from localtensor.suites_stores import is_rank, step_aside
 
@@ -92,9 +92,9 @@ def as_processes() -> Iterator[None]:
 
 def _own_pid(original: Callable[..., int]) -> int:
     """A number of the rank's own, above all that the system gives to processes."""
-    simulation = running()
+    simulation = of_rank()
     own = original()
-    return own if simulation is None or not simulation.is_rank() else own * PIDS + simulation.rank() + PIDS
+    return own if simulation is None else own * PIDS + simulation.rank() + PIDS
 
 
 def _exits(original: Callable[..., Any], code: int) -> Any:

@@ -4,7 +4,6 @@ What a real run over gloo lets pass once every rank has come to its end, passes 
 a work that nobody waited for.  What would hang there ends here, with an explanation.
 """
 
-import os
 import threading
 import time
 import traceback
@@ -123,9 +122,3 @@ def precisions(kind: Any) -> Callable[[], None]:
             vars(local).update(held)
 
     return give
-
-
-def limit_said(seconds: float | None) -> float | None:
-    """The seconds for a test: what LOCALTENSOR_TIMEOUT says, else these; 0 is no limit.  Raises `ValueError`."""
-    said = os.environ.get("LOCALTENSOR_TIMEOUT")
-    return (float(said) or None) if said else (seconds or None)

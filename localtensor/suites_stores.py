@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from localtensor._context import running
+from localtensor._context import of_rank
 from localtensor.replaced import replaced, wrapped
 
 MOMENT = timedelta(milliseconds=10)  # in which torch says in its own words that nothing came
@@ -33,15 +33,14 @@ def polled() -> Iterator[None]:
 
 def is_rank() -> bool:
     """Whether this is called in a rank thread."""
-    simulation = running()
-    return simulation is not None and bool(simulation.is_rank())
+    return of_rank() is not None
 
 
 def step_aside() -> bool:
     """Every other rank that can run has had a turn; False if this is no rank."""
-    if not is_rank():
+    simulation = of_rank()
+    if simulation is None:
         return False
-    simulation: Any = running()
     simulation.baton.step_aside(simulation.rank())
     return True
 

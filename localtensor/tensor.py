@@ -7,14 +7,14 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from localtensor import _context
-from localtensor.cells import equal_once, gathered
+from localtensor.cells import equal_once, of_rows
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.folding import Partition, by_value, of_ranks, partition
 from localtensor.frames import origin
@@ -106,12 +106,13 @@ class LocalTensor(Tensor):
 
     def __localtensor_on__(self, rank: int) -> Tensor:
         """What that rank holds, not copied: how `run` deals a LocalTensor to its ranks."""
-        if not 0 <= rank < self._partition.world or self._partition.row_of[rank] < 0:
+        held = self._partition
+        if not isinstance(rank, SupportsIndex) or not 0 <= rank < held.world or held.row_of[int(rank)] < 0:
             raise NotHeld("LocalTensor.on", [rank], list(self.ranks))
-        cell, row = self._partition.place(rank)
+        cell, row = held.place(int(rank))
         found = self._cells[cell]
         with torch._C._DisableTorchDispatch():
-            return found[row] if self._partition.sizes[cell] > 1 else found
+            return found[row] if held.sizes[cell] > 1 else found
 
     @property
     def _local_tensors(self) -> dict[int, Tensor]:
@@ -335,7 +336,7 @@ def by_rank(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
         same = np.full(mode.world, -1)
         same[ranks] = 0
         return wrap((rows[0].clone(),), _one_row(same), mode)
-    cells, held = gathered(rows, of_ranks(ranks, mode.world))
+    cells, held = of_rows(rows, of_ranks(ranks, mode.world))
     # A stack is a copy; what is alone in its cell would still be the caller's own tensor.
     own = tuple(cell if size > 1 else cell.clone() for cell, size in zip(cells, held.sizes, strict=True))
     return wrap(own, held, mode)

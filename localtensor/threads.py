@@ -1,5 +1,6 @@
 """A program run by rank threads in this process: one thread a rank, one at a time, under a schedule."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,10 +12,10 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor import limits, propagation, stand_ins, worlds
-from localtensor._context import entered, put_guard, put_rules, running
+from localtensor._context import entered, of_rank, put_guard, put_rules
 from localtensor.baton import Abort
 from localtensor.c10d_ops import kernels_in_place
-from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, ProgramFault
+from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.events import Call, Place
 from localtensor.frames import in_debugger, place_of, stack_of
 from localtensor.judging import Ended
@@ -26,6 +27,7 @@ from localtensor.simulation import Simulation
 from localtensor.store import RankStore
 
 GRACE = 5.0  # seconds that a rank past its limit has to obey, before its thread is given up
+DAY = 24 * 3600.0  # seconds: no limit is longer
 Body = Callable[[int], Any]
 
 
@@ -47,8 +49,8 @@ def run_in_threads(
     Raises the error that explains why not: one of localtensor.errors.ProgramFault, `NestedRun`, or what
     interrupted it (KeyboardInterrupt).
     """
-    outer = running()
-    if outer is not None and outer.is_rank():
+    outer = of_rank()
+    if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(1)))
     left: dict[int, dict[str, worlds.Made]] = {}
     with _stage(ranks, schedule, seed, propagation.wanted(share)) as (simulation, rank_worlds):
@@ -56,7 +58,10 @@ def run_in_threads(
             simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
             _await(simulation, timeout)
         except BaseException:  # why: the ranks must be ended, whatever interrupts
-            simulation.baton.interrupt(GRACE)
+            try:
+                simulation.baton.interrupt(GRACE)
+            except KeyboardInterrupt:  # a second one: whoever presses it will not wait for ranks that do not obey
+                simulation.baton.interrupt(0)
             raise
         finally:
             simulation.baton.join()
@@ -73,6 +78,21 @@ def run_in_threads(
         )
 
 
+def limit_said(otherwise: float | None) -> float | None:
+    """The seconds that LOCALTENSOR_TIMEOUT gives a run, or if it says nothing these; None for no limit, which 0 says too.
+
+    Raises `NoTime` for what is no number of seconds up to a day.
+    """
+    said = os.environ.get("LOCALTENSOR_TIMEOUT")
+    try:
+        seconds = float(said or otherwise or 0)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= DAY:
+        raise NoTime("run", "LOCALTENSOR_TIMEOUT" if said else "timeout", said or otherwise)
+    return seconds or None
+
+
 @contextmanager
 def _stage(
     ranks: int, schedule: Schedule, seed: int, share: bool
@@ -82,7 +102,7 @@ def _stage(
     rank_worlds: list[worlds.RankWorld] = []
 
     def swap(old: int | None, new: int | None) -> None:
-        sharing.look()
+        sharing.look()  # entered below, before the first rank runs
         switch(None if old is None else states[old], None if new is None else states[new])
         if new is not None:
             c10d._world = rank_worlds[new]
@@ -132,6 +152,7 @@ def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dic
     finally:
         if world.rank not in simulation.baton.lost:  # else the run is over, and what there is now is somebody else's
             left[world.rank] = worlds.leave(world)
+            limits.rank_over()
 
 
 def _await(simulation: Simulation, timeout: float | None) -> None:

@@ -7,8 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from localtensor.errors import NoTime
 from localtensor.suites_bases import on_threads
-from localtensor.suites_ranks import TIMEOUT, How, limit_said
+from localtensor.suites_ranks import TIMEOUT, How
+from localtensor.threads import limit_said
 
 _STAGE = pytest.StashKey[ExitStack]()
 
@@ -25,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
             int(config.getoption("localtensor_seed", None) or 0),
             limit_said(float(said) if said else TIMEOUT),
         )
-    except ValueError:
+    except (ValueError, NoTime):
         raise pytest.UsageError("suites_timeout and LOCALTENSOR_TIMEOUT are numbers of seconds") from None
     stack = config.stash[_STAGE] = ExitStack()
     stack.enter_context(on_threads(how))

@@ -56,9 +56,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if (
-            torch._C._get_dispatch_mode(_FAKE) is not None
-        ):  # DTensor propagates shapes so, while real data is on the way
+        if torch._C._get_dispatch_mode(_FAKE) is not None:  # DTensor propagates shapes, and real data is on the way
             return func(*args, **kwargs)
         if any(getattr(kind, "__torch_dispatch__", None) is not _PLAIN for kind in types):
             return NotImplemented  # a DTensor, say: what it does with its local tensors comes by again

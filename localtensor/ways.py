@@ -47,6 +47,8 @@ RESHAPING = frozenset(f"aten::{name}" for name in ("squeeze_", "squeeze_.dim", "
 
 
 class Way(Enum):
+    """How an op is done where ranks differ; see the top of this file."""
+
     STACK = "stack"
     VMAP = "vmap"
     RANKS = "ranks"
@@ -74,14 +76,13 @@ _BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 class Facts:
     """What is known of one overload.
 
-    `form` is how its stack is done, see physical.py; `vmap` that vmap knows how, if no form does; `another` does the call as other calls, see rewrites.py; `lists`
-    says that it takes lists of tensors, an op for each place in them.
+    `form` is how its stack is done, see physical.py; `vmap` that vmap knows how, if no form does; `another` does the
+    call as other calls, see rewrites.py; `lists` says that it takes lists of tensors, an op for each place in them.
 
     `writes` are the positions and names of arguments that it writes to, `returns` says of each result which argument
-    it is (a position or name), or None if it is a tensor of its own; `if_training` is the argument that says whether it
-    writes at all; `views` that results share memory with the
-    first tensor argument; `reshapes` that it changes the shape of its first argument in place; `value_free` that only
-    shapes and dtypes of its tensors matter.
+    it is, by position, or None if it is a tensor of its own; `if_training` is the argument that says whether it writes
+    at all; `views` that results share memory with the first tensor argument; `reshapes` that it changes the shape of
+    its first argument in place; `value_free` that only shapes and dtypes of its tensors matter.
     """
 
     way: Way

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._context import running
+from localtensor._context import of_rank
 from localtensor.meetings import Group, Line
 from localtensor.own_world import OwnWorld
 from localtensor.simulation import Simulation
@@ -26,7 +26,7 @@ DEVICES = ("cpu", "cuda")
 Made: TypeAlias = tuple[tuple[int, ...], Line]  # a group that the program made itself: its ranks, and where
 
 
-# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+# Private part of torch: why it is needed.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
 PRIVATE = {
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": "a Backend that does nothing, under each group",
     "torch._C._distributed_c10d._set_thread_isolation_mode": "group names are looked up per thread",
@@ -73,8 +73,7 @@ class RankWorld(OwnWorld):
 def world_now() -> RankWorld | None:
     """The world of the rank that runs, or None outside of a simulation."""
     world = c10d._world
-    simulation = running()
-    return world if isinstance(world, RankWorld) and simulation is not None and simulation.is_rank() else None
+    return world if isinstance(world, RankWorld) and of_rank() is not None else None
 
 
 # -- joining and leaving, in the rank's own thread

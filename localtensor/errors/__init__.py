@@ -17,6 +17,7 @@ from localtensor.errors.arguments import NoSuchDim as NoSuchDim
 from localtensor.errors.arguments import NotReducible as NotReducible
 from localtensor.errors.arguments import OtherRows as OtherRows
 from localtensor.errors.arguments import WrongPieces as WrongPieces
+from localtensor.errors.arguments import WrongShape as WrongShape
 from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.errors.base import refusal as refusal
 from localtensor.errors.collectives import ComplexNotGathered as ComplexNotGathered
@@ -50,6 +51,8 @@ from localtensor.errors.explorations import WaitsAlone as WaitsAlone
 from localtensor.errors.faults import ProgramFault as ProgramFault
 from localtensor.errors.lockstep import AnotherMode as AnotherMode
 from localtensor.errors.lockstep import ModeBusy as ModeBusy
+from localtensor.errors.lockstep import NoMode as NoMode
+from localtensor.errors.lockstep import NotATensor as NotATensor
 from localtensor.errors.lockstep import NotHeld as NotHeld
 from localtensor.errors.lockstep import NotInLockstep as NotInLockstep
 from localtensor.errors.lockstep import OutsideWrite as OutsideWrite
@@ -109,8 +112,8 @@ __all__ = [
     "DtypeMismatch", "DtypeNotCarried", "DtypeNotReducible", "DtypesDiffer", "EarlyReturn", "ForeignThread",
     "GroupMismatch", "GroupsLeftOver", "KindMismatch", "LayoutMismatch", "LengthMismatch", "ListFromNonRoot",
     "ListsDiffer", "LocalTensorError", "MessageMismatch", "MessagesLeftOver", "ModeBusy", "NegativeSplit",
-    "NegativeTag", "NestedRun", "NeverEnded", "NoRanks", "NoSuchBackend", "NoSuchDim", "NoSuchScript", "NoTime",
-    "NotAPermutation", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense", "NotHeld", "NotImportable",
+    "NegativeTag", "NestedRun", "NeverEnded", "NoMode", "NoRanks", "NoSuchBackend", "NoSuchDim", "NoSuchScript", "NoTime",
+    "NotAPermutation", "NotATensor", "NotCallableWith", "NotContiguous", "NotCopyable", "NotDense", "NotHeld", "NotImportable",
     "NotInLockstep", "NotOnePerRank", "NotReducible", "NotSendable", "NotServed", "NothingToReduce", "OtherRows",
     "OutsideWrite",
     "PiecesDiffer", "PoolClosed", "PoolDidNotStart", "ProgramFault", "RankOutside", "RankRaised", "RanksDisagree",
@@ -118,5 +121,6 @@ __all__ = [
     "ScriptFailed", "SelfSend", "ShapeMismatch", "ShapesDiffer", "SplitCount", "SplitMismatch", "SplitSum",
     "SplitsDisagree", "ThreadsOnly", "TooFewGpus", "TorchChanged", "TwoSenders", "UnevenDim", "UnknownReduction",
     "UnknownWay", "ValuesDiffer", "WaitsAlone", "WorkNotWaited", "WrongArguments", "WrongListLength", "WrongPieces",
+    "WrongShape",
     "refusal",
 ]  # fmt: skip

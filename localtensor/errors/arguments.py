@@ -4,21 +4,26 @@ from collections.abc import Sequence
 
 from localtensor.errors.base import LocalTensorError, refusal
 
+MOST_SHAPES = 8  # in a message; of more ranks, the first that differs is named
+
 
 class BadPlacement(LocalTensorError):
     """A placement that cannot be read, or that the tensor cannot have."""
 
-    def __init__(self, call: str, text: str, problem: str) -> None:
-        remedy = "Write R, S(0), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
+    def __init__(self, call: str, text: str, problem: str, remedy: str = "") -> None:
+        remedy = (
+            remedy
+            or "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
+        )
         super().__init__(refusal(call, "placement", repr(text), problem, remedy))
 
 
 class BadMesh(LocalTensorError):
-    """Mesh sizes or names that make no mesh."""
+    """Mesh sizes or names that make no mesh, or an axis, rank or place that a mesh does not have."""
 
-    def __init__(self, call: str, values: str, problem: str) -> None:
-        remedy = "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
-        super().__init__(refusal(call, "mesh", values, problem, remedy))
+    def __init__(self, call: str, values: str, problem: str, argument: str = "mesh", remedy: str = "") -> None:
+        remedy = remedy or "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
+        super().__init__(refusal(call, argument, values, problem, remedy))
 
 
 class NoSuchDim(LocalTensorError):
@@ -34,9 +39,26 @@ class WrongPieces(LocalTensorError):
     """The ranks' pieces do not make up one tensor of the spec's shape."""
 
     def __init__(self, call: str, got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> None:
-        values = f"pieces of shapes {[tuple(s) for s in got]}"
-        problem = f"the spec asks for {[tuple(s) for s in want]}"
+        values, problem = f"pieces of shapes {_few(got)}", f"the spec asks for {_few(want)}"
+        odd = [rank for rank, (mine, theirs) in enumerate(zip(got, want, strict=False)) if tuple(mine) != tuple(theirs)]
+        if odd and len(got) > MOST_SHAPES:
+            problem += f", {tuple(want[odd[0]])} and not {tuple(got[odd[0]])} of rank {odd[0]}"
         super().__init__(refusal(call, "pieces", values, problem, "Give rank i the piece that split gives it."))
+
+
+class WrongShape(WrongPieces):
+    """A tensor that is to be split by a spec of another shape."""
+
+    def __init__(self, call: str, got: Sequence[int], want: Sequence[int]) -> None:
+        remedy = "Pass a tensor of that shape, or a spec of this one."
+        problem = f"the spec is of shape {tuple(want)}"
+        LocalTensorError.__init__(self, refusal(call, "x", f"shape {tuple(got)}", problem, remedy))
+
+
+def _few(shapes: Sequence[Sequence[int]]) -> str:
+    over = len(shapes) - MOST_SHAPES
+    shown = ", ".join(str(tuple(shape)) for shape in shapes[:MOST_SHAPES])
+    return f"[{shown} and {over} more]" if over > 0 else f"[{shown}]"
 
 
 class NotReducible(LocalTensorError):

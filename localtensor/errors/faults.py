@@ -72,7 +72,17 @@ def first_line(text: str, most: int = 200) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
+def in_a_line(error: BaseException, most: int = 200) -> str:
+    """The kind of an error, and the first line of its message, cut short after so many characters.
+
+    >>> in_a_line(ValueError("odd, since ...")), in_a_line(KeyError())
+    ('ValueError: odd, since ...', 'KeyError: -')
+    """
+    return f"{type(error).__name__}: {first_line(str(error), most) or '-'}"
+
+
 def at(place: Place | None) -> str:
+    """Where it was, as the end of a phrase; nothing if nobody knows."""
     return f" at {place}" if place else ""
 
 
@@ -115,10 +125,12 @@ def folded(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None =
 
 
 def folded_calls(calls: Iterable[Call]) -> list[str]:
+    """A line for each call, or for each few that are alike."""
     return folded((call.rank, without_rank(call)) for call in calls)
 
 
 def last_collectives(calls: Sequence[Call]) -> list[str]:
+    """What the ranks had called before, under a heading; nothing if they had called nothing."""
     return ["Last collectives:", *folded_calls(calls)] if calls else []
 
 
@@ -135,6 +147,7 @@ def busy_lines(busy: Iterable[Waiting]) -> list[str]:
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
+    """The first lines, and how many more there are."""
     over = len(lines) - MOST_LINES
     return [*lines[:MOST_LINES], f"  and {over} lines more"] if over > 1 else list(lines)
 

@@ -52,6 +52,16 @@ class AnotherMode(LocalTensorError):
         super().__init__(refusal(op, "an input", f"used{at(place) or ' here'}", problem, remedy))
 
 
+class NoMode(LocalTensorError):
+    """What needs a LocalTensorMode is called outside of any."""
+
+    def __init__(self, call: str, place: Place | None = None) -> None:
+        self.place = place
+        problem = "no LocalTensorMode is entered in this thread, so there are no ranks"
+        remedy = "Call it inside `with LocalTensorMode(ranks):`."
+        super().__init__(refusal(call, "mode", f"called{at(place) or ' here'}", problem, remedy))
+
+
 class NotHeld(LocalTensorError):
     """Ranks are asked for a value, and they hold none."""
 
@@ -76,6 +86,16 @@ class ValuesDiffer(LocalTensorError):
         problem = "one LocalTensor has one dtype, device, layout and number of dims for all ranks"
         remedy = f"Give all ranks the same {argument} first."
         super().__init__(refusal(call, argument, f"{mine} on rank {rank}, {theirs} on rank {other}", problem, remedy))
+
+
+class NotATensor(LocalTensorError):
+    """What is to be a rank's value of a LocalTensor is something else."""
+
+    def __init__(self, call: str, rank: int, kind: str) -> None:
+        problem = "each rank's value of a LocalTensor is a tensor"
+        super().__init__(
+            refusal(call, "value", f"a {kind} on rank {rank}", problem, "Give a torch.Tensor for each rank.")
+        )
 
 
 class ModeBusy(LocalTensorError):

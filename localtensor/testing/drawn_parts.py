@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from localtensor.partials import parts
-from localtensor.testing.drawn_values import bound, unit
+from localtensor.testing.drawn_values import bound, real_dtype, unit
 
 
 def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
@@ -52,12 +52,8 @@ def _factors(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tenso
     fits = (size <= bound(x.dtype)) & ((size == 0) | (size >= unit(x.dtype))) & (not sparse) & (ranks <= 8)
     powers = torch.where(fits, powers, 1.0)
     others = torch.where(minus, -powers, powers)
-    left = (1 / powers.prod(0)).to(_real(x))
+    left = (1 / powers.prod(0)).to(real_dtype(x.dtype))
     signed = torch.where(minus.sum(0) % 2 == 1, -x, x)
     stack = torch.cat([others.to(x.dtype), (signed * left)[None]])
     order = torch.rand(stack.shape, generator=rng).argsort(0)
     return stack.gather(0, order)
-
-
-def _real(x: Tensor) -> torch.dtype:
-    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(x.dtype, x.dtype)

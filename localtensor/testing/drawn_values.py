@@ -85,7 +85,7 @@ def _extremes(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) 
     if dtype == torch.bool:
         return _small(shape, dtype, rng)
     ends = _ends(dtype)
-    return torch.tensor(ends, dtype=_real(dtype))[torch.randint(0, len(ends), shape, generator=rng)]
+    return torch.tensor(ends, dtype=real_dtype(dtype))[torch.randint(0, len(ends), shape, generator=rng)]
 
 
 def _ends(dtype: torch.dtype) -> list[float]:
@@ -169,7 +169,7 @@ class Drawn:
             return PATTERNS[self.pattern](self.shape, self.dtype, rng).to(self.dtype).requires_grad_(self.requires_grad)
         if self.pattern == "ones":
             return torch.ones(self.shape, dtype=self.dtype, requires_grad=self.requires_grad)
-        both = PATTERNS[self.pattern]((*self.shape, 2), self.dtype, rng).to(_real(self.dtype))
+        both = PATTERNS[self.pattern]((*self.shape, 2), self.dtype, rng).to(real_dtype(self.dtype))
         return torch.view_as_complex(both).requires_grad_(self.requires_grad)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -186,5 +186,6 @@ def no_gradient(call: str, dtype: torch.dtype) -> NoReturn:
     raise BadDraw(call, "requires_grad", True, problem, "Pass a floating or complex dtype, or requires_grad=False.")
 
 
-def _real(dtype: torch.dtype) -> torch.dtype:
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the parts of a complex number; any other dtype itself."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

@@ -19,7 +19,7 @@ from localtensor.testing.drawn_sharded import cut
 from localtensor.testing.rule_case import Ran, RuleCase, code, literal, placed_results
 from localtensor.testing.rule_ops import Op, replaced
 from localtensor.testing.rule_text import Rule, shard_dim
-from localtensor.testing.rule_truth import is_real, scale_of
+from localtensor.tolerance import rounds, scale_of
 
 _SCRIPT = '''"""{op}: {rule}
 
@@ -122,7 +122,7 @@ def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -
     lines = []
     every = f"for rank in range({case.ranks}):"
     for i, want in enumerate(ran.truth.values):
-        slack = _room(want, ran.truth.slack[i])
+        slack = room_text(want, ran.truth.slack[i])
         placement = placed[i] if i < len(placed) else None
         if isinstance(want, Tensor) and isinstance(placement, Partial):
             total = _total(placement.reduce_op, want)
@@ -151,14 +151,15 @@ def _total(kind: str, want: Tensor) -> str:
         return "parts.all(0)" if kind in ("min", "product") else "parts.any(0)"
     keep = f", dtype={want.dtype}"
     return {
-        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if is_real(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
+        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if rounds(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
         "min": "parts.amin(0)", "max": "parts.amax(0)", "product": f"parts.prod(0{keep})",
     }[kind]  # fmt: skip
 
 
-def _room(want: Any, slack: Tensor | None) -> str:
+def room_text(want: Any, slack: Tensor | None) -> str:
+    """How far a result may be off, as Python text for torch.allclose's `atol`; elements that jump do not count."""
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-    real = isinstance(want, Tensor) and is_real(want)
+    real = isinstance(want, Tensor) and rounds(want)
     return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
 
 

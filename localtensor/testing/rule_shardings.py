@@ -32,8 +32,9 @@ from localtensor.testing.rule_case import Misfit, Skipped, Wrong, code, differs,
 from localtensor.testing.rule_errors import WrongRule
 from localtensor.testing.rule_ops import REFUSALS
 from localtensor.testing.rule_report import shown
+from localtensor.testing.rule_script import room_text
 from localtensor.testing.rule_text import shard_dim
-from localtensor.testing.rule_truth import Truth, is_real, scale_of, tell
+from localtensor.testing.rule_truth import Truth, tell
 
 _SCRIPT = '''"""{what}
 
@@ -253,7 +254,7 @@ def sharding_script(
         inputs.append(
             f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
         )
-    slack = [_room(want, s) for want, s in zip(truth.values, truth.slack, strict=True)]
+    slack = [room_text(want, s) for want, s in zip(truth.values, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
         names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
@@ -268,11 +269,6 @@ def _torch_code(layout: Layout) -> str:
         for p in layout
     ]
     return f"({', '.join(words)},)"
-
-
-def _room(want: Any, slack: Tensor | None) -> str:
-    finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-    return f"{max([*finite, 1e-9 * float(scale_of(want)) if is_real(want) else 0.0]):.3g}"
 
 
 def _function(fn: Callable[..., Any]) -> tuple[str, str]:

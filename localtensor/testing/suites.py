@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from localtensor.suites_bases import is_suite, put_on
-from localtensor.suites_ranks import TIMEOUT, How, limit_said
+from localtensor.suites_ranks import TIMEOUT, How
+from localtensor.threads import limit_said
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -45,7 +46,7 @@ def on_rank_threads(cls: Any = None, *, schedule: str = "round_robin", seed: int
     """A class decorator: the tests of the class run on rank threads.
 
     `schedule` is a text as after `Replay:` in a failure; `timeout` seconds for a test, 0 for no limit.  Raises
-    `NotASuite` for a class over none of torch's bases.
+    `NotASuite` for a class over none of torch's bases, `NoTime` for what is no limit.
     """
 
     def put(cls: Any) -> Any:

@@ -8,6 +8,7 @@ from localtensor.adjoints import Meeting, choose, linear
 from localtensor.errors import AnotherMode, DtypeNotCarried
 from localtensor.exchange import Value
 from localtensor.lockstep import LocalTensorMode, rank_map
+from localtensor.lockstep_collectives import all_gather_into_tensor
 from tests.localtensor.both_ways import numbers
 
 
@@ -52,3 +53,12 @@ def test_what_does_not_fit_is_refused_before_anything_moves():
             Meeting(mode, "all_reduce", None).check([other])
         with pytest.raises(DtypeNotCarried):
             Meeting(mode, "all_reduce", None).check([torch.ones(2, dtype=torch.int16)])
+
+
+def test_who_holds_an_input_and_nothing_of_the_result_gets_zeros_for_a_gradient():
+    with LocalTensorMode(3):
+        x = rank_map(lambda rank: torch.full((2,), float(rank))).requires_grad_()
+        y = all_gather_into_tensor(x, [[0, 1]])
+        assert y.ranks == (0, 1)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones(4))
+    assert [gradient.on(rank).tolist() for rank in range(3)] == [[2, 2], [2, 2], [0, 0]]

@@ -84,6 +84,12 @@ REFUSALS = {
         "Let rank 1 bring an empty list.",
         lambda: c.scatter([[A, A], []], root=0),
     ),
+    "pieces from who comes before the root": Refusal(
+        lambda: c.scatter([[B], [A, A]], root=1), errors.ListFromNonRoot,
+        "scatter: lists[0]: rank 0 brings 1 tensors, root=1: only the root has something to scatter. "
+        "Let rank 0 bring an empty list.",
+        lambda: c.scatter([[], [A, A]], root=1),
+    ),
     "a coalesced call of nothing": Refusal(
         lambda: c.all_reduce_coalesced([[], []]), errors.NothingToReduce,
         "all_reduce_coalesced: lists: empty lists: gloo refuses a coalesced call of no tensors. Leave the call out.",
@@ -257,6 +263,12 @@ REFUSALS = {
             c.reduce_scatter_tensor([torch.nn.functional.pad(ROWS, (0, 0, 0, 1))] * 2),
             c.reduce_scatter([[ROWS[:3], ROWS[3:]]] * 2),
         ),
+    ),
+    "five rows over three ranks": Refusal(
+        lambda: c.reduce_scatter_tensor([ROWS] * 3), errors.UnevenDim,
+        "reduce_scatter_tensor: held: dim 0 of shape (5, 2), 3 ranks: 5 rows leave 2 over. Pad dim 0 to 6, or pass "
+        "uneven pieces to reduce_scatter.",
+        lambda: c.reduce_scatter_tensor([torch.nn.functional.pad(ROWS, (0, 0, 0, 1))] * 3),
     ),
     "five rows to all_to_all_single": Refusal(
         lambda: c.all_to_all_single([ROWS, ROWS]), errors.UnevenDim,

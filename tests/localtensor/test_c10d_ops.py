@@ -14,7 +14,8 @@ def ops_with_a_group():
 
 
 def test_every_op_of_c10d_is_served():
-    assert ops_with_a_group() == {*SERVED, SEND, RECV, RECV_FROM_ANYONE}
+    later = {"gather_into_tensor_"}  # since 2.14: refused by its name
+    assert ops_with_a_group() - later == {*SERVED, SEND, RECV, RECV_FROM_ANYONE}
 
 
 def test_an_op_that_is_not_served_is_refused_by_its_name(monkeypatch):

@@ -10,10 +10,10 @@ from localtensor import cells
 from localtensor.cells import (
     dense_strides,
     equal_once,
-    gathered,
     in_blocks,
     is_in_blocks,
     joined,
+    of_rows,
     row_by_row,
     stack,
 )
@@ -140,7 +140,7 @@ def test_gathered_gives_each_rank_its_row_and_each_shape_a_stack(data, sizes):
     place = iter(range(len(rows)))
     row_of = [row for hole in holes for row in ([NOWHERE, next(place)] if hole else [next(place)])]
     whole = partition(row_of, [len(rows)])
-    cells, held = gathered(rows, whole)
+    cells, held = of_rows(rows, whole)
     assert len(cells) == len(set(sizes)) and held.rows == len({id(row) for row in rows})
     for rank, row in enumerate(row_of):
         assert held.row_of[rank] == NOWHERE if row == NOWHERE else torch.equal(on(cells, held, rank), rows[row])
@@ -148,7 +148,7 @@ def test_gathered_gives_each_rank_its_row_and_each_shape_a_stack(data, sizes):
 
 def test_gathered_keeps_rows_of_one_shape_apart_that_lie_otherwise():
     rows = [torch.ones(2, 2), torch.ones(2, 2).t(), torch.zeros(2, 2)]
-    cells, held = gathered(rows, each_alone(3))
+    cells, held = of_rows(rows, each_alone(3))
     assert [tuple(cell.shape) for cell in cells] == [(2, 2, 2), (2, 2)] and held.row_of.tolist() == [0, 2, 1]
 
 

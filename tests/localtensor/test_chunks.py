@@ -64,3 +64,8 @@ def test_chunks_are_fresh():
 def test_equal_chunks_are_held_once():
     held = of_ranks(dict.fromkeys(range(6), torch.arange(4)), 6)
     assert take_chunk(held, 0, 2, np.arange(6) % 2).held.rows == 2
+
+
+def test_all_who_come_too_late_for_a_row_hold_one_empty_chunk():
+    taken = take_chunk(of_ranks(dict.fromkeys(range(6), torch.arange(2)), 6), 0, 6, np.arange(6))
+    assert taken.held.rows == 3 and [len(taken.on(rank)) for rank in range(6)] == [1, 1, 0, 0, 0, 0]

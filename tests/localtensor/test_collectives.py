@@ -196,3 +196,35 @@ def test_coalesced_lists_have_one_length():
         errors.ListsDiffer, match=r"^coalesced: lists: lists\[0\] has length 1, lists\[1\] has length 0: "
     ):
         c.coalesced([[A], []], c.all_reduce)
+
+
+FRESH: dict[str, Callable[[list[Tensor]], list]] = {
+    "all_reduce": c.all_reduce,
+    "reduce": lambda held: c.reduce(held, root=len(held) - 1),
+    "broadcast": lambda held: c.broadcast(held, len(held) - 1),
+    "all_gather": c.all_gather,
+    "all_gather_into_tensor": c.all_gather_into_tensor,
+    "gather": lambda held: c.gather(held, 0),
+    "scatter": lambda held: c.scatter([held, *[[]] * (len(held) - 1)], 0),
+    "reduce_scatter": lambda held: c.reduce_scatter([held] * len(held)),
+    "reduce_scatter_tensor": c.reduce_scatter_tensor,
+    "all_to_all": lambda held: c.all_to_all([held] * len(held)),
+    "all_to_all_single": c.all_to_all_single,
+    "shard_dim_alltoall": lambda held: c.shard_dim_alltoall(held, gather_dim=0, shard_dim=0),
+    "permute": lambda held: c.permute(held, list(range(len(held)))),
+    "send_recv": lambda held: c.send_recv(held, []),
+    "all_reduce_coalesced": lambda held: c.all_reduce_coalesced([held] * len(held)),
+}
+
+
+def tensors(value: object) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [x for item in value for x in tensors(item)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", FRESH)
+def test_what_comes_out_shares_memory_with_nothing(name, ranks):
+    held = [t(1, 2, 3, 4) + rank for rank in range(ranks)]
+    out = tensors(FRESH[name](held))
+    places = [x.untyped_storage().data_ptr() for x in (*held, *out)]
+    assert out and len(set(places)) == len(places) and all(x.is_contiguous() for x in out)

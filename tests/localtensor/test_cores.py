@@ -21,6 +21,7 @@ def allowed_here(_rank=None):
 def test_all_ranks_run_on_one_core_and_the_caller_on_all_of_his(monkeypatch):
     monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cores, "STARVED", 0)  # on a busy machine the run would move
     before = allowed_here()
     used = lt.run(allowed_here, ranks=3).values
     assert len(used[0]) == 1 and set(used) == {used[0]}
@@ -31,6 +32,18 @@ def test_all_ranks_run_on_one_core_and_the_caller_on_all_of_his(monkeypatch):
 def test_who_wants_all_cores_gets_them(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert lt.run(allowed_here, ranks=2).values == (allowed_here(), allowed_here())
+
+
+@pytest.mark.parametrize(
+    ("value", "one_core"), [("1", True), ("1,4", True), ("2,1", False), ("many", False), ("", True)]
+)
+def test_any_number_of_threads_that_openmp_takes_is_read(monkeypatch, value, one_core):
+    monkeypatch.delenv("LOCALTENSOR_CORES", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    kept, run = [], Cores(1)
+    monkeypatch.setattr(cores.os, "sched_setaffinity", lambda pid, where: kept.append(where))
+    run.turn(0)
+    assert bool(kept) is one_core
 
 
 def test_a_starved_run_moves_and_a_busy_one_stays(monkeypatch):

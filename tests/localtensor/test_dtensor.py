@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _collective_utils, _utils, distribute_tensor
-from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard, _StridedShardOffsetMode
+from torch.distributed.tensor import placement_types as types
+from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor import dtensor
@@ -20,7 +21,12 @@ from localtensor.lockstep import LocalTensorMode, rank_map
 from localtensor.rank_ints import rank_int
 from tests.programs.lockstep_ways import assert_bits, assert_both, in_lockstep, of_rank, on_threads
 
-RANKS, NO_OFFSET = 4, _StridedShardOffsetMode.NONE
+RANKS = 4
+ASKED = (  # of a strided shard: no index; before 2.13 there is only the first, or all
+    {"offset_mode": types._StridedShardOffsetMode.NONE}
+    if hasattr(types, "_StridedShardOffsetMode")
+    else {"return_first_offset": True}
+)
 WHOLE = {"even": (8, 3), "uneven": (7, 3), "one short": (9, 3), "two for four": (2, 3), "one for four": (1, 3)}
 PLACED = {"plain": Shard(0), "columns": Shard(1), "strided": _StridedShard(0, split_factor=2)}
 
@@ -102,10 +108,8 @@ def test_sizes_and_offsets_of_strided_shards(size):
     strided = _StridedShard(0, split_factor=2)
     check_both(strided.local_shard_size_and_offset, size, RANKS, RANK)
     check_both(strided.local_shard_size_and_offset, Each(size, size + 1, size, 0), 2, PLACE)
-    with LocalTensorMode(RANKS):
-        own = strided.local_shard_size_and_offset(size, RANKS, rank_int([0, 1, 2, 3]), offset_mode=NO_OFFSET)
-    theirs = [strided.local_shard_size_and_offset(size, RANKS, rank, offset_mode=NO_OFFSET) for rank in range(RANKS)]
-    assert [of_rank(own, rank) for rank in range(RANKS)] == [list(one) for one in theirs]
+    check_both(strided.local_shard_size_and_offset, size, RANKS, RANK, **ASKED)
+    check_both(strided.local_shard_size_and_offset, size, RANKS, RANK, *ASKED.values())
 
 
 def test_lists_indexed_by_rank():
@@ -127,6 +131,8 @@ def test_padding():
 def test_chunks_that_stand_side_by_side(dim):
     check_both(torch._utils._maybe_view_chunk_cat, Each(*(numbers(4, 2, 3) + rank for rank in range(4))), 4, dim)
     check_both(torch._utils._maybe_view_chunk_cat, Each(*(numbers(4, size, 3) for size in (2, 1, 2, 0))), 4, dim)
+    if not hasattr(torch._utils, "_chunk_or_narrow_cat"):
+        pytest.skip("torch 2.11 has no _chunk_or_narrow_cat")
     check_both(torch._utils._chunk_or_narrow_cat, Each(*(numbers(size, 6) for size in (4, 2, 0, 4))), 2, 1, 0)
     check_both(torch._utils._chunk_or_narrow_cat, Each(*(numbers(size, 6) for size in (4, 2, 6, 4))), 2, 0, 1)
 
@@ -215,6 +221,8 @@ WALKS = {
 def test_walks_on_a_grid(shape, walk):
     if walk == "strided" and shape == (1, 1):
         shape = (2, 1)
+    if walk == "strided behind a plain one" and torch.__version__.startswith("2.11."):
+        pytest.skip("torch 2.11 refuses it: no shard order")
     assert_both(walk_along, shape, *WALKS[walk], ranks=RANKS)
 
 
@@ -241,7 +249,7 @@ def test_a_source_that_is_not_there_is_refused_as_on_rank_threads():
 
 
 @pytest.mark.parametrize("part", [None, "tp"])
-@pytest.mark.parametrize("sizes", [(2, 2, 2, 2), (2, 1, 3, 0)])
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 2), (2, 1, 3, 0), (2, 1, 3, 2)])
 def test_global_shapes_from_local_ones(sizes, part):
     def program():
         mesh = (
@@ -270,9 +278,14 @@ def test_global_shapes_of_local_ones_that_do_not_fit():
 # -- the doors themselves
 
 
+LATER = {"_chunk_or_narrow_cat"} if torch.__version__.startswith("2.11.") else set()
+
+
 def test_outside_of_a_mode_the_functions_are_torchs_own():
     dtensor.install()
     for owner, name, _ in dtensor.FORMS:
+        if name in LATER and not hasattr(owner, name):
+            continue
         raw = inspect.getattr_static(owner, name)
         function = getattr(raw, "__func__", raw)
         assert function.__name__ == name
@@ -284,7 +297,9 @@ def test_outside_of_a_mode_the_functions_are_torchs_own():
 def test_every_name_is_still_there():
     """What breaks first when torch changes: each name, and whether it still has the arguments that its form reads."""
     missing = [f"{owner.__name__}.{name}" for owner, name, _ in dtensor.FORMS if not hasattr(owner, name)]
-    assert missing == [], "torch has moved these: lockstep no longer serves them, see dtensor.FORMS"
+    assert [name for name in missing if name.rpartition(".")[2] not in LATER] == [], (
+        "torch has moved these: lockstep no longer serves them, see dtensor.FORMS"
+    )
     for name, place, argument in READ:
         owner, _, _ = next(form for form in dtensor.FORMS if f"{form[0].__name__}.{form[1]}".endswith(name))
         parameters = list(inspect.signature(inspect.getattr_static(owner, name.rpartition(".")[2])).parameters)

@@ -112,3 +112,9 @@ def test_the_first_line_that_says_anything_is_cut_at_its_limit():
     assert f.first_line("x" * 200) == "x" * 200
     assert f.first_line("x" * 201) == "x" * 197 + "..."
     assert f.first_line("") == ""
+
+
+def test_an_error_is_told_in_its_first_line():
+    assert f.in_a_line(ValueError("no\nmore")) == "ValueError: no"
+    assert f.in_a_line(ValueError()) == "ValueError: -"
+    assert f.in_a_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."

@@ -52,6 +52,11 @@ CASES = {
         "aten.add.Tensor: an input: used here: it belongs to another LocalTensorMode, and each mode has ranks of its "
         "own. Make it in the mode in which it is used.",
     ),
+    "no mode": Case(
+        errors.NoMode("rank_map", HERE),
+        "rank_map: mode: called at a.py:3 in f: no LocalTensorMode is entered in this thread, so there are no ranks. "
+        "Call it inside `with LocalTensorMode(ranks):`.",
+    ),
     "not held": Case(
         errors.NotHeld("all_reduce", [3, 2], [0, 1, 4, 5, 6, 7]),
         "all_reduce: ranks: ranks 2, 3: no value is held there, only on ranks 0, 1, 4-7. Name only ranks that hold "
@@ -66,6 +71,11 @@ CASES = {
         errors.NotInLockstep("dist.batch_isend_irecv", "each rank names a peer of its own"),
         "LocalTensorMode: ranks in lockstep: dist.batch_isend_irecv: each rank names a peer of its own. "
         f"{OWN_FLOW}.",
+    ),
+    "no tensor": Case(
+        errors.NotATensor("rank_map", 2, "list"),
+        "rank_map: value: a list on rank 2: each rank's value of a LocalTensor is a tensor. Give a torch.Tensor for each "
+        "rank.",
     ),
     "dtypes": Case(
         errors.ValuesDiffer("LocalTensor", "dtype", 2, 0, "f64", "f32"),
@@ -106,6 +116,12 @@ def test_the_line_is_quoted_if_it_can_be_read(source, quoted, tmp_path):
     (tmp_path / "a.py").write_text(source)
     error = errors.RanksDiverge("bool", "x", {0: True, 1: False}, Place(str(tmp_path / "a.py"), 1, "f"))
     assert quoted in str(error)
+
+
+@pytest.mark.parametrize(("long", "shown"), [("x" * 58, f"'{'x' * 58}'"), ("x" * 59, f"'{'x' * 56}...")])
+def test_a_value_is_cut_at_sixty_characters(long, shown):
+    error = errors.RanksDiverge("print", "x", {0: long, 1: 0})
+    assert f": {shown} on rank 0, 0 on rank 1: " in str(error) and error.values[0] == long
 
 
 def test_a_thousand_values_stop_at_two_dozen_lines():

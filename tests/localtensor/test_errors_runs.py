@@ -120,9 +120,29 @@ CASES = {
         "run: ranks: ranks=4: NCCL wants a GPU for each rank, and this machine has 2. Ask for 2 ranks, or "
         "on='gloo'.",
     ),
+    "no gpu": Case(
+        errors.TooFewGpus(1, 0),
+        "run: ranks: ranks=1: NCCL wants a GPU for each rank, and this machine has 0. Use on='gloo'.",
+    ),
     "way": Case(
         errors.UnknownWay("mpi", ("threads", "gloo")),
         "run: on: on='mpi': there is no such way to run. Write 'threads', 'gloo'.",
+    ),
+    "a word of 60 characters, and no way": Case(
+        errors.UnknownWay("x" * 58, ("raise", "warn"), "leftovers"),
+        f"run: leftovers: leftovers='{'x' * 58}': there is no such choice. Write 'raise', 'warn'.",
+    ),
+    "a longer word": Case(
+        errors.UnknownWay("x" * 59, ("threads",)),
+        f"run: on: on='{'x' * 56}...: there is no such way to run. Write 'threads'.",
+    ),
+    "a schedule of 80 characters": Case(
+        errors.BadSchedule("x" * 78, "it names no schedule"),
+        f"run: schedule: '{'x' * 78}': it names no schedule. Copy the text after 'Replay:' in an error's message whole.",
+    ),
+    "a longer schedule": Case(
+        errors.BadSchedule("x" * 79, "it names no schedule"),
+        f"run: schedule: '{'x' * 76}...: it names no schedule. Copy the text after 'Replay:' in an error's message whole.",
     ),
     "schedule": Case(
         errors.BadSchedule("xyz", "it names no schedule"),

@@ -80,8 +80,21 @@ def test_groups_of_two_sizes_are_served_together():
 
 
 def test_a_member_without_a_value_is_named():
-    with pytest.raises(NotHeld, match="all_reduce: ranks: rank 3"):
-        exchange.all_reduce(Value((torch.ones(2),), by_value([0] * 4, [True, True, True, False])), PAIRS, "sum", summed)
+    x = Value((torch.ones(2),), by_value([0] * 4, [True, True, True, False]))
+    with pytest.raises(NotHeld, match=r"^all_reduce: ranks: rank 3: no value is held there, only on ranks 0, 1, 2\. "):
+        exchange.all_reduce(x, PAIRS, "sum", summed)
+    assert exchange.all_reduce(x, of_lists([[0, 2]], 4), "sum", summed).on(0).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_what_does_not_divide_is_left_to_the_plain_function(shape):
+    x, asked = alone(*shape), []
+    for cuts in (
+        lambda plain: exchange.reduce_scatter(x, PAIRS, "sum", plain),
+        lambda plain: exchange.all_to_all(x, PAIRS, plain),
+    ):
+        cuts(lambda held: asked.append([each.shape for each in held]) or held)
+    assert asked == [[shape] * 2] * 4
 
 
 def test_combined_takes_only_rows_that_are_read():

@@ -9,6 +9,7 @@ from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.errors.explorations import BadExploration, BadProgram, WaitsAlone
 from localtensor.explore import Program, explore, replay
 from localtensor.explore_bounded import Bounded
+from localtensor.explore_values import Failure
 
 
 def stepping(*lengths):
@@ -152,6 +153,16 @@ def test_a_thread_without_yield_points_is_given_up(monkeypatch):
     free.append(True)
     assert found.failure.kind == "hung"
     assert found.failure.said.endswith("after: enters C")
+
+
+def test_what_a_thread_did_is_told_in_lines_that_break_between_words():
+    steps = tuple((0, f"opens outer-d{'o' * (number % 7 + 1)}r") for number in range(30))
+    _, *lines, _ = str(Failure("check", "it fails", "pct:7", steps)).splitlines()
+    assert len(lines) > 3 and all(
+        line.startswith("  thread 0: opens" if not at else " " * 12) for at, line in enumerate(lines)
+    )
+    assert max(map(len, lines)) <= 110 and not any(line.endswith("-") for line in lines)
+    assert "\n".join(lines).count("outer-d") == 30
 
 
 def test_a_failure_that_the_schedule_does_not_decide_says_so():

@@ -59,6 +59,18 @@ def test_fewer_preemptions_come_first():
     assert seen == sorted(seen) and set(seen) == {0, 1, 2}
 
 
+def test_what_costs_no_preemption_is_run_within_a_bound_of_none():
+    frontier, told = Frontier(0, 1000), []
+    while (schedule := frontier.take()) is not None:
+        schedule.begin(2)
+        first = schedule.next([0, 1], None)
+        schedule.next([0, 1], first)
+        schedule.number(2)
+        told.append(schedule.text)
+        frontier.grow(schedule)
+    assert told == ["bounded", "bounded:0:1", "bounded:0:1:2:1", "bounded:2:1"]
+
+
 def test_a_turn_to_what_cannot_run_diverges():
     schedule = read("bounded:0:1")
     with pytest.raises(ReplayDiverged, match=r"answer 0 is thread 1, and what can run is \[0\]"):

@@ -34,6 +34,23 @@ def test_one_thread_at_a_time_is_behind_a_lock_and_either_may_be_first():
     assert outcomes(program) == {("a in", "a out", "b in", "b out"), ("b in", "b out", "a in", "a out")}
 
 
+def test_of_those_who_wait_for_a_lock_any_may_be_next():
+    def program(sync):
+        lock, out = sync.lock(), []
+
+        def thread(who):
+            out.append(f"{who} asks")
+            with lock:
+                out.append(f"{who} has it")
+                sync.step("inside")
+
+        return [lambda who=who: thread(who) for who in "abc"], out
+
+    begun = ("a asks", "a has it", "b asks", "c asks")
+    after = {outcome[4:] for outcome in outcomes(program) if outcome[:4] == begun}
+    assert after == {("b has it", "c has it"), ("c has it", "b has it")}
+
+
 def test_a_lock_is_freed_by_what_is_raised_inside():
     def program(sync):
         lock, out = sync.lock(), []

@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor.families import family, of_lists, one_size
+from localtensor.errors import NotInLockstep
+from localtensor.families import family, of_lists, one_size, within
+from localtensor.folding import of_ranks
 
 
 @st.composite
@@ -46,3 +48,13 @@ def test_one_object_for_one_meaning():
 )
 def test_it_is_printed_short(lists, shown):
     assert repr(of_lists(lists, 4)) == shown
+
+
+def test_within_a_kind_of_ranks_are_the_groups_whose_ranks_all_belong_to_it():
+    whole = of_lists([[0, 1], [2, 3], [4, 5]], 6)
+    assert within(whole, of_ranks([2, 3, 4, 5], 6)).groups == ((2, 3), (4, 5))
+    for ranks in ([0, 1, 2], [2], [0, 2, 4]):
+        with pytest.raises(NotInLockstep, match="some ranks of a group come to it in another way than the others"):
+            within(whole, of_ranks(ranks, 6))
+    with pytest.raises(NotInLockstep):
+        within(of_lists([[0, 1]], 3), of_ranks([2], 3))

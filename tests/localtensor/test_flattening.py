@@ -122,3 +122,9 @@ def test_a_placement_of_a_class_of_its_own_and_symbols_are_refused():
         flattened(of(size, "S(0)", "S(0)"), ("a", "b"), "all")
     with pytest.raises(OtherRows, match=r"^flattening.unflattened: spec: .* a size is a symbol, and its rows"):
         unflattened(of(size, "S(0)", "R"), "a", Mesh.of(dp=2, tp=1))
+
+
+def test_a_flat_axis_cuts_when_the_first_of_its_axes_did_before_one_further_left():
+    mesh, placements = Mesh.of(a=2, b=2, c=2), (Shard(0),) * 3
+    flat = flattened(Spec(mesh, placements, (16,), torch.float32, ((0, (1, 2, 0)),)), ("b", "c"), "bc")
+    assert repr(flat) == "f32[16] @ a:S(0)[1], bc:S(0)[0]"

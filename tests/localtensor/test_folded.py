@@ -30,6 +30,15 @@ def test_each_group_folds_into_what_the_plain_fold_gives(case, op):
     assert done.shape[0] == plan.rows <= len(np.unique(ids, axis=0))
 
 
+@pytest.mark.parametrize("members", [7, 13, 15])
+def test_the_average_of_complex_stacks_is_that_of_the_plain_fold_to_the_bit(members):
+    x = torch.complex(torch.arange(-8.0, 8), torch.arange(16.0)).reshape(2, 8)
+    plan = folded.fold_plan(np.array([[0] * members, [0] * (members - 1) + [1]]))
+    done = folded.reduced(x, plan, "avg")
+    assert torch.equal(done[plan.places[0]], x[0])
+    assert torch.equal(done[plan.places[1]], fold([x[0]] * (members - 1) + [x[1]], "avg"))
+
+
 @given(stacks())
 def test_gathered_and_exchanged(case):
     x, ids = case

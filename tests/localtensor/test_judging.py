@@ -67,6 +67,20 @@ def test_what_was_raised_first_is_the_cause_of_parts_that_do_not_fit(schedule):
 
 
 @pytest.mark.parametrize("schedule", ORDERS)
+def test_what_was_raised_first_is_the_cause_even_if_those_who_wait_do_not_fit(schedule):
+    def program():
+        store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank() == 2:
+            store.set("raised", "now")
+            raise ValueError("first")
+        store.get("raised")
+        dist.all_reduce(torch.ones(1 + dist.get_rank()))
+
+    error = verdict(program, schedule=schedule)
+    assert type(error) is RankRaised and str(error.__cause__) == "first"
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
 def test_a_rank_that_returned_is_the_cause_rather_than_those_who_wait_for_each_other(schedule):
     def program():
         if dist.get_rank() == 0:

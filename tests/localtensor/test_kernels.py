@@ -189,3 +189,35 @@ def test_reductions_of_the_bits_of_one_two_and_three(name, result):
         return x.item()
 
     assert lt.run(program, ranks=3).values == (result,) * 3
+
+
+def scattered(x):
+    out = torch.zeros(2)
+    dist.reduce_scatter(out, [x])
+    return out
+
+
+def scattered_tensors(x):
+    out = [torch.zeros(2), torch.zeros(2)]
+    coalesced(dist.reduce_scatter_tensor, (out[0], x), (out[1], x))
+    return out[1]
+
+
+ALONE = {
+    "all_reduce": dist.all_reduce,
+    "all_reduce_coalesced": lambda x: dist.all_reduce_coalesced([x, x.clone()]),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "reduce_scatter": scattered,
+    "reduce_scatter_tensor": lambda x: dist.reduce_scatter_tensor(x, x.clone()),
+    "reduce_scatter_tensor, coalesced": scattered_tensors,
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_rank_alone_in_its_group_reduces_to_what_it_brings(name):
+    def program():
+        x = torch.tensor([1.0, 2.0])
+        got = ALONE[name](x)
+        return (x if got is None else got).tolist()
+
+    assert lt.run(program, ranks=1).values == ([1, 2],)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.folding import partition
-from localtensor.kinds import arrived, by_kind, only
+from localtensor.kinds import arrived, for_each_kind, only
 from localtensor.lockstep import LocalTensorMode, rank_map
 from localtensor.rank_ints import rank_int, values_of
 
@@ -24,14 +24,14 @@ def test_a_function_runs_once_for_each_kind_with_plain_ints_and_stacks():
 
     with LocalTensorMode(4) as mode:
         sizes, each = rank_int(SIZES), rank_map(torch.tensor)
-        found = by_kind(mode, [sizes, 7], do)
+        found = for_each_kind(mode, [sizes, 7], do)
     assert seen == [(2, (0, 1, 3)), (3, (2,))]
     assert [found.on(rank).item() for rank in range(4)] == [0, 2, 6, 6]
 
 
 def test_without_an_int_that_differs_it_runs_once_on_all():
     with LocalTensorMode(4) as mode:
-        assert by_kind(mode, [3, 4], lambda of: of(mode.ranks)) == (0, 1, 2, 3)
+        assert for_each_kind(mode, [3, 4], lambda of: of(mode.ranks)) == (0, 1, 2, 3)
 
 
 def test_inside_a_kind_collectives_are_of_its_groups_and_ranks_are_its_ranks():
@@ -43,24 +43,24 @@ def test_inside_a_kind_collectives_are_of_its_groups_and_ranks_are_its_ranks():
             dist.all_reduce(x, group=pairs)
             return x + of(sizes), values_of(dist.get_rank(), 4)[mode.everyone.row_of >= 0].tolist()[0]
 
-        found, first = by_kind(mode, [sizes], do)
+        found, first = for_each_kind(mode, [sizes], do)
     assert [found.on(rank).item() for rank in range(4)] == [6, 6, 11, 11]
     assert values_of(first, 4).tolist() == [0, 0, 2, 2]
 
 
 def test_a_kind_that_cuts_a_group_in_two_cannot_communicate():
     with LocalTensorMode(4) as mode, pytest.raises(NotInLockstep, match="some ranks of a group"):
-        by_kind(mode, [rank_int(SIZES)], lambda of: dist.all_reduce(of(torch.ones(1))))
+        for_each_kind(mode, [rank_int(SIZES)], lambda of: dist.all_reduce(of(torch.ones(1))))
     with LocalTensorMode(4) as mode:
         pairs = dist.new_subgroups(2)[0]
         with pytest.raises(NotInLockstep, match="some ranks of a group"):  # of 2 and 3; 0 and 1 are of one kind
-            by_kind(mode, [rank_int(SIZES)], lambda of: dist.all_reduce(of(torch.ones(1)), group=pairs))
+            for_each_kind(mode, [rank_int(SIZES)], lambda of: dist.all_reduce(of(torch.ones(1)), group=pairs))
 
 
 def test_lists_ints_and_what_is_the_same_come_together():
     with LocalTensorMode(4) as mode:
         sizes = rank_int(SIZES)
-        found = by_kind(mode, [sizes], lambda of: ([of(sizes), None, "x"], of(sizes) > 1))
+        found = for_each_kind(mode, [sizes], lambda of: ([of(sizes), None, "x"], of(sizes) > 1))
     assert values_of(found[0][0], 4).tolist() == SIZES
     assert found[0][1:] == [None, "x"]
     assert found[1] is True
@@ -69,13 +69,13 @@ def test_lists_ints_and_what_is_the_same_come_together():
 @pytest.mark.parametrize("answer", [lambda size: size > 2, lambda size: [1] * size], ids=["a bool", "a length"])
 def test_what_cannot_be_one_thing_is_told(answer):
     with LocalTensorMode(4) as mode, pytest.raises((RanksDiverge, NotInLockstep)):
-        by_kind(mode, [rank_int(SIZES)], lambda of: answer(of(rank_int(SIZES))))
+        for_each_kind(mode, [rank_int(SIZES)], lambda of: answer(of(rank_int(SIZES))))
 
 
 def test_ranks_without_the_int_hold_nothing_of_the_answer():
     with LocalTensorMode(4) as mode:
         sizes = rank_int([1, 0, 2, 0], np.array([True, False, True, False]))
-        found = by_kind(mode, [sizes], lambda of: of(torch.ones(3)) * of(sizes))
+        found = for_each_kind(mode, [sizes], lambda of: of(torch.ones(3)) * of(sizes))
     assert found.ranks == (0, 2)
 
 

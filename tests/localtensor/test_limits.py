@@ -1,11 +1,15 @@
 """What torch keeps once per process: harmless among rank threads, or refused by name."""
 
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.autograd import profiler
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import localtensor as lt
 from localtensor import limits
@@ -24,6 +28,23 @@ def everybody_profiles():
 @pytest.mark.ranks(3)
 def test_a_compiled_function_sees_the_rank_that_calls_it(rank):
     assert compiled_rank() == rank
+
+
+def test_a_function_that_was_compiled_before_the_run_runs_eagerly_in_it():
+    compilers = []
+
+    def backend(graph, inputs):
+        compilers.append(dist.is_initialized())
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    assert lt.run(lambda: compiled(torch.zeros(1)).item(), ranks=2).values == (1.0, 1.0) and compilers == []
+    assert compiled(torch.zeros(1)).item() == 1.0 and compilers == [False]
+
+
+def test_a_run_that_compiles_nothing_does_not_import_the_compiler():
+    look = "import sys, localtensor as lt; lt.run(int, ranks=2); sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
 
 
 def test_compiling_is_as_before_after_a_run():
@@ -98,13 +119,76 @@ def test_the_profiler_is_as_before_after_a_run():
     assert (profiler.profile._start_trace, profiler.profile.__exit__, torch.futures.collect_all) == before
 
 
+FAKES = """
+import threading
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+import localtensor as lt
+
+def fake():
+    with FakeTensorMode():
+        return tuple(torch.ones(2, 3).shape)
+
+assert lt.run(fake, ranks=2).values == ((2, 3), (2, 3))
+for _ in range(5):  # what was theirs is somebody else's now
+    thread = threading.Thread(target=torch.randn, args=(100,))
+    thread.start()
+    thread.join()
+print(fake())
+"""
+
+
+def test_fake_tensors_outlive_the_ranks_that_made_the_first():
+    """Of a process of its own: torch 2.11 with CUDA and without a GPU died here."""
+    done = subprocess.run([sys.executable, "-c", FAKES], check=False, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "(2, 3)\n"), done.stderr
+
+
+ENDS = """
+import torch
+import localtensor as lt
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+def program():
+    mesh = DeviceMesh("cpu", [0, 2])
+    x = distribute_tensor(torch.arange(15.0).reshape(5, 3), mesh, [Shard(0)])
+    return tuple((x + 1).shape)
+
+for _ in range(3):
+    assert lt.run(program, ranks=6).values == ((5, 3),) * 6
+"""
+
+
+def test_a_rank_that_ends_does_not_hold_up_the_first_op_of_the_next():
+    """In a process of its own: with torch 2.11 it stood still for ever, and no timer of Python could run."""
+    done = subprocess.run([sys.executable, "-c", ENDS], check=False, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_that_is_over_keeps_none_of_dtensors_answers():
+    x = distribute_tensor(torch.ones(4, 2), init_device_mesh("cpu", (2,)), [Shard(0)])
+    asked = torch._C._get_DTensor_sharding_propagator_cache_stats
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    assert (x + 1, asked(), x + 2, asked())[1::2] == ((0, 1), (1, 1))
+    limits.rank_over()
+    assert (x + 1, asked())[1] == (0, 1)
+
+
 def test_torch_still_has_the_private_parts_that_are_touched():
     from torch._dynamo import eval_frame
 
     assert set(limits.PRIVATE) == {
+        "torch.autograd.profiler.profile._prepare_trace",
         "torch.autograd.profiler.profile._start_trace",
         "torch._dynamo.eval_frame._stance",
         "torch.distributed._register_comm_hook",
+        "torch._C._ensureCUDADeviceGuardSet",
+        "torch._C._clear_DTensor_sharding_propagator_cache",
     }
-    assert hasattr(profiler.profile, "_start_trace") and hasattr(eval_frame, "_stance")
+    assert hasattr(profiler.profile, "_prepare_trace") and hasattr(profiler.profile, "_start_trace")
+    assert hasattr(eval_frame, "_stance")
     assert hasattr(dist, "_register_comm_hook")
+    assert hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache")
+    assert hasattr(torch._C, "_ensureCUDADeviceGuardSet") or not torch.__version__.startswith("2.11.")

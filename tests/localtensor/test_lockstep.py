@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import localtensor as lt
 from localtensor import _context
-from localtensor.errors import AnotherMode, ModeBusy, NoRanks, NotHeld, ValuesDiffer
+from localtensor.errors import AnotherMode, ModeBusy, NoMode, NoRanks, NotATensor, NotHeld, ValuesDiffer
 from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
 from localtensor.tensor import LocalTensor
 
@@ -202,7 +202,6 @@ def test_each_rank_by_itself():
 @pytest.mark.parametrize(("make", "what"), [
     (lambda rank: torch.ones(2, dtype=torch.float64 if rank else torch.float32), "dtype"),
     (lambda rank: torch.ones([2] * (rank + 1)), "ndim"),
-    (lambda rank: 5 if rank else torch.ones(2), "type"),
     (lambda rank: torch.ones(2, device="meta" if rank else "cpu"), "device"),
 ])  # fmt: skip
 def test_values_that_do_not_fit_together(make, what):
@@ -210,14 +209,35 @@ def test_values_that_do_not_fit_together(make, what):
         rank_map(make)
 
 
-def test_rank_map_outside_of_a_mode():
-    with pytest.raises(AnotherMode):
+@pytest.mark.parametrize("odd", [0, 2])
+def test_what_is_no_tensor_is_named_with_its_rank(odd):
+    with LocalTensorMode(3), pytest.raises(NotATensor, match=f"rank_map: value: a NoneType on rank {odd}: each rank's"):
+        rank_map(lambda rank: None if rank == odd else torch.ones(2))
+
+
+def test_what_needs_a_mode_says_so_outside_of_any():
+    with pytest.raises(NoMode, match=r"rank_map: mode: called at test_lockstep.py:\d+ in .*: no LocalTensorMode is"):
         rank_map(torch.tensor)
+    with pytest.raises(NoMode, match="tensor_map: mode"):
+        tensor_map(torch.ones(2), lambda rank, x: x)
+
+
+def test_a_plain_tensor_is_mapped_as_one_that_all_ranks_hold():
+    plain = torch.ones(2)
+    with LocalTensorMode([0, 2]):
+        y = tensor_map(plain, lambda rank, x: x * rank)
+        assert y.ranks == (0, 2) and y.on(2).tolist() == [2, 2] and y.on(0).tolist() == [0, 0]
 
 
 def test_who_holds_nothing():
     with LocalTensorMode(3) as mode:
-        with pytest.raises(NotHeld):
+        with pytest.raises(
+            NotHeld, match="LocalTensor: ranks: ranks 0, 1, 2: no value is held there, nor anywhere else"
+        ):
             mode.gather({})
-        with pytest.raises(NotHeld):
+        with pytest.raises(
+            NotHeld, match="tensor_map: ranks: ranks 0, 1, 2: no value is held there, nor anywhere else"
+        ):
+            tensor_map(torch.ones(1), lambda rank, x: None)
+        with pytest.raises(NotHeld, match="LocalTensor: ranks: rank 7: no value is held there, only on ranks 0, 1, 2"):
             mode.gather({7: torch.ones(1)})

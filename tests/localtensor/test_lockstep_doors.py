@@ -11,7 +11,7 @@ import localtensor as lt
 from localtensor import lockstep_calls, lockstep_doors
 from localtensor.errors import TorchChanged
 from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.lockstep_groups import PRIVATE, RoutedWorld
+from localtensor.lockstep_groups import RoutedWorld
 from localtensor.rank_ints import rank_int
 
 
@@ -103,7 +103,7 @@ def test_a_function_that_is_no_longer_decorated_is_told():
         lockstep_doors._within(decorated, lambda *args: None)
 
 
-@pytest.mark.parametrize("name", [*PRIVATE, *lockstep_calls.PRIVATE])
+@pytest.mark.parametrize("name", lockstep_calls.PRIVATE)
 def test_private_parts_are_there(name):
     import importlib
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from localtensor.errors import BadGroup
 from localtensor.families import of_lists
 from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.lockstep_groups import family_of
+from localtensor.lockstep_groups import group_of
 from localtensor.rank_ints import rank_int
 from tests.localtensor.both_ways import check_both_ways, here
 
@@ -62,7 +62,7 @@ def test_ranks_that_differ_by_rank_make_a_family():
     with LocalTensorMode(4) as mode:
         first = rank_int([0, 0, 2, 2])
         group = dist.new_group([first, first + 1], use_local_synchronization=True)
-        assert family_of(mode, group) is of_lists([[0, 1], [2, 3]], 4)
+        assert group_of(mode, group).family is of_lists([[0, 1], [2, 3]], 4)
         with pytest.raises(BadGroup):
             dist.new_group([first, rank_int([0, 1, 2, 3])])
 
@@ -82,16 +82,40 @@ def test_what_names_groups():
     with LocalTensorMode(4) as mode:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
         rows, columns = of_lists([[0, 1], [2, 3]], 4), of_lists([[0, 2], [1, 3]], 4)
-        assert family_of(mode, mesh["b"]) is family_of(mode, (mesh, "b")) is family_of(mode, (mesh, 1)) is rows
-        assert family_of(mode, mesh.get_group("a")) is family_of(mode, mesh.get_group(0).group_name) is columns
-        assert family_of(mode, [[0, 1], [2, 3]]) is rows and family_of(mode, [2, 0]) is of_lists([[2, 0]], 4)
-        assert family_of(mode, None) is of_lists([[0, 1, 2, 3]], 4)
+        assert (
+            group_of(mode, mesh["b"]).family
+            is group_of(mode, (mesh, "b")).family
+            is group_of(mode, (mesh, 1)).family
+            is rows
+        )
+        assert (
+            group_of(mode, mesh.get_group("a")).family is group_of(mode, mesh.get_group(0).group_name).family is columns
+        )
+        assert group_of(mode, [[0, 1], [2, 3]]).family is rows and group_of(mode, [2, 0]).family is of_lists(
+            [[2, 0]], 4
+        )
+        assert group_of(mode, None).family is of_lists([[0, 1, 2, 3]], 4)
 
 
-@pytest.mark.parametrize("group", [[0, 0], [4], [[0, 1], [1, 2]], [[0], []], []])
+@pytest.mark.parametrize("group", [[0, 0], [4], [[0, 1], [1, 2]], [[0], []], [], [1.5], ["a"]])
 def test_lists_that_are_no_groups(group):
     with LocalTensorMode(4) as mode, pytest.raises(BadGroup, match="they must be different ranks of this mode"):
-        family_of(mode, group)
+        group_of(mode, group)
+
+
+@pytest.mark.parametrize(("axis", "said"), [
+    (None, r"group=DeviceMesh.*: a mesh has a group along each of its axes, .*\. Name one: \(mesh, 'dp'\)\."),
+    ("pp", r"group=\(DeviceMesh.*, 'pp'\): the mesh has no such axis\. Its axes are 'dp', 'tp'\."),
+    (2, "the mesh has no such axis"), (1.5, "the mesh has no such axis"),
+])  # fmt: skip
+def test_axes_that_a_mesh_has_not_and_one_that_is_not_named(axis, said):
+    with LocalTensorMode(4) as mode:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert group_of(mode, (mesh, -1)).family is group_of(mode, (mesh, "tp")).family
+        with pytest.raises(BadGroup, match=f"collective: group: .*{said}"):
+            group_of(mode, mesh if axis is None else (mesh, axis))
+        with pytest.raises(BadGroup, match=said):
+            group_of(mode, (mesh, axis))
 
 
 @pytest.mark.parametrize("make", [
@@ -107,7 +131,33 @@ def test_each_part_of_a_family_is_split_alike():
     with LocalTensorMode(8) as mode:
         halves, _ = dist.new_subgroups(4)
         group = dist.split_group(halves, [[0, 2], [1, 3]])
-        assert family_of(mode, group) is of_lists([[0, 2], [1, 3], [4, 6], [5, 7]], 8)
+        assert group_of(mode, group).family is of_lists([[0, 2], [1, 3], [4, 6], [5, 7]], 8)
+
+
+@pytest.mark.parametrize("rank", [lambda own: own + 1, lambda own: 0, lambda own: own * 0])
+def test_a_rank_that_is_not_each_ranks_own_is_refused_in_words(rank):
+    with (
+        LocalTensorMode([1, 2]),
+        pytest.raises(BadGroup, match=r"rank=.*: in one control flow each rank has a number of"),
+    ):
+        dist.init_process_group("gloo", rank=rank(dist.get_rank()), world_size=2)
+
+
+def test_a_mode_of_one_rank_takes_its_number():
+    with LocalTensorMode(1):
+        dist.init_process_group("gloo", rank=0, world_size=1)
+        assert dist.get_world_size() == 1
+
+
+def test_in_a_mode_of_some_ranks_the_default_group_counts_by_number_and_any_other_by_place():
+    with LocalTensorMode([1, 3, 5]) as mode:
+        pair = dist.new_group([3, 5])
+        assert [group_of(mode, None).place(rank) for rank in (1, 3, 5)] == [0, 1, 2]
+        assert [group_of(mode, pair).place(place) for place in (0, 1)] == [0, 1]
+        x, y = rank_map(torch.tensor), rank_map(torch.tensor)
+        dist.broadcast(x, group=pair, group_src=1)
+        dist.broadcast(y, src=3)
+        assert [x.on(rank).item() for rank in (1, 3, 5)] == [1, 5, 5] and y.reconcile().item() == 3
 
 
 def test_init_and_destroy_inside():
@@ -163,4 +213,4 @@ def test_a_large_mesh_has_two_families():
         before = len(mode.groups.by_name)
         mesh = init_device_mesh("cpu", (8, 8), mesh_dim_names=("a", "b"))
         assert len(mode.groups.by_name) <= before + 3
-        assert family_of(mode, mesh["a"]).matrix.shape == (8, 8)
+        assert group_of(mode, mesh["a"]).family.matrix.shape == (8, 8)

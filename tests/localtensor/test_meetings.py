@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -104,3 +106,28 @@ def test_the_message_shows_the_odd_one_out_and_what_went_well_before():
     assert f"  rank 0: all_reduce #5 of f32[4] on cpu, op=sum, {where}" in text.splitlines()
     assert f"  ranks 1, 2: all_reduce #5 of f32[3] on cpu, op=sum, {where}" in text.splitlines()
     assert [call.number for call in caught.value.last] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_parts_are_taken_in_the_order_of_the_group_whoever_came_first(schedule):
+    def program():
+        rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+        if rank < 2:
+            store.get(f"{rank + 1} came")  # the last rank comes first
+        every = [torch.zeros(1) for _ in range(3)]
+        work = dist.all_gather(every, torch.full((1,), float(rank)), async_op=True)
+        store.set(f"{rank} came", "yes")
+        work.wait()
+        return [x.item() for x in every]
+
+    assert lt.run(program, ranks=3, schedule=schedule).values == ([0.0, 1.0, 2.0],) * 3
+
+
+@pytest.mark.ranks(2)
+def test_a_collective_that_is_over_keeps_no_tensor_alive():
+    x = torch.ones(2)
+    held = weakref.ref(x)
+    dist.all_reduce(x)
+    dist.barrier()  # the other rank has its result, too
+    del x
+    assert held() is None  # the log of a long run has all its calls

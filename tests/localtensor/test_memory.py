@@ -8,7 +8,7 @@ import torch
 from localtensor.errors import NotHeld, OutsideWrite
 from localtensor.folding import common, of_ranks, partition
 from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.memory import Memory, RowsApart, make_finer, memory_of, overwrite
+from localtensor.memory import Memory, RowsApart, make_finer, memory_of, overlaps, overwrite
 
 HALVES = partition([0, 0, 1, 1], [2])
 
@@ -42,6 +42,38 @@ def test_a_finer_write_to_a_view_is_seen_by_its_base_and_its_other_views():
         assert base.on(rank).tolist() == [[0, 0], [rank, rank], [0, 0], [0, 0]]
         assert column.on(rank).tolist() == [0, rank, 0, 0] and flat.on(rank)[2:4].tolist() == [rank, rank]
     assert {x._partition for x in (base, column, row, flat)} == {base._partition}
+
+
+def test_cells_of_an_empty_tensor_do_not_share_what_each_grows_into():
+    x = torch.empty(0)
+    finer(x, partition([0, 1, 2, 3], [1, 1, 1, 1]))
+    assert len({cell.untyped_storage()._cdata for cell in x._cells}) == 4
+    y = torch.empty(0)
+    y.resize_(torch.distributed.get_rank() + 1)
+    for rank, cell in enumerate(y._cells):
+        cell.fill_(rank)
+    assert [y.on(rank).tolist() for rank in range(4)] == [[0], [1, 1], [2, 2, 2], [3, 3, 3, 3]]
+
+
+def test_an_overlap_on_any_rank_is_refused_as_each_rank_alone_refuses_it():
+    x = rank_map(lambda rank: torch.arange(0.0 if rank == 0 else 4.0) + rank)  # rank 0 has nothing that could overlap
+    assert x._partition.sizes[0] == 1 < x._partition.rows
+    with pytest.raises(RuntimeError, match="single memory location"):
+        x[1:].add_(x[:-1])
+
+
+def test_only_what_lies_in_the_same_places_overlaps():
+    x = differing(6)
+    half, rest, middle = x[:3], x[3:], x[2:4]
+    assert not overlaps([half], [half, rest]) and overlaps([half], [half, middle]) and overlaps([rest], [middle])
+    assert not overlaps([half], [half]) and not overlaps([half], [differing(6)]) and not overlaps([half], [x[3:3]])
+
+
+def test_whole_values_of_one_shape_become_one_cell_whatever_their_strides():
+    x = torch.zeros(2, 3)
+    by_rows, by_columns = torch.ones(2, 3), torch.full((3, 2), 2.0).t()
+    written(x, [by_rows, by_columns], partition([0, 1, 0, 1], [1, 1]))
+    assert len(x._cells) == 1 and [x.on(rank)[1, 1].item() for rank in range(4)] == [1, 2, 1, 2]
 
 
 def test_a_split_copies_no_more_than_it_must():

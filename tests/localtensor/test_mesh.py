@@ -25,7 +25,7 @@ def test_the_groups_along_an_axis_hold_every_rank_once(mesh):
     ("sizes", "names", "why"),
     [
         ((), (), "sizes and names must pair up"),
-        ((0,), ("a",), "an axis has no ranks"),
+        ((0,), ("a",), "a size is no whole number of ranks"),
         ((2, 2), ("a", "a"), "two axes share a name"),
     ],
 )
@@ -35,7 +35,18 @@ def test_what_is_no_mesh_is_refused(sizes, names, why):
 
 
 def test_an_unknown_axis_or_rank_is_named():
-    with pytest.raises(BadMesh, match="the axes are dp, tp"):
-        Mesh.of(dp=2, tp=2).axis("pp")
-    with pytest.raises(BadMesh, match="the ranks are 0 to 3"):
-        Mesh.of(dp=2, tp=2).coordinate(4)
+    mesh = Mesh.of(dp=2, tp=2)
+    with pytest.raises(BadMesh, match=r"Mesh.axis: name: 'pp': the axes are dp, tp. Name one of them."):
+        mesh.axis("pp")
+    with pytest.raises(BadMesh, match=r"Mesh.coordinate: rank: rank 4: the ranks are 0 to 3. Name one of them."):
+        mesh.coordinate(4)
+
+
+@pytest.mark.parametrize("place", [(0, 2), (2, 0), (-1, 0)])
+def test_a_place_outside_of_the_mesh_is_no_rank(place):
+    with pytest.raises(BadMesh, match=r"Mesh.rank: coordinate: \(.*\): the sizes are \(2, 2\)"):
+        Mesh.of(2, 2).rank(place)
+
+
+def test_axes_without_names_are_called_by_the_alphabet():
+    assert Mesh.of(*[1] * 12).names == tuple("abcdefghijkl")

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localtensor import _context
 from localtensor.once import BadCache, Once, Stats, _own_copy, clear_all
-from localtensor.once_cells import Circular
+from localtensor.once_cells import Cell, Circular, Room, brief
 from localtensor.sync import Threads
 
 
@@ -111,6 +111,11 @@ def test_asking_for_what_one_computes_is_refused_at_once_and_names_the_key():
     assert once.get("the key", lambda: 2) == 2
 
 
+@pytest.mark.parametrize(("long", "shown"), [(198, "x" * 198 + "'"), (199, "x" * 196 + "...")])
+def test_a_key_is_shown_in_two_hundred_characters(long, shown):
+    assert brief("x" * long) == f"'{shown}" and len(brief("x" * long)) == 200
+
+
 def test_a_circle_by_way_of_another_cache_is_refused():
     first, second = Once(name="first"), Once(name="second")
 
@@ -171,6 +176,15 @@ def test_colliding_hashes_are_told_apart():
     once = Once(int, name="colliding", limit=50)
     assert [once.get(Colliding(i)) for _ in range(2) for i in range(100)] == [i for _ in range(2) for i in range(100)]
     assert once.stats().size == 50
+
+
+def test_who_saw_a_key_that_is_gone_by_now_looks_again():
+    room, (first, second) = Room(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
+    assert room.claimed(first, ())
+    seen = room[1]
+    room.without(first)
+    assert not room.claimed(second, seen) and 1 not in room
+    assert room.claimed(second, ()) and room[1] == (second,)
 
 
 def test_a_key_that_equals_nothing_is_known_by_identity():

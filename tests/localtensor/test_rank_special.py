@@ -82,8 +82,12 @@ def test_what_one_rank_was_shown_once_another_still_hears(ranks):
 @pytest.mark.parametrize("leaver", [0, 1])
 def test_context_parallel_ends_for_the_rank_that_leaves_it(leaver, ranks):
     op = torch.ops.aten._scaled_dot_product_flash_attention.default
-    rules = DISPATCHER.sharding_propagator.op_strategy_funcs
-    outside = rules.get(op)
+    propagator = DISPATCHER.sharding_propagator
+
+    def rules():  # they moved from one table to the other after torch 2.13
+        return [getattr(propagator, name, {}).get(op) for name in ("op_strategy_funcs", "op_single_dim_strategy_funcs")]
+
+    outside = rules()
     for here, there in (ranks, ranks[::-1]):
         _attention._enable_cp_dtensor_dispatcher()
         switch(here, there)
@@ -91,7 +95,62 @@ def test_context_parallel_ends_for_the_rank_that_leaves_it(leaver, ranks):
         switch(*ranks)
     _attention._disable_cp_dtensor_dispatcher()
     assert op not in DISPATCHER._custom_op_handlers
-    assert rules.get(op) is outside
+    assert rules() == outside != [None, None]
     switch(ranks[leaver], ranks[1 - leaver])
     assert op in DISPATCHER._custom_op_handlers
-    assert rules.get(op) is not outside
+    assert rules() != outside
+
+
+IN_ITS_BLOCK = """
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental._context_parallel import _attention
+from localtensor.rank_state import OutsideState, RankState, switch
+
+op = torch.ops.aten._scaled_dot_product_flash_attention.default
+propagator = DTensor._op_dispatcher.sharding_propagator
+def rules():
+    return [getattr(propagator, name, {}).get(op) for name in ("op_strategy_funcs", "op_single_dim_strategy_funcs")]
+before = rules()
+assert before != [None, None]
+for _ in range(2):
+    with OutsideState():
+        ranks = [RankState(rank, 2, seed=5) for rank in range(2)]
+        switch(None, ranks[0])
+        assert rules() == before
+        _attention._enable_cp_dtensor_dispatcher()  # which imports the room of the rules, the first time
+        switch(*ranks)
+        switch(*ranks[::-1])
+    from torch.distributed.tensor.experimental._context_parallel import _sharding_rules
+    assert not _sharding_rules._cp_strategy_contexts
+    assert rules() == before
+"""
+
+
+def test_context_parallel_that_a_rank_never_leaves_is_over_with_the_run():
+    done = subprocess.run([sys.executable, "-c", IN_ITS_BLOCK], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+RULES_OF_ITS_OWN = """
+import torch
+from localtensor.rank_state import OutsideState, RankState, switch
+
+with OutsideState():
+    ranks = [RankState(rank, 2, seed=5) for rank in range(2)]
+    switch(None, ranks[0])
+    from torch.distributed.tensor import DTensor
+    switch(*ranks)
+    rules = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    rules["mine"] = print
+    switch(*ranks[::-1])
+    assert "mine" not in rules
+    switch(*ranks)
+    assert rules["mine"] is print
+assert "mine" not in rules
+"""
+
+
+def test_rules_that_a_rank_adds_to_a_dtensor_that_the_run_imported_are_gone_with_it():
+    done = subprocess.run([sys.executable, "-c", RULES_OF_ITS_OWN], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

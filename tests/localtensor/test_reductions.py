@@ -29,6 +29,23 @@ def test_the_average_is_the_sum_divided_so_it_overflows_where_the_sum_does():
     assert_same(fold([large, large], "avg"), torch.tensor([math.inf], dtype=torch.float16))
 
 
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7, 13, 14, 15, 100])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_the_average_of_complex_numbers_is_that_of_their_parts(dtype, ranks):
+    each = torch.complex(torch.arange(-9.0, 9), torch.arange(18.0)).to(dtype)
+    got = fold([each] * ranks, "avg")
+    assert_same(got, each)
+    assert_same(fold([each.conj()] * ranks, "avg"), each.conj().resolve_conj())
+    third = torch.view_as_complex(torch.view_as_real(each) / 3)
+    assert_same(fold([each, each * 0, each * 0], "avg"), third)
+
+
+def test_the_average_has_a_gradient_in_both_parts():
+    x = torch.tensor([3 + 6j], requires_grad=True)
+    fold([x, torch.zeros_like(x)], "avg").backward(torch.tensor([1 + 2j]))
+    assert_same(x.grad, torch.tensor([0.5 + 1j]))
+
+
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_min_and_max_let_nan_through_whichever_rank_holds_it(op, dtype):

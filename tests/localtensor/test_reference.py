@@ -129,6 +129,12 @@ def test_signs_of_zeros_count_and_nans_do_not():
     assert same_to_the_bit(torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]))
 
 
+def test_sparse_tensors_are_compared_by_all_their_elements():
+    sparse = torch.eye(2).to_sparse()
+    assert same_to_the_bit(sparse, torch.eye(2).to_sparse())
+    assert not same_to_the_bit(sparse, (torch.eye(2) * 2).to_sparse())
+
+
 def test_a_difference_says_where_and_how_far():
     told = str(Difference(3, "result 0", "value", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])))
     assert (

@@ -237,6 +237,35 @@ def test_a_list_that_outgrows_its_text_keeps_it_beside_the_digest():
     assert run(replay(schedule.text), program) == answers
 
 
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_list_is_in_the_text_as_long_as_there_is_room_for_a_digest_beside_it(over):
+    turns = [0, 1] * 100
+    listed = "round_robin=2:" + ",".join(map(str, turns))
+    listed = listed[: LONGEST - len("@999999999999#1c0ffee5") - 1].rstrip(",")
+    answers = [int(answer) for answer in listed.partition(":")[2].split(",")]
+    schedule = Diary(AsTold([*answers[:-1], 10 ** (1 + over)]))
+    schedule.begin(2)
+    for _ in answers:
+        schedule.next([0, 1], None)
+    assert ("#" in schedule.text) == (over == 1)
+    assert over or len(schedule.text) == LONGEST - len("@999999999999#1c0ffee5")
+
+
+class AsTold:
+    """A policy that answers from a list."""
+
+    text = "round_robin"
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def begin(self, ranks):
+        self.left = iter(self.answers)
+
+    def next(self, runnable, current):
+        return next(self.left)
+
+
 def test_the_diary_of_a_long_run_is_small():
     schedule = shuffled(1)
     run(schedule, (9, [list(range(9))] * 5000))
@@ -254,6 +283,7 @@ def test_the_diary_of_a_long_run_is_small():
     ("shuffled:1=4:", "it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to 160 characters"),
     ("shuffled:1@9#C0FFEE", "it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to 160 characters"),
     ("shuffled:٤", "it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to 160 characters"),
+    ("bounded:0:1", "it is of localtensor.explore, whose replay(program, text) reads it"),
     ("shufled:42", "there is no policy shufled, only round_robin, shuffled, pct"),
     ("round_robin:1", "round_robin takes no settings, not 1 numbers"),
     ("shuffled:1:2", "shuffled takes seed, not 2 numbers"),

@@ -208,7 +208,7 @@ SLEEPS = INIT + "print('up', os.getpid(), flush=True)\nimport time\ntime.sleep(6
 
 
 def gone(pid):
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while time.monotonic() < end:
         try:
             os.kill(pid, 0)
@@ -225,7 +225,7 @@ def test_no_process_is_left_when_we_are_stopped(how, script):
                                stderr=subprocess.PIPE, text=True)  # fmt: skip
     pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
     process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == (130 if how == "interrupt" else -9)
     assert err == ("localtensor: stopped by Ctrl-C.\n" if how == "interrupt" else "")
     assert all(gone(pid) for pid in pids)
@@ -237,7 +237,7 @@ def test_ctrl_c_stops_rank_threads(script):
                                stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert process.stdout.readline().endswith("up\n")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "localtensor: stopped by Ctrl-C.\n")
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces
+from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
 from localtensor.mesh import Mesh
 from localtensor.placement import KINDS, Spec, StridedShard, parse
 from localtensor.shards import (
@@ -89,6 +89,12 @@ def test_strided_shards_are_those_of_torch_and_make_the_whole_again(size, factor
     assert torch.equal(assemble_axis(ours, strided), x)
 
 
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_pieces_cut_in_an_order_that_is_not_its_own_inverse_make_the_whole_again(order):
+    spec = Spec(Mesh.of(2, 3, 2), (Shard(0),) * 3, (25,), torch.int64, ((0, order),))
+    assert torch.equal(assemble(split(torch.arange(25), spec), spec), torch.arange(25))
+
+
 def test_a_rank_of_a_strided_shard_holds_its_chunk_of_every_block():
     def held(size, factor, ranks):
         return [p.tolist() for p in split_axis(torch.arange(size), StridedShard(0, split_factor=factor), ranks)]
@@ -153,8 +159,39 @@ def test_a_piece_of_the_wrong_shape_is_refused():
 
 def test_a_partial_without_a_generator_is_refused():
     spec = Spec(Mesh.of(2), (Partial("sum"),), (5,), torch.int64)
-    with pytest.raises(BadPlacement, match="a Partial needs a generator to split with"):
+    with pytest.raises(BadPlacement, match=r"no generator says which. Pass rng=torch.Generator\(\).$"):
         split(torch.arange(5), spec)
+
+
+def test_a_tensor_of_another_shape_than_the_specs_is_not_split():
+    spec = Spec(Mesh.of(2), (Shard(0),), (5,), torch.int64)
+    with pytest.raises(
+        WrongShape, match=r"^shards.split: x: shape \(4,\): the spec is of shape \(5,\). Pass a tensor of"
+    ):
+        split(torch.arange(4), spec)
+
+
+def test_of_many_pieces_a_few_are_shown_and_the_first_that_is_wrong_is_named():
+    spec = Spec(Mesh.of(100), (Shard(0),), (200,), torch.int64)
+    pieces = split(torch.arange(200), spec)
+    pieces[42] = torch.arange(7)
+    with pytest.raises(
+        WrongPieces, match=r"\(2,\) and 92 more\], \(2,\) and not \(7,\) of rank 42. Give rank i"
+    ) as caught:
+        assemble(pieces, spec)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"), [(8, "(1,)]. Give rank i"), (9, "and 1 more], (2,) and not (7,) of rank 4. Give rank i")]
+)
+def test_of_several_wrong_pieces_the_first_is_named_if_not_all_are_shown(ranks, told):
+    spec = Spec(Mesh.of(ranks), (Shard(0),), (2 * ranks - 1,), torch.int64)
+    pieces = split(torch.arange(2 * ranks - 1), spec)
+    pieces[4], pieces[-1] = torch.arange(7), torch.arange(9)
+    with pytest.raises(WrongPieces) as caught:
+        assemble(pieces, spec)
+    assert told in str(caught.value)
 
 
 def test_a_dim_that_is_not_there_is_refused():

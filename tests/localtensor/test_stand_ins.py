@@ -35,6 +35,18 @@ def test_the_default_group_is_there_already_and_may_be_asked_for():
     )
 
 
+def test_a_default_group_that_is_made_again_has_groups_of_its_own():
+    def program():
+        dist.new_group([0])
+        dist.destroy_process_group()
+        dist.init_process_group("gloo")
+        dist.new_group([0, 1])  # named as the first one was: torch counts from the start
+        dist.destroy_process_group()
+        return True
+
+    assert lt.run(program, ranks=2).values == (True, True)
+
+
 BACKENDS = ["gloo", "nccl", "cpu:gloo,cuda:nccl", "GLOO"]
 
 

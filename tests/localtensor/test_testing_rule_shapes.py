@@ -56,6 +56,7 @@ def test_a_square_is_a_case_of_a_rectangle():
     assert not fits(plan("ab", "b"), Rule.read("S(1), S(1) -> R"))
     assert cuts_one(plan("ab", "b"), Rule.read("S(1), S(0) -> R"))
     assert not cuts_one(plan("ab", "b"), Rule.read("S(0), S(0) -> R"))
+    assert not cuts_one(plan("ab", "1b"), Rule.read("R, S(0) -> R"))  # that dim is broadcast
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def test_a_wrong_rule_is_found_and_each_way_to_repeat_it_does(op, rule):
         check_case(eval(wrong.example.removeprefix("@example(case=")[:-1], dict(WORDS)))
 
 
+def test_a_result_of_floats_of_one_byte_is_compared_exactly():
+    calls = [((torch.linspace(-2, 2, 5),), {"dtype": torch.float8_e4m3fn})]
+    assert assert_rule("aten._to_copy.default", "S(0) -> S(0)", calls=calls) is None
+    wrong = wrong_of("aten._to_copy.default", "P(sum) -> R", calls=calls)
+    assert "torch.float8_e4m3fn" in wrong.repeat
+
+
 def test_there_are_as_many_rules_as_are_promised():
     assert len(RIGHT) + len(SOME_CALLS) >= 40
     assert len(WRONG) >= 30

@@ -11,7 +11,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import localtensor as lt
 from localtensor import threads
-from localtensor.errors import LocalTensorError, NeverEnded, RankRaised
+from localtensor.errors import LocalTensorError, NeverEnded, NoTime, RankRaised
+from localtensor.threads import limit_said
 
 HERE = "test_threads.py"
 
@@ -261,3 +262,23 @@ def test_a_thread_of_the_users_is_no_rank_though_it_has_the_number_of_one_that_h
         return told
 
     assert lt.run(program, ranks=8).values == (["ForeignThread"] * 3,) * 8
+
+
+def test_the_environment_says_before_anybody_else_how_long_a_run_may_take(monkeypatch):
+    monkeypatch.delenv("LOCALTENSOR_TIMEOUT", raising=False)
+    assert (limit_said(7.0), limit_said(0.0), limit_said(None)) == (7.0, None, None)
+    monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "9")
+    assert (limit_said(7.0), limit_said(None)) == (9.0, 9.0)
+    monkeypatch.setenv("LOCALTENSOR_TIMEOUT", "0")
+    assert limit_said(7.0) is None
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "nan", "1e9"])
+def test_what_the_environment_must_not_say_is_refused(monkeypatch, said):
+    monkeypatch.setenv("LOCALTENSOR_TIMEOUT", said)
+    with pytest.raises(NoTime) as caught:
+        lt.run(dist.get_rank, ranks=2)
+    assert str(caught.value) == (
+        f"run: LOCALTENSOR_TIMEOUT: LOCALTENSOR_TIMEOUT={said!r}: a limit is more than 0 seconds, and at most a day. "
+        "Give it 30, say."
+    )

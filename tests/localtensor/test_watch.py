@@ -71,6 +71,25 @@ def test_who_reads_an_input_before_its_wait_is_not_told():
     assert target.sum() == 8
 
 
+@pytest.mark.ranks(2)
+def test_who_gathers_an_input_once_more_before_its_wait_is_not_told():
+    target, source, work = gather()
+    again = torch.zeros(8)
+    dist.all_gather_into_tensor(again, source)
+    work.wait()
+    assert again.tolist() == target.tolist() == [1.0] * 8
+
+
+def test_who_gathers_an_output_before_its_wait_reads_it():
+    def program():
+        x, work = begin()
+        dist.all_gather_into_tensor(torch.zeros(8), x)
+        work.wait()
+
+    with pytest.raises(ReadBeforeWait, match=r"read by c10d\._allgather_base_\.default"):
+        lt.run(program, ranks=2)
+
+
 def test_who_writes_an_input_before_its_wait_is_told():
     def writes():
         _, source, work = gather()

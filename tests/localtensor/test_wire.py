@@ -18,6 +18,11 @@ def test_a_tensor_of_any_dtype_and_shape_comes_back(dtype, shape):
     assert y.tolist() == x.tolist()
 
 
+def test_a_tensor_that_wants_a_gradient_still_does():
+    x = loads(dumps(torch.ones(2, requires_grad=True)))
+    assert x.requires_grad and x.tolist() == [1.0, 1.0]
+
+
 @given(st.permutations([0, 1, 2]))
 def test_dense_strides_are_kept(order):
     x = torch.arange(24).reshape(2, 3, 4).permute(*order)

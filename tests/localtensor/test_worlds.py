@@ -1,6 +1,6 @@
 import gc
 import importlib
-import sys
+import threading
 import weakref
 from itertools import product
 
@@ -11,16 +11,19 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
-from localtensor.worlds import PRIVATE
+from localtensor.worlds import PRIVATE, world_now
 
 
 def lacks(path):
     """The first part of a dotted path that is not there, or None."""
     module, _, name = path.rpartition(".")
-    while module not in sys.modules:
-        module, _, head = module.rpartition(".")
-        name = f"{head}.{name}"
-    found = importlib.import_module(module)
+    while True:
+        try:
+            found = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, head = module.rpartition(".")
+            name = f"{head}.{name}"
     for part in name.split("."):
         if not hasattr(found, part):
             return f"{path}: this torch ({torch.__version__}) has no {part} there"
@@ -49,6 +52,19 @@ def test_each_rank_has_a_world_of_its_own(rank):
     dist.all_gather_object(everybody, id(world))
     assert len(set(everybody)) == 3 and c10d._world is world
     assert dist.group.WORLD.rank() == rank
+
+
+@pytest.mark.ranks(2)
+def test_a_thread_that_a_rank_starts_has_no_world(rank):
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(world_now()))
+    thread.start()
+    thread.join()
+    assert world_now().rank == rank and seen == [None]
+
+
+def test_outside_of_a_run_there_is_no_world():
+    assert world_now() is None and lt.run(lambda: world_now().rank, ranks=2).values == (0, 1)
 
 
 WAYS = [[Shard(0), Shard(0)], [Shard(1), Shard(0)], [Replicate(), Shard(1)], [Shard(0), Replicate()]]

@@ -1,5 +1,6 @@
 """`make overloads`: every aten overload that torch's OpInfos reach, put through lockstep and held against plain loops."""
 
+import argparse
 import sys
 import time
 from collections import Counter
@@ -11,6 +12,12 @@ from tests.overloads.capture import captured
 from tests.overloads.judge import Record, sweep
 
 MOST_TOLD = 3
+EXAMPLES = """examples:
+  python -m tests.overloads            every overload: about 10 minutes
+  python -m tests.overloads cumsum     those with this in their name
+
+Exit code 1 if a result is wrong on any rank.
+"""
 
 
 def report(records: dict[str, Record], seconds: float) -> str:
@@ -40,10 +47,17 @@ def report(records: dict[str, Record], seconds: float) -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.overloads", description=__doc__, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "wanted", nargs="?", default="", metavar="NAME", help="part of the names of overloads; all if none is given"
+    )
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.time()
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    calls = {name: found for name, found in captured().items() if wanted in name}
+    calls = {name: found for name, found in captured().items() if asked.wanted in name}
     records = {}
     for number, (name, found) in enumerate(calls.items()):
         records[name] = sweep(found, Record())

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from localtensor.rank_marks import Marks, Plan, Settings, marks_of, planned
+from localtensor.rank_marks import Marks, Plan, Settings, marks_of, planned, product
 
 
 def marks(*levels):
@@ -31,6 +31,11 @@ def test_without_marks_nothing_is_said():
 def test_a_mark_without_a_number_takes_the_option_and_two_without_one():
     assert plan(marks([ranks()])) == Plan(2, (2,))
     assert plan(marks([ranks()]), ranks=5) == Plan(5, (5,))
+
+
+@pytest.mark.parametrize("shape", [(2, None), (2, True), (-1, -2), (2, "4"), ()])
+def test_a_mesh_that_has_no_proper_shape_has_no_number_of_ranks(shape):
+    assert product(mesh(shape)) is None and product(mesh((2, 3))) == 6
 
 
 def test_the_closest_number_wins_over_a_farther_one_and_over_the_option():

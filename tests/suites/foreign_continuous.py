@@ -10,9 +10,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
 from torch.testing._internal.common_distributed import TEST_SKIPS, MultiProcContinuousTest, skip_if_lt_x_gpu
 from torch.testing._internal.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch.testing._internal.distributed._tensor import common_dtensor
 from torch.testing._internal.distributed._tensor.common_dtensor import (
     DTensorContinuousTestBase,
-    LocalDTensorContinuousTestBase,
     create_local_tensor_test_class,
     map_local_for_rank,
 )
@@ -88,7 +88,11 @@ class Tensors(DTensorContinuousTestBase):
         self.assertEqual(local, torch.full((1,), 6.0))
 
 
-TensorsWithLocalTensor = create_local_tensor_test_class(Tensors, base_class=LocalDTensorContinuousTestBase)
+HAS_LOCAL_BASE = hasattr(common_dtensor, "LocalDTensorContinuousTestBase")  # since torch 2.12
+if HAS_LOCAL_BASE:
+    TensorsWithLocalTensor = create_local_tensor_test_class(
+        Tensors, base_class=common_dtensor.LocalDTensorContinuousTestBase
+    )
 
 
 class ByDevice(MultiProcContinuousTest):

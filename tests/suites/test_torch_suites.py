@@ -42,7 +42,7 @@ def test_files_of_others_run_unchanged_and_a_failure_is_one(tmp_path):
     assert "suites_ranks.py" not in ran.stdout and "threads.py" not in ran.stdout.replace("test_threads.py", "")
 
 
-@pytest.mark.parametrize("said", ["soon", "1 2"])
+@pytest.mark.parametrize("said", ["soon", "1 2", "-1", "nan"])
 def test_a_limit_that_is_no_number_is_a_usage_error(said):
     config = SimpleNamespace(getini=lambda name: said, getoption=lambda name, default: default, stash={})
     with pytest.raises(pytest.UsageError, match="suites_timeout and LOCALTENSOR_TIMEOUT are numbers of seconds"):

@@ -1,0 +1,80 @@
+"""How far from the truth a right answer may be: measured, not guessed.
+
+A function is asked again with its inputs moved by one unit in the last place, and in double precision; by as much as its
+results differ then, so much noise there is in them.  What does not round is exact.  An element that jumps under such
+noise (a tie broken the other way) says nothing.
+
+A slack is float64: a scalar, or one number for each element of a result, infinite where it jumps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GENEROUS = 1000.0
+"""How many times the measured noise a value may be off; what is wrong is off by far more."""
+JUMP = 1e-3
+"""A response to one-ulp noise above this share of the scale is a jump, not rounding."""
+UNSTABLE = 0.5
+"""If more than this share of a result jumps, the call says nothing."""
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+"""Single precision, and what its own distance from the truth is measured by."""
+
+
+def rounds(x: Tensor) -> bool:
+    """Whether its numbers round.  With floats of one byte torch does not compute: they are exact."""
+    return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
+
+
+def scale_of(x: Tensor) -> Tensor:
+    """The size of the largest finite element, never quite zero; float64 of no dims."""
+    size = x.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
+    return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
+
+
+def slack_of(value: Any, others: Sequence[Any]) -> Tensor | None:
+    """The slack of a result, from what came out in its place for moved inputs; None for what is no tensor."""
+    if not isinstance(value, Tensor):
+        return None
+    others = [o for o in others if isinstance(o, Tensor) and o.shape == value.shape and o.dtype == value.dtype]
+    if not rounds(value):
+        jumped = [jump for jump in (o != value for o in others) if bool(jump.any())]
+        if not jumped:
+            return torch.zeros((), device=value.device)
+        return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
+    scale, eps = scale_of(value), torch.finfo(value.dtype).eps
+    floor = GENEROUS * eps * scale
+    if not others or not value.numel():
+        return floor
+    moved = torch.stack([_moved(o, value) for o in others]).amax(0)
+    stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
+    if bool(stable.all()):
+        return GENEROUS * moved.amax() + floor
+    return torch.where(stable, GENEROUS * torch.where(stable, moved, 0.0).amax() + floor, torch.inf)
+
+
+def _moved(other: Tensor, value: Tensor) -> Tensor:
+    alike = (other == value) | (other.isnan() & value.isnan())
+    return torch.where(alike, 0.0, (other - value).abs().double().nan_to_num(torch.inf))
+
+
+def widened(slack: Tensor | None, value: Any, best: Any) -> Tensor | None:
+    """The slack, with room for single precision's own distance from `best`, the result in double."""
+    if slack is None or not isinstance(best, Tensor) or best.shape != value.shape or not best.numel():
+        return slack
+    if not rounds(value):
+        return torch.where(best == value, slack, torch.inf)
+    apart = (value.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
+    return slack + 4 * torch.where(apart <= JUMP * scale_of(value), apart, 0.0).amax()
+
+
+def close(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
+    """Element by element: equal, both NaN, or within the slack."""
+    same = (got == want) | slack.isinf()
+    if rounds(want):
+        same = same | ((got - want).abs() <= slack) | (got.isnan() & want.isnan())
+    return same

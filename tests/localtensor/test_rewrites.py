@@ -1,0 +1,101 @@
+"""out= in lockstep: each rank's own result, in the shape and dtype that torch gives it, whatever was passed."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from localtensor.errors import NotInLockstep, OutsideWrite
+from localtensor.lockstep import LocalTensorMode, rank_map
+
+RANKS = 3
+OUTS = {
+    "empty, of all ranks": lambda dtype: torch.empty(0, dtype=dtype),
+    "empty, one each": lambda dtype: rank_map(lambda rank: torch.empty(0, dtype=dtype)),
+    "as large": lambda dtype: torch.empty(3, dtype=dtype),
+    "larger, one each": lambda dtype: rank_map(lambda rank: torch.full((5,), rank, dtype=dtype)),
+    "of other dims": lambda dtype: torch.zeros(2, 2, dtype=dtype),
+}
+RESULTS = {
+    "of one shape": lambda rank: torch.arange(3) + rank,
+    "uneven": lambda rank: torch.arange(rank + 1) + rank,
+    "shared": lambda rank: torch.arange(3),
+}
+
+
+@pytest.fixture(autouse=True)
+def mode():
+    with LocalTensorMode(RANKS) as made, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "An output with one or more elements was resized")
+        yield made
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.int64, torch.float32), (torch.float32, torch.float64)]
+)
+@pytest.mark.parametrize("given", OUTS)
+@pytest.mark.parametrize("brought", RESULTS)
+def test_what_is_passed_as_out_gets_each_ranks_result(brought, given, dtypes):
+    x, out = rank_map(lambda rank: RESULTS[brought](rank).to(dtypes[0])), OUTS[given](dtypes[1])
+    assert torch.mul(x, x, out=out) is out
+    for rank in range(RANKS):
+        alone = RESULTS[brought](rank).to(dtypes[0])
+        assert out.on(rank).tolist() == (alone * alone).tolist()
+    assert str(out.shape) == str(x.shape) and out.dtype == dtypes[1]
+
+
+def test_a_reduction_adds_up_in_the_dtype_of_its_out():
+    x = rank_map(lambda rank: torch.tensor([2.0**24, 1, rank]))
+    out = torch.empty(0, dtype=torch.float64)
+    torch.sum(x, 0, out=out)
+    assert [out.on(rank).item() for rank in range(RANKS)] == [2**24 + 1 + rank for rank in range(RANKS)]
+
+
+def test_a_result_that_does_not_fit_the_dtype_of_out_leaves_it_as_it_was():
+    x, out = rank_map(lambda rank: torch.ones(3) + rank), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.mul(x, x, out=out)
+    assert out.shape == (2,) and out.tolist() == [0, 0]
+
+
+def test_ops_that_only_exist_with_out_resize_it_too():
+    out = torch.empty(0)
+    torch.arange(0, 3, out=out)
+    assert out.shape == (3,) and out.tolist() == [0, 1, 2]
+    uneven = torch.empty(0)
+    torch.ones(dist.get_rank() + 1, out=uneven)
+    assert str(uneven.shape) == "torch.Size([RankInts(1, 2, 3)])" and uneven.on(2).tolist() == [1, 1, 1]
+
+
+def test_random_numbers_of_each_rank_do_not_land_in_one_memory():
+    want = [torch.rand(2, generator=torch.Generator().manual_seed(rank)).tolist() for rank in range(RANKS)]
+    for out in (torch.empty(0), torch.empty(2)):
+        torch.manual_seed(dist.get_rank())
+        torch.rand(2, out=out)
+        assert [out.on(rank).tolist() for rank in range(RANKS)] == want
+
+
+def test_rows_of_a_stack_have_no_room_for_another_shape():
+    out = rank_map(lambda rank: torch.full((2,), float(rank)))
+    with pytest.raises(NotInLockstep, match=r"aten.ones.out: its out= holds values that differ by rank"):
+        torch.ones(3, out=out)
+
+
+def test_out_from_outside_takes_only_what_all_ranks_agree_on():
+    with torch._C._DisableTorchDispatch():
+        out = torch.zeros(3)
+    torch.add(torch.ones(3), 1, out=out)
+    with pytest.raises(OutsideWrite):
+        torch.add(rank_map(lambda rank: torch.full((3,), float(rank))), 1, out=out)
+    with torch._C._DisableTorchDispatch():
+        assert out.tolist() == [2, 2, 2]
+
+
+def test_lists_of_tensors_are_done_in_groups_and_what_is_shared_stays_shared():
+    shared, own = torch.ones(2), rank_map(lambda rank: torch.full((2,), float(rank)))
+    first, second = torch._foreach_add([shared, own], [shared, shared])
+    assert first._partition.rows == 1 and first.tolist() == [2, 2]
+    assert [second.on(rank).tolist() for rank in range(RANKS)] == [[1, 1], [2, 2], [3, 3]]
+    torch._foreach_mul_([shared, own], 3)
+    assert shared._partition.rows == 1 and own.on(2).tolist() == [6, 6]
