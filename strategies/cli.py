@@ -12,32 +12,47 @@ import typer
 from typer import Argument, Option
 
 from strategies import cli_gate, cli_plan, cli_races
-from strategies.leaving import CLEAN, INTERRUPTED, leave, many
+from strategies.leaving import CLEAN, NOTHING, complain, leave, many, open_streams
+from strategies.stopping import gently, watch
 
 app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Examples:\n\n\b\n  localtensor validate cumprod                   one op of torch\n"
-           "  localtensor validate --all --json report.json  every rule of torch's own\n"
-           "  localtensor run -n 8 train.py                  a torchrun script, its ranks as threads\n"
-           "  localtensor gate --rules my_rules              a pre-merge gate: only what is new fails\n"
-           "  localtensor plan \"f32[8,8] @ dp=2: S(0) -> S(1)\"    the cheapest redistribution, and DTensor's own\n",
+    epilog="Examples:\n\n\b\n"
+           "  localtensor validate cumprod\n"
+           "      one op of torch\n"
+           "  localtensor validate --all --json report.json\n"
+           "      every rule of torch's own\n"
+           "  localtensor run -n 8 train.py\n"
+           "      a torchrun script, its ranks as threads\n"
+           "  localtensor gate --rules my_rules\n"
+           "      before a merge: only what is new fails\n"
+           "  localtensor plan \"f32[8,8] @ dp=2: S(0) -> S(1)\"\n"
+           "      the cheapest redistribution, and DTensor's own\n",
 )  # fmt: skip
 
 EXAMPLES = """Examples:
 
 \b
-  localtensor validate cumprod gather "nn.functional.*"    some ops of torch, by OpInfo name, overload or glob
-  localtensor validate --all --json report.json            every overload that DTensor registers
-  localtensor validate add --search --ranks 2              also what holds and nobody claims
-  localtensor validate cumprod --repro scripts             a torchrun script for every finding
-  localtensor validate --rules my_package.my_rules         just the rules that this module registers
-  localtensor validate --all --journal s.jsonl             keeps what is done; --resume goes on with it
-  localtensor validate --all --journal 1.jsonl --shard 1/4 a quarter of the work, for a CI matrix
-  localtensor validate --plans --mesh 2,2                  DTensor's own redistributions: wrong values and waste
+  localtensor validate cumprod gather "nn.functional.*"
+      some ops of torch, by OpInfo name, overload or glob
+  localtensor validate --all --json report.json
+      every overload that DTensor registers
+  localtensor validate add --search --ranks 2
+      also what holds and nobody claims
+  localtensor validate cumprod --repro scripts
+      a torchrun script for every finding
+  localtensor validate --rules my_rules
+      just the rules that this module registers
+  localtensor validate --all --journal s.jsonl
+      keeps what is done; --resume goes on with it
+  localtensor validate --all --journal 1.jsonl --shard 1/4
+      a quarter of the work, for a CI matrix
+  localtensor validate --plans --mesh 2,2
+      DTensor's own redistributions: wrong values, waste
 
 Exit codes: 0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;
-3 nothing was tested, or the tool itself failed.
+3 nothing was tested, or the tool itself failed; 130 stopped by Ctrl-C, 143 by SIGTERM, as every command.
 """
 
 
@@ -56,7 +71,7 @@ def _root(
     """Puts PyTorch's distributed sharding rules on trial: every rank simulated, every verdict confirmed."""
 
 
-@app.command(epilog=EXAMPLES)
+@app.command(epilog=EXAMPLES, short_help="Put sharding rules on trial.")
 def validate(
     ops: Annotated[list[str] | None, Argument(metavar="OP", help="OpInfo names, overloads or globs.", show_default=False)] = None,
     everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False,
@@ -115,14 +130,16 @@ def validate(
 MERGE_EXAMPLES = """Examples:
 
 \b
-  localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl        one report of four shards
-  localtensor merge *.jsonl --json report.json             the same, for programs
+  localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl
+      one report of four shards
+  localtensor merge *.jsonl --json report.json
+      the same, for programs
 
 Exit codes: those of the whole run; 2 a file that is no journal, or of another run; 3 a unit is missing.
 """
 
 
-@app.command(epilog=MERGE_EXAMPLES)
+@app.command(epilog=MERGE_EXAMPLES, short_help="Join the journals of several shards.")
 def merge(
     journals: Annotated[list[Path], Argument(metavar="JOURNAL...", help="What --journal wrote, of every shard.", show_default=False)],
     out: Annotated[Path | None, Option("--out", help="Write one journal of the whole run here.")] = None,
@@ -142,14 +159,16 @@ def merge(
 COVERAGE_EXAMPLES = """Examples:
 
 \b
-  localtensor coverage sweep.jsonl                 of the sweep that wrote this journal
-  localtensor coverage                             of a sweep that is made now: some minutes
+  localtensor coverage sweep.jsonl
+      of the sweep that wrote this journal
+  localtensor coverage
+      of a sweep that is made now: some minutes
 
 Exit codes: 0 something was tried; 2 a file that is no journal; 3 nothing was tried, or the tool itself failed.
 """
 
 
-@app.command(epilog=COVERAGE_EXAMPLES)
+@app.command(epilog=COVERAGE_EXAMPLES, short_help="What was tried, and why the rest was not.")
 def coverage(
     journal: Annotated[Path | None, Argument(metavar="JOURNAL", help="What --journal wrote.", show_default=False)] = None,
     json_file: Annotated[Path | None, Option("--json", help="Write the whole table here.")] = None,
@@ -170,15 +189,18 @@ def coverage(
 DISCOVER_EXAMPLES = """Examples:
 
 \b
-  localtensor discover scatter_add                 rules that hold, and that nobody claims, with their evidence
-  localtensor discover aten.mv.default --emit      a module that registers them, beside what torch has: plain torch
-  localtensor discover add.Tensor --emit > my_rules.py && localtensor validate --rules my_rules
+  localtensor discover scatter_add
+      rules that hold and nobody claims, with evidence
+  localtensor discover aten.mv.default --emit
+      a module of plain torch that registers them
+  localtensor discover aten.mv.default --emit > more.py
+      and `localtensor validate --rules more` judges it
 
 Exit codes: 0 searched, whether something is missing or not; 2 usage; 3 nothing was searched.
 """
 
 
-@app.command(epilog=DISCOVER_EXAMPLES)
+@app.command(epilog=DISCOVER_EXAMPLES, short_help="Look for rules that nobody claims.")
 def discover(
     op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)],
     emit: Annotated[bool, Option("--emit", help="Print a module that registers what is missing.")] = False,
@@ -199,17 +221,25 @@ def discover(
 RUN_EXAMPLES = """Examples:
 
 \b
-  localtensor run -n 8 train.py --epochs 1                 eight rank threads, one at a time, same order every time
-  localtensor run -n 4 --schedule "shuffled:7" train.py    another order, the same on every repetition
-  localtensor run -n 2 --on gloo train.py                  two real processes, as torchrun starts them
-  localtensor run -n 2 -m my_package.train --epochs 1      a module, as `python -m` runs it
+  localtensor run -n 8 train.py --epochs 1
+      eight rank threads, the same order every time
+  localtensor run -n 4 --schedule shuffled:7 train.py
+      another order, the same on every repetition
+  localtensor run -n 2 --on gloo train.py
+      two real processes, as torchrun starts them
+  localtensor run -n 2 -m my_package.train --epochs 1
+      a module, as `python -m` runs it
 
 Exit codes: that of the first rank that failed; 1 a fault of the program, told on standard error; 2 usage;
 130 stopped by Ctrl-C.
 """
 
 
-@app.command(epilog=RUN_EXAMPLES, context_settings={"allow_interspersed_args": False})
+@app.command(
+    epilog=RUN_EXAMPLES,
+    short_help="Run a torchrun script on rank threads.",
+    context_settings={"allow_interspersed_args": False},
+)
 def run(
     script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)],
     arguments: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = None,
@@ -222,21 +252,21 @@ def run(
     prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output says whose it is.")] = True,
 ) -> None:  # fmt: skip
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
-    try:
+
+    def work() -> int:
         from localtensor import script as scripts
 
         asked = scripts.Asked(script, tuple(arguments or ()), ranks, on, module, schedule, seed, timeout, prefix)
-        code = scripts.run_script(asked)
-    except KeyboardInterrupt:
-        typer.echo("localtensor: stopped by Ctrl-C.", err=True)
-        code = INTERRUPTED
-    raise typer.Exit(code)
+        with gently():  # it is the user's program that is stopped
+            return scripts.run_script(asked)
+
+    leave(work)
 
 
-app.command(epilog=cli_gate.GATE_EXAMPLES)(cli_gate.gate)
-app.command(epilog=cli_gate.REPORT_EXAMPLES)(cli_gate.report)
-app.command(epilog=cli_races.RACES_EXAMPLES)(cli_races.races)
-app.command(epilog=cli_plan.PLAN_EXAMPLES)(cli_plan.plan)
+app.command(epilog=cli_gate.GATE_EXAMPLES, short_help="Let only what is new fail, before a merge.")(cli_gate.gate)
+app.command(epilog=cli_gate.REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")(cli_gate.report)
+app.command(epilog=cli_races.RACES_EXAMPLES, short_help="Look for races in caches of propagation.")(cli_races.races)
+app.command(epilog=cli_plan.PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")(cli_plan.plan)
 app.add_typer(cli_plan.cost)
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
@@ -271,6 +301,13 @@ def _apart(word: str) -> list[str]:
 
 def main() -> None:
     """The console script.  What follows `run` may be a script's own `--ranks`: it is left alone."""
+    watch()
+    open_streams()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: it warns of each resized out=
     words = sys.argv[1:]
-    app(args=words if words[:1] == ["run"] else spread(words))
+    try:
+        app(args=words if words[:1] == ["run"] else spread(words))
+    except OSError as error:  # of --help and --version: what a command prints it sees to itself
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        complain(f"localtensor: cannot write to standard output: {error.strerror}.")
+        sys.exit(NOTHING)

@@ -13,12 +13,18 @@ from strategies.leaving import USAGE, leave, many
 GATE_EXAMPLES = """Examples:
 
 \b
-  localtensor gate --rules my_package.my_rules             all rules that this module registers, beside the baseline
-  localtensor gate --rules my_rules --changed origin/main  just what changed since then, with the reason for each
-  localtensor gate --rules my_rules --accept "issue 12"    what is new now is accepted from now on
-  localtensor gate --rules my_rules --update               drop the entries that no longer show
-  localtensor gate cumprod gather --budget 5m              torch's own rules for two ops, for five minutes at most
-  localtensor gate --rules my_rules --sarif out.sarif --junit out.xml --github   for a CI server
+  localtensor gate --rules my_rules
+      all rules of this module, beside the baseline
+  localtensor gate --rules my_rules --changed origin/main
+      just what changed since then, and why it was chosen
+  localtensor gate --rules my_rules --accept "issue 12"
+      what is new now is accepted from now on
+  localtensor gate --rules my_rules --update
+      drop the entries that no longer show
+  localtensor gate cumprod gather --budget 5m
+      torch's own rules for two ops, five minutes at most
+  localtensor gate --rules my_rules --sarif out.sarif --github
+      for a CI server; --junit, --json and --summary, too
 
 Exit codes: 0 clean; 1 something new, or an entry of the baseline that no longer shows; 2 usage;
 3 infrastructure, a crash, or nothing was tested; 130 stopped by Ctrl-C.
@@ -27,8 +33,10 @@ Exit codes: 0 clean; 1 something new, or an entry of the baseline that no longer
 REPORT_EXAMPLES = """Examples:
 
 \b
-  localtensor validate --all --journal sweep.jsonl         makes a journal
-  localtensor report sweep.jsonl -o report.html            one page that opens without a network
+  localtensor validate --all --journal sweep.jsonl
+      makes a journal
+  localtensor report sweep.jsonl -o report.html
+      one page that opens without a network
 
 Exit codes: 0 the page is written; 2 a file that is no journal, or a place that cannot be written; 3 nothing was tested.
 """

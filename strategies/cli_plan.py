@@ -12,12 +12,20 @@ from strategies.leaving import USAGE, leave
 PLAN_EXAMPLES = """Examples:
 
 \b
-  localtensor plan "f32[4096,4096] @ dp=8,tp=16: S(0),P(sum) -> R,S(1)"
-  localtensor plan "f32[4096,4096] @ dp=8,tp=16: S(0),P(sum) -> R,S(1)" --picture plan.svg
-  localtensor plan "bf16[8192,8192] @ dp=2,tp=8: S(0),S(0) -> S(1),R" --inner 3,300 --outer 5,25
-  localtensor plan "bf16[8192,8192] @ dp=2,tp=8: S(0),S(0) -> S(1),R" --by bytes --memory 200MB
+  localtensor plan "f32[8,8] @ dp=2: S(0) -> S(1)"
+      steps, price, alternatives, and DTensor's own plan
+  localtensor plan "f32[64,64] @ dp=2,tp=4: S(0),P(sum) -> R,S(1)"
+      a mesh of two axes, a placement for each
+  localtensor plan "i64[7] @ 2,3: S(0)[1],S(0)[0] -> S(0),S(0)" --picture -
+      one dim cut in two orders, drawn here
+  localtensor plan "f32[8,8] @ dp=2: S(0) -> R" --picture plan.svg
+      drawn into a file: SVG, HTML or text
+  localtensor plan "f32[8,8] @ 2,8: S(0),S(0) -> S(1),R" --inner 3,300 --outer 5,25
+      your links, in and between nodes: microseconds, GB/s
+  localtensor plan "f32[8,8] @ 2,8: S(0),S(0) -> S(1),R" --by bytes --memory 1MB
+      the fewest bytes, with no more than this in use
   localtensor plan "f32[64] @ dp=2,tp=2: P(sum),P(sum) -> R,R" --flattened dp,tp --json
-  localtensor plan "i64[7] @ 2,3: S(0)[1],S(0)[0] -> S(0),S(0)" --picture -    one dim cut in two orders, drawn here
+      with one group of both axes; for programs
 
 Placements: R; S(dim); SS(dim,blocks), strided; P(sum), P(avg), P(min), P(max), P(product). S(0)[1],S(0)[0]: the second
 axis cuts dim 0 first. Exit codes: 0 planned; 1 no plan within --memory; 2 usage; 3 infrastructure; 130 Ctrl-C.
@@ -56,14 +64,20 @@ def plan(
 COST_EXAMPLES = """Examples:
 
 \b
-  localtensor cost check torch                             torch's own redistribute_cost, on a mesh of 2 x 2
-  localtensor cost check time --mesh 2,3 --shape 7,5       the price by which we plan
-  localtensor cost check my_package.my_costs:price --json  a function of yours: of two specs, or of one move
+  localtensor cost check torch
+      torch's own redistribute_cost, on a mesh of 2 x 2
+  localtensor cost check time --mesh 2,3 --shape 7,5
+      the price by which we plan
+  localtensor cost check my_package.my_costs:price --json
+      a function of yours: of two specs, or of one move
 
 Exit codes: 0 it is a metric; 1 it is none; 2 usage; 3 infrastructure; 130 stopped by Ctrl-C.
 """
 
-cost = typer.Typer(name="cost", no_args_is_help=True, help="Costs of redistribution.", rich_markup_mode=None)
+cost = typer.Typer(
+    name="cost", no_args_is_help=True, help="Costs of redistribution, on trial.", rich_markup_mode=None,
+    epilog=COST_EXAMPLES.partition("Exit codes")[0],
+)  # fmt: skip
 
 
 @cost.callback()
@@ -71,7 +85,7 @@ def _cost() -> None:
     """Costs of redistribution, on trial."""
 
 
-@cost.command("check", epilog=COST_EXAMPLES)
+@cost.command("check", epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
 def check(
     name: Annotated[str, Argument(metavar="COST", help="torch, time, bytes, or MODULE:FUNCTION.", show_default=False)],
     mesh: Annotated[str, Option("--mesh", help="The sizes of its axes.")] = "2,2",

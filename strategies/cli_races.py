@@ -13,12 +13,18 @@ from strategies.leaving import leave
 RACES_EXAMPLES = """Examples:
 
 \b
-  localtensor races                                        our shared cache under 20,000 interleavings
-  localtensor races --target once --schedules 1000000      a night of them
-  localtensor races --target propagate                     our propagator, many threads, one schedule at a time
-  localtensor races --target dtensor                       torch's own propagator, under threads that run free
-  localtensor races --target dtensor --repro scripts       and a script of plain torch for each finding
-  localtensor races --target dtensor --seconds 120 --json races.json    two minutes at most, for a CI server
+  localtensor races
+      our shared cache under 20,000 interleavings
+  localtensor races --target once --schedules 1000000
+      a night of them
+  localtensor races --target propagate --schedules 300
+      our propagator, many threads, one schedule at a time
+  localtensor races --target dtensor
+      torch's own propagator, under threads that run free
+  localtensor races --target dtensor --repro scripts
+      and a script of plain torch for each finding
+  localtensor races --target dtensor --seconds 120 --json races.json
+      two minutes at most, for a CI server
 
 Exit codes: 0 nothing found; 1 something found; 2 usage; 3 infrastructure, or a part was not run and nothing was found;
 130 stopped by Ctrl-C.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +13,13 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError
 from strategies import report as reports
-from strategies.files import write_whole
+from strategies.files import unwritable, write_whole
 from strategies.journal import BadJournal, DiskFull
+from strategies.leaving import printed
 from strategies.modules import BadRules
 from strategies.progress import bar
 from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
+from strategies.stopping import say
 from strategies.verdicts import NOTHING, USAGE, Report
 
 
@@ -103,6 +103,8 @@ def run(chosen: Chosen) -> int:
 
 def told(report: Report, json: Path | None, repro: Path | None, errors: Console) -> int:
     """Write what is to be written, print the report; the exit code."""
+    if json or repro:
+        say("; what was to be written is written whole, or not at all")
     try:
         report = reports.written(report, str(repro) if repro else None)
         if json:
@@ -114,28 +116,6 @@ def told(report: Report, json: Path | None, repro: Path | None, errors: Console)
     if problem:
         errors.print(f"localtensor: {problem}", markup=False)
     return (report.exit_code or NOTHING) if problem else report.exit_code
-
-
-def printed(show: Callable[[Console], None]) -> str:
-    """Show it on standard output, if there is one; why it could not be shown, or ""."""
-    if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
-        return ""
-    wide = Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)
-    try:
-        show(wide)
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            return f"cannot write to standard output: {error.strerror}."  # else `| head` has read enough
-    return ""
-
-
-class Pipe(Console):
-    """rich leaves with exit code 1 when nobody reads any longer; here 1 means a wrong rule."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
 
 
 def _settings(chosen: Chosen) -> Settings:
@@ -150,18 +130,9 @@ def _settings(chosen: Chosen) -> Settings:
 
 def _writable(chosen: Chosen) -> None:
     """Say before the work, not after it, that a file cannot be written."""
-    if chosen.json is not None:
-        if chosen.json.is_dir():
-            raise BadSetting("--json", chosen.json, "this is a folder", "Name a file.")
-        if not chosen.json.absolute().parent.is_dir():
-            raise BadSetting(
-                "--json", chosen.json, "its folder is not there", "Make the folder first, or name another."
-            )
-        if not os.access(chosen.json.absolute().parent, os.W_OK):
-            raise BadSetting("--json", chosen.json, "its folder cannot be written", "Name a file in a folder of yours.")
-    if chosen.repro is not None and chosen.repro.exists() and not chosen.repro.is_dir():
-        raise BadSetting("--repro", chosen.repro, "this is a file", "Name a folder; it is made if it is not there.")
-    if chosen.repro is not None:
-        there = next(p for p in (chosen.repro.absolute(), *chosen.repro.absolute().parents) if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise BadSetting("--repro", chosen.repro, f"{there} takes no files", "Name a folder below one of yours.")
+    for option, path in (("--json", chosen.json), ("--repro", chosen.repro)):
+        problem, remedy = unwritable(path, folder=option == "--repro") if path is not None else ("", "")
+        if path is not None and problem:
+            raise BadSetting(option, path, problem, remedy)
+    if chosen.json is not None and not chosen.json.absolute().parent.is_dir():
+        raise BadSetting("--json", chosen.json, "its folder is not there", "Make the folder first, or name another.")

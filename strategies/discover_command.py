@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from localtensor.errors import LocalTensorError
 from strategies import workers
 from strategies.discover import CALL, Discovery, discover, overloads
 from strategies.emit import NotEmitted, emit
+from strategies.leaving import wrote
 from strategies.lines import in_words, lines
 from strategies.settings import BadSetting
 from strategies.verdicts import CLEAN, NOTHING, USAGE
@@ -40,10 +40,9 @@ def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3),
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
-        _check(ranks, seed)
+        _check(ranks, seed, many)
         tasks = [_Task(op, tuple(dict.fromkeys(ranks)), seed) for op in overloads(name)]
     except LocalTensorError as error:
         errors.print(str(error), markup=False)
@@ -59,14 +58,24 @@ def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3),
     if not searched:
         errors.print(f"{CALL}: no call of {name} could be searched; nothing was tested.", markup=False)
         return NOTHING
-    return _emitted(searched, out, errors) if emitted else _listed(searched, out)
+    try:
+        text = _emitted(searched) if emitted else _listed(searched)
+    except NotEmitted as error:
+        errors.print(str(error), markup=False)
+        return USAGE
+    if problem := wrote(text):
+        errors.print(f"{CALL}: {problem}", markup=False)
+        return NOTHING
+    return CLEAN
 
 
 def _work(task: _Task, note: Callable[[int], None]) -> Discovery:
     return discover(task.op, task.ranks, task.seed)
 
 
-def _check(ranks: Sequence[int], seed: int) -> None:
+def _check(ranks: Sequence[int], seed: int, many: int) -> None:
+    if many < 1:
+        raise BadSetting("--workers", many, "somebody must do the work", "Pass --workers 1 or more.")
     for n in ranks:
         if not 2 <= n <= 64:
             raise BadSetting("--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.")
@@ -74,28 +83,20 @@ def _check(ranks: Sequence[int], seed: int) -> None:
         raise BadSetting("--seed", seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
 
 
-def _listed(found: Sequence[Discovery], out: Console) -> int:
+def _listed(found: Sequence[Discovery]) -> str:
+    text = []
     for one in found:
         count = f"{len(one.missing)} {'rule is' if len(one.missing) == 1 else 'rules are'} missing"
         tried = f"{one.combinations} combinations of placements in {len(one.samples)} calls"
-        out.print(f"{one.op}: {count} ({tried}; {one.source or 'no rule in DTensor'})", markup=False)
-        for line in lines(one.surveys):
-            out.print(f"  {in_words(line)}", markup=False)
-    return CLEAN
+        text.append(f"{one.op}: {count} ({tried}; {one.source or 'no rule in DTensor'})\n")
+        text += [f"  {in_words(line)}\n" for line in lines(one.surveys)]
+    return "".join(text)
 
 
-def _emitted(found: Sequence[Discovery], out: Console, errors: Console) -> int:
+def _emitted(found: Sequence[Discovery]) -> str:
+    """Raises `NotEmitted`."""
     some = [one for one in found if one.missing]
     if len(some) > 1:
         names = " or ".join(one.op for one in some)
-        errors.print(
-            str(NotEmitted(some[0].op, "rules of several overloads are missing", f"Name one: {names}.")), markup=False
-        )
-        return USAGE
-    try:
-        text = emit((some or list(found))[0])
-    except NotEmitted as error:
-        errors.print(str(error), markup=False)
-        return USAGE
-    sys.stdout.write(text)
-    return CLEAN
+        raise NotEmitted(some[0].op, "rules of several overloads are missing", f"Name one: {names}.")
+    return emit((some or list(found))[0])

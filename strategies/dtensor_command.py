@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,10 @@ from strategies.dtensor_plans import MODES
 from strategies.dtensor_script import script
 from strategies.dtensor_shown import as_json, as_text
 from strategies.dtensor_tried import Tried, rows, wasted
-from strategies.files import write_whole
-from strategies.leaving import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG
+from strategies.files import unwritable, write_whole
+from strategies.leaving import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG, wrote
 from strategies.progress import Bar, bar
+from strategies.stopping import gently
 
 MESHES = ("2", "3", "2,2", "2,3")
 SAMPLES = 100
@@ -54,14 +56,18 @@ class Asked:
             sizes(text)
         if self.samples < 1:
             raise BadPlans("--samples", str(self.samples), "it has to be 1 or more", f"Pass --samples {SAMPLES}.")
-        if self.seed < 0:
-            raise BadPlans("--seed", str(self.seed), "it has to be 0 or more", "Pass --seed 0.")
+        if not 0 <= self.seed < 2**63:
+            raise BadPlans("--seed", str(self.seed), "it has to be 0 or more, and less than 2**63", "Pass --seed 0.")
         if self.planner not in PLANNERS:
             problem = "DTensor has no such planner"
             raise BadPlans("--planner", repr(self.planner), problem, f"Use {', '.join(PLANNERS)}.")
         if self.confirm not in ("gloo", "none"):
             problem = "pairs are confirmed on gloo, or not at all"
             raise BadPlans("--confirm", repr(self.confirm), problem, "Use gloo or none.")
+        for name, path in (("--json", self.json_file), ("--repro", self.repro)):
+            problem, remedy = unwritable(path, folder=name == "--repro") if path is not None else ("", "")
+            if problem:
+                raise BadPlans(name, str(path), problem, remedy)
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -74,7 +80,7 @@ def sizes(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise BadPlans("--mesh", repr(text), "a mesh is a size, or several with commas between", "Pass --mesh 2,3.")
     found = tuple(map(int, parts))
-    if torch.Size(found).numel() > MOST_RANKS:
+    if math.prod(found) > MOST_RANKS:
         raise BadPlans("--mesh", repr(text), f"these are more than {MOST_RANKS} ranks", "Pass --mesh 2,2,2.")
     return found
 
@@ -84,24 +90,24 @@ def run(asked: Asked) -> int:
 
     After Ctrl-C what was found so far is printed, and no file is written.
     """
-    errors, console = Console(stderr=True, highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     verdicts: list[Verdict] = []
     found: list[Cause] = []
     try:
-        with bar(errors, asked.quiet) as shown:
+        with gently(), bar(errors, asked.quiet) as shown:
             _judge(asked, verdicts, shown)
             bad = [verdict for verdict in verdicts if verdict.found]
             shown.phase("looking for the smallest", len(bad))
             found = causes(bad, shown.tick)
             found = _confirmed(asked, found, shown)
     except KeyboardInterrupt:
-        console.print(as_text(_tried(asked, verdicts, found, whole=False)), markup=False)
-        _so_far(console, verdicts, found)
+        wrote("\n".join([as_text(_tried(asked, verdicts, found, whole=False)), *_so_far(verdicts, found), ""]))
         return INTERRUPTED
     tried = _tried(asked, verdicts, found)
     code = exit_code(tried)
-    console.print(as_text(tried), markup=False)
-    console.print(_again(asked), markup=False)
+    problem = wrote(f"{as_text(tried)}\n{_again(asked)}\n")
+    if problem:
+        errors.print(f"localtensor: {problem}", markup=False)
     try:
         if asked.json_file:
             write_whole(asked.json_file, as_json(tried, code))
@@ -109,9 +115,10 @@ def run(asked: Asked) -> int:
             _write_scripts(asked.repro, tried.causes)
     except OSError as trouble:
         where = trouble.filename or asked.json_file or asked.repro
-        errors.print(f"localtensor: {where}: {trouble.strerror}; the report above is whole", markup=False)
+        above = "nor could the report be shown" if problem else "the report above is whole"
+        errors.print(f"localtensor: {where}: {trouble.strerror}; {above}", markup=False)
         return NOTHING
-    return code
+    return (code or NOTHING) if problem else code
 
 
 def command(
@@ -186,12 +193,10 @@ def _tried(asked: Asked, verdicts: Sequence[Verdict], found: Sequence[Cause], *,
     return Tried(version, asked.seed, rows(verdicts), tuple(found), wasted(verdicts), whole)
 
 
-def _so_far(console: Console, verdicts: Sequence[Verdict], found: Sequence[Cause]) -> None:
+def _so_far(verdicts: Sequence[Verdict], found: Sequence[Cause]) -> list[str]:
     """What went wrong before it was stopped, as it was drawn."""
-    if not found:
-        for verdict in verdicts:
-            if verdict.found:
-                console.print(f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}", markup=False)
+    bad = [verdict for verdict in verdicts if verdict.found and not found]
+    return [f"  {verdict.mode}: {verdict.pair}: {verdict.outcome.text}" for verdict in bad]
 
 
 def _again(asked: Asked) -> str:

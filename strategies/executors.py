@@ -7,17 +7,20 @@ crash or a hang costs one task there too.  A batch whose worker is gone is tried
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures import TimeoutError as Late
+from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from localtensor import wire
+from localtensor._crew import deaf
+from strategies.modules import imported, in_a_line
 from strategies.sealed import serve
 from strategies.settings import BadSetting
+from strategies.stopping import gently
 from strategies.workers import Answer, Lost, Work
 
 BATCH = 16
@@ -48,14 +51,17 @@ class Borrowed:
     def __init__(self, factory: Callable[[], Executor], path: Sequence[str] = ()) -> None:
         self._factory, self._path = factory, tuple(path)
         self._executor: Executor | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Borrowed:
+        self._stack.enter_context(gently())  # what is somebody's has to be shut down
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(wait=kind is None)
+        with self._stack:
+            self._leave(wait=kind is None)
 
     def _leave(self, *, wait: bool) -> None:
         executor, self._executor = self._executor, None
@@ -76,14 +82,15 @@ class Borrowed:
             yield from answers
 
     def _give(self, body: bytes) -> Future[bytes]:
-        if self._executor is None:
-            self._executor = self._factory()
-        try:
-            return self._executor.submit(serve, body)
-        except RuntimeError as error:  # it broke while it was given other work: as if this were lost, too
-            lost: Future[bytes] = Future()
-            lost.set_exception(error)
-            return lost
+        with deaf():  # for it may start processes, which would say so when they hear Ctrl-C
+            if self._executor is None:
+                self._executor = self._factory()
+            try:
+                return self._executor.submit(serve, body)
+            except RuntimeError as error:  # it broke while it was given other work: as if this were lost, too
+                lost: Future[bytes] = Future()
+                lost.set_exception(error)
+                return lost
 
     def _taken(
         self, futures: list[Future[bytes]], at: int, sent: Sequence[bytes], many: int, limit: float
@@ -115,17 +122,20 @@ def factory(name: str, folder: str) -> Callable[[], Executor]:
         return made(function)
     if not (module and function):
         raise BadSetting("--executor", name, "this names no function", "Write MODULE:FUNCTION, or dask.")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise BadSetting(
-            "--executor", name, str(error), f"Run from the folder that holds it (now {folder})."
-        ) from error
-    except Exception as error:  # why: whatever the user's module raises is to be said in a sentence, and it is his
-        said = f"importing it raises {type(error).__name__}: {error}"
-        raise BadSetting("--executor", name, said, "Mend that first.") from error
+    found = getattr(imported(module, folder, partial(BadSetting, "--executor")), function, None)
     if not callable(found):
-        raise BadSetting("--executor", name, "this is no function", "Name a function that returns an executor.")
-    return found  # type: ignore[no-any-return]
+        problem = "this is no function" if found is not None else f"{module} has no {function}"
+        raise BadSetting("--executor", name, problem, "Name a function that returns an executor.")
+    return partial(_made, name, found)
+
+
+def _made(name: str, function: Callable[[], Any]) -> Executor:
+    try:
+        executor = function()
+    except Exception as error:  # why: whatever the user's function raises is to be said in a sentence, and it is his
+        said = f"calling it raises {type(error).__name__}: {in_a_line(error)}"
+        raise BadSetting("--executor", name, said, "Mend that first.") from error
+    if not callable(getattr(executor, "submit", None)) or not callable(getattr(executor, "shutdown", None)):
+        problem = f"it returns {type(executor).__name__}, which is no executor"
+        raise BadSetting("--executor", name, problem, "Return a concurrent.futures.Executor.")
+    return executor  # type: ignore[no-any-return]  # or what does as one does

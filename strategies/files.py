@@ -2,10 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from strategies.stopping import LEFT, held
+
+
+def read_bytes(path: Path, most: int = -1) -> bytes:
+    """What is in the file, or so many bytes of it.  A pipe that nobody writes to is not waited for.  Raises `OSError`."""
+    with open(path, "rb", opener=_at_once) as file:
+        if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+            return file.read(most)
+        try:
+            begin = os.read(file.fileno(), most if most > 0 else 1 << 16)
+        except BlockingIOError:  # somebody will write
+            begin = b""
+        else:
+            if not begin:
+                raise OSError(errno.ENODATA, "nobody writes to this pipe", str(path))
+        os.set_blocking(file.fileno(), True)
+        return begin + file.read(most if most < 0 else most - len(begin))
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def unwritable(path: Path, *, folder: bool = False) -> tuple[str, str]:
+    """Why no file can be made there, or no folder of files, and what to do; two empty texts if it can.
+
+    Folders above it are made, as `write_whole` does.
+    """
+    try:
+        if path.is_dir() and not folder:
+            return "this is a folder", "Name a file."
+        if path.exists() and not path.is_dir() and folder:
+            return "this is a file", "Name a folder; it is made if it is not there."
+        there = next(above for above in (path.absolute(), *path.absolute().parents) if above.exists())
+    except OSError as error:  # too long a name, say
+        return f"it cannot be ({error.strerror})", "Name another."
+    if (there.is_dir() or there != path.absolute()) and not (there.is_dir() and os.access(there, os.W_OK)):
+        return (
+            f"{there} takes no files",
+            "Name a folder below one of yours." if folder else "Name a file in a folder of yours.",
+        )
+    return "", ""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -15,21 +61,33 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """As `write_whole`, line by line, for what is large.  Raises `OSError`.
+    """As `write_whole`, line by line, for what is large.  Raises `OSError`, which names the file on a full disk, too.
 
     What is no ordinary file, a device or a pipe, is written to and stays what it is; so does a link.
     """
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        return
-    path = path.resolve()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        else:
+            _replace(path.resolve(), lines)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    with held():
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        LEFT[name] = os.unlink
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:  # why: a half-written file must not stay, whatever stopped us; the error goes on
-        os.unlink(name)
+        with contextlib.suppress(FileNotFoundError):  # stopped just after it was put in its place
+            os.unlink(name)
         raise
+    finally:
+        LEFT.pop(name, None)

@@ -20,7 +20,6 @@ from localtensor.errors import LocalTensorError
 from strategies import baseline as baselines
 from strategies import gate, gate_shown, gate_work
 from strategies.baseline import BadBaseline, Baseline
-from strategies.command import printed
 from strategies.files import write_whole
 from strategies.gate_asked import Asked, BadGate
 from strategies.gate_places import within
@@ -28,6 +27,7 @@ from strategies.gate_values import GateResult
 from strategies.gate_work import Work
 from strategies.git_tree import BadRevision, NoGit, NoRepository
 from strategies.journal import BadJournal, DiskFull
+from strategies.leaving import printed
 from strategies.modules import BadRules
 from strategies.outputs_annotations import annotations as workflow_commands
 from strategies.outputs_json import as_json
@@ -36,6 +36,7 @@ from strategies.outputs_sarif import sarif
 from strategies.outputs_summary import summary
 from strategies.progress import bar
 from strategies.settings import BadSetting, UnknownOp
+from strategies.stopping import say
 from strategies.verdicts import NOTHING, USAGE
 
 REFUSED = (
@@ -87,7 +88,9 @@ def _beside(asked: Asked, found: Work, baseline: Baseline, today: dt.date) -> tu
     after = gate.amended(baseline, result, remove=asked.update, reason=reason, expires=asked.last_day(today))
     if after.entries == baseline.entries:
         return result, (f"{baseline.path} stays as it is",)
+    say("; the baseline is as it was, or as it was to be")
     after = baselines.write(after, result.report.torch)
+    say("; the baseline is written, and other files perhaps not")
     more = len(set(after.entries) - set(baseline.entries))
     less = len({e.key for e in baseline.entries} - {e.key for e in after.entries})
     return found.beside(after, today), (f"{baseline.path}: {more} written, {less} removed",)

@@ -18,21 +18,34 @@ from types import TracebackType
 from typing import Any
 
 from localtensor.errors import LocalTensorError, refusal
+from strategies.files import read_bytes
 
 FORMAT = 1
+WRITES = "localtensor validate"
+"""The command that writes journals, and goes on with them; it has them by --journal, those that only read by JOURNAL."""
 Line = dict[str, Any]
 
 
 class BadJournal(LocalTensorError):
-    """A journal that cannot be read, continued or written to."""
+    """A journal that cannot be read, continued or written to.  `call` is the command that was given it."""
 
-    def __init__(self, path: Path, problem: str, remedy: str, argument: str = "--journal") -> None:
-        call = "localtensor merge" if argument == "JOURNAL" else "localtensor validate"
+    def __init__(self, path: Path, problem: str, remedy: str, call: str = WRITES) -> None:
+        argument = "--journal" if call == WRITES else "JOURNAL"
         super().__init__(refusal(call, argument, str(path), problem, remedy))
 
 
 class DiskFull(BadJournal):
     """A line that could not be written.  All lines before it are whole."""
+
+
+STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What is raised where a line is JSON of the right kind, and holds other things than ours: it is a stranger's."""
+
+
+def strange(path: Path | str, error: Exception, call: str) -> BadJournal:
+    """The refusal of such a file, by the command that read it."""
+    problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
+    return BadJournal(Path(path), problem, "Name what --journal wrote.", call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +61,12 @@ class Read:
     cut: str = ""
 
 
-def read(path: Path, argument: str = "--journal") -> Read:
-    """The lines of a journal.  Raises `BadJournal` unless it is one; a last line that was cut is left out."""
+def read(path: Path, call: str = WRITES) -> Read:
+    """The lines of a journal.  Raises `BadJournal`, of that command, unless it is one; a last line that was cut is left out."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
-        raise BadJournal(path, f"it cannot be read ({error.strerror})", "Name a journal.", argument) from error
+        raise BadJournal(path, f"it cannot be read ({error.strerror})", "Name a journal.", call) from error
     found: list[Line] = []
     whole = 0
     rows = data.split(b"\n")
@@ -63,13 +76,13 @@ def read(path: Path, argument: str = "--journal") -> Read:
             break
         if line is None:
             problem = f"line {number} is no line of a journal"
-            raise BadJournal(path, problem, "It was changed by something else: start anew.", argument)
+            raise BadJournal(path, problem, "It was changed by something else: start anew.", call)
         found.append(line)
         whole += len(row) + 1
     if not found or found[0].get("kind") != "begin":
-        raise BadJournal(path, "it does not begin as a journal does", "Name a journal, or start anew.", argument)
+        raise BadJournal(path, "it does not begin as a journal does", "Name a journal, or start anew.", call)
     if found[0].get("format") != FORMAT:
-        raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", argument)
+        raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", call)
     cut = data[whole:]
     said = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
     return Read(found[0], tuple(found[1:]), whole, said)

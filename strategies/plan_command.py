@@ -12,7 +12,7 @@ from rich.console import Console
 
 from localtensor.errors.base import LocalTensorError
 from strategies import plan_picture_svg, plan_picture_text, plan_shown
-from strategies.files import write_whole
+from strategies.files import unwritable, write_whole
 from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.plan_alternatives import CHEAPEST, Way, ways
 from strategies.plan_asked import Asked, BadPlanOption, asked
@@ -81,8 +81,9 @@ def _question(wanted: Wanted) -> Asked:
         if path.suffix not in PICTURES:
             remedy = f"Name a file that ends in {', '.join(PICTURES)}, or - to print it."
             raise BadPlanOption("--picture", ascii(wanted.picture[:80]), "there is no picture of that kind", remedy)
-        if path.is_dir():
-            raise BadPlanOption("--picture", ascii(wanted.picture[:80]), "this is a folder", "Name a file.")
+        problem, remedy = unwritable(path)
+        if problem:
+            raise BadPlanOption("--picture", ascii(wanted.picture[:80]), problem, remedy)
     given = (("--json", wanted.as_json), ("--code", wanted.code), ("--picture -", wanted.picture == HERE))
     instead = [name for name, is_given in given if is_given]
     if len(instead) > 1:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 import rich.progress
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from strategies.stopping import LEFT, check
 
 
 class Progress(Protocol):
@@ -41,12 +44,14 @@ class Bar:
 
     def __enter__(self) -> Bar:
         if self._progress:
+            LEFT["terminal"] = _show_cursor
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._progress:
             self._progress.stop()
+            LEFT.pop("terminal", None)
 
     def phase(self, name: str, total: int) -> None:
         if self._progress:
@@ -56,11 +61,16 @@ class Bar:
             self._progress.refresh()
 
     def tick(self, count: int = 1) -> None:
+        check()
         if self._progress and self._task is not None:
             self._progress.update(self._task, advance=count, refresh=True)
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False)
+
+
+def _show_cursor(_: str) -> None:
+    os.write(2, b"\r\x1b[2K\x1b[?25h")  # and the bar goes, as at any other end
 
 
 def bar(console: Console, quiet: bool) -> Bar:

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from localtensor.errors.base import LocalTensorError, refusal
 from strategies import races, races_shown
-from strategies.files import write_whole
-from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG
+from strategies.files import unwritable, write_whole
+from strategies.leaving import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.progress import Bar, bar
 from strategies.races_children import GRACE, run_script
 from strategies.races_scripts import SCRIPTS, script
 from strategies.races_values import Finding, Part, Tried
+from strategies.stopping import say
 
 TARGETS = ("once", "propagate", "dtensor")
 SCHEDULES = {"once": 20_000, "propagate": 2_000, "dtensor": 20}
@@ -63,19 +64,22 @@ class Asked:
             problem = f"programs of --target {self.target} bring their own threads"
             raise BadRaces("--threads", str(self.threads), problem, "Leave it out, or use --target dtensor.")
         for name, path in (("--json", self.json_file), ("--repro", self.repro)):
-            if path is not None and (path.is_dir() if name == "--json" else path.is_file()):
-                what = "a folder" if name == "--json" else "a file"
-                raise BadRaces(name, str(path), f"this is {what}", "Name another place.")
+            problem, remedy = unwritable(path, folder=name == "--repro") if path is not None else ("", "")
+            if problem:
+                raise BadRaces(name, str(path), problem, remedy)
 
 
 def run(asked: Asked) -> int:
     """The exit code: 0 nothing found, 1 something found, 3 nothing was run, or a file cannot be written."""
-    errors, console = Console(stderr=True, highlight=False, soft_wrap=True), Console(highlight=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     with bar(errors, asked.quiet) as shown:
         parts = (_free if asked.target == "dtensor" else _explored)(asked, shown)
     code = exit_code(parts)
     about = f"Python {platform.python_version()}, seed {asked.seed}" + _torch(asked)
-    console.print(races_shown.as_text(asked.target, about, parts, _repeat(asked)), markup=False)
+    problem = wrote(races_shown.as_text(asked.target, about, parts, _repeat(asked)) + "\n")
+    if problem:
+        errors.print(f"localtensor: {problem}", markup=False)
+    say("; what was to be written is written whole, or not at all")
     written = asked.json_file is None
     try:
         if asked.json_file:
@@ -85,9 +89,10 @@ def run(asked: Asked) -> int:
             _write_scripts(asked.repro, parts)
     except OSError as trouble:
         where = trouble.filename or (asked.repro if written else asked.json_file)  # a full disk names no file
-        errors.print(f"localtensor: {where}: {trouble.strerror}; the report above is whole", markup=False)
+        above = "nor could the report be shown" if problem else "the report above is whole"
+        errors.print(f"localtensor: {where}: {trouble.strerror}; {above}", markup=False)
         return NOTHING
-    return code
+    return (code or NOTHING) if problem else code
 
 
 def exit_code(parts: list[Part]) -> int:

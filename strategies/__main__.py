@@ -1,0 +1,28 @@
+"""The command `localtensor`, also as `python -m strategies`: whoever stops it is answered from its first line on."""
+
+from __future__ import annotations
+
+import sys
+
+from strategies import stopping
+
+
+def main() -> None:
+    """The console script."""
+    stopping.watch()
+    try:
+        from strategies.cli import main as run  # why here: this takes a while, and Ctrl-C may come meanwhile
+    except (
+        ImportError,
+        MemoryError,
+        OSError,
+    ) as error:  # no memory for a library, say; Python's own 1 means a wrong rule
+        sys.stderr.write(
+            f"localtensor cannot start: {type(error).__name__}: {error}; this says nothing about any rule.\n"
+        )
+        sys.exit(3)
+    run()
+
+
+if __name__ == "__main__":
+    main()
