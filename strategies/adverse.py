@@ -6,9 +6,10 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 
+from localtensor.tolerance import UNSTABLE
 from strategies.form import Values, generator
 from strategies.rules import Sample
-from strategies.truth import REFUSALS, UNSTABLE, Truth, tell
+from strategies.truth import REFUSALS, Truth, tell
 from strategies.values import VALUES
 
 PER_SAMPLE = 3

@@ -17,21 +17,22 @@ from strategies.rules import Call, Leaf, Sample
 _NAMES = {"inf": float("inf"), "nan": float("nan")}
 
 
-def text_of(value: Any) -> str:
+def text_of(value: Any, letter: str = "x") -> str:
     """Python text of an argument, `x0` where the first tensor goes."""
     if isinstance(value, Leaf):
-        return f"x{value.index}"
+        return f"{letter}{value.index}"
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(text_of, value))
+        inner = ", ".join(text_of(v, letter) for v in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if inner else "()"
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!r})"
     return repr(value)
 
 
-def arguments_text(call: Call) -> str:
+def arguments_text(call: Call, letter: str = "x") -> str:
     """`x0, [1], keepdim=True`."""
-    return ", ".join([*map(text_of, call.args), *(f"{name}={text_of(value)}" for name, value in call.kwargs)])
+    named = (f"{name}={text_of(value, letter)}" for name, value in call.kwargs)
+    return ", ".join([*(text_of(value, letter) for value in call.args), *named])
 
 
 def again(call: Call) -> str:

@@ -118,6 +118,15 @@ def is_places(x: Tensor) -> bool:
     return x.dtype in (torch.int64, torch.int32)
 
 
+def repeats_sizes(name: str) -> bool:
+    """Whether an argument of that name says once more what the sizes say, as ratios.
+
+    2.13: where its scales and its sizes do not agree, `_upsample_bilinear2d_aa` reads past the end, and gives left-over
+    memory, another in each run.
+    """
+    return name.startswith("scales")
+
+
 _UNCHECKED = ("lengths", "offsets", "pivots", "cum_seq")
 """What the names of arguments contain whose numbers say where in memory an op reads, and are not checked."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localtensor.errors import LocalTensorError, refusal
-from strategies.files import write_whole
+from strategies.files import read_bytes, write_whole
 from strategies.gate_values import Entry, Key
 from strategies.units import CLASSES
 
@@ -58,7 +58,7 @@ class Baseline:
 def read(path: Path) -> Baseline:
     """The baseline in that file; an empty one if there is none.  Raises `BadBaseline`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode().replace("\r\n", "\n")
     except FileNotFoundError:
         return Baseline(path)
     except UnicodeDecodeError:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localtensor.errors.faults import in_a_line
+from localtensor.tolerance import rounds
 from strategies.rules import Leaf, Sample, call_of, overload, results
 from strategies.truth import REFUSALS, metadata_only
 
@@ -76,8 +78,7 @@ def calm(found: Iterable[Bound]) -> list[Sample]:
 
 
 def _finite(value: Any) -> bool:
-    real = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and value.dtype.itemsize > 1
-    return not real or bool(value.isfinite().all())
+    return not (isinstance(value, Tensor) and rounds(value)) or bool(value.isfinite().all())
 
 
 def _try(call: Any, tensors: Any) -> Any:
@@ -85,12 +86,7 @@ def _try(call: Any, tensors: Any) -> Any:
         with torch.no_grad():
             return call(tensors)
     except REFUSALS as error:
-        raise Unbound(said(error)) from error
-
-
-def said(error: Exception) -> str:
-    """An op's refusal in one line."""
-    return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:110]}"
+        raise Unbound(in_a_line(error, 110)) from error
 
 
 def _named(sample: Sample) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
@@ -82,16 +83,20 @@ class Ask:
         value = self.arguments.get(name)
         return value.index if isinstance(value, Leaf) else None
 
+    def given(self, name: str) -> int:
+        """The leaf number of a tensor argument that a call cannot lack.  Raises `LookupError` if it is none."""
+        leaf = self.leaf(name)
+        if leaf is None:
+            raise LookupError(f"{self.op} has no tensor as {name}")
+        return leaf
+
     def leaves(self, name: str) -> tuple[int, ...]:
         """The leaf numbers of a tensor or of a list of tensors, None left out."""
         return tuple(leaf.index for leaf in pytree.tree_leaves(self.arguments.get(name)) if isinstance(leaf, Leaf))
 
     def meta(self, name: str) -> Meta:
-        """The tensor given as that argument."""
-        leaf = self.leaf(name)
-        if leaf is None:
-            raise LookupError(f"{self.op} has no tensor as {name}")
-        return self.tensors[leaf]
+        """The tensor given as that argument.  Raises `LookupError` if there is none."""
+        return self.tensors[self.given(name)]
 
     def dims(self, name: str, of: int = 0) -> tuple[int, ...]:
         """An argument that names dims of tensor `of`, none of them negative; None and [] are all dims."""
@@ -99,10 +104,12 @@ class Ask:
         given = [] if value is None else [value] if isinstance(value, int) else list(value)
         return tuple(dim % max(ndim, 1) for dim in given) if given else tuple(range(ndim))
 
+    def masked(self, outputs: Sequence[Placement]) -> list[Placement | None]:
+        """These placements for the results, and None for a result that is no tensor, since it was not asked for."""
+        return [p if meta is not None else None for p, meta in zip(outputs, self.outputs, strict=True)]
+
     def line(self, inputs: Mapping[int, Placement], outputs: Sequence[Placement | None], cut: Cut = "any") -> Line:
         """The line in which the inputs that are not named are replicated."""
-        from torch.distributed.tensor import Replicate
-
         return Line(tuple(inputs.get(i, Replicate()) for i in range(len(self.tensors))), tuple(outputs), cut)
 
 

@@ -14,7 +14,6 @@ from strategies import changed_project
 from strategies.changed_registered import written_now
 from strategies.changed_starts import starts_of
 from strategies.changed_view import Seen, View, located, names_of, rules_of
-from strategies.gate_values import SourceLine
 
 PURE = frozenset({
     "__future__", "abc", "array", "ast", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses",
@@ -31,17 +30,13 @@ KNOWN = frozenset({"sys.version_info", "sys.maxsize", "sys.float_info"})
 OUTSIDE = "outside of the project"
 
 
-def digest_of(op: str, module: str | None) -> str | None:
-    """A digest of the overload's rule function, all that it calls and reads, its registration and its op.
-
-    Of rules that are torch's own it says no more than that they are: they are known by the version of torch.  None
-    if what the rule depends on cannot be known: it reads files or the environment, or a library without a version.
-    """
-    return digests(module)(op)
-
-
 def digests(module: str | None) -> Callable[[str], str | None]:
-    """`digest_of` for many overloads: the project is read once, when the first is asked for."""
+    """For each overload a digest of its rule function, all that it calls and reads, its registration and its op.
+
+    Of rules that are torch's own (`module` None, or a rule outside of the module's project) it says no more than
+    `OUTSIDE`: they are known by the version of torch.  None if what the rule depends on cannot be known: it reads files
+    or the environment, or a library without a version.  The project is read once, when the first overload is asked for.
+    """
     made: list[_Digests] = []
 
     def ask(op: str) -> str | None:
@@ -50,15 +45,6 @@ def digests(module: str | None) -> Callable[[str], str | None]:
         return made[0].of(op)
 
     return ask
-
-
-def place_of(op: str, module: str | None) -> SourceLine | None:
-    """The file, within its project, and the line of the overload's rule function; None if it is outside of it."""
-    written = written_now((op,)).get(op, [])
-    project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
-    if project is None:
-        return None
-    return next((SourceLine(path, one.line) for one in written if (path := project.path_of(one.file))), None)
 
 
 class _Digests:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -38,10 +37,6 @@ class Slice:
     text: str
     doubts: tuple[str, ...] = ()
     outside: frozenset[str] = field(default_factory=frozenset)
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

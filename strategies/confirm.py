@@ -16,7 +16,7 @@ from localtensor.placement import short
 from localtensor.processes import Pool
 from strategies.hearings import Confirmation, judged
 from strategies.pieces import held_of
-from strategies.probe import Case
+from strategies.probe import Case, coarsest
 from strategies.programs import Program
 from strategies.ran import call_of_program, truth_of
 from strategies.rules import Call
@@ -25,6 +25,9 @@ from strategies.truth import Truth
 
 SECONDS = 20.0
 """Time limit of one case."""
+PATIENCE = 3.0
+"""How many times as long it has once more, where ranks were waiting when the time was up: a busy machine is slow, and
+only a rank that waits however long it is given is a finding."""
 REAL = {"nccl": "cpu:gloo,cuda:nccl"}
 """What a backend's name stands for here: ranks tell each other who raised by tensors on the CPU."""
 Home = tuple[str, str]
@@ -66,7 +69,17 @@ class Court:
         if pool is None or pool.ranks != len(parts):
             self._leave()
             pool = self._pool = Pool(len(parts), backend=REAL.get(self.backend, self.backend), timeout=SECONDS)
-        return pool.call(play, [(wire.dumps(part),) for part in parts])
+        sent = [(wire.dumps(part),) for part in parts]
+        outcomes = pool.call(play, sent)
+        if _late(outcomes):
+            outcomes = pool.call(play, sent, timeout=PATIENCE * pool.timeout)
+        return outcomes
+
+
+def _late(outcomes: Sequence[Outcome]) -> bool:
+    """Whether it was the time limit that ended them, and no rank that raised or died."""
+    lost = [outcome for outcome in outcomes if not isinstance(outcome, Returned)]
+    return bool(lost) and all(isinstance(outcome, Waiting) for outcome in lost)
 
 
 def parts_of(case: Case, device: str, home: Home = ("", "")) -> list[Part]:
@@ -92,19 +105,23 @@ def _dealt(part: Part, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]
 def weigh(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
     """The verdict of a real run."""
     claimed = [short(p) for p in case.rule.outputs]
-    return _weighed(case.truth, (case.ranks,), outcomes, claimed)
+    coarse = coarsest(case.truth.inputs, [(p,) for p in case.rule.inputs])
+    return _weighed(case.truth, (case.ranks,), outcomes, claimed, coarse)
 
 
 def weigh_program(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> Confirmation:
-    return _weighed(truth, program.mesh, outcomes, ())
+    """The same for a program."""
+    return _weighed(truth, program.mesh, outcomes, (), coarsest(program.sample.tensors, program.inputs))
 
 
-def _weighed(truth: Truth, mesh: tuple[int, ...], outcomes: Sequence[Outcome], claimed: Sequence[str]) -> Confirmation:
+def _weighed(
+    truth: Truth, mesh: tuple[int, ...], outcomes: Sequence[Outcome], claimed: Sequence[str], coarse: float
+) -> Confirmation:
     lost = [o for o in outcomes if not isinstance(o, Returned)]
     if lost:
         return _lost(lost)
     heard = [wire.loads(o.value) for o in outcomes if isinstance(o, Returned)]  # type: ignore[arg-type]
-    return judged(truth, mesh, heard, claimed)
+    return judged(truth, mesh, heard, claimed, coarse=coarse)
 
 
 def _lost(lost: Sequence[Outcome]) -> Confirmation:

@@ -73,8 +73,11 @@ NETWORK = Network()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One tensor goes from one placement to another along one axis, by one collective or `local`ly."""
+class AxisStep:
+    """One tensor goes from one placement to another along one axis, by one collective or `local`ly.
+
+    It knows neither the tensor nor the mesh; a `strategies.plans.Step`, of a plan, knows both.
+    """
 
     axis: int
     was: Placement
@@ -114,7 +117,7 @@ def commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
 
 def move_axis(
     held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network = NETWORK
-) -> tuple[Held, tuple[Step, ...]]:
+) -> tuple[Held, tuple[AxisStep, ...]]:
     """The tensor with the placement that is wanted on this axis, and the steps that it takes.
 
     Axes before it are as they are wanted; inner axes that stand in the way, since they cut the same dim or hold a
@@ -122,28 +125,12 @@ def move_axis(
     """
     if held.placements[axis] == want:
         return held, ()
-    steps: list[Step] = []
+    steps: list[AxisStep] = []
     for inner in range(len(sizes) - 1, axis, -1):
         if _in_the_way(held, axis, want, inner):
             held, before = move_axis(held, inner, REPLICATE, sizes, network)
             steps += before
     return _move(held, axis, want, sizes, network, steps), tuple(steps)
-
-
-def moves(
-    shape: Sequence[int], dtype: torch.dtype, was: Sequence[Placement], want: Sequence[Placement],
-    sizes: Sequence[int], network: Network = NETWORK,
-) -> tuple[Step, ...]:  # fmt: skip
-    """All steps from some placements to others on a mesh of these sizes, axes from left to right.
-
-    >>> [str(s) for s in moves((8, 4), torch.float32, (Shard(0), Shard(0)), (Replicate(), Shard(0)), (2, 2))]
-    ['axis 1: S(0) -> R by all_gather of 64 bytes', 'axis 0: S(0) -> R by all_gather of 128 bytes', 'axis 1: R -> S(0) locally']
-    """
-    held, steps = Held(tuple(shape), dtype, tuple(was)), list[Step]()
-    for axis, placement in enumerate(want):
-        held, more = move_axis(held, axis, placement, sizes, network)
-        steps.extend(more)
-    return tuple(steps)
 
 
 def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
@@ -154,7 +141,9 @@ def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
     return not (commute(other, was, held.dtype) and commute(other, want, held.dtype))
 
 
-def _move(held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[Step]) -> Held:
+def _move(
+    held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[AxisStep]
+) -> Held:
     """One step, or two by way of a replica where no collective goes there at once."""
     was = held.placements[axis]
     kind = _kind(was, want)
@@ -163,7 +152,7 @@ def _move(held: Held, axis: int, want: Placement, sizes: Sequence[int], network:
     nbytes = held_bytes(held, sizes, but=axis) if kind != "local" else 0
     if kind == "all_to_all":
         nbytes = -(-nbytes // sizes[axis])
-    steps.append(Step(axis, was, want, kind, nbytes, network.seconds(kind, sizes[axis], nbytes)))
+    steps.append(AxisStep(axis, was, want, kind, nbytes, network.seconds(kind, sizes[axis], nbytes)))
     return Held(held.shape, held.dtype, (*held.placements[:axis], want, *held.placements[axis + 1 :]))
 
 

@@ -80,7 +80,7 @@ class Coverage:
 
 def table(members: Sequence[Member], tried: Mapping[str, Tried], *, torch: str, device: str = "cpu") -> Coverage:
     """What was reached of these members.  Every member is in the counts, and each that is not decided has a reason."""
-    rows = tuple(row for name in _families(members) for row in [_row(name, members, tried)])
+    rows = tuple(_row(name, members, tried) for name in _families(members))
     able = [m for m in members if not m.cannot]
     missed = [m for m in able if not _of(m, tried).samples]
     open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]

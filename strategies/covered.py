@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,15 +11,18 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from localtensor.errors import LocalTensorError
+from localtensor.errors import LocalTensorError, refusal
 from strategies import coverage, population
 from strategies.coverage import Tried
-from strategies.files import write_whole
-from strategies.journal import BadJournal, Line, of_kind, open_journal, read
+from strategies.files import unwritable, write_whole
+from strategies.journal import STRANGE, BadJournal, Line, of_kind, open_journal, read, strange
+from strategies.leaving import printed
 from strategies.progress import bar
 from strategies.settings import Settings
-from strategies.validate import sweep
+from strategies.validate import put_on_trial
 from strategies.verdicts import CLEAN, NOTHING, USAGE, Verdict
+
+CALL = "localtensor coverage"
 
 
 def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, quiet: bool) -> int:
@@ -32,8 +34,12 @@ def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, qui
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    problem, remedy = unwritable(json) if json is not None else ("", "")
+    if problem:
+        errors.print(refusal(CALL, "--json", str(json), problem, remedy), markup=False)
+        return USAGE
     if json is not None and not json.absolute().parent.is_dir():
-        errors.print(f"localtensor coverage: --json: {json}: its folder is not there. Make it first.", markup=False)
+        errors.print(f"{CALL}: --json: {json}: its folder is not there. Make it first.", markup=False)
         return USAGE
     try:
         begin, lines = _read(journal) if journal else _now(errors, seed, workers, quiet)
@@ -43,28 +49,33 @@ def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, qui
     except LocalTensorError as error:
         errors.print(f"localtensor itself failed: {error}", markup=False)
         return NOTHING
-    tried = of_lines(lines)
-    members = population.everything(begin["device"])
-    found = coverage.table(members, tried, torch=begin["torch"], device=begin["device"])
+    try:
+        tried, torch_tried, device = of_lines(lines), str(begin["torch"]), str(begin["device"])
+    except STRANGE as error:
+        errors.print(str(strange(journal or "", error, CALL)), markup=False)
+        return USAGE
+    found = coverage.table(population.everything(device), tried, torch=torch_tried, device=device)
     if json is not None:
         try:
             write_whole(json, coverage.as_json(found))
         except OSError as error:
-            errors.print(f"localtensor coverage: cannot write {json}: {error.strerror}.", markup=False)
+            errors.print(f"{CALL}: cannot write {json}: {error.strerror}.", markup=False)
             return NOTHING
-    Console(width=None if sys.stdout.isatty() else 140, emoji=False).print(coverage.rendered(found))
+    if problem := printed(lambda console: console.print(coverage.rendered(found))):
+        errors.print(f"{CALL}: {problem}", markup=False)
+        return NOTHING
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
 
 
 def _read(path: Path) -> tuple[Line, Sequence[Line]]:
-    found = read(path, "JOURNAL")
+    found = read(path, CALL)
     return found.begin, found.lines
 
 
 def _now(errors: Console, seed: int, workers: int, quiet: bool) -> tuple[Line, Sequence[Line]]:
     settings = Settings(everything=True, ranks=(2, 3), seed=seed, workers=workers)
     with bar(errors, quiet) as shown, open_journal(None, resume=False) as journal:
-        sweep(settings, journal, shown)
+        put_on_trial(settings, journal, shown)
         return journal.begun or {}, journal.lines
 
 

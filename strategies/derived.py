@@ -77,16 +77,18 @@ def _spread(found: Sequence[Sample]) -> list[Sample]:
     return [found[int(i * step)] for i in range(min(MOST_OF_ONE, len(found)))]
 
 
-def make(task: Lacking, note: Callable[[int], None] | None = None) -> tuple[list[Sample], str]:
-    """A worker's part: samples of one overload, or why there are none."""
+def make(task: Lacking, note: Callable[[int], None]) -> tuple[list[Sample], str]:
+    """A worker's part: samples of one overload, or why there are none.  `note` hears which sibling is tried.
+
+    An op that crashes on what it should refuse takes this process with it.
+    """
     why = lacks_kernel(task.op)
     if why:
         return [], why
     made: dict[str, Bound] = {}
     refused: Counter[str] = Counter()
     for number, sample in enumerate(task.siblings):
-        if note:
-            note(number)
+        note(number)
         try:
             bound = bind(sample, task.op)
         except Unbound as no:
@@ -112,7 +114,10 @@ def gather(
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, list[Sample]], dict[str, str]]:
-    """As `fill`, in workers: of an op that kills its process on one sample the rest are tried alone."""
+    """Samples for the wanted overloads that have none, and the reason for those which still have none.
+
+    The same for the same seed.  Of an op that kills its process on one sample the rest are tried alone.
+    """
     made: dict[str, list[Sample]] = {}
     reasons: dict[str, str] = {}
     todo = lacking(by_op, wanted, seed)
@@ -137,22 +142,3 @@ def _apart(task: Lacking, killer: int) -> list[Lacking]:
         return []
     behind = [replace(task, siblings=(s,), draws=False) for s in task.siblings[killer + 1 :][:MOST_ALONE]]
     return [replace(task, siblings=task.siblings[:killer], draws=True), *behind]
-
-
-def fill(
-    by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: int = 0
-) -> tuple[dict[str, list[Sample]], dict[str, str]]:
-    """Samples for the wanted overloads that have none, and the reason for those which still have none.
-
-    The same for the same seed.  Runs here: an op that crashes on what it should refuse takes the process
-    with it, so a sweep gives `make` the tasks of `lacking` in workers.
-    """
-    made: dict[str, list[Sample]] = {}
-    reasons: dict[str, str] = {}
-    for task in lacking(by_op, wanted, seed):
-        found, why = make(task)
-        if found:
-            made[task.op] = found
-        else:
-            reasons[task.op] = why
-    return made, reasons

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from localtensor.errors import LocalTensorError, refusal
+from localtensor.tolerance import UNSTABLE
 from strategies import generated, samples
 from strategies import torch_dtensor as dtensor
 from strategies.arguments import trusts
@@ -16,7 +17,7 @@ from strategies.choice import choose
 from strategies.rules import Rule, Sample, overload
 from strategies.search import Seen, Survey, search, survey
 from strategies.sources import TooMany, claims
-from strategies.truth import REFUSALS, UNSTABLE, tell
+from strategies.truth import REFUSALS, tell
 
 CALL = "localtensor discover"
 DTYPES = ("float64", "int64", "complex64")
@@ -55,7 +56,9 @@ def overloads(name: str) -> list[str]:
     Of a packet those that DTensor has a rule for, or all if it has none.  Raises `NoSuchOp`.
     """
     parts = name.split(".")
-    for namespace, packet, *which in [parts] * (len(parts) > 1) + [["aten", *parts]] * (len(parts) < 3):
+    readings = [parts] if len(parts) > 1 else []
+    readings += [["aten", *parts]] if len(parts) < 3 else []
+    for namespace, packet, *which in readings:
         home = getattr(torch.ops, namespace)
         if not hasattr(home, packet):
             continue

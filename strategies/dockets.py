@@ -39,7 +39,7 @@ class Docket:
         """The number under which a worker notes that it is at this sample and mesh."""
         return sample * len(self.meshes) + mesh
 
-    def truth(self, sample: int) -> int:
+    def truth_step(self, sample: int) -> int:
         """The number under which it notes that it runs this sample on whole tensors, for all meshes."""
         return len(self.samples) * len(self.meshes) + sample
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from localtensor.errors import LocalTensorError
 from strategies.dtensor_compared import compared
 from strategies.dtensor_pairs import Pair
-from strategies.dtensor_plans import Refused, for_dtensor, priced
+from strategies.dtensor_plans import Refused, for_dtensor, paid
 from strategies.dtensor_played import Job, Outcome, play_all
 from strategies.plan_lockstep import redistribute
 from strategies.planner import NoPlan, plan
@@ -107,9 +107,9 @@ def wasted(pair: Pair, mode: str) -> Waste | None:
     if isinstance(theirs, Refused):
         return None
     ours, price = cheapest(pair), TorchPrice.of(pair.mesh)
-    least = priced(cheapest(pair, price).steps, price)
+    least = paid(cheapest(pair, price).steps, price)
     return Waste(
-        _ratio(theirs.price, ours.price), _ratio(priced(theirs.steps, price), least),
+        _ratio(theirs.price, ours.price), _ratio(paid(theirs.steps, price), least),
         (theirs.sent, ours.sent), (_collectives(theirs), _collectives(ours)),
     )  # fmt: skip
 

@@ -12,21 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layouts import factors_of, has_meaning, in_order, order_of
 from localtensor.mesh import Mesh
 from localtensor.partials import agreed
 from localtensor.placement import KINDS, Spec, StridedShard, cuts
-from strategies.cost import commute
+from strategies.cost import REPLICATE, commute
 
 SHAPES: tuple[tuple[int, ...], ...] = (
     (8, 8), (8, 8), (12, 12), (7, 6), (5, 3), (9,), (3,), (1, 4), (2, 5), (4, 2, 6), (6, 0), (16,), (13, 2),
 )  # fmt: skip
 """Even on most meshes, uneven, shorter than the mesh, of one row, of none."""
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
-REPLICATE = Replicate()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layouts import factors_of, order_of
-from localtensor.placement import Spec, StridedShard, cuts
+from localtensor.placement import Spec, StridedShard
+from strategies.cost import REPLICATE
+from strategies.dtensor_specs import NoSuchSpec, decoded
 from strategies.dtensor_transforms import Refusal, Transform, transforms
+from strategies.meshed import quiet
 from strategies.plans import Plan, Price, Step, placed
 from strategies.pricing import TOPOLOGY, Time, Topology, step_of
 from strategies.steps import changed, changes, letter, refusal_of
 
 MODES = ("greedy", "graph")
 """DTensor's planners: what it does by itself, and under `use_min_cost_redistribution_plan`."""
-REPLICATE = Replicate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,10 @@ def for_dtensor(
     """What DTensor of this torch does for a redistribution, priced as our own plans are; `fault_of` judges it.
 
     `mode` is one of `MODES`; a ValueError for another.  DTensor takes its graph-based planner in either mode where
-    there are strided shards or shard orders.  `all_to_all` is False for a device that has none, such as cpu.
+    there are strided shards or shard orders.  `all_to_all` is False for a device that has none, such as cpu.  A step along
+    axes of one rank is nothing but a new name, which DTensor skips: it takes no time, and is not in the price.
+
+    Raises `TorchChanged` where the planner of this torch is not asked as those that were read.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
@@ -60,23 +64,29 @@ def for_dtensor(
         raise ValueError(f"DTensor has no planner called {mode!r}; there are {', '.join(MODES)}")
     axes = [tuple(src.mesh.axis(name) for name in names) for names in flattened]
     try:
-        found = transforms(src, dst, graph=mode == "graph", flattened=axes)
+        with quiet():
+            found = transforms(src, dst, graph=mode == "graph", flattened=axes)
     except Refusal as refusal:
         return Refused(str(refusal))
     price = price or Time(topology)
     steps: list[Step] = []
-    spec = ordered(src)
+    spec = as_read(src)
     for transform in found:
         for kind, now in _stages(transform, src, all_to_all):
             after = changed(spec, transform.axes, now)
-            steps.append(step_of(kind, transform.axes, spec, after, topology))
+            step = step_of(kind, transform.axes, spec, after, topology)
+            steps.append(step if _moves(step) else replace(step, seconds=0.0))
             spec = after
-    return Plan(src, dst, tuple(steps), priced(steps, price), price.name, f"DTensor's own, {mode}", 0)
+    return Plan(src, dst, tuple(steps), paid(steps, price), price.name, f"DTensor's own, {mode}", 0)
 
 
-def priced(steps: Sequence[Step], price: Price) -> int:
-    """What they cost together; a step along axes of one rank is nothing but a new name, and DTensor skips it."""
-    return sum(price(step.move) for step in steps if any(step.was.mesh.sizes[axis] > 1 for axis in step.axes))
+def paid(steps: Sequence[Step], price: Price) -> int:
+    """What DTensor pays for its steps by a price, of which it skips those along axes of one rank."""
+    return sum(price(step.move) for step in steps if _moves(step))
+
+
+def _moves(step: Step) -> bool:
+    return any(step.was.mesh.sizes[axis] > 1 for axis in step.axes)
 
 
 def fault_of(plan: Plan) -> str:
@@ -97,30 +107,25 @@ def fault_of(plan: Plan) -> str:
             where = ",".join(plan.src.mesh.names[axis] for axis in step.axes)
             moved = f"{placed(step.was, step.axes[0])} -> {placed(step.now, step.axes[0])}"
             return f"step {number}, {moved} on {where}: {reason or 'this cannot be done along these axes at once'}"
-    end = plan.steps[-1].now if plan.steps else ordered(plan.src)
-    return "" if end == ordered(plan.dst) else f"it ends at {end}"
+    end = plan.steps[-1].now if plan.steps else as_read(plan.src)
+    return "" if end == as_read(plan.dst) else f"it ends at {end}"
 
 
-def ordered(spec: Spec) -> Spec:
-    """The spec with a shard order in place of strided shards that encode one, as DTensor reads them.
+def as_read(spec: Spec) -> Spec:
+    """The spec as DTensor's planners read it: a shard order in place of strided shards, if all of these encode one.
 
     >>> import torch
     >>> from localtensor.mesh import Mesh
     >>> from localtensor.placement import parse
-    >>> ordered(Spec(Mesh.of(2, 2), (parse("SS(0,2)"), parse("S(0)")), (8,), torch.float32))
+    >>> as_read(Spec(Mesh.of(2, 2), (parse("SS(0,2)"), parse("S(0)")), (8,), torch.float32))
     f32[8] @ a:S(0)[1], b:S(0)[0]
     """
     if spec.shard_order or not any(isinstance(p, StridedShard) for p in spec.placements):
         return spec
-    orders = {
-        dim: order_of(factors_of(spec.placements, dim), spec.mesh.sizes)
-        for dim in sorted({cut[0] for cut in map(cuts, spec.placements) if cut is not None})
-    }
-    found = [(dim, order) for dim, order in orders.items() if order is not None]
-    if len(found) != len(orders):
+    try:
+        return decoded(spec)
+    except NoSuchSpec:
         return spec
-    plain = tuple(Shard(cut[0]) if (cut := cuts(p)) is not None else p for p in spec.placements)
-    return replace(spec, placements=plain, shard_order=tuple(found))
 
 
 _KINDS = {

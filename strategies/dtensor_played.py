@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError
+from localtensor.errors.faults import in_a_line
 from localtensor.shards import assemble, split
 from strategies.dtensor_compared import compared
 from strategies.dtensor_pairs import Pair
 from strategies.dtensor_stage import Part, Told, heard, mesh_on, planner
-from strategies.dtensor_transforms import said
 from strategies.meshed import averages, forget, quiet
 from strategies.remembered import remembering
 
@@ -141,11 +141,5 @@ def on_threads(job: Job, mode: str) -> Outcome:
         if raised:
             rank, one = next(iter(raised.items()))
             return Outcome("stops", f"rank {rank} raises {one.error}; its peers wait for it", tuple(raised))
-        return Outcome("stops", said(error))
+        return Outcome("stops", in_a_line(error))
     return judged(job, [one for one in told if one is not None])
-
-
-def smaller_dtype(job: Job, dtype: torch.dtype) -> Pair:
-    """The same pair of another dtype."""
-    src, dst = (replace(spec, dtype=dtype) for spec in (job.pair.src, job.pair.dst))
-    return Pair(src, dst, job.pair.flattened)

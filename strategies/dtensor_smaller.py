@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
 from localtensor.layouts import in_order
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, StridedShard, cuts, shorts
+from strategies.cost import REPLICATE
 from strategies.dtensor_pairs import Pair, told
-from strategies.dtensor_plans import Refused, for_dtensor, ordered
+from strategies.dtensor_plans import Refused, as_read, for_dtensor
 from strategies.dtensor_stage import users
 
-REPLICATE = Replicate()
 MOST_ROWS = 16
 """Every smaller size of a dim is tried up to this one: what is uneven goes wrong of 7 rows, say, and of no fewer."""
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
@@ -95,7 +95,7 @@ def _axes(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _without(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
-    own = ordered(spec)
+    own = as_read(spec)
     placements = tuple(p for i, p in enumerate(own.placements) if i != axis)
     orders = tuple((dim, tuple(a - (a > axis) for a in axes if a != axis)) for dim, axes in own.shard_order)
     made = Spec(mesh, placements, spec.shape, spec.dtype, tuple((d, o) for d, o in orders if len(o) > 1))
@@ -201,7 +201,7 @@ def _meshes(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _on(spec: Spec, mesh: Mesh) -> Spec:
-    own = ordered(spec)
+    own = as_read(spec)
     moved = replace(own, mesh=mesh)
     return moved if own is spec else strided(moved)
 
@@ -219,7 +219,7 @@ def _names(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
-    own = ordered(spec)
+    own = as_read(spec)
     placements = tuple(own.placements[axis] for axis in order)
     cut = {dim: own.cut_by(dim) for dim in range(len(spec.shape)) if own.cut_by(dim)}
     orders = tuple((dim, tuple(order.index(axis) for axis in axes)) for dim, axes in cut.items())

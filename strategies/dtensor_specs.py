@@ -146,7 +146,7 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
     return Mesh.of(*sizes) if names is None else Mesh(sizes, tuple(names))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def device_mesh(mesh: Mesh, rank: int = 0) -> DeviceMesh:
     """Torch's mesh as that rank sees it, for what needs no process group: planning, not communicating."""
     ranks: Any = torch.arange(mesh.ranks).reshape(mesh.sizes)

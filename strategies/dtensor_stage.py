@@ -25,9 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute, distribute_tensor
 
 from localtensor import wire
+from localtensor.errors.faults import in_a_line
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
-from strategies.dtensor_transforms import said, spec_seen
+from strategies.dtensor_transforms import spec_seen
 from strategies.meshed import averages, forget, quiet
 
 
@@ -136,4 +137,4 @@ def heard(part: Part, mesh: DeviceMesh) -> Told:
     try:
         return Told("", redistributed(part, mesh).detach().clone())
     except Exception as error:  # why: whatever DTensor raises is the answer that this rank was asked for
-        return Told(said(error))
+        return Told(in_a_line(error))

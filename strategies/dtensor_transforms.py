@@ -23,7 +23,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.errors import TorchChanged
+from localtensor.errors.faults import in_a_line
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, StridedShard, cuts, short
 
@@ -60,35 +61,52 @@ class Refusal(Exception):
 
 
 def transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence[Axes] = ()) -> tuple[Transform, ...]:
-    """The steps that DTensor would take, asked afresh; raises `Refusal` with the first line of what it raises.
+    """The steps that DTensor would take, asked afresh.
 
-    With `graph` by its graph-based planner, else by its greedy one, where it lets one choose.
+    With `graph` by its graph-based planner, else by its greedy one, where it lets one choose.  It logs each submesh that
+    might have been flattened: `strategies.meshed.quiet` keeps that from the user.
+
+    Raises `Refusal` with the first line of what DTensor raises, and `TorchChanged` where a part of the table above is not
+    there, or is called in another way: that is no word of DTensor's on these specs.
     """
-    mesh = mesh_seen(src.mesh, tuple(map(tuple, flattened)))
-    have, want = (spec_seen(spec, mesh) for spec in (src, dst))
+    try:
+        mesh = mesh_seen(src.mesh, tuple(map(tuple, flattened)))
+        infos = _infos(spec_seen(src, mesh), spec_seen(dst, mesh), mesh, graph, merges=bool(flattened))
+        found = tuple(Transform(_axes(info), *info.src_dst_placements) for info in infos)
+        for transform in found:
+            _check(transform, mesh, src)
+    except (TypeError, AttributeError) as error:
+        if _is_of_our_call(error):
+            raise TorchChanged(
+                "tensor._redistribute", f"its planner is asked in another way ({in_a_line(error)})"
+            ) from error
+        raise
+    return found
+
+
+def _infos(have: Any, want: Any, mesh: DeviceMesh, graph: bool, *, merges: bool) -> Sequence[Any]:
+    """DTensor's own list of steps.  Raises `Refusal`, and a TypeError of ours as it is."""
     check = getattr(getattr(dtensor, "_utils", None), "assert_no_mixed_partial_types", lambda placements: None)
     _redistribute.clear_redistribute_planner_cache()
-    before = logging.root.manager.disable
-    logging.disable()  # it warns of each submesh that might have been flattened
     try:
         check(have.placements)
         check(want.placements)
         infos = _redistribute._gen_transform_infos_non_cached(have, want, graph)
-        merged = _merged(infos, mesh, have, want) if flattened else infos
+        return _merged(infos, mesh, have, want) if merges else infos
     except (RuntimeError, ValueError, AssertionError, NotImplementedError, IndexError, KeyError, TypeError) as error:
-        raise Refusal(said(error)) from error
+        if isinstance(error, TypeError) and _is_of_our_call(error):
+            raise
+        raise Refusal(in_a_line(error)) from error
     finally:
-        logging.disable(before)
         _redistribute.clear_redistribute_planner_cache()
-    found = tuple(Transform(_axes(info), *info.src_dst_placements) for info in merged)
-    for transform in found:
-        _check(transform, mesh, src)
-    return found
 
 
-def said(error: BaseException) -> str:
-    """The first line of an error, with its kind."""
-    return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:200]}"
+def _is_of_our_call(error: BaseException) -> bool:
+    """Whether it was raised in this room: then what we ask for, or how, is wrong, and torch has not said a word."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals is globals()
 
 
 def spec_seen(spec: Spec, mesh: DeviceMesh) -> Any:
@@ -121,8 +139,12 @@ def _flatten(mesh: Any, names: list[str], ranks: int) -> None:
     """As `mesh._flatten(names)`, but for the process group, which there is none to make it of."""
     if not can_flatten():
         return
-    layout = mesh._get_slice_mesh_layout(tuple(names)).collapse()
-    whole = type(mesh._layout)([layout]) if not isinstance(layout, type(mesh._layout)) else layout
+    layout = mesh._get_slice_mesh_layout(tuple(names))
+    if hasattr(layout, "collapse"):
+        whole = type(mesh._layout)([layout.collapse()])
+    else:  # 2.11 and 2.12
+        whole = layout.coalesce()
+        whole = whole.nest() if len(whole) > 1 else whole
     mesh._get_root_mesh()._flatten_mapping["_".join(names)] = SimpleNamespace(_layout=whole, size=lambda: ranks)
 
 
@@ -145,7 +167,7 @@ def _check(transform: Transform, mesh: DeviceMesh, src: Spec) -> None:
         try:
             now._partition_value(torch.ones(1), mesh, transform.axes[0])
         except (ValueError, RuntimeError, AssertionError) as error:
-            raise Refusal(said(error)) from error
+            raise Refusal(in_a_line(error)) from error
     elif isinstance(was, Partial):
         raise Refusal(f"it turns no Partial into another: {was} to {now}")
     elif not (hasattr(Shard, "_to_partial_tensor") and type(was) is Shard and now.reduce_op == "sum"):

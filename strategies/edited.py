@@ -26,12 +26,6 @@ class Spot:
     value: Any
 
 
-def trusts(op: str) -> bool:
-    """Whether the op trusts its caller: torch's own inner steps read past the end where sizes do not fit."""
-    packet = op.split(".")[1]
-    return packet.startswith(("_", "native_")) or "backward" in packet
-
-
 def counts_dims(name: str) -> bool:
     """Whether an argument of that name holds dims rather than sizes."""
     return name in ("axis", "axes") or name.startswith("dim") or name.endswith(("_dim", "_dims"))

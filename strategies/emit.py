@@ -63,6 +63,10 @@ def _head(discovery: Discovery) -> str:
     return f'"""{said}\n"""\n\n{_IMPORTS}\n\nOP = torch.ops.{discovery.op}'
 
 
+_LOCALS = ("d", "ndims", "numbers", "found", "tensors")
+"""What the emitted function calls its own."""
+
+
 def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
     names = [a.name for a in op._schema.arguments]
     tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
@@ -80,9 +84,10 @@ def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
             if len(line.inputs) == count:
                 text += textwrap.indent(_written(line), " " * 8).splitlines()
     text.append("    return found")
-    unused = [name for name in names if name in ("d", "ndims", "numbers", "found", "tensors")]
-    if unused and "tensors" not in tensors:  # an argument by that name would be lost on the way
-        raise NotEmitted(str(op), f"an argument is called {unused[0]}", "Leave out --emit.")
+    # An argument by the name of a local would be lost on the way; tensors are asked for by nobody after `tensors_in`.
+    lost = [name for name in names if name in _LOCALS and not (name == "tensors" and name in tensors)]
+    if lost:
+        raise NotEmitted(str(op), f"an argument is called {lost[0]}", "Leave out --emit.")
     return text
 
 

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.placement import cuts, short
 from strategies.book import Ask, Line, OwnArguments, Placements
-from strategies.cost import Held, Network, Step, commute, move_axis
+from strategies.cost import AxisStep, Held, Network, commute, move_axis
 from strategies.local_arguments import Key, Piece, pieces, unfit
 from strategies.propagation import Alternative, Grid, grid_text, microseconds
 
@@ -61,7 +61,7 @@ class Beginning:
 
     lines: tuple[Line, ...]
     held: tuple[Held, ...]
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[AxisStep, ...], ...]
     pieces: tuple[Piece, ...]
     seconds: float
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from localtensor.errors.faults import in_a_line
 from strategies import meshes, pairs, redistributions
 from strategies.dockets import Docket, Hearing, keep
 from strategies.hearings import Confirmation
@@ -64,7 +65,7 @@ def _asked(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Cla
     try:
         truth = tell(sample, seed=seed)
     except REFUSALS as error:
-        return _said(error)
+        return in_a_line(error, 90)
     try:
         return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
     except (
@@ -73,11 +74,7 @@ def _asked(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Cla
         AttributeError,
         ArithmeticError,
     ) as error:  # DTensor's own rule says so that it has none
-        return _said(error)
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:90]}"
+        return in_a_line(error, 90)
 
 
 def _pairs(
@@ -87,7 +84,7 @@ def _pairs(
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
         return 0, []  # DTensor 2.13 looks for a view of an empty tensor for ever, and nothing would be seen in it
     tried = pairs.programs(sample, claimed[mesh[-1]], mesh, before=docket.samples, seed=docket.seed)
-    return len(tried), [(s.program, s.found) for s in pairs.suspects(tried)]
+    return len(tried), pairs.suspects(tried)
 
 
 def _meshes(

@@ -6,16 +6,15 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from localtensor.tolerance import UNSTABLE
 from strategies.form import Form
-from strategies.forms_dims import DIMENSIONS, respelled
+from strategies.forms_dims import DIMENSIONS
 from strategies.forms_indices import INDEXED
 from strategies.forms_layout import LAYOUTS
 from strategies.forms_scalars import SCALARS
-from strategies.forms_sizes import SIZES, shortened
+from strategies.forms_sizes import SIZES
 from strategies.rules import Sample
-from strategies.truth import REFUSALS, UNSTABLE, Truth, same_results, tell
-
-__all__ = ["FORMS", "PER_SAMPLE", "PER_TRACED", "respelled", "shortened", "variations"]
+from strategies.truth import REFUSALS, Truth, same_results, tell
 
 FORMS: tuple[Form, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
 PER_SAMPLE, PER_TRACED = 2, 1

@@ -8,29 +8,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.arguments import DIMS, called, is_index, names, schema, trusts, values
+from strategies.arguments import DIMS, called, is_index, names, repeats_sizes, schema, trusts, values
 from strategies.form import Form
 from strategies.rules import Sample
 
 NUMBERS: tuple[float, ...] = (0, 1, -1, 2, 2.5)
 _KEPT = frozenset({"keepdim", "dtype", "reduction", "ignore_index", "layout", "device", "memory_format", "pin_memory"})
 """Arguments that have a form of their own, and codes, which schemas call ints."""
+_MODES = "_mode"
+"""How the names of arguments end whose numbers are names.
+
+2.13: for a mode that there is not `grid_sampler_3d` writes nothing: what comes out is left-over memory, another in each run.
+"""
 
 
 def other_scalars(sample: Sample) -> Iterator[Sample]:
     """Each number in turn as 0, 1, -1, 2, 2.5, and as None where it may be left out.
 
-    Ops that trust their caller keep their integers, which may be sizes; others refuse what they cannot take.
+    Ops that trust their caller keep what may speak of sizes, integers and scales; others refuse what they cannot take.
     """
     given = values(sample)
     for a in schema(sample.op):
         whole = "int" in a.kind and "number" not in a.kind
-        if a.name not in given or a.name in DIMS | _KEPT or "List" in a.kind or (whole and trusts(sample.op)):
+        speaks = whole or repeats_sizes(a.name)
+        if a.name not in given or a.name in DIMS | _KEPT or "List" in a.kind or (speaks and trusts(sample.op)):
             continue
         if not any(word in a.kind for word in ("number", "float", "int")) or _is_code(given[a.name]):
             continue
         for number in (*NUMBERS, *([None] if a.optional else [])):
-            fits = number is None or not whole or type(number) is int
+            named = number is None or not a.name.endswith(_MODES) or number >= 0
+            fits = named and (number is None or not whole or type(number) is int)
             value = float(number) if number is not None and "float" in a.kind else number
             if fits and value != given[a.name]:
                 yield called(sample, given | {a.name: value}, f"{a.name}={value}")

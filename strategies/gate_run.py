@@ -30,11 +30,11 @@ class Ran:
 
 def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> Ran:
     """Try what the settings name, less the units of which the known lines tell.  Raises as `validate`."""
-    from strategies.validate import sweep  # a run of which all is remembered needs nothing that judges
+    from strategies.validate import put_on_trial  # a run of which all is remembered needs nothing that judges
 
     with open_journal(None, resume=False) as journal:
         journal.lines += known
-        seconds = sweep(settings, journal, progress)
+        seconds = put_on_trial(settings, journal, progress)
         return ran(journal.begun or {}, journal.lines, seconds)
 
 

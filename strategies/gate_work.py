@@ -1,4 +1,9 @@
-"""What a gate judges and what comes of it: which overloads, by which verdicts, beside which baseline."""
+"""What a gate judges and what comes of it: which overloads, by which verdicts, beside which baseline.
+
+The way of a run, from `gate_command.run`: `chosen` reads from the options which overloads; `work` takes from the cache what
+equal runs said of them (`verdict_cache`), tries the others (`gate_run.run`, which sweeps as `localtensor validate` does),
+and keeps what was said; `Work.beside` holds the report against a baseline (`gate.judge`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from strategies import gate, gate_run, modules, population, verdict_cache
+from strategies import gate, gate_run, modules, population, tally, verdict_cache
 from strategies.baseline import Baseline
 from strategies.changed import select
 from strategies.changed_digest import OUTSIDE, digests
@@ -119,21 +124,22 @@ def work(asked: Asked, what: Chosen, progress: Progress) -> Work:
         report = gate_run.nothing(what.settings, torch.__version__.split("+")[0])
         said = f"nothing had to be judged ({counted(len(what.unchanged), 'overload')} unchanged)"
         return Work(report, Tried(), top, notes=(f"no rule changed since {asked.changed}: {said}",), idle=True)
-    done, same, notes = _ran(what, _cache(asked, what), progress)
+    done, same, notes = _found(what, _cache(asked, what), progress)
     untried = (*done.untried, *_unreached(what, done))
     wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
     chosen_some = asked.ops or asked.changed is not None
     return Work(
-        done.report, done.tried, top, places(top, wrong), what.choices, tuple(sorted(untried)), same, tuple(notes), _too_late(asked, done),
+        done.report, done.tried, top, places(top, wrong), what.choices, tuple(sorted(untried)), same, tuple(notes),
+        _too_late(asked, done),
         looked_at=None if chosen_some else frozenset({*done.begin["ops"], *done.begin["ignored"]}),
     )  # fmt: skip
 
 
 def _cache(asked: Asked, what: Chosen) -> VerdictCache | None:
     module = asked.rules if what.registered else None
-    if asked.cache is None or (
-        module and hasattr(sys.modules[module], "samples")
-    ):  # what its samples hang on is unknown
+    if asked.cache is None:
+        return None
+    if module and hasattr(sys.modules[module], "samples"):  # what these hang on is unknown
         return None
     beside = tuple(op for op in _ops(what) if op.startswith("aten."))
     known = digests(module)
@@ -155,19 +161,19 @@ def _ops(what: Chosen) -> tuple[str, ...]:
     return registered.only(only).ops if only else registered.ops
 
 
-def _ran(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tuple[Ran, tuple[str, ...], list[str]]:
+def _found(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tuple[Ran, tuple[str, ...], list[str]]:
     """What was found, the overloads of which an equal run told it, and what there is to say about keeping it."""
     settings, registered = what.settings, what.registered
-    ops = cache.ops() if cache and not registered else None
-    if registered:
-        ops = list(_ops(what))
+    ops = list(_ops(what)) if registered else cache.ops() if cache else None
     known = remembered(cache, ops) if cache and ops else {}
     lines = [line for own in known.values() for line in own]
     if ops and set(known) == set(ops):
-        kinds = [[kind, list(mesh)] for kind, mesh in settings.trials()]
-        ignored = list(registered.only(settings.only or registered.ignored).ignored) if registered else []
-        begin = {**settings.asked(), "ops": ops, "trials": kinds, "ignored": ignored}
-        return gate_run.ran(begin, lines), tuple(known), []
+        ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
+        return (
+            gate_run.ran(tally.first_line(settings.asked(), ops, settings.trials(), ignored), lines),
+            tuple(known),
+            [],
+        )
     done = gate_run.run(settings, progress, lines)
     problem = cache.keep(done.begin, done.lines, done.tried.ops) if cache else ""
     return done, tuple(known), [problem] if problem else []

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from strategies.arguments import SORTED
+from strategies.arguments import SORTED, is_index
 from strategies.rules import Sample, call_of
 from strategies.truth import REFUSALS
 
@@ -22,7 +22,6 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
 )  # fmt: skip
 """The first tensor's shape, and that of all the others."""
 MOST = 48
-_INDEX = ("index", "indices", "target", "idx")
 
 
 def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -> list[Sample]:
@@ -65,7 +64,7 @@ def _with_tensors(
 
     def made(name: str) -> torch.Tensor:
         shape = next(left)
-        if any(word in name for word in _INDEX):
+        if is_index(name):
             return torch.randint(0, smallest, shape, generator=rng)
         drawn = _tensor(shape, dtype, rng)
         return drawn.sort(-1).values if name in SORTED and not dtype.is_complex else drawn

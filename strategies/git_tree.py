@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,23 +67,18 @@ class Repository:
 
     def blobs(self, commit: str) -> dict[str, str]:
         """Each file of the commit with the name that git gives to its content; no links, no submodules."""
-        found = {}
-        for line in _names(_asked(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
-            about, _, path = line.partition("\t")
-            mode, _, blob = about.split(" ")
-            if mode.startswith("100"):
-                found[path] = blob
-        return found
+        return {path: name for mode, name, path in self._tree(commit) if mode.startswith("100")}
 
     def submodules(self, commit: str) -> dict[str, str]:
         """Each submodule of the commit with the commit of its own that it stands at."""
-        found = {}
+        return {path: name for mode, name, path in self._tree(commit) if mode == "160000"}
+
+    def _tree(self, commit: str) -> Iterator[tuple[str, str, str]]:
+        """The mode, the name and the path of all that the commit holds."""
         for line in _names(_asked(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
             about, _, path = line.partition("\t")
-            mode, _, own = about.split(" ")
-            if mode == "160000":
-                found[path] = own
-        return found
+            mode, _, name = about.split(" ")
+            yield mode, name, path
 
     def same(self, commit: str) -> bool:
         """Whether the files of the work tree are those of the commit; not if git does not know it."""

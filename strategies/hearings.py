@@ -12,11 +12,12 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.shards import shapes_on
+from localtensor.tolerance import close
 from strategies.layouts import read_layout
 from strategies.picture import text
 from strategies.probe import rounding
 from strategies.stage import Heard
-from strategies.truth import Truth, agrees, close
+from strategies.truth import Truth, agrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,19 @@ class Confirmation:
     """What every rank raised when it ran the op, if that is what happened."""
 
 
-def judged(truth: Truth, mesh: tuple[int, ...], heard: Sequence[Heard], claimed: Sequence[str] = ()) -> Confirmation:
-    """The verdict on what the ranks of a mesh heard; `claimed` are the placements that the results should have."""
+def judged(
+    truth: Truth, mesh: tuple[int, ...], heard: Sequence[Heard], claimed: Sequence[str] = (), *, coarse: float = 0.0
+) -> Confirmation:
+    """The verdict on what the ranks of a mesh heard; `claimed` are the placements that the results should have.
+
+    `coarse` is what splitting the inputs has lost (see `probe.coarsest`).
+    """
     heard = tuple(heard)
     failed = next((h for h in heard if h.errors), None)
     shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, heard)
     if shape:
         return Confirmation(shape, heard=heard)
-    return _raised(failed, heard) if failed else _compared(truth, heard, claimed)
+    return _raised(failed, heard) if failed else _compared(truth, heard, claimed, coarse)
 
 
 def _raised(failed: Heard, heard: tuple[Heard, ...]) -> Confirmation:
@@ -81,7 +87,7 @@ def placements_of(text: str) -> tuple[Placement, ...] | None:
         return None
 
 
-def _compared(truth: Truth, heard: tuple[Heard, ...], claimed: Sequence[str]) -> Confirmation:
+def _compared(truth: Truth, heard: tuple[Heard, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
     for i, want in enumerate(truth.outputs):
         slack = truth.slack[i]
         if truth.metadata_only:
@@ -93,7 +99,9 @@ def _compared(truth: Truth, heard: tuple[Heard, ...], claimed: Sequence[str]) ->
                 continue
             looked.append(got)
             placement = one.placements[i] if i < len(one.placements) else "-"
-            problem = _unlike(got, want, slack, [h.pieces[i] for h in heard if i < len(h.pieces)], placement)
+            pieces = [h.pieces[i] for h in heard if i < len(h.pieces)]
+            lost = rounding(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
+            problem = _unlike(got, want, slack, lost)
             if problem:
                 which = f"output {i}" if len(truth.outputs) > 1 else "the result"
                 wrong = f"rank {rank} assembles {which} from {placement}: {problem}"
@@ -105,7 +113,8 @@ def _compared(truth: Truth, heard: tuple[Heard, ...], claimed: Sequence[str]) ->
     return Confirmation("", note, heard=heard)
 
 
-def _unlike(got: Any, want: Any, slack: Tensor | None, pieces: Sequence[Any], placement: str) -> str:
+def _unlike(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
+    """How they differ by more than the slack and what putting the result together has lost; or empty."""
     if not isinstance(want, Tensor) or slack is None:
         return ""
     want, slack = want.cpu(), slack.cpu()
@@ -115,8 +124,7 @@ def _unlike(got: Any, want: Any, slack: Tensor | None, pieces: Sequence[Any], pl
         return f"shape {tuple(got.shape)}, not {tuple(want.shape)}"
     if got.dtype != want.dtype:
         return f"{got.dtype}, not {want.dtype}"
-    if "P(" in placement:
-        slack = slack + rounding(pieces)
+    slack = slack + lost
     if got.dtype == torch.int64:  # what a float beyond int64 becomes is not defined; torch gives the least int64
         least = torch.iinfo(torch.int64).min
         slack = torch.where((got == least) | (want == least), torch.inf, slack.to(torch.float64))

@@ -11,6 +11,8 @@ from strategies import files, journal
 from strategies.html_page import page
 from strategies.verdicts import CLEAN, NOTHING, USAGE
 
+CALL = "localtensor report"
+
 
 def run(path: Path, out: Path) -> int:
     """Write the page of the journal at `path` to `out`.
@@ -24,16 +26,14 @@ def run(path: Path, out: Path) -> int:
         errors.print(_refused("--out", out, problem, "Name a file in a folder that is there."), markup=False)
         return USAGE
     try:
-        read = journal.read(path, "JOURNAL")
+        read = journal.read(path, CALL)
     except journal.BadJournal as error:
-        errors.print(str(error).replace("localtensor merge", "localtensor report", 1), markup=False)
+        errors.print(str(error), markup=False)
         return USAGE
     try:
         text, report = page(read.begin, read.lines, name=path.name, cut=read.cut)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        # why: each line is JSON of the right kind by now, and only a stranger's holds other things than ours
-        problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
-        errors.print(_refused("JOURNAL", path, problem, "Name what --journal wrote."), markup=False)
+    except journal.STRANGE as error:
+        errors.print(str(journal.strange(path, error, CALL)), markup=False)
         return USAGE
     try:
         files.write_whole(out, text)
@@ -47,4 +47,4 @@ def run(path: Path, out: Path) -> int:
 
 
 def _refused(argument: str, path: Path, problem: str, remedy: str) -> str:
-    return refusal("localtensor report", argument, str(path), problem, remedy)
+    return refusal(CALL, argument, str(path), problem, remedy)

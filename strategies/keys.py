@@ -1,9 +1,9 @@
 """The key of a propagated answer: all that the answer may depend on, and nothing else.
 
 Of a spec: placements with their exact classes (torch holds a subclass equal to its parent), the sizes of the mesh axes,
-shape, dtype and shard order; no mesh, no axis names, no process group, no rank.  Of an argument: its value and its type, because 1 and
-1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN is equal to itself.  What cannot be held
-by value is refused with `NoKey`, not forgotten: ask without a cache then.
+shape, dtype and shard order; no mesh, no axis names, no process group, no rank.  Of an argument: its value and its type,
+because 1 and 1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN is equal to itself.  What
+cannot be held by value is refused with `NoKey`, not forgotten: ask without a cache then.
 
 A `Key` is a tuple, not a dataclass, and a spec in it a text: both are hashed by C, and a text but once.
 """
@@ -94,7 +94,7 @@ class Keys:
         parts: list[Hashable] = []
         for value in args:
             kind = type(value)
-            parts.append((Leaf, value.index) if kind is Leaf else value if kind in _AS_IT_IS else _part(value))
+            parts.append((Leaf, value.index) if kind is Leaf else value if kind in _AS_IT_IS else value_token(value))
         named = _named(kwargs) if kwargs else ()
         return _new(Key, (op, tuple(tokens), tuple(parts), named, self.settings, ambient()))
 
@@ -212,8 +212,8 @@ _AS_IT_IS = frozenset({
 _TRUE, _FALSE = (bool, True), (bool, False)
 
 
-def _part(value: Any) -> Hashable:
-    """A value with its type, as something that can be hashed.  Raises `NoKey`."""
+def value_token(value: Any) -> Hashable:
+    """A value with its type, as something that can be hashed: 1, 1.0 and True are three.  Raises `NoKey`."""
     kind = type(value)
     if kind in _AS_IT_IS:
         return value  # type: ignore[no-any-return]
@@ -224,20 +224,20 @@ def _part(value: Any) -> Hashable:
     if kind is float:
         return (float, value) if value and not isnan(value) else (float, repr(value))
     if kind is list or kind is tuple:
-        return (kind, *[item if type(item) in _AS_IT_IS else _part(item) for item in value])
+        return (kind, *[item if type(item) in _AS_IT_IS else value_token(item) for item in value])
     return _rare(value)
 
 
 def _rare(value: Any) -> Hashable:
     kind = type(value)
     if kind is complex:
-        return (complex, _part(value.real), _part(value.imag))
+        return (complex, value_token(value.real), value_token(value.imag))
     if kind is bytes or isinstance(value, enum.Enum):
         return (kind, value if kind is bytes else value.name)
     if isinstance(value, (list, tuple)):
-        return (kind, *map(_part, value))
+        return (kind, *map(value_token, value))
     if isinstance(value, Mapping):
-        return (kind, *[(_part(name), _part(item)) for name, item in value.items()])
+        return (kind, *[(value_token(name), value_token(item)) for name, item in value.items()])
     if isinstance(value, torch.Generator):
         return Same(value)
     if isinstance(value, torch.Tensor):
@@ -248,8 +248,8 @@ def _rare(value: Any) -> Hashable:
 def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
     """In the order of the names, since a call knows no other."""
     if len(kwargs) == 1:
-        return tuple([(name, _part(value)) for name, value in kwargs.items()])
-    return tuple([(name, _part(kwargs[name])) for name in sorted(kwargs)])
+        return tuple([(name, value_token(value)) for name, value in kwargs.items()])
+    return tuple([(name, value_token(kwargs[name])) for name in sorted(kwargs)])
 
 
 def _brief(value: object) -> str:

@@ -111,7 +111,7 @@ def _fits(point: _Point, rule: Rule) -> bool:
 
 def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
     """Lines that say this rule here, those that say most first."""
-    conditions = list(_conditions(here, rule))
+    conditions = list(_conditions(here))
     shards = [i for i, p in enumerate(rule.inputs) if isinstance(p, Shard)]
     if shards:
         over = shards[0]
@@ -129,7 +129,7 @@ def _candidates(here: _Point, rule: Rule) -> Iterator[Line]:
         yield Line(inputs, outputs, where)
 
 
-def _conditions(here: _Point, rule: Rule) -> Iterator[tuple[str, ...]]:
+def _conditions(here: _Point) -> Iterator[tuple[str, ...]]:
     """What may be said of the call, from nothing to everything; all of it true here."""
     kind = here.survey.kind
     facts = [_text(fact.argument, fact.says, lacks=fact.argument in here.may_lack) for fact in kind.facts]

@@ -11,6 +11,8 @@ from strategies.journal import BadJournal, Line, Read, of_kind, read, unlike
 from strategies.tally import plan
 from strategies.units import Unit, read_unit
 
+MERGES = "localtensor merge"
+
 
 class Gap(BadJournal):
     """Units that no journal holds, or that two hold."""
@@ -22,12 +24,12 @@ def merged(paths: Sequence[Path]) -> tuple[Line, list[Line], list[str]]:
     Raises `BadJournal` for a file that is no journal or of another run, and `Gap` where a unit is missing or
     stands in two journals, or a suspected rule was not settled.
     """
-    found = [(path, read(path, "JOURNAL")) for path in paths]
+    found = [(path, read(path, MERGES)) for path in paths]
     first = found[0][1].begin
     common = {name: value for name, value in first.items() if name != "shard"}
     for path, one in found[1:]:
         if problem := unlike(one.begin, common) or _other_plan(first, one.begin):
-            raise BadJournal(path, f"it is of another run than {paths[0]}: {problem}", "Merge one run.", "JOURNAL")
+            raise BadJournal(path, f"it is of another run than {paths[0]}: {problem}", "Merge one run.", MERGES)
     _complete(first, found)
     lines = [line for _, one in found for line in one.lines]
     return {**common, "shard": None}, lines, [one.cut for _, one in found if one.cut]
@@ -46,18 +48,18 @@ def _complete(begin: Line, found: Sequence[tuple[Path, Read]]) -> None:
         for line in of_kind(one.lines, "unit"):
             unit = read_unit(line["unit"])
             if unit in held:
-                raise Gap(path, f"{unit} is in {held[unit]} as well", "Name each journal once.", "JOURNAL")
+                raise Gap(path, f"{unit} is in {held[unit]} as well", "Name each journal once.", MERGES)
             held[unit] = path
     missing = [unit for unit in plan(begin) if unit not in held]
     if missing:
         shards = _shards(begin, found)
         problem = f"{len(missing)} of {len(plan(begin))} units are in none of the journals ({missing[0]}, say{shards})"
-        raise Gap(found[0][0], problem, "Run the other shards, or go on with those by --resume.", "JOURNAL")
+        raise Gap(found[0][0], problem, "Run the other shards, or go on with those by --resume.", MERGES)
     for path, one in found:
         left = sorted(_suspected(one) - {line["rule"] for line in of_kind(one.lines, "settled")})
         if left:
             problem = f"{len(left)} suspected rules were not confirmed yet ({left[0]}, say)"
-            raise Gap(path, problem, "Go on with it by --resume.", "JOURNAL")
+            raise Gap(path, problem, "Go on with it by --resume.", MERGES)
 
 
 def _shards(begin: Line, found: Sequence[tuple[Path, Read]]) -> str:

@@ -21,7 +21,6 @@ from strategies.mesh_draws import draw_programs
 from strategies.played import play_all
 from strategies.programs import Program
 from strategies.ran import truth_of
-from strategies.replay import describe
 from strategies.rules import Call, Claim, Leaf, Sample
 from strategies.truth import REFUSALS
 
@@ -121,7 +120,8 @@ def _remembered(confirm: Callable[[Program], Confirmation]) -> Callable[[Program
     known: dict[tuple[str, ...], Confirmation] = {}
 
     def ask(program: Program) -> Confirmation:
-        key = (describe(program), program.sample.origin, *program.sample.arguments())
+        told = (str(program), f"{program.seed} {program.draw}", program.sample.origin)
+        key = (*told, *program.sample.arguments())
         if key not in known:
             known[key] = confirm(program)
         return known[key]

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.placement import shorts
+from localtensor.tolerance import UNSTABLE
 from strategies import torch_dtensor as dtensor
 from strategies import values as kinds
 from strategies.adverse import adverse
@@ -29,7 +30,7 @@ from strategies.own_claims import own_claims
 from strategies.probe import try_claims
 from strategies.rules import Rule, Sample, results
 from strategies.sources import TooMany, claims
-from strategies.truth import REFUSALS, UNSTABLE, Truth, tell
+from strategies.truth import REFUSALS, Truth, tell
 from strategies.verdicts import Verdict
 from strategies.workers import Done, Failed
 

@@ -15,17 +15,15 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import is_plain
+from localtensor.tolerance import UNSTABLE
 from strategies import torch_dtensor as dtensor
 from strategies.probe import Case, Probe
 from strategies.programs import Program
-from strategies.rules import Claim, Rule, Sample, results
+from strategies.rules import Claim, Sample, results
 from strategies.sources import TooMany, claims
 from strategies.truth import REFUSALS, Truth, mutates, run, tell
 from strategies.verdicts import Evidence, Instance, Verdict
 
-UNSTABLE = 0.5
-"""A case of whose result more than this share jumps under one-ulp noise says nothing."""
 WORDS = 32
 """Letters of an error's message that tell one error from another."""
 Inputs = tuple[tuple[Placement, ...], ...]
@@ -122,16 +120,14 @@ class Witness:
     def __call__(self, program: Program) -> bool:
         return bool(self._reason) and self._found(program) is not None
 
-    def charge(self, program: Program) -> tuple[Instance, Case] | None:
-        """The program as an instance of the rule with its evidence, and as a case for real processes."""
+    def charge(self, program: Program) -> Instance | None:
+        """The program as an instance of the rule with its evidence, or None if it shows nothing."""
         found = self._found(program)
         if found is None:
             return None
-        probe, _, evidence = found
-        instance = Instance(
-            self.rule, probe.ranks, program.sample, Verdict.UNSOUND, self.source_name, replace(evidence, variant="")
-        )
-        return instance, probe.case(_plain(self.rule), evidence.draw)
+        _, _, evidence = found
+        own = replace(evidence, variant="")  # the values are the sample's own by now
+        return Instance(self.rule, program.ranks, program.sample, Verdict.UNSOUND, self.source_name, own)
 
     def _found(self, program: Program) -> tuple[Probe, Claim, Evidence] | None:
         if program.inputs != self.start.inputs or program.then:
@@ -190,11 +186,6 @@ def program_of(case: Case, draw: int, seed: int) -> Program:
 def _empty(truth: Truth) -> int:
     """Results without a single element."""
     return sum(isinstance(x, Tensor) and not x.numel() for x in truth.outputs)
-
-
-def _plain(rule: Rule) -> Rule:
-    inputs = tuple(p if p is None or is_plain(p) else Replicate() for p in rule.inputs)
-    return Rule(rule.op, inputs, rule.outputs)
 
 
 def _everyone_raises(probe: Probe, claim: Claim, evidence: Evidence) -> bool:

@@ -83,7 +83,10 @@ def lock_of(sync: Sync) -> AbstractContextManager[Any]:
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """No mode of either kind, no autograd and no autocast of the caller's; what is computed within depends on the default dtype alone."""
+    """No mode of either kind, no autograd and no autocast of the caller's.
+
+    Of all ambient settings what is computed within depends on the default dtype alone.
+    """
     on = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())

@@ -27,9 +27,10 @@ import torch
 from localtensor import _context
 from localtensor.errors import LocalTensorError, refusal
 from strategies import overlay_call, overlay_table, torch_dtensor
-from strategies.book import Book, Entry, exists
+from strategies.book import Book, Entry
 from strategies.ops import OUR_RULES
-from strategies.overlay_plan import Planner
+from strategies.overlay_plan import CallPlanner
+from strategies.propagate_rules import fault_of
 from strategies.rules import overload
 
 
@@ -72,7 +73,7 @@ class Overlay:
         entries = [entry for entry in _among(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
-        planner = Planner()
+        planner = CallPlanner()
         self.entries = tuple(entries)
         self.handlers = {
             overload(entry.op): overlay_table.Ours(overlay_call.Runner(planner, entry)) for entry in entries
@@ -130,18 +131,10 @@ def _among(book: Book, only: Iterable[object] | None) -> list[Entry]:
 
 
 def _check(entry: Entry) -> None:
-    if entry.op.count(".") != 2 or not exists(entry.op):
-        raise BadOverlay(
-            "book", f"the rule of {entry.op!r} at {entry.where}", "this torch has no such overload",
-            "Make entries with strategies.book.rules, which leaves out what torch has not.",
-        )  # fmt: skip
-    names = [argument.name for argument in overload(entry.op)._schema.arguments]
-    unknown = [name for name in entry.shapes if name not in names]
-    if unknown:
-        raise BadOverlay(
-            "book", f"the rule of {entry.op} at {entry.where}", f"shapes={entry.shapes}: it has no argument {unknown[0]}",
-            f"Its arguments are {', '.join(names)}.",
-        )  # fmt: skip
+    fault = fault_of(entry.op, entry)
+    if fault is not None:
+        values, problem, remedy = fault
+        raise BadOverlay("book", f"the rule of {entry.op} at {entry.where}: {values}", problem, remedy)
 
 
 def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:

@@ -45,7 +45,7 @@ from localtensor.placement import cuts
 from strategies.book import Ask, Entry, Meta
 from strategies.explicit_asked import Need, argument_names
 from strategies.local_arguments import with_arguments
-from strategies.overlay_plan import Plan, Planner, Ready, layout_text
+from strategies.overlay_plan import CallPlan, CallPlanner, Ready, layout_text
 from strategies.propagate_rules import own_of
 from strategies.rules import Call, Leaf, leaf_at, overload
 
@@ -65,7 +65,7 @@ class TwoMeshes(LocalTensorError, RuntimeError):
 class Runner:
     """The handler of one op: what its schema says is read once."""
 
-    def __init__(self, planner: Planner, entry: Entry) -> None:
+    def __init__(self, planner: CallPlanner, entry: Entry) -> None:
         self.planner, self.entry = planner, entry
         self.op = overload(entry.op)
         schema = self.op._schema
@@ -279,7 +279,7 @@ def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor
 # -- each rank's own call
 
 
-def _localised(entry: Entry, call: Call, plan: Plan, mesh: DeviceMesh) -> Call:
+def _localised(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Call:
     """What this rank calls on its pieces: the call itself, or the one in its place, with the rank's own arguments."""
     made = call if entry.instead is None else plan.whole.call
     if entry.own is None and not entry.shapes:
@@ -312,7 +312,7 @@ def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
     return type(value)([_filled(v, tensors) for v in value]) if type(value) in (list, tuple) else value
 
 
-def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: Plan, leaf: int, result: int | None) -> None:
+def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: CallPlan, leaf: int, result: int | None) -> None:
     """What the op wrote to a tensor's copy, in the layout of the tensor itself."""
     now = plan.outputs[result] if result is not None else plan.inputs[leaf]
     if now is None or (now == spec.placements and used is mine):

@@ -13,7 +13,6 @@ the same, each for itself.  It is kept by all of that, each argument with its ty
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,22 +25,21 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError, refusal
-from localtensor.placement import cuts, is_plain, short, shorts
+from localtensor.once import Once
+from localtensor.placement import is_plain, short, shorts
+from localtensor.sync import THREADS
 from strategies.book import Ask, Entry, Line, Meta, bound
 from strategies.cost import NETWORK
 from strategies.expansion import Problem, expand
+from strategies.keys import NoKey, Same, value_token
 from strategies.local_arguments import Piece, written_leaves
-from strategies.output_metadata import calm, on_meta, outputs_of
+from strategies.output_metadata import calm, lock_of, on_meta, outputs_of
 from strategies.propagate_errors import BadRule
-from strategies.propagate_rules import checked_own, made_instead
+from strategies.propagate_rules import all_replicated, checked_own, made_instead, offer_of
 from strategies.propagation import Grid
 from strategies.rules import Call, frozen, out_leaves, overload, results
 
-MOST = 20_000
-"""Plans that are kept; after that they are all forgotten."""
-_PLAIN = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _STATELESS = (Replicate, Shard, Partial)
-_FAKE_TURN = threading.Lock()
 
 
 class NoSizes(LocalTensorError, RuntimeError):
@@ -62,7 +60,7 @@ class TurnedAxes(LocalTensorError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Given:
     """A tensor of a call as it comes: what is known of the whole of it, and how it lies."""
 
     meta: TensorMeta
@@ -70,8 +68,9 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`whole` is the call that is made, of whole tensors.  `inputs` are wanted, by leaf number; `outputs` come, None for what is masked or no tensor; both by axis.
+class CallPlan:
+    """`whole` is the call that is made, of whole tensors.  `inputs` are wanted, by leaf number; `outputs` come, None for
+    what is masked or no tensor; both by axis.
 
     `settled` are tensors that the call writes to, by leaf number, each with the result that it becomes: no line leaves
     them where they lie, so a copy is written to, and brought back.  `reshaped` are written ones whose shape changes in
@@ -92,73 +91,64 @@ class Ready:
     """A plan on a mesh: the leaves that must be moved first, and the specs of the results."""
 
     mesh: DeviceMesh
-    plan: Plan
+    plan: CallPlan
     moves: tuple[int, ...]
     outputs: tuple[DTensorSpec | None, ...]
 
 
-class Planner:
-    """The plans of one overlay; any thread may ask at any time.
+class CallPlanner:
+    """The plans of one overlay, each made once; any thread may ask at any time.
 
-    Two threads that ask for the same at once may both compute it, and come to the same.
+    A rule knows no rank, and so waits for none: one rank may compute while the others of its process wait for it.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Plan] = {}
-        self._ready: dict[Any, Ready] = {}
+        self._plans: Once[CallPlan] = Once(name="plans of an overlay")
+        self._ready: Once[Ready] = Once(name="plans of an overlay on its meshes")
 
     def ready(self, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
         """What is to be done on this mesh.  Raises `BadRule` where the rule says nonsense, `NoSizes` for symbols,
         `TurnedAxes` for a shard order, and what the op raises for whole tensors like these."""
         key = _key(call, specs, mesh)
-        here = key, id(mesh)  # and no mesh that equals it: the ranks of one process have meshes of their own
-        known = self._ready.get(here) if key is not None else None
-        if known is not None and known.mesh is mesh:
-            return known
-        plan = self._plan(key, entry, call, specs, tuple(mesh.shape))
-        anew = dict(plan.resized)
-        moves = tuple(i for i, want in enumerate(plan.inputs) if specs[i].placements != want and i not in anew)
-        outputs = tuple(
-            None if placements is None or meta is None else DTensorSpec(mesh, placements, tensor_meta=meta)
-            for placements, meta in zip(plan.outputs, plan.metas, strict=True)
-        )
-        made = Ready(mesh, plan, moves, outputs)
-        return made if key is None else _kept(self._ready, here, made)
+        if key is None:
+            return _on(mesh, plan_of(entry, call, specs, mesh), specs)
+        # The very mesh, and none that equals it: the ranks of one process have meshes of their own.
+        return self._ready.get((key, Same(mesh)), self._made, key, entry, call, specs, mesh)
 
-    def _plan(self, key: Any, entry: Entry, call: Call, specs: Sequence[DTensorSpec], sizes: tuple[int, ...]) -> Plan:
-        known = self._known.get(key) if key is not None else None
-        if known is not None:
-            return known
-        made = _made(entry, call, [_held(call.op, spec) for spec in specs], sizes)
-        return made if key is None else _kept(self._known, key, made)
+    def _made(self, key: Any, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
+        return _on(mesh, self._plans.get(key, plan_of, entry, call, specs, mesh), specs)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return self._plans.stats().size
 
 
-def _kept(table: dict[Any, Any], key: Any, value: Any) -> Any:
-    if len(table) >= MOST:
-        table.clear()
-    table[key] = value
-    return value
+def _on(mesh: DeviceMesh, plan: CallPlan, specs: Sequence[DTensorSpec]) -> Ready:
+    anew = dict(plan.resized)
+    moves = tuple(i for i, want in enumerate(plan.inputs) if specs[i].placements != want and i not in anew)
+    outputs = tuple(
+        None if placements is None or meta is None else DTensorSpec(mesh, placements, tensor_meta=meta)
+        for placements, meta in zip(plan.outputs, plan.metas, strict=True)
+    )
+    return Ready(mesh, plan, moves, outputs)
 
 
-def _held(op: str, spec: DTensorSpec) -> Held:
+def _given(op: str, spec: DTensorSpec) -> Given:
     meta = spec.tensor_meta
     if meta is None or not all(type(size) is int for size in meta.shape):
         raise NoSizes(op, str(spec))
     if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
         raise TurnedAxes(op, str(spec))
-    return Held(meta, spec.placements)
+    return Given(meta, spec.placements)
 
 
 def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
     """All that a plan depends on; None if something in it is no plain value."""
     try:
         held = tuple((_typed_placements(spec.placements), spec.tensor_meta, spec.shard_order) for spec in specs)
-        key = call.op, _typed(call.args), _typed(call.kwargs), held, tuple(mesh.shape), torch.get_default_dtype()
+        given = value_token(call.args), value_token(call.kwargs)
+        key = call.op, given, held, tuple(mesh.shape), torch.get_default_dtype()
         hash(key)
-    except (_NoKey, TypeError):  # sizes that are symbols cannot be hashed
+    except (NoKey, TypeError):  # sizes that are symbols cannot be hashed
         return None
     return key
 
@@ -169,24 +159,9 @@ def _typed_placements(placements: tuple[Placement, ...]) -> Any:
     return tuple(map(str, placements)), tuple(map(type, placements))
 
 
-class _NoKey(Exception):
-    pass
-
-
-def _typed(value: Any) -> Any:
-    kind = type(value)
-    if kind in (tuple, list):
-        return kind, *map(_typed, value)
-    if kind is float or kind is complex:
-        return kind, repr(value)  # -0.0 equals 0.0, and nan not itself
-    if kind in _PLAIN or kind.__name__ == "Leaf":
-        return kind, value
-    if isinstance(value, torch.Generator):
-        return kind
-    raise _NoKey
-
-
-def _made(entry: Entry, call: Call, held: Sequence[Held], sizes: tuple[int, ...]) -> Plan:
+def plan_of(entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> CallPlan:
+    """A plan made anew; of the mesh only the sizes count.  Raises as `CallPlanner.ready`."""
+    held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
     metas = global_metas(call, [one.meta for one in held])
     plain = Call(call.op, frozen(call.args), tuple((name, frozen(value)) for name, value in call.kwargs))
     written = written_leaves(plain)
@@ -195,9 +170,9 @@ def _made(entry: Entry, call: Call, held: Sequence[Held], sizes: tuple[int, ...]
     resized = tuple(pair for pair in changed if pair[0] in outs)
     reshaped = tuple(pair for pair in changed if pair[0] not in outs)
     held = _as_results(held, resized, metas, sizes)
-    ask, plain = made_instead(entry, question(call, held, metas), plain)
+    ask, plain = made_instead(entry, question(call, [one.meta for one in held], metas), plain)
     whole, given, own = Piece(ask, plain), tuple(one.placements for one in held), checked_own(entry)
-    offer = Offer(entry, ask)
+    offer = Lines(entry, ask)
     stays = tuple(
         (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
     )
@@ -209,7 +184,7 @@ def _made(entry: Entry, call: Call, held: Sequence[Held], sizes: tuple[int, ...]
     if found.best is None:
         raise AssertionError(f"{call.op}: not even replicas are left")
     inputs = tuple(row if row is not None else (Replicate(),) * len(sizes) for row in found.best.inputs)
-    return Plan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
+    return CallPlan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
 
 
 def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
@@ -217,20 +192,20 @@ def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
 
 
 def _as_results(
-    held: Sequence[Held], resized: Sequence[tuple[int, int]], metas: Sequence[TensorMeta | None], sizes: Sequence[int]
-) -> list[Held]:
+    held: Sequence[Given], resized: Sequence[tuple[int, int]], metas: Sequence[TensorMeta | None], sizes: Sequence[int]
+) -> list[Given]:
     """An `out=` of another shape as it will be: what it holds is lost, and it lies as the result comes."""
     made = list(held)
     for leaf, result in resized:
         meta = metas[result]
         if meta is not None:
-            made[leaf] = Held(TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype), (Replicate(),) * len(sizes))
+            made[leaf] = Given(TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype), (Replicate(),) * len(sizes))
     return made
 
 
-def question(call: Call, held: Sequence[Held], outputs: Sequence[TensorMeta | None]) -> Ask:
+def question(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> Ask:
     """What a rule is asked about a call on whole tensors."""
-    tensors = tuple(Meta(tuple(one.meta.shape), one.meta.dtype) for one in held)
+    tensors = tuple(Meta(tuple(m.shape), m.dtype) for m in given)
     results_of = tuple(None if m is None else Meta(tuple(m.shape), m.dtype) for m in outputs)
     return Ask(call.op, bound(call.op, call.args, dict(call.kwargs)), tensors, results_of)
 
@@ -242,7 +217,7 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
             made = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="meta") for m in given]
             return tuple(_meta(x) if isinstance(x, Tensor) else None for x in results(on_meta(call)(made)))
     except NotImplementedError:  # no meta kernel
-        found = outputs_of(call, [Meta(tuple(m.shape), m.dtype) for m in given], _FAKE_TURN)
+        found = outputs_of(call, [Meta(tuple(m.shape), m.dtype) for m in given], lock_of(THREADS))
         return tuple(None if m is None else TensorMeta(torch.Size(m.shape), _dense(m.shape), m.dtype) for m in found)
 
 
@@ -258,61 +233,32 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-class Offer:
+class Lines:
     """A rule's lines for a piece of the call, all-replicate among them, none of them nonsense."""
 
     def __init__(self, entry: Entry, whole: Ask) -> None:
-        self.entry = entry
+        self.entry, self.offer = entry, offer_of(entry)
         self.numbers = bool(whole.outputs) and not any(whole.outputs) and _gives_numbers(entry.op)
 
     def __call__(self, ask: Ask, ranks: int) -> tuple[Line, ...]:
-        rested = Line((Replicate(),) * len(ask.tensors), tuple(None if m is None else Replicate() for m in ask.outputs))
         if self.numbers:  # a number has no placement: it is that of whole tensors
-            return (rested,)
-        return rested, *(line for line in lines_of(self.entry, ask) if line != rested)
+            return (all_replicated(ask),)
+        lines = self.offer(ask, ranks)
+        for line in lines:
+            _check_plain(self.entry, line)
+        return lines
 
 
 def _gives_numbers(op: str) -> bool:
     return not any("Tensor" in str(r.type) for r in overload(op)._schema.returns)
 
 
-def lines_of(entry: Entry, ask: Ask) -> list[Line]:
-    """What the rule says about one call.  Raises `BadRule`, with the rule's file and line, where that is nonsense."""
-    try:
-        lines = list(dict.fromkeys(entry.lines(ask)))
-    except Exception as error:  # why: whatever a user's rule raises is told with the place of the rule
-        said = f"it raises {type(error).__name__}: {error}"
-        raise BadRule(
-            entry.op, entry.where, _asked(ask), said, "Let it say nothing of calls that it does not know."
-        ) from error
-    for line in lines:
-        _check(entry, ask, line)
-    return lines
-
-
-def _check(entry: Entry, ask: Ask, line: Line) -> None:
-    def bad(problem: str, remedy: str) -> BadRule:
-        return BadRule(entry.op, entry.where, str(line), problem, remedy)
-
-    if not isinstance(line, Line):
-        raise BadRule(entry.op, entry.where, repr(line), "this is no Line", "Use ask.line.")
-    for what, placements, metas in (("tensors", line.inputs, ask.tensors), ("results", line.outputs, ask.outputs)):
-        if len(placements) != len(metas):
-            raise bad(f"it has {len(placements)} placements for {len(metas)} {what}", "Give one for each.")
-        for number, (placement, meta) in enumerate(zip(placements, metas, strict=True)):
-            if placement is None or meta is None:
-                continue
-            cut = cuts(placement)
-            if not is_plain(placement):
-                raise bad(f"{short(placement)} is not R, S(dim) or one of the five P", "Use those only.")
-            if cut is not None and not 0 <= cut[0] < meta.ndim:
-                raise bad(
-                    f"{short(placement)} of {what} {number}, {meta}: there is no such dim", "Name one of its dims."
-                )
-
-
-def _asked(ask: Ask) -> str:
-    return f"({', '.join(map(str, ask.tensors))})"
+def _check_plain(entry: Entry, line: Line) -> None:
+    """Raises `BadRule` for what DTensor itself could not bring a tensor to."""
+    for placement in (*line.inputs, *line.outputs):
+        if placement is not None and not is_plain(placement):
+            problem = f"{short(placement)} is not R, S(dim) or one of the five P"
+            raise BadRule(entry.op, entry.where, str(line), problem, "Use those only.")
 
 
 def layout_text(placements: Sequence[Placement]) -> str:

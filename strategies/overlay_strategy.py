@@ -30,7 +30,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.book import Ask, Entry, Line
 from strategies.local_arguments import unfit
-from strategies.overlay_plan import Held, Offer, Planner, global_metas, question
+from strategies.overlay_plan import Lines, global_metas, plan_of, question
 from strategies.rules import Call, Leaf, overload
 
 Strategy = Callable[[OpSchema], OpStrategy]
@@ -92,11 +92,10 @@ def strategy_of(entry: Entry, schema: OpSchema) -> OpStrategy:
     mesh = specs[0].mesh
     outputs = global_metas(call, metas)
     if mesh.ndim > 1:
-        ready = Planner().ready(entry, call, specs, mesh)
-        return OpStrategy([_spec(given, ready.plan.inputs, ready.plan.outputs, metas, outputs, mesh)])
-    held = [Held(meta, spec.placements) for meta, spec in zip(metas, specs, strict=True)]
-    ask = question(call, held, outputs)
-    lines = [line for line in Offer(entry, ask)(ask, mesh.size()) if not unfit(line, ask, mesh.size())]
+        plan = plan_of(entry, call, specs, mesh)
+        return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
+    ask = question(call, metas, outputs)
+    lines = [line for line in Lines(entry, ask)(ask, mesh.size()) if not unfit(line, ask, mesh.size())]
     return OpStrategy([_line_spec(given, line, metas, outputs, mesh) for line in lines])
 
 

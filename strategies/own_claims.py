@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from localtensor.tolerance import UNSTABLE
 from strategies.adverse import adverse
 from strategies.book import Ask, Entry, Line, Meta, ask_of
 from strategies.discover import samples_of
@@ -15,7 +16,7 @@ from strategies.probe import try_claims
 from strategies.propagate_rules import checked_own, made_instead
 from strategies.rules import Call, Claim, Rule, Sample
 from strategies.trial import Turns
-from strategies.truth import REFUSALS, UNSTABLE, tell
+from strategies.truth import REFUSALS, tell
 from strategies.verdicts import Instance, Verdict
 
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.placement import is_plain
+from localtensor.tolerance import rounds
 from strategies.again import others
 from strategies.followers import GRADS, SIMPLE
 from strategies.hearings import Confirmation, placements_of
 from strategies.played import play_all
 from strategies.programs import Program
-from strategies.ran import is_real, truth_about
+from strategies.ran import truth_about
 from strategies.rules import Call, Claim, Leaf, Sample, overload, results
 from strategies.truth import REFUSALS
 
@@ -82,7 +83,7 @@ def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> 
     if not all(map(is_plain, outputs)):
         yield from _OF_ITS_OWN
     yield from own[:1]
-    if any(is_real(x) for x in sample.tensors):
+    if any(map(rounds, sample.tensors)):
         yield tuple(GRADS)[turn % 2]
     yield from itertools.islice(others(sample, before), 1)
     if len(line[1]) > 1:
@@ -100,21 +101,12 @@ def _on(mesh: tuple[int, ...], inputs: Sequence[Placement]) -> tuple[tuple[Place
     return tuple((*[Replicate() for _ in mesh[1:]], p) for p in inputs)
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """A program that goes wrong though its op alone does not.
+def suspects(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
+    """Those that are wrong on simulated ranks although their op alone is right; to be confirmed by a `Court`.
 
-    `blame` is "follower" where what follows goes wrong on a fresh tensor with the same placements as well: then
-    that is the program, and the op is to blame for nothing; else "pair".
+    Where what follows is wrong as well on a fresh tensor with the same placements, the op is to blame for nothing: then
+    the program is that, on an `alias` of the tensor.
     """
-
-    program: Program
-    found: Confirmation
-    blame: str
-
-
-def suspects(tried: Sequence[Program]) -> list[Suspect]:
-    """Those that are wrong on simulated ranks although their op alone is right; to be confirmed by a `Court`."""
     wrong = [(p, found) for p, found in zip(tried, play_all(tried), strict=True) if found.wrong and p.then]
     alone = play_all([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
@@ -124,9 +116,9 @@ def suspects(tried: Sequence[Program]) -> list[Suspect]:
     for (program, found, _), other in zip(left, fresh, strict=True):
         own = next(played) if other is not None else None
         if other is not None and own is not None and own.wrong:
-            made.append(Suspect(other, own, "follower"))
+            made.append((other, own))
         else:
-            made.append(Suspect(program, found, "pair"))
+            made.append((program, found))
     return made
 
 

@@ -15,8 +15,8 @@ from strategies.steps import changes, targets
 CHEAPEST, SOONEST, LIGHTEST, LEANEST, SHORTEST, OTHER = (
     "the cheapest", "least time", "fewest bytes", "least memory", "fewest steps", "another beginning",
 )  # fmt: skip
-FAR = 10**30
-"""More than a plan costs by the price that breaks ties."""
+OUTWEIGHS = 10**30
+"""By how much the first price of `Then` counts more: no plan costs as much by the price that breaks ties."""
 TRIES = 32
 """How many first steps are tried at most."""
 
@@ -64,7 +64,7 @@ class Then:
         return f"{self.first.name}, then {self.tie.name}"
 
     def __call__(self, move: Move) -> int:
-        return FAR * self.first(move) + self.tie(move)
+        return OUTWEIGHS * self.first(move) + self.tie(move)
 
 
 def ways(

@@ -20,10 +20,9 @@ from strategies.plan_text import read
 from strategies.plans import PICO, Move, Price, bytes_text, time_text
 from strategies.price_torch import TorchPrice
 from strategies.pricing import TOPOLOGY, Sent, Time, Topology
-from strategies.topology import cluster_of, parse
+from strategies.topology import PER_NODE, cluster_of, parse
 
 BYS = ("time", "bytes", "torch")
-PER_NODE = 8
 DEAREST = 10**30
 """What a step may cost at most: more than that, a million times over, is no sum that the search keeps apart."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
@@ -53,13 +52,10 @@ class Asked:
     flattened: tuple[tuple[str, ...], ...]
 
     def price_text(self, price: int) -> str:
-        return (
-            time_text(price / PICO)
-            if self.unit == "ps"
-            else bytes_text(price)
-            if self.unit == "bytes"
-            else f"{price:,}"
-        )
+        """A price of `unit`, as a person reads it."""
+        if self.unit == "ps":
+            return time_text(price / PICO)
+        return bytes_text(price) if self.unit == "bytes" else f"{price:,}"
 
 
 def asked(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Replicate
 
+from localtensor.errors import TorchChanged
 from localtensor.placement import Spec, StridedShard
-from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor
+from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor, paid
 from strategies.plans import Plan, Price, Step
 from strategies.pricing import TOPOLOGY, Topology, step_of
 from strategies.steps import changed
@@ -47,7 +48,11 @@ def theirs(
         if why := too_much(src, dst, mode):
             made.append(Theirs(mode, None, skipped=why))
             continue
-        found = for_dtensor(src, dst, mode, price=price, topology=topology, flattened=flattened)
+        try:
+            found = for_dtensor(src, dst, mode, price=price, topology=topology, flattened=flattened)
+        except TorchChanged as changed_torch:  # why: our own plan needs none of torch's private parts, and stands
+            made.append(Theirs(mode, None, skipped=f"not asked: {changed_torch}"))
+            continue
         if isinstance(found, Refused):
             made.append(Theirs(mode, None, refused=str(found)))
         else:
@@ -75,7 +80,7 @@ def gathered(plan: Plan, price: Price, topology: Topology = TOPOLOGY) -> Plan | 
             steps.append(step_of("local", step.axes, whole, step.now, topology))
         else:
             steps.append(step)
-    return replace(plan, steps=tuple(steps), price=sum(price(step.move) for step in steps))
+    return replace(plan, steps=tuple(steps), price=paid(steps, price))
 
 
 def too_much(src: Spec, dst: Spec, mode: str) -> str:

@@ -67,7 +67,8 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
     leading = lines_of(sizes[:-1], LINES)
     labels = [label(names[:-1], sizes[:-1], line, width // 2 - 2) for line in leading]
     indent = max(map(len, labels)) + 2
-    down, across = (_count(size, most) for most, size in zip(CELLS, extents(spec, dims), strict=True))
+    long, broad = extents(spec, dims)
+    down, across = _count(long, CELLS[0]), _count(broad, CELLS[1])
     room = (width - indent - 5) // 2
     wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), room)))
     columns = places(sizes[-1], max(2, (width - indent + 2) // (wide + 2)))
@@ -77,24 +78,17 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
         if line is None:
             lines.append(" " * indent + signs[3])
             continue
-        cells = [
-            None if at is None else _cells(box(spec, (*line, at), dims), spec_cells(down, across, stage, dims), signs)
-            for at in columns
-        ]
+        shares = [None if at is None else box(spec, (*line, at), dims) for at in columns]
+        cells = [None if one is None else _cells(one, (down, long), (across, broad), signs) for one in shares]
         for row in range(down):
             shown = "  ".join(signs[3] if cell is None else cell[row].ljust(wide) for cell in cells).rstrip()
             lines.append((words if row == 0 else "").ljust(indent) + shown)
     return lines
 
 
-def spec_cells(down: int, across: int, stage: Stage, dims: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """For each direction the cells, and the rows that they stand for."""
-    long, wide = extents(stage.spec, dims)
-    return (down, long), (across, wide)
-
-
-def _cells(share: Box, scale: tuple[tuple[int, int], tuple[int, int]], signs: Sequence[str]) -> list[str]:
-    rows, columns = _marked(share.down, *scale[0]), _marked(share.across, *scale[1])
+def _cells(share: Box, down: tuple[int, int], across: tuple[int, int], signs: Sequence[str]) -> list[str]:
+    """The lines of a box; for each direction so many cells, for so many rows of the tensor."""
+    rows, columns = _marked(share.down, *down), _marked(share.across, *across)
     held = signs[1] if share.part else signs[0]
     return ["".join(held if row and column else signs[2] for column in columns) for row in rows]
 

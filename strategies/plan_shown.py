@@ -25,7 +25,7 @@ def as_text(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text
     """The plan, a line for each step; then the table of ways, each with its steps below it."""
     best = ways[0].plan
     shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
-    shown.append_text(plan_text(best))
+    shown.append_text(in_columns(best))
     if best.steps and (len(ways) > 1 or theirs):
         shown.append("\n\n").append_text(_ways(asked, ways, theirs))
     elif theirs:
@@ -33,12 +33,12 @@ def as_text(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text
     return shown
 
 
-def plan_text(plan: Plan) -> Text:
+def in_columns(plan: Plan) -> Text:
     """The steps in columns, the total, and why.
 
     >>> from strategies.plan_text import read
     >>> from strategies.planner import plan
-    >>> print(plan_text(plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))).plain.partition(" the cheapest")[0].rstrip())
+    >>> print(in_columns(plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))).plain.partition(" the cheapest")[0].rstrip())
       dp: all-gather     S(0)   -> R     8.2 kB  5.66 us
       tp: reduce-scatter P(sum) -> S(0)  8.2 kB  5.66 us
       total: 2 steps, 16.4 kB sent, 11.3 us, 49.2 kB in use at most

@@ -1,7 +1,9 @@
 """The cheapest plan from one spec to another: a shortest path over the specs that legal steps connect.
 
 The search is in four rooms: a layout as an integer (`planner_table`), the steps from it (`planner_edges`), a bound of what
-is still to be paid (`planner_bound`), and A* (`planner_search`).  What it finds is remembered (`planner_known`).
+is still to be paid (`planner_bound`), and A* (`planner_search`).  What it finds is remembered (`planner_known`).  So a call
+goes from `plan` to `Known.get`, which knows the plan or calls `_searched`; from there to `Known.table`, which knows the
+integers or makes them; to `Search.cheapest`; and with what that found to `_plan`, which writes it as steps between specs.
 
 A plan is searched between layouts, of which a spec is but one way to write them: strided shards that encode a shard
 order are read as that order, and what lies on an axis of one rank is nothing.  So the first step starts from a spec
@@ -95,7 +97,7 @@ def _searched(
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
     was, now = _plain(src), _plain(dst)
-    axes = [tuple(src.mesh.axis(name) for name in names) for names in flattened]
+    axes = [_group(src, names) for names in flattened]
     table = make(was, targets(was, now), axes, price)
     start, goal = table.state(was), table.state(now)
     found = Search(table, start, goal, memory).cheapest()
@@ -108,8 +110,8 @@ def _searched(
         raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
     leanest = _plan(src, dst, was, now, table, lean, topology)
     steps = "; ".join(map(str, leanest.steps))
-    problem = f"no plan stays within {memory} B, and the leanest needs {need} ({steps})"
-    raise NoPlan("memory", shown, problem, f"Allow {need} bytes or more.", leanest)
+    problem = f"no plan stays within {bytes_text(memory or 0)}, and the leanest needs {bytes_text(need)} ({steps})"
+    raise NoPlan("memory", shown, problem, f"Allow {need} bytes, or more.", leanest)
 
 
 def _plain(spec: Spec) -> Spec:
@@ -167,6 +169,14 @@ def _cost_text(cost: int, price: Price) -> str:
 
 
 # -- what is refused
+
+
+def _group(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
+    """The axes that are flattened into one group.  Raises `NoPlan` for one that is named twice."""
+    if len(set(names)) != len(names):
+        problem = "an axis is named twice, and has one group only"
+        raise NoPlan("flattened", repr(tuple(names)), problem, "Name each axis of a group once.")
+    return tuple(src.mesh.axis(name) for name in names)
 
 
 def _check(src: Spec, dst: Spec) -> None:

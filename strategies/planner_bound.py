@@ -44,8 +44,6 @@ Way = tuple[int, int, Sort, dict[int, int]]
 """A step backwards: what it adds to the values, the axes that cut before or after but not both, and its known costs."""
 Ways = tuple[list[Way], list[Way]]
 """The steps of one axis to one value: those that do not make it DONE or come from there, and all."""
-
-
 Can = tuple[int, str, bool]
 """What an axis may be: a value, with a letter, and whether that is the placement which it has in the destination."""
 
@@ -204,11 +202,11 @@ class Bound:
 
 
 @functools.lru_cache(maxsize=1024)
-def _steps_to(may: tuple[Can, ...], now: int) -> list[tuple[int, int, str]]:
+def _steps_to(may: tuple[Can, ...], now: int) -> tuple[tuple[int, int, str], ...]:
     """The steps of an axis to a value, if it may be all of these: what that adds, 1 if it begins or ends to cut, its pair."""
     found = []
     for (was, old, here), (value, new, there) in itertools.product(may, may):
         pair = f"{old}>{new}"
         if pair in PAIRS and value == now and was != now and not (here and there):
             found.append((was - now, int((old in CUTTING) ^ (new in CUTTING)), pair))
-    return found
+    return tuple(found)

@@ -93,7 +93,7 @@ class Known:
         self.same, self._tables = {}, {}
 
     def after_fork(self) -> None:
-        """A table by identity is nobody's who is gone."""
+        """Nothing is lost to those who are gone: what they were searching is `Once`'s matter, and the rest is values."""
 
     def stats(self) -> Stats:
         """Those of the plans by value; who was answered by identity is not counted."""

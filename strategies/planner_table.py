@@ -18,10 +18,10 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.placement import Spec, StridedShard
 from localtensor.shards import strided_bounds
-from strategies.cost import commute
+from strategies.cost import REPLICATE, commute
 from strategies.plans import Move, Price
 from strategies.pricing import in_parts
-from strategies.steps import LEGAL, REPLICATE, reduces, unmade
+from strategies.steps import LEGAL, reduces, unmade
 
 PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
 PAIRS |= {
@@ -150,6 +150,7 @@ class Frame:
 
 
 frame_of = functools.lru_cache(maxsize=1024)(Frame)
+"""The frame of these facts, which nobody writes to: values that follow from values, and no state."""
 
 
 class Table:

@@ -54,7 +54,7 @@ class Price(Protocol):
 
     @property
     def name(self) -> str:
-        """What the cache of plans knows it by: equal names (with equal prices behind them) share plans."""
+        """What a plan says that it was searched by, and a refusal whose price it was; plans are not kept by it."""
 
     @property
     def grows(self) -> bool:
@@ -88,8 +88,7 @@ class Step:
 
     def __str__(self) -> str:
         """`dp: all-gather S(0) -> R  12.0 MB  38 us`."""
-        mesh = self.was.mesh
-        where = ",".join(mesh.names[axis] for axis in self.axes)
+        where = axes_text(self.was, self.axes)
         was, now = (",".join(placed(spec, axis) for axis in self.axes) for spec in (self.was, self.now))
         cost = "" if self.kind == "local" else f"  {bytes_text(self.sent)}"
         return f"{where}: {self.kind.replace('_', '-')} {was} -> {now}{cost}  {time_text(self.seconds)}"
@@ -133,7 +132,7 @@ class Plan:
 
     @property
     def total(self) -> str:
-        """The last line of a plan that is shown.
+        """All steps together in a line: how many, what a rank sends, how long, and what it has in use at most.
 
         >>> import torch
         >>> from localtensor.mesh import Mesh
@@ -198,4 +197,5 @@ def time_text(seconds: float) -> str:
 
 
 def axes_text(spec: Spec, axes: Sequence[int]) -> str:
+    """The names of these axes: `dp,tp`."""
     return ",".join(spec.mesh.names[axis] for axis in axes)

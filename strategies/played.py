@@ -18,13 +18,15 @@ from torch.distributed.tensor import DTensor
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError
+from localtensor.errors.faults import in_a_line
 from strategies.confirm import program_parts
 from strategies.hearings import Confirmation, judged
 from strategies.meshed import averages, forget, mesh_of, quiet
+from strategies.probe import coarsest
 from strategies.programs import Program
 from strategies.ran import has_partial, truth_about
 from strategies.remembered import remembering
-from strategies.stage import Heard, Part, placement_text, played, results_on, said
+from strategies.stage import Heard, Part, placement_text, played, results_on
 from strategies.truth import REFUSALS, Truth
 
 SECONDS = 60.0
@@ -59,7 +61,7 @@ def play_all(programs: Sequence[Program]) -> list[Confirmation]:
                     parts = tuple(program_parts(program, "cpu"))
                     jobs.append(_Job(number, program, _truth(program, truths), parts))
                 except (*REFUSALS, LocalTensorError) as error:
-                    found[number] = Confirmation("", f"no such program: {said(error)}")
+                    found[number] = Confirmation("", f"no such program: {in_a_line(error)}")
             for _, group in _grouped(jobs):
                 found.update(_played(group))
     return [found[number] for number in range(len(programs))]
@@ -89,7 +91,8 @@ def _played(jobs: Sequence[_Job]) -> dict[int, Confirmation]:
 
 
 def _judged(job: _Job, heard: Sequence[Heard]) -> Confirmation:
-    return judged(job.truth, job.program.mesh, heard)
+    coarse = coarsest(job.program.sample.tensors, job.program.inputs)
+    return judged(job.truth, job.program.mesh, heard, coarse=coarse)
 
 
 def in_lockstep(jobs: Sequence[_Job]) -> dict[int, list[Heard]]:
@@ -166,5 +169,5 @@ def _run(jobs: Sequence[_Job], kept: Sequence[list[Heard]]) -> str:
     try:
         lt.run(body, ranks=first.ranks, timeout=SECONDS, leftovers="ignore")
     except LocalTensorError as error:
-        return said(error)
+        return in_a_line(error)
     return ""

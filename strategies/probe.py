@@ -20,17 +20,16 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.partials import agreed, fold, parts, reducible
 from localtensor.placement import short
 from localtensor.shards import local_shape, split_axis
+from localtensor.tolerance import GENEROUS, close, rounds
 from strategies.adverse import kind_of, truth_of
 from strategies.form import Values
 from strategies.gaps import blind, gapped
-from strategies.rules import Call, Claim, Rule, Sample, written
-from strategies.truth import GENEROUS, REFUSALS, Truth, agrees, close, mutates, run
+from strategies.rules import SEARCHED, Call, Claim, Rule, Sample, written
+from strategies.truth import REFUSALS, Truth, agrees, mutates, run
 from strategies.verdicts import Evidence, Instance, Verdict
 
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.partials)."""
-SEARCHED = ("sum", "avg", "min", "max")
-"""Partial kinds that a search tries; products are judged where they are claimed."""
 ROUNDED = ("sum", "avg", "product")
 """Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
 ADDED = ("sum", "avg")
@@ -154,7 +153,8 @@ class Probe:
         `inputs` are the placements that they come from.  An op that refuses parts of values that are not the
         sample's own says nothing about the rule: the parts may have left its domain.
         """
-        split, coarse = any(isinstance(p, Partial) for p in inputs), self._coarse(inputs)
+        split = any(isinstance(p, Partial) for p in inputs)
+        coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
             return None if split and self.variant else (local, "", "")
         for i, placement in enumerate(outputs):
@@ -174,12 +174,6 @@ class Probe:
                     return where + wrong[0], wrong[1], wrong[2]
         return None
 
-    def _coarse(self, inputs: Sequence[Placement | None]) -> float:
-        """The unit in the last place of the coarsest numbers that were split into addends: as much was lost there."""
-        pairs = zip(self.truth.inputs, inputs, strict=False)
-        added = [x.dtype for x, p in pairs if isinstance(p, Partial) and p.reduce_op in ADDED and _divisible(x)]
-        return max((torch.finfo(dtype).eps for dtype in added), default=0.0)
-
     def _wrong(
         self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
     ) -> tuple[str, str, str] | None:
@@ -197,7 +191,7 @@ class Probe:
         slack = self.truth.slack[i]
         if self.truth.metadata_only or slack is None or (self.kind.wild and not _lenient(want)):
             return None
-        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not _divisible(want):
+        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not rounds(want):
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if isinstance(placement, Partial):
             slack = slack + (rounding(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
@@ -217,7 +211,8 @@ class Probe:
             if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
                 return []
             whole = all(h.shape == want.shape for h in held)
-            here = self._held_whole(held, i, self._coarse(inputs)) if whole else self._held_cut(held, i)
+            coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
+            here = self._held_whole(held, i, coarse) if whole else self._held_cut(held, i)
             left = here if left is None else [p for p in left if p in here]
             if not left:
                 return []
@@ -238,7 +233,7 @@ class Probe:
         )
         room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
         right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
-        if not _divisible(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
+        if not rounds(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
         return [Replicate(), *partials] if bool(same) else partials
@@ -259,6 +254,20 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
+def coarsest(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placement | None]]) -> float:
+    """The unit in the last place of the coarsest of these that are split into addends: as much is lost there.
+
+    `placements` are those of each tensor, one for each mesh axis; 0 where none is split so.
+    """
+    pairs = zip(tensors, placements, strict=False)
+    added = [x.dtype for x, row in pairs if rounds(x) and any(_adds(p) for p in row)]
+    return max((torch.finfo(dtype).eps for dtype in added), default=0.0)
+
+
+def _adds(placement: Placement | None) -> bool:
+    return isinstance(placement, Partial) and placement.reduce_op in ADDED
+
+
 def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     """What folding these parts may lose: they can be far larger than their total.
 
@@ -270,19 +279,15 @@ def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
     return max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse) * largest
 
 
-def _divisible(x: Tensor) -> bool:
-    return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
-
-
 def _near(a: Tensor, b: Tensor) -> bool:
-    if not _divisible(a):
+    if not rounds(a):
         return torch.equal(a, b)
     scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
     return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
 
 
 def _finite(x: Tensor) -> bool:
-    return not _divisible(x) or bool(x.isfinite().all())
+    return not rounds(x) or bool(x.isfinite().all())
 
 
 def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
@@ -292,7 +297,7 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
     is finite is compared; of values that are not the sample's own, only where the parts stayed finite, too; and
     NaN where NaN was put in.
     """
-    if not _divisible(want):
+    if not rounds(want):
         return slack
     compared = want.isfinite()
     if kind.wild:
@@ -348,17 +353,15 @@ def try_claims(
     claims: Sequence[Claim],
     *,
     seed: int,
-    wild: Truth | None = None,
     variants: Mapping[str, Truth] | None = None,
 ) -> list[Instance]:
     """The verdict on every claim about one sample; `variants` are other values for it, by name, each with its
-    truth (see `strategies.adverse`); `wild` is the one called "specials".
+    truth (see `strategies.adverse`).
 
     Claims that only the source's own dispatch can judge come back as SUSPECT with the reason.
     """
     probes = [Probe(sample, truth, ranks, seed=seed)]
-    more = ({"specials": wild} if wild is not None else {}) | dict(variants or {})
-    probes += [Probe(sample, told, ranks, seed=seed, variant=name) for name, told in more.items()]
+    probes += [Probe(sample, told, ranks, seed=seed, variant=name) for name, told in (variants or {}).items()]
     return [_instance(probes, claim) for claim in claims]
 
 

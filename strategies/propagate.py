@@ -20,8 +20,11 @@ shapes, dtypes, arguments with their types, and the settings of `strategies.ambi
 
 In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own, or with
 specs that equal those that were first (`strategies.keys.Specs`).  It knows objects by identity, and so only arguments of
-which that is enough (`_lasting`), and holds all of them, so that no identity is used twice.  Of the ambient settings it asks for the default dtype alone: an answer is computed where no
-other is on (`output_metadata.calm`).
+which that is enough (`_lasting`), and holds all of them, so that no identity is used twice.  Of the ambient settings it
+asks for the default dtype alone: an answer is computed where no other is on (`output_metadata.calm`).
+
+A call goes through at most these, until one knows the answer: `propagate` by identity, `_equal` by the first specs that
+were equal, `_looked_up` by the key of all values, `Afresh` by computing it.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from strategies.cache import Once, Stats, answers
 from strategies.cost import NETWORK, Network
 from strategies.decomposed import decomposition
 from strategies.expansion import LIMIT
-from strategies.keys import Keys, NoKey, Specs
+from strategies.keys import Key, Keys, NoKey, Specs
 from strategies.output_metadata import lock_of
 from strategies.propagate_afresh import Afresh, Decompose
 from strategies.propagate_rules import check_book
@@ -179,7 +182,7 @@ class Propagator:
         """By the values of all that the answer depends on."""
         name = op if isinstance(op, str) else self._names.get(op) or self._name(op)
         try:
-            key = self._keys.of(name, specs, args, kwargs)
+            key = self._key(name, specs, args, kwargs, mesh)
         except NoKey:  # an argument that cannot be held by value: asked without memory
             return self._afresh(name, specs, args, kwargs, mesh)
         except (AttributeError, TypeError):
@@ -188,8 +191,6 @@ class Propagator:
             return self._afresh(name, specs, args, kwargs, mesh)  # which says so
         if mesh is None and specs:
             mesh = specs[0].mesh
-        else:
-            key = key._replace(settings=("mesh", mesh and mesh.sizes))
         for spec in specs:
             if spec.mesh is not mesh and spec.mesh != mesh:  # the key does not know the names of the axes
                 return self._afresh(name, specs, args, kwargs, mesh)
@@ -197,6 +198,13 @@ class Propagator:
         if found.mesh is mesh or mesh is None or found.mesh == mesh:
             return found
         return self._once.get(key._replace(settings=("axes", mesh.names)), found.on, mesh)
+
+    def _key(
+        self, name: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
+    ) -> Key:
+        """What the answer is remembered by: specs name the sizes of their mesh themselves.  Raises `NoKey`."""
+        key = self._keys.of(name, specs, args, kwargs)
+        return key if specs else key._replace(settings=("mesh", mesh and mesh.sizes))
 
     def stats(self) -> Stats:
         """How many calls were answered from memory, and how many were computed."""
@@ -213,11 +221,14 @@ class Propagator:
 
     def explain_miss(
         self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] = _NOTHING,
+        kwargs: Mapping[str, Any] = _NOTHING, *, mesh: Mesh | None = None,
     ) -> str:  # fmt: skip
-        """Whether this call would be answered from memory, and if not, in what the nearest that is kept differs."""
-        given = tuple(map(Leaf, range(len(specs)))) if args is None else args
-        return self._once.explain(self._keys.of(str(op), specs, given, kwargs))
+        """Whether this call would be answered from memory, and if not, in what the nearest that is kept differs.
+
+        Raises `NoKey` for an argument that cannot be held by value: such a call is always computed.
+        """
+        given = tuple(map(leaf_at, range(len(specs)))) if args is None else args
+        return self._once.explain(self._key(str(op), specs, given, kwargs, mesh))
 
     def _name(self, op: Any) -> str:
         return self._names.setdefault(op, str(op))

@@ -47,32 +47,25 @@ class Afresh:
     lock: AbstractContextManager[Any]
 
     def __call__(
-        self, op: str, specs: Sequence[Spec], args: Sequence[Any] | None, kwargs: Mapping[str, Any], mesh: Mesh | None
+        self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
     ) -> Propagation:
         """Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`."""
         with calm():
             mesh = self._checked(op, specs, mesh)
-            found = self._computed(
-                op, [_from_the_left(op, i, spec) for i, spec in enumerate(specs)], args, kwargs, mesh
-            )
-            return replace(found, given=tuple(specs))
-
-    def _computed(
-        self, op: str, specs: Sequence[Spec], args: Sequence[Any] | None, kwargs: Mapping[str, Any], mesh: Mesh
-    ) -> Propagation:
-        problem, source = self.problem(op, specs, args, kwargs, mesh)
-        self.sync.step("propagate: lines")
-        found = expand(problem, self.limit)
-        if found.best is None:
-            raise self._refused(specs, problem)
-        self.sync.step("propagate: chosen")
-        return self._answer(specs, mesh, problem, found, found.best, source)
+            straight = [_from_the_left(op, i, spec) for i, spec in enumerate(specs)]
+            problem, source = self.problem(op, straight, args, kwargs, mesh)
+            self.sync.step("propagate: lines")
+            found = expand(problem, self.limit)
+            if found.best is None:
+                raise self._refused(straight, problem)
+            self.sync.step("propagate: chosen")
+            return replace(self._answer(straight, mesh, problem, found, found.best, source), given=tuple(specs))
 
     def problem(
-        self, op: str, specs: Sequence[Spec], args: Sequence[Any] | None, kwargs: Mapping[str, Any], mesh: Mesh
+        self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh
     ) -> tuple[Problem, str]:
         """What has to be solved for a call, and who answers for it."""
-        given = tuple(Leaf(i) for i in range(len(specs))) if args is None else tuple(args)
+        given = tuple(args)
         self._check_leaves(op, specs, given, kwargs)
         metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
         call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))

@@ -21,7 +21,8 @@ _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.book ha
 
 
 def check_book(book: Book) -> None:
-    """Raises `BadRule` for an entry of an op that is not there, whose functions cannot be called, or whose `shapes` name no argument.
+    """Raises `BadRule` for an entry of an op that is not there, whose functions cannot be called, or whose `shapes` name
+    no argument.
 
     >>> check_book(Book({"aten.mm.default": Entry("aten.mm.default", lambda ask: [], "mm", "none", ("size",))}))
     Traceback (most recent call last):
@@ -29,23 +30,28 @@ def check_book(book: Book) -> None:
     strategies.propagate_errors.BadRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
     """
     for op, entry in book.entries.items():
-        if not isinstance(entry, Entry) or entry.op != op:
-            raise BadRule(op, getattr(entry, "where", repr(entry)), f"entry {entry!r}", "it is no entry of this op",
-                          "Make the book with Book.of.")  # fmt: skip
-        if not callable(entry.lines):
-            raise BadRule(op, entry.where, f"lines={entry.lines!r}", "it is no function", "Give Ask -> Iterable[Line].")
-        for name in ("own", "instead"):
-            function = getattr(entry, name)
-            if function is not None and not callable(function):
-                raise BadRule(op, entry.where, f"{name}={function!r}", "it is no function",
-                              "Give a function of the Ask, or nothing.")  # fmt: skip
-        if op.count(".") != 2 or not exists(op):
-            raise BadRule(op, entry.where, f"op={op!r}", "this torch has no such overload",
-                          "Write namespace.name.overload, or make entries with strategies.book.rules.")  # fmt: skip
-        names = [argument.name for argument in overload(op)._schema.arguments] if entry.shapes else []
-        if not set(entry.shapes) <= set(names):
-            raise BadRule(op, entry.where, f"shapes={entry.shapes}", "the op has no such argument",
-                          f"Name some of {', '.join(names)}.")  # fmt: skip
+        fault = fault_of(op, entry)
+        if fault is not None:
+            raise BadRule(op, getattr(entry, "where", repr(entry)), *fault)
+
+
+def fault_of(op: str, entry: object) -> tuple[str, str, str] | None:
+    """What is wrong with the entry of an overload whatever it is asked: what it has, why that does not fit, what to do."""
+    if not isinstance(entry, Entry) or entry.op != op:
+        return f"entry {entry!r}", "it is no entry of this op", "Make the book with Book.of."
+    if not callable(entry.lines):
+        return f"lines={entry.lines!r}", "it is no function", "Give Ask -> Iterable[Line]."
+    for name in ("own", "instead"):
+        function = getattr(entry, name)
+        if function is not None and not callable(function):
+            return f"{name}={function!r}", "it is no function", "Give a function of the Ask, or nothing."
+    if op.count(".") != 2 or not exists(op):
+        remedy = "Write namespace.name.overload, or make entries with strategies.book.rules."
+        return f"op={op!r}", "this torch has no such overload", remedy
+    names = [argument.name for argument in overload(op)._schema.arguments] if entry.shapes else []
+    if not set(entry.shapes) <= set(names):
+        return f"shapes={entry.shapes}", "the op has no such argument", f"Name some of {', '.join(names)}."
+    return None
 
 
 def offer_of(entry: Entry) -> Callable[[Ask, int], tuple[Line, ...]]:
@@ -79,8 +85,8 @@ def made_instead(entry: Entry, ask: Ask, call: Call) -> tuple[Ask, Call]:
                    "Let it return a Call of an overload that torch has.") from error  # fmt: skip
     leaves = {leaf.index for leaf in pytree.tree_leaves((list(made.args), dict(made.kwargs))) if isinstance(leaf, Leaf)}
     if leaves != set(range(len(ask.tensors))):
-        raise _bad(entry, f"instead: {made}", f"the call has {len(ask.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}",
-                   "Put each Leaf of the call into it.")  # fmt: skip
+        problem = f"the call has {len(ask.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
+        raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")  # fmt: skip
     frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
     return Ask(made.op, given, ask.tensors, ask.outputs), frozen_call
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec, short, shorts
 from localtensor.shards import local_shapes
-from strategies.cost import Step
+from strategies.cost import AxisStep
 from strategies.rules import Call
 
 Grid = tuple[tuple[Placement, ...] | None, ...]
@@ -45,7 +45,7 @@ class Propagation:
     given: tuple[Spec, ...]
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec | None, ...]
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[AxisStep, ...], ...]
     seconds: float
     calls: tuple[Call, ...]
     whose: tuple[int, ...]
@@ -99,7 +99,7 @@ class Propagation:
             lines.append(f"    and {len(self.others) - others} more")
         return "\n".join([*lines, *([f"  {self.unseen}"] if self.unseen else [])])
 
-    def _step(self, step: Step) -> str:
+    def _step(self, step: AxisStep) -> str:
         return str(step).replace(f"axis {step.axis}:", f"{self.mesh.names[step.axis]}:", 1)
 
     def __str__(self) -> str:

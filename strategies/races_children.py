@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from strategies.races_values import Finding, Part
+from strategies.stopping import LEFT, held
 
 GRACE = 10.0
 """Seconds that a script has beyond its own limit, to start, and to write down where its threads stood."""
@@ -21,7 +25,11 @@ MARK = "races: "
 def run_script(name: str, asks: str, text: str, seconds: float) -> Part:
     """What the script found, that it did not end in time, or why nothing was run."""
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        with held():
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            LEFT[folder] = partial(shutil.rmtree, ignore_errors=True)
+            stack.callback(LEFT.pop, folder)
         file = Path(folder) / f"races_{name}.py"
         file.write_text(text, encoding="utf-8")
         code, out, err = _run([sys.executable, str(file)], folder, seconds + GRACE)

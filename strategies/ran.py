@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
+from localtensor.tolerance import GENEROUS, JUMP, rounds, scale_of
 from strategies.followers import Followed
 from strategies.programs import Program
 from strategies.rules import Call, Sample
-from strategies.truth import GENEROUS, JUMP, REFUSALS, Truth, mutates, run, scale_of, tell
+from strategies.truth import REFUSALS, Truth, mutates, run, tell
 
 SHAKEN, COARSE = 64.0, 2.0
 """How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
@@ -69,12 +70,12 @@ def truth_about(sample: Sample, then: str, seed: int = 0, *, partial: bool = Tru
 def _coarsest(sample: Sample) -> float:
     """The largest eps among the results of the op alone: what follows cannot know them better than that."""
     _, outs = run(sample.call, sample.tensors, mutates=mutates(sample.op))
-    return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and is_real(x)), default=0.0)
+    return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and rounds(x)), default=0.0)
 
 
 def _roomy(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
     """Room for what the op's own results have lost, where a finer dtype follows: a float32 that is cast to float64."""
-    if slack is None or not isinstance(want, Tensor) or not is_real(want) or torch.finfo(want.dtype).eps >= eps:
+    if slack is None or not isinstance(want, Tensor) or not rounds(want) or torch.finfo(want.dtype).eps >= eps:
         return slack
     return slack + GENEROUS * eps * (scale_of(want) + 1.0)
 
@@ -92,7 +93,7 @@ def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tens
 
 
 def _steps(x: Tensor, rng: torch.Generator, least: float) -> Tensor | None:
-    if not is_real(x) or x.dtype == torch.complex32:
+    if not rounds(x) or x.dtype == torch.complex32:
         return None
     signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
     return signs * _units(x.dtype) * torch.finfo(x.dtype).eps * (scale_of(x) + least)
@@ -102,17 +103,12 @@ def _units(dtype: torch.dtype) -> float:
     return SHAKEN if torch.finfo(dtype).eps < 1e-5 else COARSE
 
 
-def is_real(x: Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
-
-
 def _calm(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
     if slack is None or not isinstance(moved, Tensor) or moved.shape != want.shape or not want.numel():
         return slack
-    if not is_real(want):
-        jumped = moved != want
-        return torch.where(jumped, torch.inf, slack) if bool(jumped.any()) else slack
     same = (moved == want) | (moved.isnan() & want.isnan())
+    if not rounds(want):
+        return slack if bool(same.all()) else torch.where(same, slack, torch.inf)
     apart = torch.where(same, 0.0, (moved - want).abs().double().nan_to_num(torch.inf, torch.inf))
     jump = max(JUMP, 4 * _units(want.dtype) * torch.finfo(want.dtype).eps)
     stable = apart <= jump * torch.maximum(scale_of(want), apart.new_tensor(1e-3))

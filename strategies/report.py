@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -173,25 +173,3 @@ def _totals(report: Report) -> str:
 def silent(finding: Finding) -> bool:
     """Whether nothing tells the user: every rank goes on with wrong numbers or shapes."""
     return not re.search(r"^(rank [\d, ]+|every rank) raises |^hangs: |^the process of rank ", finding.reason)
-
-
-def markdown(findings: Iterable[Finding]) -> str:
-    """The table of Unsound findings for a README: a row for each overload, with its smallest case."""
-    by_op: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.verdict is Verdict.UNSOUND:
-            by_op.setdefault(finding.rule.op, []).append(finding)
-    lines = ["| rules found wrong | smallest case, ranks | what happens | show it |", "|---|---|---|---|"]
-    for op, found in sorted(by_op.items()):
-        first = min(found, key=lambda f: (f.ranks, sum(map(len, f.sample))))
-        rules = "; ".join(f"`{str(f.rule).removeprefix(op + ': ')}`" for f in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        reason = re.sub(r" \(\d+ of \d+ elements differ\)$", "", first.reason).replace("|", "\\|")
-        cells = (
-            f"**{op}** {rules}{more}",
-            f"`{call_text(first)}`, {first.ranks}",
-            reason,
-            f"`localtensor validate {op}`",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"

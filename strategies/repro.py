@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor.placement import is_plain, short
+from localtensor.tolerance import scale_of
+from strategies.again import arguments_text
 from strategies.probe import Case
-from strategies.rules import Leaf, written
-from strategies.truth import scale_of
+from strategies.rules import written
+from strategies.truth import Truth
 
 _SCRIPT = '''"""{rule}
 
@@ -44,6 +45,9 @@ for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, DTensor):
         print(f"rank {{rank}} placements {{got.placements}}", flush=True)
         got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
+'''
+
+COMPARED = """\
         same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
         want, got = want.tolist(), got.tolist()
     elif isinstance(want, (bool, int, float)):
@@ -55,8 +59,8 @@ for want, got, slack in zip(wants, gots, {slack}):
 dist.barrier()
 dist.destroy_process_group()
 sys.exit(1 if wrong else 0)
-'''
-
+"""
+"""How a script goes on where `got` is whole: it tells both, and how it ends."""
 _HELPERS = '''
 
 def flat(out):
@@ -81,12 +85,11 @@ def script(case: Case, reason: str, name: str, module: str = "") -> str:
     `module` is the user's rules module, if it is one of his rules: the script imports it, and torch, only.
     """
     own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
-    names = [f"x{i}" for i in range(len(case.held))]
-    return _SCRIPT.format(
+    return (_SCRIPT + COMPARED).format(
         rule=str(case.rule), version=torch.__version__.split("+")[0], ranks=case.ranks, reason=reason, name=name,
-        helpers=_HELPERS, module=own if module else "", inputs="\n".join(_input(case, i) for i in range(len(names))),
-        op=case.sample.op, plain=_arguments(case, names),
-        distributed=_arguments(case, [f"d{i}" for i in range(len(names))]), slack=_slacks(case),
+        helpers=_HELPERS, module=own if module else "", inputs="\n".join(_input(case, i) for i in range(len(case.held))),
+        op=case.sample.op, plain=arguments_text(case.sample.call), distributed=arguments_text(case.sample.call, "d"),
+        slack=slacks(case.truth),
         results=_results(case),
     )  # fmt: skip
 
@@ -126,26 +129,10 @@ def literal(x: Tensor) -> str:
     return made
 
 
-def _arguments(case: Case, names: list[str]) -> str:
-    call = case.sample.call
-    shown = [_value(a, names) for a in call.args] + [f"{k}={_value(v, names)}" for k, v in call.kwargs]
-    return ", ".join(shown)
-
-
-def _value(value: Any, names: list[str]) -> str:
-    if isinstance(value, Leaf):
-        return names[value.index]
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(_value(v, names) for v in value)
-        return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if inner else "()"
-    if isinstance(value, torch.device):
-        return f"torch.device({str(value)!r})"
-    return repr(value)
-
-
-def _slacks(case: Case) -> str:
+def slacks(truth: Truth) -> str:
+    """How far each output may be off, as a list in Python: the largest finite slack, and a little of its scale."""
     shown = []
-    for want, slack in zip(case.truth.outputs, case.truth.slack, strict=True):
+    for want, slack in zip(truth.outputs, truth.slack, strict=True):
         finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
         real = isinstance(want, Tensor) and (want.dtype.is_floating_point or want.dtype.is_complex)
         shown.append(f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}")

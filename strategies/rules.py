@@ -26,6 +26,10 @@ LEAVES = tuple(Leaf(i) for i in range(64))
 """The same leaves for all: a call that is made of these is found sooner where answers are remembered."""
 
 
+SEARCHED: Sequence[str] = ("sum", "avg", "min", "max")
+"""Partial kinds that a search tries; products are judged where they are claimed."""
+
+
 def leaf_at(index: int) -> Leaf:
     """The leaf of that number, one of `LEAVES` if it can be."""
     return LEAVES[index] if 0 <= index < len(LEAVES) else Leaf(index)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from localtensor.errors.faults import in_a_line
 from strategies.choice import choose
 from strategies.rules import Sample, call_of
 
@@ -108,12 +109,8 @@ def capture(
             try:
                 _run(info, sample, recorder, number)
             except _REFUSALS as error:
-                failed[_said(error)] += 1
+                failed[in_a_line(error, 100)] += 1
     return recorder.best(), failed
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}"
 
 
 def _spread(drawn: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
@@ -122,7 +119,7 @@ def _spread(drawn: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]
     try:
         found.extend(enumerate(itertools.islice(drawn, MOST_DRAWN)))  # keeps what came before an error
     except _REFUSALS as error:
-        failed[_said(error)] += 1
+        failed[in_a_line(error, 100)] += 1
     small = [(number, sample) for number, sample in found if _numel(sample) <= MOST_INPUT]
     if len(small) < len(found):
         failed[f"samples of more than {MOST_INPUT} elements are left out"] += len(found) - len(small)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.tensor import Partial
 
 from localtensor.placement import StridedShard, is_defined
@@ -17,10 +14,10 @@ from strategies import either, followers, gradients, meshed
 from strategies.again import arguments_text, before
 from strategies.pieces import held_of
 from strategies.programs import Program, held_text
-from strategies.ran import is_real, truth_of
-from strategies.repro import literal
+from strategies.ran import truth_of
+from strategies.repro import COMPARED, literal, slacks
 from strategies.rules import overload, written
-from strategies.truth import Truth, scale_of
+from strategies.truth import Truth
 
 _SCRIPT = '''"""{program}
 
@@ -78,17 +75,6 @@ for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, torch.Tensor):
         print(f"rank {{rank}} placements {{getattr(got, 'placements', '-')}}", flush=True)
         got = got.full_tensor() if isinstance(got, DTensor) else got
-        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
-        want, got = want.tolist(), got.tolist()
-    elif isinstance(want, (bool, int, float)):
-        same = got == want
-    else:
-        continue
-    wrong |= not same
-    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-sys.exit(1 if wrong else 0)
 '''
 
 
@@ -102,14 +88,14 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
         raise ValueError(f"{program} has a placement that cannot be written down")
     own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
     count, axes = len(program.sample.tensors), meshed.NAMES[: len(program.mesh)]
-    return _SCRIPT.format(
+    return (_SCRIPT + COMPARED).format(
         program=program, version=torch.__version__.split("+")[0], ranks=program.ranks, reason=reason, name=name,
         module=own if module else "", mesh=program.mesh, names=tuple(axes),
         flatten=f'mesh._flatten("{axes}")' if program.flattened and len(axes) > 1 else "",
         helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
         arguments=_indexed(arguments_text(program.sample.call)), body=_body(program),
         inputs="\n".join(_inputs(program)), plain=", ".join(f"x{i}" for i in range(count)),
-        distributed=", ".join(f"d{i}" for i in range(count)), slack=_slacks(truth or truth_of(program)),
+        distributed=", ".join(f"d{i}" for i in range(count)), slack=slacks(truth or truth_of(program)),
     )  # fmt: skip
 
 
@@ -176,14 +162,3 @@ def _inputs(program: Program) -> list[str]:
         lines.append(f"held{i} = [{pieces}]")
         lines.append(f"d{i} = DTensor.from_local(held{i}[rank], mesh, {listed}, run_check=False, {whole})")
     return lines
-
-
-def _slacks(truth: Truth) -> str:
-    shown: Sequence[str] = [_room(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True)]
-    return f"[{', '.join(shown)}]"
-
-
-def _room(want: Any, slack: Tensor | None) -> str:
-    finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-    real = isinstance(want, Tensor) and is_real(want)
-    return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"

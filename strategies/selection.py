@@ -1,27 +1,19 @@
-"""Which op calls to try: from names and globs to samples, captured in worker processes."""
+"""Which op calls to try: from names and globs to OpInfos and overloads, and how many samples of each."""
 
 from __future__ import annotations
 
 import fnmatch
-import functools
-import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategies import generated, samples, workers
+from strategies import samples
 from strategies import torch_dtensor as dtensor
 from strategies.choice import choose
-from strategies.executors import Hands
 from strategies.modules import Registered
 from strategies.rules import Sample, overload
-from strategies.settings import BadSetting, Settings, UnknownOp
-from strategies.stage import at_home
-from strategies.verdicts import Crash
+from strategies.settings import Settings, UnknownOp
 
-SECONDS = 60.0
-"""Time limit of one OpInfo with one dtype."""
 SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 10
 """Samples tried of one overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
@@ -40,29 +32,6 @@ class Pick:
         if self.everything or sample.op in self.overloads:
             return True
         return number in self.whole and ("backward" not in sample.origin or "backward" in sample.op)
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """One OpInfo, dtype and pass: what a worker captures at a time."""
-
-    info: int
-    dtype: str
-    sizes: str
-    device: str
-    seed: int
-
-
-def capture(unit: Unit, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
-    """A worker's part: run one OpInfo's samples and bring home the calls that DTensor has rules for."""
-    info = samples.database()[unit.info]
-    dtype = samples.DTYPES[unit.dtype]
-    return samples.capture(info, dtype, unit.sizes, device=unit.device, seed=unit.seed, wanted=_ruled)
-
-
-@functools.cache
-def _ruled(op: Any) -> bool:
-    return bool(dtensor.source_of(op))
 
 
 def pick(settings: Settings, rules: Registered | None) -> Pick:
@@ -141,83 +110,6 @@ def wider(picked: Pick, met: Collection[str]) -> Pick:
     lacking = frozenset(picked.overloads) - set(met)
     rest = set(range(len(samples.database()))) - set(picked.infos) if lacking else set()
     return Pick(tuple(sorted(rest)), lacking)
-
-
-def gather(
-    crew: Hands,
-    picked: Pick,
-    settings: Settings,
-    rules: Registered | None,
-    tick: Callable[[int], None],
-    units: Callable[[int], None],
-) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
-    """Every overload's samples; what crashed on the way, and what torch itself refused."""
-    database = samples.database() if picked.infos else []
-    todo = [
-        Unit(n, dtype, which, settings.device, settings.seed)
-        for n in picked.infos
-        for dtype in settings.dtypes
-        if samples.DTYPES[dtype] in database[n].supported_dtypes(settings.device)
-        for which in samples.SIZES
-    ]
-    units(len(todo))
-    by_op: dict[str, list[Sample]] = defaultdict(list)
-    crashed: list[Crash] = []
-    refused: Counter[str] = Counter()
-    _check_dtypes(picked, settings, bool(todo))
-    answers = crew.run(capture, todo, limit=SECONDS, tick=tick)
-    for unit, answer in zip(todo, answers, strict=True):
-        name = f"{database[unit.info].formatted_name}[{unit.dtype},{unit.sizes}]"
-        if isinstance(answer, workers.Done):
-            for sample in answer.value[0]:
-                if picked.wants(unit.info, sample):
-                    by_op[sample.op].append(sample)
-            refused.update({f"{name}: {why}": n for why, n in answer.value[1].items()})
-        else:
-            crashed.append(_crash(name, answer))
-    own = [Unknown(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
-           for op in (rules.ops if rules else ()) if not by_op.get(op)]  # fmt: skip
-    for unknown, answer in zip(own, crew.run(draw, own, limit=SECONDS), strict=True):
-        if isinstance(answer, workers.Done):
-            by_op[unknown.op] = answer.value
-        else:
-            crashed.append(_crash(unknown.op, answer))
-    return by_op, crashed, refused
-
-
-def _check_dtypes(picked: Pick, settings: Settings, some: bool) -> None:
-    if picked.infos and not some:
-        takes = {str(d).removeprefix("torch.") for n in picked.infos for d in samples.database()[n].dtypes}
-        able = ", ".join(sorted(takes & set(samples.DTYPES))) or "none of those tried"
-        asked = " ".join(settings.dtypes)
-        raise BadSetting("--dtype", asked, f"no op that you named takes it on {settings.device}", f"They take {able}.")
-
-
-def _crash(name: str, answer: workers.Failed | workers.Lost) -> Crash:
-    if isinstance(answer, workers.Failed):
-        return Crash(name, "its samples", answer.error, answer.trace)
-    return Crash(name, "its samples", answer.why)
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """An overload that no OpInfo reaches, and the rules module that registered it."""
-
-    op: str
-    dtypes: tuple[str, ...]
-    seed: int
-    module: str
-    folder: str
-
-
-def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
-    """A worker's part: the samples that the module gives, or what its op accepts of calls drawn from the schema."""
-    at_home(unknown.module, unknown.folder)
-    hook = getattr(sys.modules[unknown.module], "samples", None)
-    target = overload(unknown.op)
-    if hook is not None:
-        return generated.given(target, hook(target))
-    return generated.calls(target, [samples.DTYPES[d] for d in unknown.dtypes], unknown.seed)
 
 
 def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> Iterable[tuple[str, list[Sample]]]:

@@ -28,7 +28,7 @@ def unconfirmed(suspects: Mapping[str, Sequence[Suspect]]) -> Iterator[Settled]:
         yield Settled(name, of_suspect(first, Verdict.SUSPECT, reason))
 
 
-class Trial:
+class Session:
     """Suspects before a court, those on few ranks first: another number of ranks means other processes.
 
     `doubted` are rules that the probe found wrong; the others could not be judged by it, so that a real run which

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 from localtensor.placement import is_plain
 from strategies.findings import Settled
-from strategies.oracle import Inputs, program_of, still
+from strategies.oracle import Inputs, Witness, program_of, still
 from strategies.played import play_all
 from strategies.programs import Program
 from strategies.rules import Rule
-from strategies.shrink import shrink
-from strategies.smallest import smallest
+from strategies.shrink import BUDGET, shrink
 from strategies.stage import at_home
 from strategies.suspects import Suspect, case_of
+from strategies.verdicts import Instance
 
-BUDGET = 120
+PLAYED = 120
 """Programs that may be played to shrink one: each is a run of DTensor."""
 MOST = 4
 """Smaller ones that are offered beside what was given."""
@@ -46,11 +46,20 @@ def _smaller(doubt: Doubt) -> Iterator[Suspect]:
         for program in _played(first.program, first.instance.evidence.reason):
             yield _of(first, program)
     elif doubt.judged:
-        given = first.instance
-        found = smallest(given, case_of(given, doubt.seed), seed=doubt.seed)
-        yield from (Suspect(instance) for instance, _ in found[:-1])
+        yield from map(Suspect, smaller_instances(first.instance, doubt.seed))
     else:
         yield from _whole(first, doubt.seed)
+
+
+def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = BUDGET) -> list[Instance]:
+    """Instances of the same rule that the probe finds wrong in the same way, the smallest first, all smaller than this.
+
+    More than one, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a larger one.
+    There is none where the probe does not find this one wrong.
+    """
+    witness = Witness(instance, case_of(instance, seed), seed=seed)
+    tries = shrink(witness.start, witness, budget=budget).to_try(MOST)
+    return [charge for program in tries if (charge := witness.charge(program)) is not None]
 
 
 def _whole(first: Suspect, seed: int) -> Iterator[Suspect]:
@@ -71,7 +80,7 @@ def _played(start: Program, reason: str, inputs: Inputs | None = None) -> list[P
     reason = reason or why(start)
     if not reason:
         return []
-    return shrink(start, still(why, reason, inputs=inputs), budget=BUDGET).to_try(MOST)
+    return shrink(start, still(why, reason, inputs=inputs), budget=PLAYED).to_try(MOST)
 
 
 def _of(first: Suspect, program: Program) -> Suspect:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
-from strategies.edited import changed, counts_dims, lists_changed, spots, trusts, with_call, with_tensors
+from strategies.arguments import repeats_sizes, trusts
+from strategies.edited import changed, counts_dims, lists_changed, spots, with_call, with_tensors
 from strategies.programs import Program
 
 Places = frozenset[tuple[int, int]]
@@ -88,15 +89,17 @@ def smaller_sizes(program: Program) -> Iterator[Program]:
                 yield from resized(program, {n: m}, places)
 
 
-def _unexplained(program: Program) -> list[int]:
-    """Numbers among the arguments which are no dim and no flag: alone, or in a list that is not of sizes.
+def _unexplained(program: Program) -> list[float]:
+    """Numbers among the arguments which are no dim and no flag: alone, in a list that is not of sizes, or ratios of sizes.
 
     A number alone may be half of a size and equal another by chance: with `_fft_c2r(x, dim, norm, last_size)`
     cut so that both agree, torch 2.13 writes past the end.
     """
     sizes = {n for x in program.sample.tensors for n in x.shape}
-    found = [s for s in spots(program.sample.call) if type(s.value) is int and not counts_dims(s.name)]
-    return [s.value for s in found if s.value > FLAGS and (len(s.path) == 1 or s.value not in sizes)]
+    every = spots(program.sample.call)
+    ratios = [s.value for s in every if type(s.value) is float and repeats_sizes(s.name)]
+    found = [s for s in every if type(s.value) is int and not counts_dims(s.name)]
+    return ratios + [s.value for s in found if s.value > FLAGS and (len(s.path) == 1 or s.value not in sizes)]
 
 
 def _told(program: Program) -> set[int]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.edited import Spot, counts_dims, holds_tensors, named, put, spots, trusts, with_call, with_tensors
+from strategies.arguments import repeats_sizes, trusts
+from strategies.edited import Spot, counts_dims, holds_tensors, named, put, spots, with_call, with_tensors
 from strategies.programs import Program
 from strategies.rules import Call, overload
 
@@ -22,14 +23,15 @@ SMALL = 9
 
 def simpler_scalars(program: Program) -> Iterator[Program]:
     """The program with an argument left out, a list of dims or sizes shortened or all ones, or a number at 0,
-    1, 2 or fewer digits.  An op that trusts its caller loses only what is at its default, and digits."""
+    1, 2 or fewer digits.  An op that trusts its caller loses only what is at its default, and digits, but for those of
+    numbers that must agree with its sizes."""
     call = program.sample.call
     for one in _left_out(call):
         yield with_call(program, one)
     for one in () if trusts(call.op) else _shorter_lists(call):
         yield with_call(program, one)
     for spot in spots(call):
-        if isinstance(spot.value, (float, complex)) or not trusts(call.op):
+        if not trusts(call.op) or (isinstance(spot.value, (float, complex)) and not repeats_sizes(spot.name)):
             for value in _simpler(spot):
                 yield with_call(program, put(call, spot.path, value))
 

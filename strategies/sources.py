@@ -21,7 +21,7 @@ from localtensor.partials import reducible
 from localtensor.placement import KINDS, is_plain
 from strategies import torch_dtensor as dtensor
 from strategies import torch_lists
-from strategies.rules import Call, Claim, Rule, Sample, out_leaves, overload, results
+from strategies.rules import SEARCHED, Call, Claim, Rule, Sample, out_leaves, overload, results
 
 MOST_TUPLES = 4096
 """Input-placement tuples that a search tries for one sample at the most."""
@@ -31,10 +31,6 @@ MOST_TRACES = 130
 
 class TooMany(Exception):
     """DTensor would trace more tuples for this decomposition than a sweep has time for."""
-
-
-SEARCHED: Sequence[str] = ("sum", "avg", "min", "max")
-"""Partial kinds that a search tries."""
 
 
 def options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED) -> list[Placement]:

@@ -24,6 +24,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor import wire
 from localtensor.errors import NoSuchDim
+from localtensor.errors.faults import in_a_line
 from localtensor.placement import is_plain, short, shorts
 from localtensor.shards import shapes_on
 from strategies.followers import Followed
@@ -179,18 +180,13 @@ def _whole(out: Any) -> Any:
     return out.full_tensor().detach().cpu()
 
 
-def said(error: BaseException) -> str:
-    """An exception in one line."""
-    return f"{type(error).__name__}: {(str(error) or '-').splitlines()[0][:200]}"
-
-
 def _together(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
     """Run it on every rank, then tell each other who raised: nobody is left waiting for a rank that is gone."""
     value, error, trace = None, "", ""
     try:
         value = work()
     except Exception as raised:  # why: whatever DTensor raises is the answer that this rank was asked for
-        error, trace = said(raised), traceback.format_exc()
+        error, trace = in_a_line(raised), traceback.format_exc()
     flag = torch.tensor([float(bool(error))])
     dist.all_reduce(flag)
     if not flag.item():

@@ -18,9 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.partials import agreed
 from localtensor.placement import Spec, StridedShard, cuts, is_plain, short
 from localtensor.reductions import CARRIED
-from strategies.cost import commute
-
-REPLICATE = Replicate()
+from strategies.cost import REPLICATE, commute
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,4 +228,5 @@ def _flat_moves(
 
 
 def size_of(sizes: Sequence[int], axes: Sequence[int]) -> int:
+    """How many ranks there are along these axes together, of a mesh of these sizes."""
     return math.prod(sizes[axis] for axis in axes)

@@ -1,4 +1,4 @@
-"""Dockets into lines of a journal: whatever dies, hangs or raises on the way costs one step, and is said."""
+"""Dockets heard in workers, into lines of a journal: what dies, hangs or raises on the way costs one step, and is said."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dataclasses import replace
 from strategies import dockets
 from strategies.dockets import Docket, Hearing
 from strategies.executors import Hands
+from strategies.followed import on_meshes, with_followers
 from strategies.journal import Journal
-from strategies.trials import hear
-from strategies.units import class_of
+from strategies.stage import at_home
+from strategies.trial import Note, alone
+from strategies.units import ALONE, MESHES, PAIRS, class_of
 from strategies.verdicts import Crash
 from strategies.workers import LATE, Done, Failed, Lost
 
@@ -20,6 +22,18 @@ SECONDS = 30.0
 """Time limit of one step: one sample on one mesh."""
 RETRIES = 40
 """Steps of one docket that may kill a worker before the rest of it is given up."""
+_KINDS = {ALONE: alone, PAIRS: with_followers, MESHES: on_meshes}
+
+
+def hear(docket: Docket, note: Note) -> list[Hearing]:
+    """A worker's part: one hearing for each unit of the docket, none if its time is up.
+
+    The rules module that it names is imported.  `note` hears the number of each step before it is begun.
+    """
+    if docket.until and time.time() >= docket.until:
+        return []
+    at_home(*docket.home)
+    return _KINDS[docket.trial](docket, note)
 
 
 def hear_all(
@@ -61,7 +75,7 @@ def hear_all(
 def _left_out(docket: Docket, lost: Lost) -> set[int]:
     """What is not tried again: the step that killed, and of a sample that hung all: it would hang on each mesh."""
     number, _ = docket.at(lost.noted)
-    return {lost.noted, docket.truth(number)} if lost.why.startswith(LATE) else {lost.noted}
+    return {lost.noted, docket.truth_step(number)} if lost.why.startswith(LATE) else {lost.noted}
 
 
 def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:
@@ -74,7 +88,7 @@ def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) ->
         number, mesh = docket.at(lost.noted)
         sample = docket.samples[number]
         told = f"{', '.join(sample.arguments())} from {sample.origin}"
-        where = "the whole tensors" if lost.noted >= docket.truth(0) else "a rank's piece"
+        where = "the whole tensors" if lost.noted >= docket.truth_step(0) else "a rank's piece"
         crash = Crash(docket.op, told, f"{lost.why} on {where}")
         units = [h for h in found if (h.unit.dtypes, h.unit.mesh) == (class_of(sample), mesh)]
         (units or found)[0].crashed.append(crash)

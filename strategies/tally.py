@@ -14,6 +14,15 @@ from strategies.units import Unit, mesh_kind, planned
 from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
 
 
+def first_line(
+    asked: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+) -> Line:
+    """What a journal's first line says of a run: what was asked, the overloads to be tried, and by which trials, on which
+    meshes; and the registrations that torch ignores."""
+    kinds = [[kind, list(mesh)] for kind, mesh in trials]
+    return {**asked, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
+
+
 def plan(begin: Line) -> tuple[Unit, ...]:
     """Every unit of the run that a journal's first line speaks of, those of other shards included."""
     return planned(begin["ops"], [(kind, tuple(mesh)) for kind, mesh in begin["trials"]])

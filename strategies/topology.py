@@ -27,9 +27,11 @@ from typing import Any
 from localtensor.errors.base import LocalTensorError, refusal
 from localtensor.mesh import Mesh
 from strategies.cost import NETWORK, Network
+from strategies.files import read_bytes
 from strategies.pricing import MEMORY, Topology
 
 PER_NODE = 8
+"""Ranks of a node, where nothing says how many."""
 LONGEST = 1_000_000
 """Bytes of a file."""
 SLOWEST, FASTEST, LATEST = 1e-6, 1e6, 1e9
@@ -96,8 +98,7 @@ def parse(text: str) -> Cluster:
 def read(path: Path) -> Cluster:
     """The cluster that a file describes.  Raises `BadTopology`, which says what is wrong, and where in the file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(LONGEST + 1)
+        raw = read_bytes(path, LONGEST + 1)
     except (OSError, ValueError) as trouble:  # why: a path with a NUL byte is a ValueError
         why = getattr(trouble, "strerror", None) or str(trouble)
         raise BadTopology(

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from localtensor.errors.faults import in_a_line
+from localtensor.tolerance import UNSTABLE
 from strategies import torch_dtensor as dtensor
 from strategies.adverse import adverse
 from strategies.dockets import Docket, Hearing, describe, keep
@@ -20,7 +22,7 @@ from strategies.rules import Claim, Sample, overload
 from strategies.search import Seen, missing, search
 from strategies.sources import TooMany, claims
 from strategies.suspects import Suspect
-from strategies.truth import REFUSALS, UNSTABLE, Truth, tell
+from strategies.truth import REFUSALS, Truth, tell
 from strategies.units import CLASSES, Unit, class_of
 from strategies.values import VALUES
 from strategies.verdicts import Crash, Instance, Verdict
@@ -35,7 +37,7 @@ so that each kind of values gets its turn."""
 PARTIALS = 4
 """Samples of one decomposition that are also traced with partial inputs, each kind a trace of its own."""
 Note = Callable[[int], None]
-Form = tuple[Sample, Truth, str]
+Variation = tuple[Sample, Truth, str]
 """A call, the truth about it, and the name of its form; the sample itself has none."""
 
 
@@ -55,10 +57,8 @@ def alone(docket: Docket, note: Note) -> list[Hearing]:
         if not bench.meshes(number):
             continue
         try:
-            forms = _noted(_forms(number, bench), docket.truth(number), note)
-            found.extend(
-                (form[0], _try(form, number, bench, note)) for form in forms
-            )  # keeps what came before an error
+            every = _noted(_variations(number, bench), docket.truth_step(number), note)
+            found.extend((one[0], _try(one, number, bench, note)) for one in every)  # keeps what came before an error
         except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
             bench.crash(number, error)
     for instance in missing(found, docket.seed) if docket.search else ():
@@ -84,7 +84,7 @@ class Bench:
     def meshes(self, number: int) -> list[int]:
         """The meshes on which this sample is wanted and has killed nobody, by number."""
         docket, dtypes = self.docket, class_of(self.docket.samples[number])
-        if docket.truth(number) in docket.skip:
+        if docket.truth_step(number) in docket.skip:
             return []
         units = [Unit(docket.op, docket.trial, dtypes, mesh) for mesh in docket.meshes]
         free = [i for i in range(len(units)) if docket.step(number, i) not in docket.skip]
@@ -113,18 +113,18 @@ class Bench:
         return [self._of[unit] for unit in sorted(self._of)]
 
 
-def _noted(forms: Iterable[Form], step: int, note: Note) -> Iterator[Form]:
+def _noted(every: Iterable[Variation], step: int, note: Note) -> Iterator[Variation]:
     """The same, with a note before each that its truth is being told."""
-    left = iter(forms)
+    left = iter(every)
     while True:
         note(step)
-        form = next(left, None)
-        if form is None:
+        one = next(left, None)
+        if one is None:
             return
-        yield form
+        yield one
 
 
-def _forms(number: int, bench: Bench) -> Iterable[Form]:
+def _variations(number: int, bench: Bench) -> Iterable[Variation]:
     """The sample and other calls made from it, each with its truth and the name of its form."""
     sample, seed = bench.docket.samples[number], bench.docket.seed
     try:
@@ -139,10 +139,9 @@ def _forms(number: int, bench: Bench) -> Iterable[Form]:
     yield from variations(sample, truth, number, seed=seed, traced=traced, turns=bench.turns(sample).forms)
 
 
-def _try(
-    form: Form, number: int, bench: Bench, note: Note
-) -> dict[int, Seen]:  # fmt: skip
-    docket, (sample, truth, name) = bench.docket, form
+def _try(variation: Variation, number: int, bench: Bench, note: Note) -> dict[int, Seen]:
+    """Its claims on each mesh, judged into the hearings; what a search saw, by the number of ranks."""
+    docket, (sample, truth, name) = bench.docket, variation
     own = docket.samples[number]
     seen: dict[int, Seen] = {}
     question = dtensor.Question(sample, 1, truth.raw)
@@ -160,8 +159,7 @@ def _try(
             hearing.skipped[str(error)] += 1
             continue
         except (*REFUSALS, AttributeError, ArithmeticError) as error:
-            said = (str(error) or "-").splitlines()[0][:90]
-            hearing.skipped[f"DTensor's own rule raises {type(error).__name__}: {said}"] += 1
+            hearing.skipped[f"DTensor's own rule raises {in_a_line(error, 90)}"] += 1
             continue
         if not claimed:
             hearing.skipped["DTensor claims nothing about this call"] += 1

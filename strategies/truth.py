@@ -1,8 +1,7 @@
 """The op on whole tensors: its results, and how far from them a right rule may be.
 
-The tolerance is measured, not guessed: the op's own response to one-ulp noise in its inputs, and,
-for single precision, its distance from the same op in double.  Integers and booleans are exact.
-Elements that jump under noise (a tie broken the other way) say nothing and are not compared.
+The tolerance is measured, not guessed, as `localtensor.tolerance` says: the op is asked again with noise of one ulp in its
+inputs and, for single precision, in double.
 """
 
 from __future__ import annotations
@@ -15,16 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localtensor.tolerance import WIDER, close, rounds, slack_of, widened
 from strategies.gaps import gapped
 from strategies.rules import Call, Sample, overload, results, written
-
-GENEROUS = 1000.0
-"""How many times the measured noise a result may differ.  Wrong rules are off by far more."""
-JUMP = 1e-3
-"""A response to one-ulp noise above this share of the scale is a jump, not rounding."""
-UNSTABLE = 0.5
-"""A call of whose result more than this share jumps under one-ulp noise says nothing."""
-_SINGLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +74,12 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
     if only:
         return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
     others = [_again(sample.call, gapped(sample.call, inputs), False)]  # fresh, and a clone would close the gaps
-    if any(_is_real(x) for x in inputs):
+    if any(rounds(x) for x in inputs):
         others += [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
     best = _double(sample.call, inputs, writes)
-    slack = tuple(_slack(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
-    slack = tuple(
-        _widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True))
-    )
+    slack = tuple(slack_of(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
+    slack = tuple(widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True)))
     return Truth(inputs, outputs, slack, raw, "", max((_share(s) for s in slack), default=0.0))
-
-
-def _is_real(x: Tensor) -> bool:
-    """Whether there is rounding to speak of.  With floats of one byte torch does not compute: they are exact."""
-    return (x.dtype.is_floating_point and x.dtype.itemsize > 1) or x.dtype.is_complex
 
 
 def _share(slack: Tensor | None) -> float:
@@ -115,7 +100,7 @@ def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
     rng = torch.Generator().manual_seed(zlib.crc32(f"nudge {seed}".encode()))
 
     def nudge(x: Tensor) -> Tensor:
-        if not _is_real(x):
+        if not rounds(x):
             return x
         eps = torch.finfo(x.dtype).eps
         signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
@@ -125,54 +110,9 @@ def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
 
 
 def _double(call: Call, inputs: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
-    if not any(x.dtype in _SINGLE for x in inputs):
+    if not any(x.dtype in WIDER for x in inputs):
         return ()
-    return _again(call, [x.to(_SINGLE.get(x.dtype, x.dtype)) for x in inputs], writes)
-
-
-def _slack(output: Any, others: Sequence[Any]) -> Tensor | None:
-    if not isinstance(output, Tensor):
-        return None
-    others = [o for o in others if isinstance(o, Tensor) and o.shape == output.shape]
-    if not _is_real(output):
-        jumped = [o != output for o in others]
-        if any(bool(j.any()) for j in jumped):
-            return torch.where(torch.stack(jumped).any(0), torch.inf, 0.0)
-        return torch.zeros((), device=output.device)
-    moved = _moved(output, others)
-    scale = scale_of(output)
-    eps = torch.finfo(output.dtype).eps if output.dtype.is_floating_point else 0.0
-    stable = moved <= max(JUMP, 8 * eps) * scale  # one ulp of bfloat16 is more than JUMP
-    floor = GENEROUS * torch.finfo(output.dtype).eps * scale
-    if bool(stable.all()):
-        return GENEROUS * (moved.amax() if moved.numel() else moved.sum()) + floor
-    calm = torch.where(stable, moved, 0.0).amax()
-    return torch.where(stable, GENEROUS * calm + floor, torch.inf)
-
-
-def _moved(output: Tensor, others: Sequence[Tensor]) -> Tensor:
-    apart = [torch.where(_alike(o, output), 0.0, (o - output).abs().double().nan_to_num(torch.inf)) for o in others]
-    return torch.stack(apart).amax(0) if apart else torch.zeros(output.shape, dtype=torch.float64, device=output.device)
-
-
-def _alike(a: Tensor, b: Tensor) -> Tensor:
-    return (a == b) | (a.isnan() & b.isnan())
-
-
-def scale_of(output: Tensor) -> Tensor:
-    """The size of the largest finite element, never quite zero; for floats and complex numbers."""
-    size = output.abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return (size.amax() if size.numel() else size.sum()).clamp_min(1e-30)
-
-
-def _widened(slack: Tensor | None, output: Any, best: Any) -> Tensor | None:
-    """Room for single precision's own distance from double."""
-    if slack is None or not isinstance(best, Tensor) or best.shape != output.shape or not best.numel():
-        return slack
-    if not _is_real(output):
-        return torch.where(best == output, slack, torch.inf)
-    apart = (output.to(best.dtype) - best).abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return slack + 4 * torch.where(apart <= JUMP * scale_of(output), apart, 0.0).amax()
+    return _again(call, [x.to(WIDER.get(x.dtype, x.dtype)) for x in inputs], writes)
 
 
 def same_results(a: Truth, b: Truth) -> bool:
@@ -183,14 +123,6 @@ def same_results(a: Truth, b: Truth) -> bool:
     return all(isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype for x, y in pairs) and all(
         bool(close(x, y, torch.zeros(())).all()) for x, y in pairs
     )
-
-
-def close(got: Tensor, want: Tensor, slack: Tensor) -> Tensor:
-    """Element-wise: equal, both NaN, or within the slack."""
-    same = (got == want) | slack.isinf()
-    if _is_real(want):
-        same = same | ((got - want).abs() <= slack) | (got.isnan() & want.isnan())
-    return same
 
 
 def agrees(got: Tensor, want: Tensor, slack: Tensor) -> bool:

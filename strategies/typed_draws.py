@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from strategies.arguments import is_index
 from strategies.binding import ABSENT, Bound, Unbound, calm, completed, kind
 from strategies.rules import Sample, overload
 
@@ -32,19 +33,15 @@ _LISTS = (((8, 4), (5,)), ((6, 5), (4, 4), (3,)), ((4, 4), (6, 6)), ((6, 4),))
 """Shapes of the tensors in a list: of unequal sizes, square, and one alone."""
 _EIGHT_BITS = ((16, 16), (32, 32))
 """Kernels for eight-bit floats want multiples of 16."""
-_INDEX = ("index", "indices", "target", "idx")
 _CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "mean", "rstd")
 _SCALARS = ("lr", "scale", "found_inf", "step", "offs")
 _POSITIVE = ("var", "sq", "std", "scale", "step", "noise", "lr")
 
 
-def draw_for(
-    op: str, dtypes: Sequence[str] = FIRST, seed: int = 0, note: Callable[[int], None] | None = None
-) -> list[Sample]:
+def draw_for(op: str, dtypes: Sequence[str] = FIRST, seed: int = 0) -> list[Sample]:
     """At most `MOST` calls for each dtype that the op takes; if it takes none, calls of other dtypes (`THEN`).
 
-    Raises `Unbound` with the words that the op refused most calls with, if it refused all.  `note` is told
-    the number of each attempt before it is made.
+    Raises `Unbound` with the words that the op refused most calls with, if it refused all.
     """
     refused: dict[str, int] = {}
     found: list[Sample] = []
@@ -55,8 +52,6 @@ def draw_for(
         kept: dict[str, Bound] = {}
         rng = random.Random(zlib.crc32(f"{seed} {op} {dtype}".encode()))
         for _ in range(ATTEMPTS):
-            if note:
-                note(number)
             number += 1
             try:
                 bound = _drawn(op, getattr(torch, dtype), rng, number)
@@ -115,7 +110,7 @@ class _World:
             return self._numbers_in(self.rng.choice([(), (len(self.lists),)]), name)
         if name in _CHANNELS and len(self.shape) > 1:
             return self._numbers_in((self.shape[1],), name)
-        if any(word in name for word in _INDEX):
+        if is_index(name):
             return torch.randint(0, min(self.shape), self.shape[:1], generator=self.numbers)
         shape = self.shape
         if self.first and self.rng.random() < 0.25:

@@ -45,14 +45,14 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
     progress = progress or Silent()
     with open_journal(settings.journal, resume=settings.resume) as journal:
         try:
-            seconds = sweep(settings, journal, progress)
+            seconds = put_on_trial(settings, journal, progress)
         except LocalTensorError:
             journal.drop()
             raise
         return tally.report(journal.begun or {}, journal.lines, seconds)
 
 
-def sweep(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
+def put_on_trial(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
     """Do all that is left to do, a line of the journal each; the seconds of each phase.  Raises as `validate`."""
     return _Run(settings, journal, progress).go()
 
@@ -133,9 +133,8 @@ class _Run:
             if kept is not None and any(of_kind(self.journal.lines, "captured")):
                 return kept
         found = capture(hands, self.settings, rules, self.progress)
-        kinds = [[kind, list(mesh)] for kind, mesh in self.settings.trials()]
-        ignored = list(rules.ignored) if rules else []
-        self.journal.begin({**self.asked, "ops": list(found.shelf), "trials": kinds, "ignored": ignored})
+        ignored = rules.ignored if rules else ()
+        self.journal.begin(tally.first_line(self.asked, found.shelf, self.settings.trials(), ignored))
         if next(of_kind(self.journal.lines, "captured"), None) is None:
             crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
             told = {"crashed": crashed, "refused": dict(sorted(found.refused.items()))}
@@ -189,8 +188,8 @@ class _Run:
             self._add(settled)
         self.progress.phase("confirming on real processes", len(tried))
         with Court(self.settings.confirm, self.settings.device, self.home) as court:
-            trial = settle.Trial(court, self.settings.confirm, self.settings.seed, self.home[0])
-            for settled in trial.settle(tried, set(doubted)):
+            session = settle.Session(court, self.settings.confirm, self.settings.seed, self.home[0])
+            for settled in session.settle(tried, set(doubted)):
                 self._add(settled)
                 self.progress.tick()
 

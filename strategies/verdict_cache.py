@@ -1,8 +1,8 @@
 """Verdicts of equal runs, kept in a folder: JSON that is read as data, by a name made of all that an answer depends on.
 
 That is the overload and the content of its rule, of what the rule calls and of the op; torch, Python, the processor,
-this tool and all that is installed, by their versions or their content; and what was asked.  What a rule reads from files or from the
-environment is not seen: `--no-cache` is for those.
+this tool and all that is installed, by their versions or their content; and what was asked.  Of a rule that reads files
+or the environment no verdict is kept.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ def judge() -> str:
     this tool; "" if it is unknown."""
     folders = [Path(localtensor.__file__).parent, Path(__file__).parent]
     sources = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
-    if not {"site-packages", "dist-packages"} & set(
-        Path(torch.__file__).parts
-    ):  # a torch that may change and keep its version
-        return ""
+    if not {"site-packages", "dist-packages"} & set(Path(torch.__file__).parts):
+        return ""  # a torch that may change and keep its version
     own = _hashed(sources)
     kernels = torch.backends.cpu.get_cpu_capability()
     others = sorted({found.read_text("METADATA") or found.read_text("PKG-INFO") or "" for found in distributions()})
@@ -63,7 +61,8 @@ def _hex(told: Any) -> str:
 class VerdictCache:
     """What is known in `folder` about the question that `settings` ask.
 
-    `tool` is a name for all that judges.  `beside` are the overloads of torch's own that a rules module registers: their samples are drawn together.
+    `tool` is a name for all that judges.  `beside` are the overloads of torch's own that a rules module registers: their
+    samples are drawn together.
     """
 
     folder: Path

@@ -17,11 +17,12 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.partials import fold, reducible
+from localtensor.tolerance import UNSTABLE
 from strategies.adversaries import Adversary, adversaries
 from strategies.probe import Probe, wild_truth
 from strategies.rules import Rule, Sample
 from strategies.sources import TooMany, claims
-from strategies.truth import REFUSALS, UNSTABLE, Truth, agrees, mutates, run, tell
+from strategies.truth import REFUSALS, Truth, agrees, mutates, run, tell
 
 SAMPLES, SHAPES = 3, 2
 """Independent calls, and different shapes among them, that a missing rule needs."""

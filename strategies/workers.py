@@ -149,7 +149,8 @@ _PDEATHSIG = 1
 
 def quiet() -> None:
     """malloc's and torch's last words go nowhere: the parent says in one sentence what happened."""
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
     os.dup2(sink, 2)

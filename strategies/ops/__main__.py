@@ -11,7 +11,27 @@ from strategies.ops import OUR_RULES
 from strategies.ops_coverage_command import coverage_command
 from strategies.own_command import own_command
 
+app = typer.Typer(
+    name="python -m strategies.ops", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+EXAMPLES = """Examples:
 
+\b
+  python -m strategies.ops
+      every rule, at full strength: tens of minutes
+  python -m strategies.ops aten.mv.default --seeds 1
+      one overload; --seeds 3 tries it with other calls, too
+  python -m strategies.ops convolution "nn*" --seeds 1
+      a family, or what a glob names
+  python -m strategies.ops --coverage
+      beside DTensor's rules on the 300 most used overloads
+
+Exit codes: 0 every rule that was tested is right; 1 one is wrong, or lacking; 2 no such rule; 3 nothing was tested.
+"""
+
+
+@app.command(epilog=EXAMPLES)
 def main(
     patterns: Annotated[list[str] | None, typer.Argument(metavar="[NAME ...]", help="Overloads, packets or families, as names or globs.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many times, each with other calls and values.")] = 3,
@@ -20,7 +40,7 @@ def main(
     coverage: Annotated[bool, typer.Option("--coverage", help="Compare with DTensor's rules on the most used overloads.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:  # fmt: skip
-    """Exit code 0: every rule that was tested is right; 1: one is wrong, or lacking; 2: no such rule; 3: nothing was tested."""
+    """Put the sharding rules of our own on trial: all of them, or those that are named."""
     if coverage:
         raise typer.Exit(coverage_command(workers=workers, quiet=quiet))
     raise typer.Exit(own_command(OUR_RULES, patterns or (), seeds=seeds, most=most, workers=workers, quiet=quiet))
@@ -28,4 +48,4 @@ def main(
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would warn of each out= that is resized
-    typer.run(main)
+    app()

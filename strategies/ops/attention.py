@@ -13,7 +13,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.book import Ask, Cut, Entry, Line, rules
-from strategies.ops.shared_dims import masked
 
 BATCH, HEADS, QUERIES = 0, 1, 2
 ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
@@ -63,18 +62,18 @@ def forward(ask: Ask) -> Iterator[Line]:
         return
     rest = [Replicate()] * (len(ask.outputs) - 2)
     for dim, cut in _dims(ask):
-        yield ask.line(_inputs(ask, dim), masked(ask, [Shard(dim), Shard(dim), *rest]), cut)
+        yield ask.line(_inputs(ask, dim), ask.masked([Shard(dim), Shard(dim), *rest]), cut)
     if _shards_queries(ask):
-        yield ask.line(_inputs(ask, QUERIES), masked(ask, [Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
+        yield ask.line(_inputs(ask, QUERIES), ask.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
 
 
 def backward(ask: Ask) -> Iterator[Line]:
     """A gradient of a mask that all share is the sum of what each has of it."""
     for dim, cut in _dims(ask):
-        yield ask.line(_inputs(ask, dim), masked(ask, _gradients(ask, [Shard(dim)] * 3, dim)), cut)
+        yield ask.line(_inputs(ask, dim), ask.masked(_gradients(ask, [Shard(dim)] * 3, dim)), cut)
     if _shards_queries(ask):
         made = [Shard(QUERIES), Partial("sum"), Partial("sum")]
-        yield ask.line(_inputs(ask, QUERIES), masked(ask, _gradients(ask, made, QUERIES)), "filled")
+        yield ask.line(_inputs(ask, QUERIES), ask.masked(_gradients(ask, made, QUERIES)), "filled")
 
 
 def _gradients(ask: Ask, made: list[Placement], dim: int) -> list[Placement]:

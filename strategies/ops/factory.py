@@ -14,8 +14,9 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.partials import agreed
+from localtensor.placement import KINDS
 from strategies.book import Ask, Line, rules
-from strategies.ops.pointwise_casts import KINDS, carries, real
+from strategies.ops.pointwise_casts import carries, real
 from strategies.ops.pointwise_shards import elementwise
 from strategies.ops.variants import with_variants
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import torch
 
+from localtensor.placement import KINDS
 from strategies.book import Ask, Line, rules
-from strategies.ops.pointwise_casts import KINDS, carries, real
+from strategies.ops.pointwise_casts import carries, real
 from strategies.ops.pointwise_order import falling, floats, scaled, shifted
 from strategies.ops.pointwise_shards import Maker, elementwise, operands, partial
 from strategies.ops.variants import named, with_variants
@@ -105,7 +106,7 @@ GRADIENTS = named("""gelu_backward sigmoid_backward silu_backward tanh_backward 
 RULES = with_variants(
     (
         *rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
-               "aten.sub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
+               "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
         *rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
                ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
                elementwise(linear("self", "other"), shifted("self", "other"))),

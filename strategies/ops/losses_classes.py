@@ -24,7 +24,7 @@ CLASS = 1
 def nll(ask: Ask) -> Iterator[Line]:
     """Results are the loss and the total weight, which is 0 if nothing is reduced."""
     for dim, of_target in _rows(ask):
-        held = {_leaf(ask, "self"): Shard(dim), _leaf(ask, "target"): Shard(of_target)}
+        held = {ask.given("self"): Shard(dim), ask.given("target"): Shard(of_target)}
         if ask["reduction"] == NONE:
             yield ask.line(held, [Shard(of_target), Replicate()])
         elif ask["reduction"] != MEAN:
@@ -37,14 +37,14 @@ def nll_backward(ask: Ask) -> Iterator[Line]:
     what the forward left of it.
     """
     for dim, of_target in _rows(ask):
-        held: dict[int, Placement] = {_leaf(ask, "self"): Shard(dim), _leaf(ask, "target"): Shard(of_target)}
+        held: dict[int, Placement] = {ask.given("self"): Shard(dim), ask.given("target"): Shard(of_target)}
         if ask["reduction"] == NONE:
-            held[_leaf(ask, "grad_output")] = Shard(of_target)
+            held[ask.given("grad_output")] = Shard(of_target)
         yield ask.line(held, [Shard(dim)])
         if ask["reduction"] != MEAN:
-            yield ask.line({**held, _leaf(ask, "total_weight"): SUM}, [Shard(dim)])
+            yield ask.line({**held, ask.given("total_weight"): SUM}, [Shard(dim)])
     if ask["reduction"] != MEAN:
-        yield from (ask.line({_leaf(ask, "total_weight"): Partial(kind)}, [Replicate()]) for kind in KINDS)
+        yield from (ask.line({ask.given("total_weight"): Partial(kind)}, [Replicate()]) for kind in KINDS)
     yield from linear(ask, ask.leaf("grad_output"))
 
 
@@ -78,12 +78,6 @@ def _rows(ask: Ask) -> Iterator[tuple[int, int]]:
     ndim = ask.meta("self").ndim
     if ndim > 1:
         yield from ((dim, dim if dim < CLASS else dim - 1) for dim in range(ndim) if dim != CLASS)
-
-
-def _leaf(ask: Ask, name: str) -> int:
-    leaf = ask.leaf(name)
-    assert leaf is not None, f"{ask.op} has no tensor as {name}"
-    return leaf
 
 
 _WHY = "each row has its own loss"

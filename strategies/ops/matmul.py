@@ -49,7 +49,7 @@ class Product:
 def product(ask: Ask, equation: str, names: Sequence[str], added: str = "") -> Iterator[Line]:
     """The rule of an op whose operands bear these names: `mk,kn->mn`; `added` is scaled by `beta`."""
     terms, result = equation.split("->")
-    letters = dict(zip((_leaf(ask, name) for name in names), terms.split(","), strict=True))
+    letters = dict(zip((ask.given(name) for name in names), terms.split(","), strict=True))
     leaf = ask.leaf(added) if added else None
     cut: Cut = "any" if _as_long(ask, leaf) else "filled"
     summed: Cut = cut if _exact(ask, leaf) else "filled"
@@ -132,12 +132,6 @@ def aligned(tensor: Meta, result: Meta | None, place: int) -> int | None:
     return dim if dim >= 0 and tensor.shape[dim] == result.shape[place] else None
 
 
-def _leaf(ask: Ask, name: str) -> int:
-    leaf = ask.leaf(name)
-    assert leaf is not None, f"{ask.op} has no tensor as {name}"
-    return leaf
-
-
 def matmul(ask: Ask) -> Iterator[Line]:
     """Vectors, matrices, or batches of them, broadcast against each other."""
     first, second = (ask.meta(name).ndim for name in ("self", "other"))
@@ -145,14 +139,14 @@ def matmul(ask: Ask) -> Iterator[Line]:
     two = _batch(second - 2) + "kn" if second > 1 else "k"
     batch = _batch(max(first, second) - 2)
     result = batch + ("m" if first > 1 else "") + ("n" if second > 1 else "")
-    return lines(ask, Product({_leaf(ask, "self"): one, _leaf(ask, "other"): two}, result))
+    return lines(ask, Product({ask.given("self"): one, ask.given("other"): two}, result))
 
 
 def linear(ask: Ask) -> Iterator[Line]:
     """`input @ weight.T + bias`; a weight of one dim is one row, and no dim of the result."""
     batch = _batch(ask.meta("input").ndim - 1)
     rows = "n" if ask.meta("weight").ndim > 1 else ""
-    terms = {_leaf(ask, "input"): batch + "k", _leaf(ask, "weight"): rows + "k"}
+    terms = {ask.given("input"): batch + "k", ask.given("weight"): rows + "k"}
     return lines(ask, Product(terms, batch + rows, ask.leaf("bias")))
 
 
@@ -183,7 +177,7 @@ def _adds(meta: Meta | None) -> bool:
 
 def activation(ask: Ask) -> Iterator[Line]:
     """addmm, and a function of it that is not linear."""
-    terms = {_leaf(ask, "mat1"): "mk", _leaf(ask, "mat2"): "kn"}
+    terms = {ask.given("mat1"): "mk", ask.given("mat2"): "kn"}
     return lines(ask, Product(terms, "mn", ask.leaf("self")), linearly=False)
 
 

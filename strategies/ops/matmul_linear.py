@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch.distributed.tensor import Partial, Replicate
-from torch.distributed.tensor.placement_types import Placement
 
 from strategies.book import Ask, Line
 
@@ -41,9 +40,4 @@ def linear(ask: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) ->
     allowed = [through(ask.tensors[leaf].dtype, meta.dtype) for meta in made]
     for part in (SUM, AVG):
         if allowed and all(part in parts for parts in allowed):
-            yield ask.line({leaf: part}, present(ask, [part if holds else Replicate() for holds in linearly]))
-
-
-def present(ask: Ask, placements: Sequence[Placement]) -> list[Placement | None]:
-    """These placements for the results, and None for a result that is masked off."""
-    return [place if meta is not None else None for place, meta in zip(placements, ask.outputs, strict=True)]
+            yield ask.line({leaf: part}, ask.masked([part if holds else Replicate() for holds in linearly]))

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.book import Ask, Entry, Line, Meta, rules
-from strategies.ops.matmul_linear import linear, present
+from strategies.ops.matmul_linear import linear
 from strategies.ops.variants import with_variants
 
 SUM = Partial("sum")
@@ -38,7 +38,7 @@ def layers_backward(ask: Ask) -> Iterator[Line]:
     saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
     for dim in range(_front(ask)):
         grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]
-        yield ask.line(dict.fromkeys(saved, Shard(dim)), present(ask, grads))
+        yield ask.line(dict.fromkeys(saved, Shard(dim)), ask.masked(grads))
     yield from linear(ask, ask.leaf("grad_out"))
 
 
@@ -65,7 +65,7 @@ def batches_backward(ask: Ask) -> Iterator[Line]:
         yield ask.line(_by_channel(ask), _channels(ask), "filled")
         big = [leaf for name in ("grad_out", "input") for leaf in ask.leaves(name)]
         for dim in _others(ask) if not trains(ask) else ():
-            yield ask.line(dict.fromkeys(big, Shard(dim)), present(ask, [Shard(dim), SUM, SUM]), "filled")
+            yield ask.line(dict.fromkeys(big, Shard(dim)), ask.masked([Shard(dim), SUM, SUM]), "filled")
     yield from linear(ask, ask.leaf("grad_out"))
 
 
@@ -85,7 +85,7 @@ def grouped_backward(ask: Ask) -> Iterator[Line]:
     """By rows; the gradients of weight and bias are parts of sums over them."""
     if ask["N"] == rows(ask)["N"]:
         big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
-        yield ask.line(dict.fromkeys(big, Shard(0)), present(ask, [Shard(0), SUM, SUM]))
+        yield ask.line(dict.fromkeys(big, Shard(0)), ask.masked([Shard(0), SUM, SUM]))
     yield from linear(ask, ask.leaf("grad_out"))
 
 

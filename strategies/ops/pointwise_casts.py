@@ -6,7 +6,6 @@ import torch
 
 from localtensor.partials import agreed
 
-KINDS = ("sum", "avg", "min", "max", "product")
 RANGES = {torch.uint8: (0, 8), torch.int8: (1, 8), torch.int16: (1, 16), torch.int32: (1, 32), torch.int64: (1, 64)}
 """Integers: whether they have a sign, and of how many bits they are.  Others are not cast while they are partial."""
 NUMBERS = (torch.int32, torch.int64)

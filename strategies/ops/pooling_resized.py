@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from torch.distributed.tensor import Partial
 
+from localtensor.placement import KINDS
 from strategies.book import Ask, Entry, Line, rules
 from strategies.ops.pooling import planes
-from strategies.ops.shared_dims import along, parts_of
+from strategies.ops.shared_dims import LINEAR, along, parts_of
 from strategies.ops.variants import with_variants
 
 SIZES = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
@@ -24,8 +25,7 @@ def resized(ask: Ask) -> Iterator[Line]:
 
 
 def _kinds(ask: Ask) -> tuple[str, ...]:
-    picked = "nearest" in ask.op
-    return ("sum", "avg", "min", "max", "product") if picked else ("sum", "avg")
+    return KINDS if "nearest" in ask.op else LINEAR
 
 
 def resized_backward(ask: Ask) -> Iterator[Line]:
@@ -58,7 +58,7 @@ def shuffled(ask: Ask) -> Iterator[Line]:
     ndim = ask.meta("self").ndim
     for dim in range(ndim):
         yield along(ask, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
-    yield from parts_of(ask, ["self"], kinds=("sum", "avg", "min", "max", "product"))
+    yield from parts_of(ask, ["self"], kinds=KINDS)
 
 
 def regrouped(ask: Ask) -> Iterator[Line]:
@@ -66,7 +66,7 @@ def regrouped(ask: Ask) -> Iterator[Line]:
     for dim in range(ask.meta("self").ndim):
         if dim != 1:
             yield along(ask, {"self": dim}, [dim], "any" if dim == 0 else "filled")
-    yield from parts_of(ask, ["self"], kinds=("sum", "avg", "min", "max", "product"))
+    yield from parts_of(ask, ["self"], kinds=KINDS)
 
 
 def columns(ask: Ask) -> Iterator[Line]:

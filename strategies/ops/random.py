@@ -14,8 +14,8 @@ from dataclasses import replace
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.partials import agreed
+from localtensor.placement import KINDS
 from strategies.book import Ask, Line, rules
-from strategies.ops.pointwise_casts import KINDS
 from strategies.ops.pointwise_shards import elementwise, shards
 from strategies.ops.variants import named, with_variants
 

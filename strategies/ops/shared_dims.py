@@ -22,16 +22,11 @@ def along(
     """
     shards = {ask.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
     made: dict[int, Placement] = {leaf: placement for leaf, placement in shards.items() if leaf is not None}
-    return ask.line(made, masked(ask, [_placed(dim) for dim in outputs]), cut)
+    return ask.line(made, ask.masked([_placed(dim) for dim in outputs]), cut)
 
 
 def _placed(dim: int | Placement | None) -> Placement:
     return Replicate() if dim is None else Shard(dim) if isinstance(dim, int) else dim
-
-
-def masked(ask: Ask, outputs: Sequence[Placement]) -> list[Placement | None]:
-    """The same placements, None where the result is no tensor."""
-    return [p if meta is not None else None for p, meta in zip(outputs, ask.outputs, strict=True)]
 
 
 def parts_of(
@@ -46,7 +41,7 @@ def parts_of(
     which = outputs or [True] * len(ask.outputs)
     for kind in (kind for kind in kinds if all(agreed(kind, ask.tensors[leaf].dtype) for leaf in leaves)):
         whole = [Partial(kind) if partial else Replicate() for partial in which]
-        yield ask.line({leaf: Partial(kind) for leaf in leaves}, masked(ask, whole))
+        yield ask.line({leaf: Partial(kind) for leaf in leaves}, ask.masked(whole))
 
 
 def _real(ask: Ask, leaf: int) -> bool:

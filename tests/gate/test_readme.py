@@ -1,4 +1,4 @@
-"""The workflow and the hook of the README are YAML that means what it should, and their commands run as they stand."""
+"""The workflow and the hook of docs/gate.md are YAML that means what it should, and their commands run as they stand."""
 
 import html
 import re
@@ -9,7 +9,7 @@ import pytest
 from tests.gate.repository import RIGHT, WRONG, edit, made, run
 from tests.strategies.edits import git
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[2] / "docs" / "gate.md"
 
 
 def blocks(text):

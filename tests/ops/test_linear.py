@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from localtensor.placement import KINDS
 from strategies.ops.linear import RULES
-from strategies.ops.pointwise_casts import KINDS, carries
+from strategies.ops.pointwise_casts import carries
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample
 
@@ -20,6 +21,8 @@ LINES = [
     (sample("where.ScalarSelf", FLAGS, 2, WHOLE), [CUT2, "R, P(max) -> P(max)", "R, P(min) -> P(min)"]),
     (sample("sub.Tensor", X, Y, alpha=2), [CUT2, "P(sum), P(sum) -> P(sum)", *AVERAGES, "P(max), R -> P(max)",
      "P(min), R -> P(min)", "R, P(max) -> P(min)", "R, P(min) -> P(max)"]),
+    (sample("rsub.Tensor", X, Y, alpha=2), [CUT2, "P(sum), P(sum) -> P(sum)", *AVERAGES, "P(max), R -> P(min)",
+     "P(min), R -> P(max)", "R, P(max) -> P(max)", "R, P(min) -> P(min)"]),
     (sample("add.Tensor", WHOLE, WHOLE), [CUT2, "P(sum), P(sum) -> P(sum)"]),
     (sample("add_.Tensor", X, Y, alpha=0), [CUT2, "P(sum), P(sum) -> P(sum)", *AVERAGES[:2]]),
     (sample("add.Scalar", X, 2.0), [CUT, "P(avg) -> P(avg)", "P(max) -> P(max)", "P(min) -> P(min)"]),
@@ -58,6 +61,7 @@ def test_a_linear_or_choosing_op_has_just_these_lines_and_they_hold(one, texts):
 
 TEMPTING = [
     ("what is replicated is added once for each rank", sample("add.Tensor", X, Y), "P(sum), R -> P(sum)", "the parts make"),
+    ("what is taken away turns the order", sample("rsub.Tensor", X, Y), "P(max), R -> P(max)", "the parts make"),
     ("both of two ands are not in or", sample("add.Tensor", NEVER, NEVER), "P(min), P(min) -> P(min)", "the parts make"),
     ("a product of sums has more terms", sample("mul.Tensor", X, Y), "P(sum), P(sum) -> P(sum)", "the parts make"),
     ("a sum cannot be divided by its parts", sample("div.Tensor", X, Y + 3), "R, P(sum) -> P(sum)", "the parts make"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import random
 import sys
@@ -24,6 +25,12 @@ from strategies.steps import targets
 from tests.plans.oracle import Oracle, without_lone
 from tests.plans.pairs import PLAIN, drawn, every_spec
 
+EXAMPLES = """examples:
+  python -m tests.plans.optimal        every pair on small meshes, and 40 draws on three axes: minutes
+  python -m tests.plans.optimal 120    and 120 draws
+
+Exit code 1 if a plan costs more, or less, than the oracle's.
+"""
 SHAPES = ((8, 4), (5, 3), (1, 7), (0, 4), (9,), (2, 3))
 NAMES = (PLAIN, ("R", "S(0)", "SS(0,2)", "P(max)"), ("R", "S(0)", "P(avg)", "P(sum)"))
 
@@ -94,6 +101,12 @@ def with_three_axes(turns: int, seed: int = 0) -> tuple[int, list[str]]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.plans.optimal", description=__doc__, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("draws", nargs="?", type=int, default=40, help="of specs on meshes of three axes (default 40)")
+    asked = parser.parse_args()
     start, tried, differ = time.perf_counter(), 0, list[str]()
     meshes = [(1,), (2,), (3,), (4,), (1, 3), (2, 1), (2, 2), (2, 3), (3, 2), (2, 4), (4, 4)]
     for sizes in meshes:
@@ -109,7 +122,7 @@ def main() -> int:
         count, wrong = pairs_that_differ(every_spec(sizes, (6, 5), dtype=torch.int16), Time())
         tried, differ = tried + count, differ + wrong
         print(f"meshes up to {sizes}: {tried} pairs and prices, {len(differ)} differ", flush=True)
-    count, wrong = with_three_axes(int(sys.argv[1]) if len(sys.argv) > 1 else 40)
+    count, wrong = with_three_axes(asked.draws)
     tried, differ = tried + count, differ + wrong
     print(f"with three axes: {tried} pairs and prices, {len(differ)} differ; {time.perf_counter() - start:.0f} s")
     print(*differ[:20], sep="\n")

@@ -13,9 +13,10 @@ from torch.distributed.tensor import Partial
 
 from localtensor.placement import Spec
 from localtensor.shards import split
+from strategies.cost import REPLICATE
 from strategies.plans import Move, Price
 from strategies.pricing import step_of
-from strategies.steps import REPLICATE, Placement, changes
+from strategies.steps import Placement, changes
 
 Cost = tuple[int, int]
 """A price and a number of steps."""

@@ -77,3 +77,14 @@ def test_what_is_wrong_comes_before_what_is_refused(monkeypatch):
     monkeypatch.setattr(dtensor_causes, "play_all", lambda jobs, mode: [outcomes[job.pair] for job in jobs])
     found = causes([Verdict(one, "greedy", outcome, Refused("no")) for one, outcome in outcomes.items()])
     assert [one.outcome.kind for one in found] == ["wrong", "refused"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_pairs_with_the_same_placements_the_simplest_is_told_whichever_was_met_first(monkeypatch, turned):
+    small, large = (pair("S(0)", "R", (2,), shape) for shape in ((3,), (7, 6)))
+    outcomes = {small: Outcome("wrong", "rank 0 holds 1"), large: Outcome("wrong", "rank 1 holds 2")}
+    monkeypatch.setattr(dtensor_causes, "smallest", lambda pair, mode, shows: Smallest(pair, 0))
+    monkeypatch.setattr(dtensor_causes, "play_all", lambda jobs, mode: [outcomes[job.pair] for job in jobs])
+    both = (large, small) if turned else (small, large)
+    found = causes([Verdict(one, "greedy", outcomes[one], Refused("no")) for one in both])
+    assert [(one.pair, one.met) for one in found] == [(small, 2)]

@@ -132,9 +132,40 @@ def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
 
 
 def test_a_file_that_cannot_be_written_is_told_and_the_report_is_whole(tmp_path, capsys):
-    (tmp_path / "taken").write_text("")
     asked = Asked(("2",), samples=3, confirm="none", json_file=tmp_path / "taken" / "r.json", quiet=True)
+    (tmp_path / "taken").write_text("")  # meanwhile
     assert run(asked) == 3
     told = capsys.readouterr()
     assert "the report above is whole" in told.err
     assert "DTensor's own redistribution" in told.out
+
+
+@pytest.mark.parametrize(("option", "name", "said"), [
+    ("json_file", "folder", "--json: {here}/folder: this is a folder. Name a file."),
+    ("json_file", "file/r.json", "--json: {here}/file/r.json: {here}/file takes no files. Name a file in a folder of yours."),
+    ("repro", "file", "--repro: {here}/file: this is a file. Name a folder; it is made if it is not there."),
+])  # fmt: skip
+def test_a_place_that_takes_no_file_is_refused_before_the_work(option, name, said, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(BadPlans) as refused:
+        Asked(**{option: tmp_path / name})
+    assert str(refused.value) == f"validate --plans: {said.format(here=tmp_path)}"
+
+
+def test_a_size_beyond_all_numbers_of_the_machine_is_refused():
+    with pytest.raises(BadPlans, match="these are more than 64 ranks"):
+        sizes("99999999999999999999999")
+
+
+def test_a_seed_that_generators_do_not_take_is_refused():
+    with pytest.raises(BadPlans, match="less than 2\\*\\*63"):
+        Asked(seed=2**63)
+
+
+def test_a_full_standard_output_is_infrastructure_and_the_files_are_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(dtensor_command, "wrote", lambda text: "cannot write to standard output: full.")
+    asked = Asked(("2",), samples=1, confirm="none", json_file=tmp_path / "r.json", quiet=True)
+    assert run(asked) == 3
+    assert capsys.readouterr().err == "localtensor: cannot write to standard output: full.\n"
+    assert (tmp_path / "r.json").exists()

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from strategies import dtensor_judged
-from strategies.dtensor_judged import KINDS, Verdict, Waste, _ratio, arrives, cheapest, grown, judge, wasted
+from strategies.dtensor_judged import KINDS, Verdict, Waste, _ratio, arrives, cheapest, grown, judge, wasted, weighed
 from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES, Refused
-from strategies.dtensor_played import RIGHT, Job
+from strategies.dtensor_played import RIGHT, Job, Outcome
 from strategies.dtensor_tried import wasted as summed
 from tests.plans.plan_pairs import pair
 
@@ -24,6 +24,7 @@ def test_a_right_one_has_both_plans_and_its_waste():
     assert found.theirs.steps
     assert found.ours.steps
     assert found.waste.time >= 1.0
+    assert found.waste == wasted(grown(found.pair), "greedy") != wasted(found.pair, "greedy")
 
 
 def test_a_refusal_of_what_is_legal_is_found_and_our_plan_is_carried_out():
@@ -36,6 +37,12 @@ def test_a_refusal_of_what_is_legal_is_found_and_our_plan_is_carried_out():
 def test_where_there_is_no_plan_a_refusal_is_no_finding():
     found = one(pair("P(sum)", "P(max)", (2,), (3,)))
     assert (found.outcome.kind, found.found, found.ours) == ("alike", False, None)
+
+
+@pytest.mark.parametrize("kind", ["wrong", "stops"])
+def test_where_there_is_no_plan_what_goes_wrong_is_a_finding_all_the_same(kind):
+    found = weighed(Job.of(pair("P(sum)", "P(max)", (2,), (3,))), "greedy", Outcome(kind, "rank 1 holds 3"))
+    assert (found.outcome, found.found, found.ours) == (Outcome(kind, "rank 1 holds 3"), True, None)
 
 
 def test_a_refusal_of_torch_distributed_itself_is_no_finding():

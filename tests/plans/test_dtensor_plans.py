@@ -1,18 +1,19 @@
 """DTensor's plans as ours: the same collectives that it then makes, all of them legal, and faults that are found."""
 
 import itertools
+import logging
 import random
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Shard, _redistribute
 
 import localtensor as lt
 from localtensor.placement import Spec, parse
 from strategies.cost import Network
 from strategies.dtensor_pairs import draw_pairs
-from strategies.dtensor_plans import MODES, Refused, fault_of, for_dtensor, ordered
+from strategies.dtensor_plans import MODES, Refused, as_read, fault_of, for_dtensor
 from strategies.dtensor_played import Job
 from strategies.dtensor_stage import mesh_on, planner, redistributed
 from strategies.dtensor_transforms import can_flatten
@@ -111,6 +112,15 @@ def test_plans_cost_what_ours_would_cost_and_never_less_than_the_cheapest():
         assert (theirs.by, theirs.price >= ours.price) == (price.name, True)
 
 
+def test_loggers_are_quiet_meanwhile_and_as_they_were_also_after_a_refusal(monkeypatch):
+    before, meanwhile = logging.root.manager.disable, []
+    asked = _redistribute._gen_transform_infos_non_cached
+    heard = lambda *each: (meanwhile.append(logging.root.manager.disable), asked(*each))[1]  # noqa: E731
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", heard)
+    for_dtensor(spec("R R"), spec("P(product) R"))
+    assert meanwhile == [logging.CRITICAL] and logging.root.manager.disable == before
+
+
 def test_a_refusal_is_a_value():
     found = for_dtensor(spec("R R"), spec("P(product) R"))
     assert isinstance(found, Refused)
@@ -159,9 +169,9 @@ def test_axes_that_do_not_cut_the_same_dim_cannot_be_gathered_at_once():
 
 
 def test_strided_shards_that_encode_an_order_are_read_as_one():
-    assert ordered(spec("SS(0,2) S(0)")) == spec("S(0) S(0)", order=TURNED)
+    assert as_read(spec("SS(0,2) S(0)")) == spec("S(0) S(0)", order=TURNED)
     lone = spec("R SS(0,2)")
-    assert ordered(lone) is lone
+    assert as_read(lone) is lone
     assert fault_of(for_dtensor(spec("SS(0,2) S(0)"), spec("S(0) S(0)"))) == ""
 
 

@@ -5,7 +5,7 @@ from torch.distributed.tensor import Shard
 
 from localtensor.placement import StridedShard
 from strategies.dtensor_pairs import draw_pairs, told
-from strategies.dtensor_plans import ordered
+from strategies.dtensor_plans import as_read
 from strategies.dtensor_smaller import smaller, smallest, strided, weight
 from strategies.dtensor_stage import users
 from tests.plans.plan_pairs import pair, spec
@@ -53,7 +53,7 @@ def test_an_order_is_written_as_a_user_can_write_it():
     turned = spec("S(0) S(0)", order=TURNED)
     written = strided(turned)
     assert written.placements == (StridedShard(0, split_factor=2), Shard(0))
-    assert ordered(written) == turned
+    assert as_read(written) == turned
     assert users(written, spec("R R"))
     one = pair("S(0) S(0)", "R R", src_order=TURNED)
     assert weight(pair("SS(0,2) S(0)", "R R")) < weight(one)

@@ -1,17 +1,17 @@
 """DTensor's private parts that its plans are read from: each is named here, so that a torch that lacks one is named."""
 
 import importlib
-import logging
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 import strategies
+from localtensor.errors import TorchChanged
 from localtensor.mesh import Mesh
-from strategies.dtensor_transforms import Refusal, can_flatten, mesh_seen, said, spec_seen, transforms
+from strategies.dtensor_transforms import Refusal, can_flatten, mesh_seen, spec_seen, transforms
 from tests.plans.plan_pairs import spec
 
 ROOM = Path(strategies.__file__).parent / "dtensor_transforms.py"
@@ -29,10 +29,14 @@ def mesh():
     return mesh_seen(Mesh.of(2, 2))
 
 
+def collapsed(layout):
+    return layout.collapse() if hasattr(layout, "collapse") else layout.coalesce().nest  # the first since 2.13
+
+
 PARTS = {
     "device_mesh.DeviceMesh(_init_backend=False, _rank=r)": mesh,
     "device_mesh.DeviceMesh._flatten_mapping": lambda: mesh()._get_root_mesh()._flatten_mapping,
-    "device_mesh.DeviceMesh._get_slice_mesh_layout": lambda: mesh()._get_slice_mesh_layout(("a", "b")).collapse(),
+    "device_mesh.DeviceMesh._get_slice_mesh_layout": lambda: collapsed(mesh()._get_slice_mesh_layout(("a", "b"))),
     "tensor._redistribute._gen_transform_infos_non_cached": lambda: redistribute()._gen_transform_infos_non_cached,
     "tensor._redistribute._optimize_transform_infos": lambda: redistribute()._optimize_transform_infos,
     "tensor._redistribute._TransformInfo": lambda: redistribute()._TransformInfo(0, (Replicate(), Shard(0)), [2]).mesh_dim,
@@ -110,16 +114,26 @@ def test_a_plan_does_not_depend_on_what_was_asked_before():
     assert transforms(*asked, graph=True) == before
 
 
-def test_loggers_are_as_they_were_also_after_a_refusal():
-    before = logging.root.manager.disable
-    with pytest.raises(Refusal):
-        transforms(spec("R R"), spec("P(product) R"), graph=False)
-    assert logging.root.manager.disable == before
+@pytest.mark.parametrize("other", [lambda src, dst: (), lambda src, dst, graph, mesh: (), None])
+def test_a_torch_whose_planner_is_asked_in_another_way_is_named_and_has_refused_nothing(monkeypatch, other):
+    if other is None:
+        monkeypatch.delattr(_redistribute, "_gen_transform_infos_non_cached")
+    else:
+        monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", other)
+    with pytest.raises(
+        TorchChanged, match=r"tensor\._redistribute: its planner is asked in another way .*Use torch 2\.13"
+    ):
+        transforms(spec("S(0) R"), spec("R R"), graph=False)
 
 
-def test_an_error_is_told_in_its_first_line():
-    assert said(ValueError("no\nmore")) == "ValueError: no"
-    assert said(ValueError()) == "ValueError: -"
+def test_a_type_error_from_within_dtensor_is_its_refusal(monkeypatch):
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", torchs_own_fault)
+    with pytest.raises(Refusal, match=r"^TypeError: object of type 'int' has no len\(\)$"):
+        transforms(spec("S(0) R"), spec("R R"), graph=False)
+
+
+def torchs_own_fault(src, dst, graph):
+    return len(5)
 
 
 def test_a_shard_order_and_strided_shards_reach_torch_as_it_writes_them():

@@ -1,5 +1,7 @@
 """Handlers of DTensor's that communicate by themselves are refused at the first collective; those that do not, run."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
 from localtensor import _context
-from strategies import overlay_table
+from strategies import explicit_handlers, overlay_table
 from strategies.explicit import (
     ImplicitCommunicationWarning,
     allow_implicit_communication,
@@ -161,3 +163,10 @@ def test_a_handler_without_collectives_runs():
         return said_by(lambda: laid(S0).argmax(1)), said_by(lambda: conv2d(x, w, padding=1))
 
     assert on_each(program) == (None, None)
+
+
+def test_a_collective_whose_group_nobody_can_name_is_taken_for_one_that_communicates():
+    bare = SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(name="c10d::barrier_of_all", arguments=[]))
+    assert explicit_handlers._communicates(bare, (), {})
+    waits = SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(name="c10d::wait_tensor", arguments=[]))
+    assert not explicit_handlers._communicates(waits, (), {})

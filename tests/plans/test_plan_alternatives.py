@@ -18,7 +18,8 @@ from strategies.plan_alternatives import (
 )
 from strategies.plan_text import read
 from strategies.planner import NoPlan, plan
-from strategies.pricing import Sent, Time
+from strategies.pricing import Sent, Time, move_of
+from strategies.steps import changes, targets
 
 MEMBERS = ["R", "S(0)", "S(1)", "P(sum)"]
 TEXT = "f32[{},{}] @ dp=2,tp=3: {},{} -> {},{}"
@@ -96,6 +97,20 @@ def test_a_dearer_way_is_not_the_best_of_those_that_begin_otherwise():
     best = plan(*read("f32[4096,4096] @ dp=4,tp=8: S(0),R -> R,S(0)"))
     ratios = {name: way.ratio(best.price) for way in ways(best) for name in way.names}
     assert 1 < ratios[OTHER] < 1.1 and ratios[SHORTEST] > 3
+
+
+@pytest.mark.parametrize("text", [
+    "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)", "f32[7,6] @ dp=2,tp=3: S(0),S(0) -> S(1),R",
+    "f32[64,64] @ dp=2,tp=4: R,S(0) -> S(0),R", "f32[64,8] @ dp=2,tp=2: S(1),S(0) -> R,P(sum)",
+])  # fmt: skip
+def test_no_plan_that_begins_otherwise_and_does_not_come_back_costs_less(text):
+    src, dst = read(text)
+    best, least = plan(src, dst), []
+    for change in changes(src, targets(src, dst)):
+        rest = plan(change.now, dst)
+        if change.now != best.steps[0].now and all(step.now != src for step in rest.steps):
+            least.append(Time()(move_of(change.kind, change.axes, src, change.now)) + rest.price)
+    assert by_name(ways(best))[OTHER].price == min(least)
 
 
 def test_groups_of_several_axes_may_be_an_alternative():

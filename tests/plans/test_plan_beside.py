@@ -1,9 +1,11 @@
 import pytest
+from torch.distributed.tensor import _redistribute
 
 from strategies import plan_beside
 from strategies.dtensor_plans import for_dtensor
 from strategies.plan_beside import layouts, theirs, too_much
 from strategies.plan_text import read
+from strategies.planner import plan
 from strategies.pricing import Sent, Time
 
 
@@ -19,6 +21,24 @@ def test_both_planners_are_asked_and_priced_as_ours_are():
 def test_a_refusal_of_dtensor_is_told():
     [greedy, _] = theirs(*read("f32[8] @ dp=2: S(0) -> P(sum)"), Time())
     assert greedy.plan is None and greedy.refused and not greedy.skipped
+
+
+def test_a_step_along_an_axis_of_one_rank_costs_dtensor_nothing():
+    src, dst = read("f32[64,64] @ dp=1,tp=2: S(1),S(0) -> R,R")
+    ours = plan(src, dst)
+    for one in theirs(src, dst, Time()):
+        assert [step.seconds for step in one.plan.steps if step.axes == (0,)] == [0.0]
+        assert one.plan.price == ours.price and one.plan.seconds == ours.seconds
+    [greedy, _] = theirs(*read("f32[64,64] @ dp=1,tp=2: S(0),S(0) -> R,S(1)"), Time())
+    assert [step.axes for step in greedy.gathered.steps].count((0,)) == 1
+    assert greedy.gathered.price == sum(Time()(step.move) for step in greedy.gathered.steps if step.axes == (1,))
+
+
+def test_a_torch_that_cannot_be_asked_is_named_and_our_own_plan_stands(monkeypatch):
+    monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", lambda src, dst: ())
+    found = theirs(*read("f32[8] @ dp=2: S(0) -> R"), Time())
+    assert [(one.mode, one.plan, one.refused) for one in found] == [("greedy", None, ""), ("graph", None, "")]
+    assert all(one.skipped.startswith("not asked: ") and "Use torch 2.13" in one.skipped for one in found)
 
 
 def test_what_would_take_seconds_is_not_asked(monkeypatch):

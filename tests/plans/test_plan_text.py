@@ -196,6 +196,11 @@ def test_turns_are_the_order_in_which_axes_cut():
     assert repr(read("f32[8] @ dp=2,tp=2: S(0)[0],S(0)[1] -> R,R")[0]) == "f32[8] @ dp:S(0), tp:S(0)"
 
 
+def test_turns_of_three_axes_are_places_and_not_axes():
+    src, _ = read("f32[8] @ 2,2,2: S(0)[1],S(0)[2],S(0)[0] -> R,R,R")
+    assert src.cut_by(0) == (2, 0, 1)
+
+
 def test_another_mesh_than_the_given_one_is_refused():
     assert read("f32[8] @ dp=2,tp=2: R,R -> R,R", MESH)[0].mesh == MESH
     with pytest.raises(BadPlanText, match=r"mesh: 'dp=3,tp=2': the mesh is Mesh\(dp=2, tp=2\)"):

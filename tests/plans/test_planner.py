@@ -15,8 +15,10 @@ from localtensor.mesh import Mesh
 from localtensor.once import clear_all
 from localtensor.placement import Spec, parse
 from strategies.cost import Network
+from strategies.plan_text import read
 from strategies.planner import KNOWN, NoPlan, clear, plan, searched
-from strategies.planner_known import Known
+from strategies.planner_known import Known, by_value
+from strategies.plans import bytes_text, time_text
 from strategies.pricing import TOPOLOGY, Sent, Time, Topology, sent
 from strategies.steps import targets
 from tests.plans.oracle import Oracle
@@ -108,16 +110,35 @@ def test_below_the_leanest_plan_it_is_shown_and_its_need_is_enough():
         with pytest.raises(NoPlan) as error:
             plan(src, dst, memory=need - 1)
         lean = error.value.leanest
-        assert lean.memory == need and f"the leanest needs {need} (" in str(error.value)
+        assert lean.memory == need and f"the leanest needs {bytes_text(need)} (" in str(error.value)
         assert all(str(step) in str(error.value) for step in lean.steps)
-        assert str(error.value).endswith(f"Allow {need} bytes or more.")
+        assert str(error.value).endswith(f"Allow {need} bytes, or more.")
         assert plan(src, dst, memory=need) == lean
         leaner += need < plan(src, dst).memory
     assert leaner
 
 
+def test_a_limit_is_told_in_megabytes_and_what_to_allow_to_the_byte():
+    src, dst = read("f32[4096,4096] @ dp=4,tp=8: P(sum),S(0) -> S(0),R")
+    with pytest.raises(NoPlan, match=r"no plan stays within 10\.0 MB, and the leanest needs 33\.6 MB \(") as error:
+        plan(src, dst, memory=10_000_000)
+    assert str(error.value).endswith("Allow 33554432 bytes, or more.")
+
+
 def test_no_memory_at_all_is_enough_where_nothing_is_to_be_done():
     assert plan(spec("S(0)"), spec("S(0)"), memory=0).steps == ()
+
+
+# -- flattened axes
+
+
+@pytest.mark.parametrize("names", [("dp", "dp"), ("tp", "dp", "tp")])
+def test_an_axis_that_is_named_twice_in_a_group_is_refused(names):
+    src, dst = read("f32[64] @ dp=2,tp=2: P(sum),P(sum) -> R,R")
+    with pytest.raises(
+        NoPlan, match=r"^plan: flattened: \('.*'\): an axis is named twice.* Name each axis of a group once\.$"
+    ):
+        plan(src, dst, flattened=[("dp", "tp"), names])
 
 
 # -- what lies alike
@@ -170,6 +191,11 @@ def test_the_sentence_of_why_is_true():
         assert rest.startswith(f"{found.states} layouts looked at")
         told += 1
     assert told > 20
+
+
+def test_the_sentence_of_why_counts_what_is_still_to_come_after_another_first_step():
+    found = searched(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))
+    assert time_text(found.seconds) == "11.3 us" and "with another first step 12.3 us or more" in found.why
 
 
 def pairs(count):
@@ -331,6 +357,19 @@ class Listed:
 def test_a_price_that_may_change_is_known_by_the_object():
     src, dst = spec("S(0)"), spec("R")
     assert [plan(src, dst, Listed([weight])).price for weight in (1, 2)] == [1, 2]
+
+
+@dataclass(unsafe_hash=True)
+class Loose:
+    """It has a hash of its values, which may change all the same."""
+
+    weight: int
+
+
+def test_what_is_not_frozen_is_known_by_the_object_even_if_it_has_a_hash_of_its_values():
+    one, other = Loose(1), Loose(1)
+    assert one == other
+    assert by_value(one) == by_value(one) != by_value(other)
 
 
 def test_an_identity_is_not_taken_for_another():

@@ -24,8 +24,9 @@ CASES = [
     ((2, 3), (6, 5), ("R", "S(0)", "S(1)", "P(sum)"), ((0, 1),)),
     ((2, 2, 3), (12, 5), ("R", "S(0)", "P(max)"), ((0, 1), (0, 1, 2))),
     ((2, 3), (7, 5), ("R", "S(0)", "S(1)", "P(min)"), ((0, 1),)),
+    ((2, 2, 3), (12, 5), ("R", "S(0)", "P(sum)"), ()),
 ]
-IDS = ["plain", "strided", "partials", "flattened", "three axes", "exchanged"]
+IDS = ["plain", "strided", "partials", "flattened", "three axes flattened", "exchanged", "three axes"]
 
 
 def table_of(src, dst, flattened, price=None):
@@ -50,6 +51,17 @@ def test_the_steps_from_every_layout_are_those_of_the_table_of_legal_steps(sizes
             assert need(table, sort, table.piece(state), table.piece(there)) == step.memory
             got.add((sort.kind, sort.axes, repr(now)))
         assert got == {(change.kind, change.axes, repr(change.now)) for change in changes(spec, offered, flattened)}
+
+
+def test_a_step_along_several_axes_knows_whether_what_cuts_before_them_is_done():
+    mesh, shard, pending = Mesh.of(2, 2, 3), parse("S(0)"), parse("P(max)")
+    src = Spec(mesh, (pending, pending, shard), (12, 5), torch.float32)
+    dst = Spec(mesh, (shard, shard, shard), (12, 5), torch.float32, ((0, (2, 0, 1)),))
+    table = table_of(src, dst, ((0, 1),))
+    search = Search(table, table.state(src), table.state(dst))
+    found = {there: values for there, values, _, _ in search.edges(search.src, search.values(search.src))}
+    assert found[search.dst] == search.values(search.dst) == 0
+    assert all(values == search.values(there) for there, values in found.items())
 
 
 def _has(table, spec):

@@ -119,7 +119,7 @@ def test_every_step_has_a_price_and_one_axis_of_one_rank_is_begun_as_torch_has_i
     assert TorchPrice((1,))(move("S", "R", ranks=1)) == 6_600_000
 
 
-def test_hosts_and_strided_shards_are_in_the_name_that_plans_are_kept_by():
+def test_hosts_and_strided_shards_are_in_its_name():
     prices = [TorchPrice(*given) for given in (((2, 2), 4, True), ((2, 2), 2, True), ((4,), 4, True), ((4,), 4, False))]
     assert len({price.name for price in prices}) == 4
     assert TorchPrice.of(Mesh.of(dp=2, tp=2), 4).sizes == (2, 2)

@@ -89,6 +89,12 @@ def test_clocks_that_differ_have_names_that_differ():
     assert Sent().name not in {Time(topology).name for topology in topologies}
 
 
+def test_axes_of_which_a_topology_says_nothing_have_the_usual_link():
+    slow = Network(1.0, 1e-3)
+    assert Topology((slow,)).link((0,)) == slow and Topology((slow,)).link((2,)) == Network()
+    assert Topology((slow,)).link((1, 2)) == Network() and Topology((slow,)).link((0, 2)) == slow
+
+
 def test_nobody_sends_less_than_its_share_and_one_rank_sends_nothing():
     for kind in KINDS[:4]:
         assert sent(Move(kind, (0,), 3, 100, 0.0)) == (134 if kind == "all_reduce" else 67)

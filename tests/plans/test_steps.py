@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
+from localtensor.placement import Spec, parse, short
+from strategies.cost import REPLICATE
 from strategies.plan_draws import Drawn
 from strategies.planner_table import Table
 from strategies.plans import Plan
 from strategies.pricing import Time, step_of
-from strategies.steps import REPLICATE, changes, reduces, refusal_of, unmade
+from strategies.steps import changes, reduces, refusal_of, targets, unmade
 from tests.plans.trials import Trial, in_lists, in_lockstep
 
 
@@ -91,3 +92,10 @@ def test_what_is_unmade_has_a_reason_for_each():
 def test_what_collectives_reduce_is_not_exchanged():
     assert [reduces("max", dtype) for dtype in (torch.int32, torch.float32, torch.int16)] == [True, False, False]
     assert [reduces("product", dtype) for dtype in (torch.float32, torch.complex64)] == [True, False]
+
+
+def test_an_axis_may_be_on_the_way_what_both_ends_have_that_means_something():
+    ends = (spec(text, (2, 2)) for text in ("SS(0,2) P(max)", "SS(0,3) P(max)"))
+    assert [short(p) for p in targets(*ends)] == ["R", "S(0)", "S(1)", "SS(0,3)", "P(max)", "P(sum)"]
+    ends = (spec(text, (2, 2), dtype=torch.int32) for text in ("P(max) R", "R R"))
+    assert [short(p) for p in targets(*ends)] == ["R", "S(0)", "S(1)", "P(max)"]

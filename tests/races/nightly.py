@@ -10,11 +10,21 @@ from localtensor.explore import replay
 from strategies import races
 
 MILLION = 1_000_000
+EXAMPLES = """examples:
+  python -m tests.races.nightly                     a million schedules
+  python -m tests.races.nightly --schedules 1300    a hundred of each program, in seconds
+  python -m tests.races.nightly --seed 1000000      another night, other schedules
+
+Exit code 1 if a promise is broken, with the line that replays it; 130 after Ctrl-C.
+"""
 CHUNK = 26_000  # schedules between two lines of progress; each chunk has seeds of its own
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.races.nightly", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.races.nightly", description=__doc__, epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--schedules", type=int, default=MILLION, metavar="N", help="how many (default a million)")
     parser.add_argument("--seed", type=int, default=0, help="where the seeds start; another night, other schedules")
     asked = parser.parse_args(words)

@@ -1,8 +1,5 @@
 """Free-running stress of `Once`: 16 threads, a switch interval of a microsecond, keys that do their worst.
 
-    python -m tests.races.stress                       # 10 million operations
-    python -m tests.races.stress --operations 200000
-
 Keys of one hash, or of few; equality that gives way to other threads, asks the cache itself, or raises; threads that are
 ended anywhere.  What is checked: every answer is the right one; with room for all, no key is computed twice and none is
 lost; with little room and with clearings, the limit holds at every moment; calls and counters agree; and everybody comes
@@ -27,6 +24,12 @@ from typing import Any
 
 from localtensor.once import Once
 
+EXAMPLES = """examples:
+  python -m tests.races.stress                       ten million operations, many minutes
+  python -m tests.races.stress --operations 20000    a second of it
+
+Exit code 1 if anything is wrong; 130 after Ctrl-C.
+"""
 THREADS = 16
 LIMIT = 600.0  # seconds without any progress, after which a thread is said to hang
 
@@ -288,9 +291,14 @@ def stress(operations: int, seed: int = 0, tell: Callable[[str], None] = lambda 
 
 
 def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Free-running stress of the shared cache.")
-    parser.add_argument("--operations", type=int, default=10_000_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.races.stress", description="Free-running stress of the shared cache.", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument(
+        "--operations", type=int, default=10_000_000, metavar="N", help="how many (default ten million)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="other keys and threads (default 0)")
     asked = parser.parse_args(words)
     if asked.operations < 1:
         parser.error(f"--operations {asked.operations}: pass 1 or more")

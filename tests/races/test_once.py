@@ -1,15 +1,86 @@
 """The shared cache under many interleavings: nothing is found in it, and what is broken in it on purpose is found."""
 
+import _thread
+import contextlib
+import signal
+import threading
+
 import pytest
 
 from localtensor.explore import explore, replay
 from localtensor.once import Once
-from localtensor.once_cells import COMPUTING, FAILED, Room
+from localtensor.once_cells import COMPUTING, FAILED, Circular, Room
 from strategies import races, races_history, races_once
 from strategies.races_world import World
+from tests.localtensor.once_threads import LONG, Held, Running, Watched
 
 CI = 20_000
 WITHIN = 1000
+
+
+@contextlib.contextmanager
+def interrupted(watched, handle):
+    """A signal reaches the main thread as soon as somebody waits for a key; Ctrl-C ends a test that hangs."""
+
+    def send():
+        watched.until("waits")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handle())
+    alarm = threading.Timer(LONG, _thread.interrupt_main)
+    alarm.start()
+    try:
+        sender = Running(send)
+        yield
+        assert sender.ends() == [None]
+    finally:
+        alarm.cancel()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_handler_may_ask_in_the_midst_of_a_wait():
+    """For another key, for the one that is waited for, and for that which its own thread computes: this is refused."""
+    watched, told, held = Watched(), [], Held("value")
+    once = Once(name="handled", sync=watched)
+
+    def handle():
+        told.append(once.get("other", lambda: "computed in the handler"))
+        with pytest.raises(Circular, match="this thread is computing it now"):
+            once.get("mine", lambda: "computed twice")
+        held.go.set()
+        told.append(once.get("key", lambda: "computed twice"))
+
+    first = Running(lambda: once.get("key", held))
+    assert held.begun.wait(LONG)
+    with interrupted(watched, handle):
+        assert once.get("mine", lambda: once.get("key", lambda: "computed twice")) == "value"
+    assert told == ["computed in the handler", "value"] and first.ends() == ["value"]
+    assert once._circle._waits == {} and once.stats().misses == 3
+
+
+def test_what_a_thread_waits_for_is_known_again_once_its_signal_handler_has_waited_for_something_else():
+    watched, told, held, quick = Watched(), [], Held(), Held("quick")
+    once = Once(name="handled", sync=watched)
+
+    def slow():
+        held()
+        with pytest.raises(Circular, match="it waits for 'key', which this thread is computing"):
+            once.get("mine", lambda: "computed twice")
+        return "value"
+
+    def handle():
+        other = Running(lambda: once.get("quick", quick))
+        assert quick.begun.wait(LONG)
+        release = Running(lambda: watched.until("waits", 2) or quick.go.set())
+        told.append(once.get("quick", lambda: "computed twice"))
+        told.extend(other.ends() + release.ends())
+        held.go.set()
+
+    first = Running(lambda: once.get("key", slow))
+    assert held.begun.wait(LONG)
+    with interrupted(watched, handle):
+        assert once.get("mine", lambda: once.get("key", lambda: "computed twice")) == "value"
+    assert told == ["quick", "quick", None] and first.ends() == ["value"]
 
 
 def test_nothing_is_found_in_twenty_thousand_schedules():

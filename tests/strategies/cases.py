@@ -50,7 +50,7 @@ def judged(one: Sample, text: str, *, ranks: int = 2, seed: int = 0, extremes: b
     """The verdict on one rule; `extremes` asks it of NaN and infinities too."""
     what, truth = Claim(rule(one, text), "test", **claim), tell(one)
     wild = wild_truth(one, truth, seed) if extremes else None
-    (instance,) = try_claims(one, truth, ranks, [what], seed=seed, wild=wild)
+    (instance,) = try_claims(one, truth, ranks, [what], seed=seed, variants={"specials": wild} if wild else None)
     return instance
 
 

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import LocalTensorError
+from localtensor.errors.faults import in_a_line
 from localtensor.placement import parse
 from localtensor.shards import split_axis
 from strategies import codec, played
@@ -26,7 +27,7 @@ from strategies.meshed import averages
 from strategies.programs import Program
 from strategies.ran import call_of_program, truth_about
 from strategies.rules import Sample
-from strategies.stage import Part, said
+from strategies.stage import Part
 from strategies.truth import REFUSALS, Truth, tell
 
 FILE = Path(__file__).parent / "findings_torch_2_13.json"
@@ -99,7 +100,7 @@ def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirm
                 try:
                     job = played._Job(number, one.program, one.truth(), one.fresh_parts())
                 except (*REFUSALS, LocalTensorError) as error:
-                    heard[one.rule] = Confirmation("", f"no such program: {said(error)}")
+                    heard[one.rule] = Confirmation("", f"no such program: {in_a_line(error)}")
                     continue
                 groups.setdefault((one.program.mesh, one.program.flattened), []).append(job)
             for jobs in groups.values():

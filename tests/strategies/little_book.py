@@ -18,7 +18,7 @@ from strategies.book import Ask, Book, Line, rules
 from strategies.cost import NETWORK
 from strategies.expansion import LIMIT, Problem
 from strategies.propagate_afresh import Afresh
-from strategies.rules import Call, results
+from strategies.rules import LEAVES, Call, results
 
 MESHES = ((2, 2), (2, 3), (3, 2), (2, 2, 2))
 
@@ -104,7 +104,8 @@ def numbers(shape: Sequence[int], seed: int) -> Tensor:
 
 
 def problem_of(op: str, specs: Sequence[Spec], args: Sequence[Any] | None = None, book: Book = BOOK) -> Problem:
-    return afresh(book).problem(op, specs, args, {}, specs[0].mesh)[0]
+    given = LEAVES[: len(specs)] if args is None else args
+    return afresh(book).problem(op, specs, given, {}, specs[0].mesh)[0]
 
 
 def run_on_pieces(

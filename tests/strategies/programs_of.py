@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import parse
+from localtensor.placement import parse, shorts
 from strategies.hearings import Confirmation
 from strategies.played import play_all
 from strategies.programs import Program
@@ -40,3 +40,12 @@ def assert_right(*programs: Program) -> None:
 def assert_goes_wrong(program: Program, because: str) -> None:
     (found,) = play_all([program])
     assert because in found.wrong, f"{program}: {found.wrong or found.note}"
+
+
+def described(program: Program) -> str:
+    """All of a program but its call, in a line: mesh, submesh, seed, draw, every placement, and what follows."""
+    mesh = ",".join(map(str, program.mesh)) + ("," if len(program.mesh) == 1 else "")
+    flattened = ", flattened" if program.flattened else ""
+    inputs = ", ".join(f"({shorts(layout)})" for layout in program.inputs)
+    then = f", then {program.then}" if program.then else ""
+    return f"{program.sample.op} on ({mesh}){flattened}, seed {program.seed} draw {program.draw}: {inputs}{then}"

@@ -50,6 +50,12 @@ def test_over_the_samples_of_one_overload_all_values_have_their_turn():
     assert max(turns.values()) - min(turns.values()) <= 1
 
 
+def test_what_had_a_turn_stands_behind_what_had_none():
+    turns = Counter({kind.name: 1 for kind in VALUES if kind.name != "zeros"})
+    assert list(adverse(ADD, tell(ADD), 0, seed=0, turns=turns, budget=1)) == ["zeros"]
+    assert turns["zeros"] == 1
+
+
 def test_the_same_number_has_the_same_values_and_another_number_others():
     truth = tell(ADD)
     first, again, later = (list(adverse(ADD, truth, number, seed=0)) for number in (0, 0, 7))

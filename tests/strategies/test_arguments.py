@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.arguments import called, is_index, is_places, names, trusts, values, with_tensors
+from strategies.arguments import called, is_index, is_places, names, repeats_sizes, trusts, values, with_tensors
 from strategies.rules import Leaf, call_of, overload
 from tests.strategies.cases import numbers, sample
 
@@ -70,11 +70,15 @@ def test_other_tensors_leave_the_call_as_it_is():
 @pytest.mark.parametrize(("op", "trusting"), [
     ("aten._softmax.default", True), ("aten.native_layer_norm.default", True), ("aten.tanh_backward.default", True),
     ("aten.segment_reduce.default", True), ("aten.linalg_ldl_solve.default", True), ("aten.lu_unpack.default", True),
-    ("aten.gather.default", False), ("aten.nll_loss_forward.default", False),
+    ("aten.gather.default", False), ("aten.nll_loss_forward.default", False), ("aten.add_.Tensor", False),
 ])  # fmt: skip
 def test_ops_that_do_not_check_what_they_are_given_are_known(op, trusting):
     assert overload(op) is not None
     assert trusts(op) is trusting
+
+
+def test_ratios_say_once_more_what_the_sizes_say():
+    assert repeats_sizes("scales_h") and repeats_sizes("scales") and not repeats_sizes("output_size")
 
 
 def test_places_are_integers_in_arguments_of_that_name():

@@ -250,6 +250,7 @@ def test_entries_go_and_come_by_their_keys(path):
     renewed = Entry(SORT, "still")
     assert held.also([renewed]).entries == (TWO[0], renewed)
     assert held.without({SORT}).also([TWO[1]]) == held
+    assert held.without({TWO[0].key}).also([TWO[0]]) == held  # in the order of the file, whichever came last
 
 
 def test_every_name_of_an_entry_is_in_the_schema():

@@ -10,8 +10,8 @@ from localtensor.layouts import has_meaning
 from strategies.blame import MOST_ASKED, blame, projected, smaller_programs
 from strategies.layouts import read_layout
 from strategies.programs import Program
-from strategies.replay import describe
 from tests.strategies.cases import numbers, sample
+from tests.strategies.programs_of import described
 
 ADD = sample("add.Tensor", numbers(7, 6), numbers(7, 6, seed=1))
 
@@ -35,7 +35,7 @@ def blamed(start, is_wrong):
 
     found = blame(start, confirm)
     assert len(asked) <= MOST_ASKED
-    return describe(found).partition(": ")[2], found, len(asked)
+    return described(found).partition(": ")[2], found, len(asked)
 
 
 def test_a_fault_of_one_axis_is_that_axis_alone_on_two_ranks():

@@ -1,14 +1,12 @@
 """A digest stands for all that a rule depends on: equal for equal code, another one after any edit that matters."""
 
 import contextlib
-import os
 import shutil
 
 import pytest
 
 from strategies import modules
-from strategies.changed_digest import OUTSIDE, digest_of, digests, place_of
-from strategies.gate_values import SourceLine
+from strategies.changed_digest import OUTSIDE, digests
 from tests.strategies import edit_styles as styles
 from tests.strategies import edits, users
 from tests.strategies.edits import PACKAGE
@@ -116,19 +114,4 @@ def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):
 
 
 def test_the_rules_of_torch_itself_are_known_by_its_version():
-    assert digest_of("aten.mul.Tensor", None) == OUTSIDE
-    assert place_of("aten.mul.Tensor", None) is None
-
-
-def test_a_rule_has_a_place_in_the_project(tmp_path):
-    with loaded(tmp_path, PACKAGE, {}, "digest_place") as module:
-        assert place_of("digest_place.scale.default", module) == SourceLine("digest_place/rules.py", 10)
-        assert place_of("digest_place.nothing.default", module) is None
-    with loaded(tmp_path, styles.WRAPPED, {}, "digest_wrapped") as module:
-        line = (
-            (tmp_path / "digest_wrapped/rules.py")
-            .read_text()
-            .split(os.linesep)
-            .index("@register_sharding(torch.ops.digest_wrapped.scale.default)")
-        )
-        assert place_of("digest_wrapped.scale.default", module) == SourceLine("digest_wrapped/rules.py", line + 1)
+    assert digests(None)("aten.mul.Tensor") == OUTSIDE

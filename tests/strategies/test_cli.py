@@ -110,9 +110,9 @@ def test_help_of_the_tool_names_its_commands():
     assert re.search(r"^  validate +Put sharding rules on trial", text, re.MULTILINE)
 
 
-def test_help_has_every_option_of_the_readme_and_the_exit_codes():
+def test_help_has_every_option_of_the_page_and_the_exit_codes():
     text = helped("validate")
-    table = (ROOT / "README.md").read_text().partition("## Command line")[2].partition("\n## ")[0]
+    table = (ROOT / "docs/validate.md").read_text().partition("## Command line")[2].partition("\n## ")[0]
     options = re.findall(r"^\| `(--[a-z]+)", table, re.MULTILINE)
     assert len(options) > 8
     assert [option for option in options if option not in text] == []
@@ -122,17 +122,8 @@ def test_help_has_every_option_of_the_readme_and_the_exit_codes():
 def test_help_of_merge_has_its_options_examples_and_exit_codes():
     text = helped("merge")
     assert all(option in text for option in ("JOURNAL...", "--out", "--json", "--repro"))
-    assert "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl " in text
+    assert "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl\n" in text
     assert "2 a file that is no journal, or of another run; 3 a unit is missing." in text
-
-
-def test_examples_of_the_help_of_merge_are_commands_that_parse(monkeypatch):
-    heard = []
-    monkeypatch.setattr(merging, "run", lambda *given: heard.append(given) or 0)
-    lines = re.findall(r"^ +(localtensor merge .+?)(?:  .*)?$", helped("merge"), re.MULTILINE)
-    for line in lines:
-        assert CliRunner().invoke(cli.app, shlex.split(line)[1:]).exit_code == 0, line
-    assert [len(given[0]) for given in heard] == [4, 1]
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
@@ -143,17 +134,6 @@ def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
     assert CliRunner().invoke(cli.app, cli.spread(line.split())).exit_code == code
     assert heard == [((Path("a"), Path("b")), Path("c"), Path("d"), Path("e"))]
     assert CliRunner().invoke(cli.app, ["merge"]).exit_code == 2
-
-
-@pytest.mark.parametrize("words", [(), ("validate",)], ids=["tool", "validate"])
-def test_examples_of_the_help_are_commands_that_parse(words, asked):
-    lines = re.findall(r"^ +(localtensor validate .+?)(?:  .*)?$", helped(*words), re.MULTILINE)
-    assert len(lines) >= 1
-    for line in lines:
-        if "--plans" in line:  # judges something else: test_cli_commands hears of it
-            continue
-        chosen = parsed(asked, line.removeprefix("localtensor "))
-        assert chosen.ops or chosen.everything or chosen.rules != "dtensor"
 
 
 def test_options_reach_the_run_as_they_were_given(asked):

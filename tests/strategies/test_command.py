@@ -172,7 +172,7 @@ def test_json_into_a_missing_folder_is_refused_before_the_work(capsys, judge):
 def test_json_where_one_may_not_write_is_refused_before_the_work(capsys, judge, monkeypatch):
     asked = judge(CLEAN)
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and Path(path) == Path.cwd()))
-    said = "--json: r.json: its folder cannot be written. Name a file in a folder of yours."
+    said = f"--json: r.json: {Path.cwd()} takes no files. Name a file in a folder of yours."
     assert_usage(capsys, said, ops=("add",), json=Path("r.json"))
     assert asked == []
 

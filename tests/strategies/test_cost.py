@@ -10,12 +10,21 @@ from hypothesis import strategies as st
 from localtensor.mesh import Mesh
 from localtensor.placement import KINDS, Spec, parse
 from localtensor.shards import assemble, assemble_axis, split, split_axis
+from strategies.cost import NETWORK, Network, commute, held_bytes, move_axis
 from strategies.cost import Held as HeldTensor
-from strategies.cost import Network, commute, held_bytes, moves
 
 F64 = torch.float64
 ANY = ["R", "S(0)", "S(1)", "SS(0,2)", *(f"P({kind})" for kind in KINDS)]
 LINK = Network(latency=1.0, per_byte=0.001)
+
+
+def moves(shape, dtype, was, want, sizes, network=NETWORK):
+    """All steps from some placements to others on a mesh of these sizes, axes from left to right."""
+    held, steps = HeldTensor(tuple(shape), dtype, tuple(was)), []
+    for axis, placement in enumerate(want):
+        held, more = move_axis(held, axis, placement, sizes, network)
+        steps += more
+    return steps
 
 
 def steps(was, want, shape=(12, 6), sizes=(2, 3), network=LINK):

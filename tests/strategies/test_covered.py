@@ -111,36 +111,48 @@ def test_what_is_no_journal_is_usage_in_one_sentence(data, said, tmp_path, capsy
     if data is not None:
         (tmp_path / "j").write_bytes(data)
     code, out, errors = ran(capsys, tmp_path / "j")
-    assert (code, out) == (2, "") and said in errors and f"JOURNAL: {tmp_path / 'j'}: " in errors
+    assert (code, out) == (2, "") and said in errors
+    assert errors.startswith(f"localtensor coverage: JOURNAL: {tmp_path / 'j'}: ")
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line", ['{"kind": "begin", "format": 1}', '{"kind": "unit", "unit": 3}', '{"kind": "unit", "unit": "x"}']
+)
+def test_a_journal_of_somebody_else_is_usage_in_one_sentence(line, tmp_path, capsys):
+    first = '{"kind": "begin", "format": 1, "torch": "2.13.0"}'
+    (tmp_path / "j").write_text(f"{first}\n{line}\n")
+    code, out, errors = ran(capsys, tmp_path / "j")
+    assert (code, out) == (2, "") and errors.startswith("localtensor coverage: JOURNAL: ") and errors.count("\n") == 1
+    assert "a line does not hold what a journal's does (" in errors and errors.endswith("Name what --journal wrote.\n")
 
 
 @pytest.mark.usefixtures("members")
 def test_a_table_that_cannot_be_written_is_said(tmp_path, capsys):
     code, _, errors = ran(capsys, written(tmp_path / "j", *LINES), tmp_path)
-    assert (code, errors) == (3, f"localtensor coverage: cannot write {tmp_path}: Is a directory.\n")
+    assert (code, errors) == (2, f"localtensor coverage: --json: {tmp_path}: this is a folder. Name a file.\n")
 
 
 @pytest.mark.usefixtures("members")
 def test_without_a_journal_everything_is_tried_now(monkeypatch, capsys):
     asked = []
 
-    def sweep(settings, journal, progress):
+    def put_on_trial(settings, journal, progress):
         asked.append((settings.everything, settings.ranks, settings.seed, settings.workers, settings.journal))
         journal.begin(BEGIN)
         for one in LINES:
             journal.add(one)
         return ()
 
-    monkeypatch.setattr(covered, "sweep", sweep)
+    monkeypatch.setattr(covered, "put_on_trial", put_on_trial)
     code, out, _ = ran(capsys, None)
     assert (code, asked) == (0, [(True, (2, 3), 0, 1, None)]) and out
 
 
 def test_a_failure_of_our_own_is_no_verdict(monkeypatch, capsys):
-    def sweep(*_):
+    def put_on_trial(*_):
         raise LocalTensorError("no room")
 
-    monkeypatch.setattr(covered, "sweep", sweep)
+    monkeypatch.setattr(covered, "put_on_trial", put_on_trial)
     code, _, errors = ran(capsys, None)
     assert (code, errors) == (3, "localtensor itself failed: no room\n")

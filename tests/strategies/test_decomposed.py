@@ -20,7 +20,7 @@ from strategies.local_arguments import pieces_by_rank
 from strategies.ops import OUR_RULES
 from strategies.propagate import Propagator
 from strategies.propagate_errors import NoRule
-from strategies.rules import Leaf
+from strategies.rules import LEAVES, Leaf
 from tests.strategies.little_book import (
     BOOK,
     MESHES,
@@ -113,7 +113,9 @@ def test_every_combination_is_right_on_the_pieces(op, sizes, shape):
     mesh = Mesh.of(*sizes)
     shapes = [shape, (shape[1], 2)] if op == "nested" else [shape]
     specs = [whole(mesh, one) for one in shapes]
-    problem, source = afresh(ALL, decompose=decomposition).problem(f"made_of.{op}.default", specs, None, {}, mesh)
+    problem, source = afresh(ALL, decompose=decomposition).problem(
+        f"made_of.{op}.default", specs, LEAVES[: len(specs)], {}, mesh
+    )
     assert source == "the rules of its decomposition"
     count = 0
     for beginning in combinations(problem):

@@ -6,13 +6,23 @@ import signal
 import pytest
 
 from strategies import derived
-from strategies.derived import Lacking, fill, gather, lacking, make, siblings
+from strategies.derived import Lacking, gather, lacking, make, siblings
 from strategies.rules import overload
 from strategies.workers import Crew
 from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4, 6), numbers(4, 6, seed=1)
 NEG = sample("neg.default", X)
+
+
+def silent(number):
+    """Nobody listens."""
+
+
+def fill(by_op, wanted, seed=0):
+    """As `gather`, in this process: the samples, and the reason where there are none."""
+    made = {task.op: make(task, silent) for task in lacking(by_op, wanted, seed)}
+    return {op: found for op, (found, _) in made.items() if found}, {op: why for op, (_, why) in made.items() if why}
 
 
 def test_only_what_is_wanted_and_lacks_samples_is_made():
@@ -75,12 +85,12 @@ def test_a_task_brings_the_siblings_samples():
 
 def test_a_sibling_that_does_not_fit_is_passed_over():
     task = Lacking("aten.neg.out", (sample("equal.default", X, Y), NEG))
-    found, why = make(task)
+    found, why = make(task, silent)
     assert (len(found), why) == (1, "")
 
 
 def test_without_draws_a_refusal_is_the_reason():
-    found, why = make(Lacking("aten._foreach_neg.default", (NEG,), draws=False))
+    found, why = make(Lacking("aten._foreach_neg.default", (NEG,), draws=False), silent)
     assert (found, why) == ([], "nothing is known that could be its argument 'self'")
 
 

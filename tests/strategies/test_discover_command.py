@@ -46,6 +46,7 @@ def test_nothing_missing_is_clean_and_nothing_to_emit_is_said(capsys):
         ("neg", {"ranks": (1,)}, "--ranks: 1"),
         ("neg", {"ranks": (2, 65)}, "--ranks: 65"),
         ("neg", {"seed": -1}, "--seed: -1"),
+        ("neg", {"many": 0}, "--workers: 0"),
         ("mean", {"emitted": True}, "Name one: aten.mean.default or aten.mean.dim"),
     ],
 )

@@ -32,7 +32,7 @@ def there_and_back(hearing, seconds=0.5):
 
 def test_every_step_and_every_truth_has_a_number_of_its_own():
     docket = Docket("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
-    steps = [docket.step(s, m) for s in range(4) for m in range(3)] + [docket.truth(s) for s in range(4)]
+    steps = [docket.step(s, m) for s in range(4) for m in range(3)] + [docket.truth_step(s) for s in range(4)]
     assert steps == list(range(16))
 
 
@@ -41,7 +41,7 @@ def test_a_number_tells_the_sample_and_the_mesh():
     assert [docket.at(docket.step(s, m)) for s in range(4) for m in range(3)] == [
         (s, m) for s in range(4) for m in MESHES
     ]
-    assert [docket.at(docket.truth(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
+    assert [docket.at(docket.truth_step(s)) for s in range(4)] == [(s, (2,)) for s in range(4)]
 
 
 def test_the_units_of_a_docket_are_in_order_and_only_those_wanted():

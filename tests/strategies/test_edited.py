@@ -10,7 +10,6 @@ from strategies.edited import (
     named,
     put,
     spots,
-    trusts,
     with_call,
     with_tensors,
     without,
@@ -59,14 +58,6 @@ def test_tensors_and_calls_are_replaced_in_a_copy():
     assert [len(x) for x in other.sample.tensors] == [2, 7, 4] and other.sample.origin == "test"
     assert with_call(program, put(CAT.call, (1,), -1)).sample.call.args[1] == -1
     assert [len(x) for x in program.sample.tensors] == [2, 3, 4]
-
-
-@pytest.mark.parametrize(("op", "want"), [
-    ("aten._softmax.default", True), ("aten.native_layer_norm.default", True), ("aten.gelu_backward.default", True),
-    ("aten.softmax.int", False), ("aten.add_.Tensor", False),
-])  # fmt: skip
-def test_which_ops_trust_their_caller(op, want):
-    assert trusts(op) is want
 
 
 @pytest.mark.parametrize(("name", "want"), [

@@ -180,8 +180,11 @@ def here(tmp_path):
 
 
 def test_a_users_own_factory_is_found_in_the_folder(here):
-    (here / "my_engine.py").write_text("def made():\n    return 'an executor'\n")
-    assert factory("my_engine:made", str(here))() == "an executor"
+    (here / "my_engine.py").write_text(
+        "from concurrent.futures import ThreadPoolExecutor\ndef made():\n    return ThreadPoolExecutor(1)\n"
+    )
+    with factory("my_engine:made", str(here))() as executor:
+        assert executor.submit(int).result() == 0
     assert sys.path[0] == str(here)
 
 
@@ -189,14 +192,30 @@ def test_a_users_own_factory_is_found_in_the_folder(here):
     ("nothing", "this names no function", "Write MODULE:FUNCTION, or dask."),
     (":made", "this names no function", "Write MODULE:FUNCTION, or dask."),
     ("my_engine:", "this names no function", "Write MODULE:FUNCTION, or dask."),
-    ("no_such_engine:made", "No module named 'no_such_engine'", "Run from the folder that holds it (now {folder})."),
-    ("my_engine:mad", "module 'my_engine' has no attribute 'mad'", "Run from the folder that holds it (now {folder})."),
+    ("no_such_engine:made", "there is no such module", "Run from the folder that holds it (now {folder})."),
+    ("my_exit:made", "importing it raises SystemExit: 5 ({folder}/my_exit.py, line 1)", "Mend that first."),
+    ("my_engine:mad", "my_engine has no mad", "Name a function that returns an executor."),
     ("my_engine:NUMBER", "this is no function", "Name a function that returns an executor."),
-    ("my_broken:made", "importing it raises ZeroDivisionError: division by zero", "Mend that first."),
+    ("my_broken:made", "importing it raises ZeroDivisionError: division by zero ({folder}/my_broken.py, line 1)", "Mend that first."),
 ])  # fmt: skip
 def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, here):
     (here / "my_engine.py").write_text("NUMBER = 7\n\ndef made():\n    return None\n")
     (here / "my_broken.py").write_text("1 / 0\n")
+    (here / "my_exit.py").write_text("raise SystemExit(5)\n")
     with pytest.raises(BadSetting) as refused:
         factory(name, str(here))
-    assert str(refused.value) == f"localtensor validate: --executor: {name}: {problem}. {remedy.format(folder=here)}"
+    shown = name.partition(":")[0] if "import" in problem or "module" in problem else name
+    want = f"localtensor validate: --executor: {shown}: {problem}. {remedy}".replace("{folder}", str(here))
+    assert str(refused.value) == want
+
+
+@pytest.mark.parametrize(("body", "problem", "remedy"), [
+    ("return None", "it returns NoneType, which is no executor", "Return a concurrent.futures.Executor."),
+    ("return '/home'", "it returns str, which is no executor", "Return a concurrent.futures.Executor."),
+    ("raise OSError('no\\nroom')", "calling it raises OSError: no room", "Mend that first."),
+])  # fmt: skip
+def test_a_function_that_gives_no_executor_is_refused_in_one_sentence(body, problem, remedy, here):
+    (here / "my_engine.py").write_text(f"def made():\n    {body}\n")
+    with pytest.raises(BadSetting) as refused:
+        factory("my_engine:made", str(here))()
+    assert str(refused.value) == f"localtensor validate: --executor: my_engine:made: {problem}. {remedy}"

@@ -1,9 +1,12 @@
 import os
 import stat
+import threading
+from pathlib import Path
 
 import pytest
 
-from strategies.files import write_lines, write_whole
+from strategies.files import read_bytes, unwritable, write_lines, write_whole
+from strategies.stopping import LEFT
 
 
 def test_a_file_is_written_into_folders_that_are_made(tmp_path):
@@ -72,3 +75,76 @@ def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
     (tmp_path / "link").symlink_to("file")
     write_whole(tmp_path / "link", "new\n")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new\n"
+
+
+def test_whoever_ends_the_process_at_once_finds_the_half_file(tmp_path):
+    seen = []
+
+    def looks():
+        seen.extend(LEFT)
+        yield "line"
+
+    write_lines(tmp_path / "x", looks())
+    (half,) = seen
+    assert half.startswith(str(tmp_path / ".x."))
+    assert LEFT == {}
+
+
+@pytest.mark.parametrize(("where", "folder", "said"), [
+    ("new", False, ("", "")), ("a/b/new", False, ("", "")), ("file", False, ("", "")), ("new", True, ("", "")),
+    ("folder", True, ("", "")), ("/dev/null", False, ("", "")),
+    ("folder", False, ("this is a folder", "Name a file.")),
+    ("file", True, ("this is a file", "Name a folder; it is made if it is not there.")),
+    ("file/new", False, ("{here}/file takes no files", "Name a file in a folder of yours.")),
+    ("file/new", True, ("{here}/file takes no files", "Name a folder below one of yours.")),
+    ("n" * 300, False, ("it cannot be (File name too long)", "Name another.")),
+])  # fmt: skip
+def test_a_place_that_takes_no_file_is_known_before(where, folder, said, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    problem, remedy = said
+    assert unwritable(tmp_path / where, folder=folder) == (problem.format(here=tmp_path), remedy)
+
+
+@pytest.mark.parametrize(("most", "read"), [(-1, b"0123456789"), (4, b"0123"), (99, b"0123456789")])
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_a_file_and_a_pipe_are_read(kind, most, read, tmp_path):
+    path = tmp_path / "x"
+    if kind == "file":
+        path.write_bytes(b"0123456789")
+        assert read_bytes(path, most) == read
+        return
+    os.mkfifo(path)
+    handle = os.open(path, os.O_RDWR)  # so that the writer need not wait for us
+    writer = os.open(path, os.O_WRONLY)
+    os.write(writer, b"0123456789")
+    os.close(writer)
+    held = threading.Timer(0.2, os.close, [handle])
+    held.start()
+    assert read_bytes(path, most) == read
+    held.join()
+
+
+def test_a_pipe_that_somebody_will_write_to_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x")
+    handle = os.open(tmp_path / "x", os.O_RDWR)
+
+    def write():
+        os.write(handle, b"late")
+        os.close(handle)
+
+    writer = threading.Timer(0.2, write)
+    writer.start()
+    assert read_bytes(tmp_path / "x", 4) == b"late"
+    writer.join()
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(OSError, match="nobody writes to this pipe"):
+        read_bytes(tmp_path / "x")
+
+
+def test_a_full_disk_names_the_file():
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_whole(Path("/dev/full"), "text")

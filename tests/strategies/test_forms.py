@@ -4,9 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from localtensor.tolerance import UNSTABLE
 from strategies.form import Form
-from strategies.forms import FORMS, PER_SAMPLE, PER_TRACED, respelled, shortened, variations
-from strategies.truth import UNSTABLE, same_results, tell
+from strategies.forms import FORMS, PER_SAMPLE, PER_TRACED, variations
+from strategies.forms_dims import respelled
+from strategies.forms_sizes import shortened
+from strategies.truth import same_results, tell
 from tests.strategies.cases import numbers, sample
 
 # Dims spelled the other way.

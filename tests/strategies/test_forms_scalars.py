@@ -36,6 +36,22 @@ def test_every_number_has_other_values(one, want):
     assert said(other_scalars(one)) == want
 
 
+def test_scales_that_must_agree_with_sizes_stay_where_nobody_checks_them():
+    """torch 2.13 reads past the end of the input where they do not, and gives left-over memory."""
+    x = numbers(1, 1, 4, 4)
+    assert said(other_scalars(sample("_upsample_bilinear2d_aa.default", x, [2, 2], False, 0.5, 0.5))) == []
+    checked = said(other_scalars(sample("upsample_bilinear2d.default", x, [2, 2], False, 0.5, 0.5)))
+    assert checked[:2] == ["scales_h=0.0", "scales_h=1.0"]
+
+
+def test_a_mode_is_never_one_that_there_is_not():
+    """torch 2.13 writes nothing for a mode below zero."""
+    one = sample("grid_sampler_3d.default", numbers(1, 1, 3, 3, 3), numbers(1, 2, 2, 2, 3), 0, 0, False)
+    assert said(other_scalars(one)) == [
+        "interpolation_mode=1", "interpolation_mode=2", "padding_mode=1", "padding_mode=2",
+    ]  # fmt: skip
+
+
 def test_flags_are_turned_and_dims_are_not_kept_here():
     assert said(other_flags(sample("sort.default", X, 0, True))) == ["descending=False"]
     assert said(other_flags(sample("sum.dim_IntList", X, [0], True))) == []

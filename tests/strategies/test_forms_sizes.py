@@ -104,3 +104,13 @@ def test_the_samples_own_tensors_stay_as_they_are(form):
         for x in other.tensors:
             assert x.dtype in (torch.float64, torch.int64)
     assert all(torch.equal(a, b) for a, b in zip(one.tensors, before, strict=True))
+
+
+def test_a_size_that_is_as_it_should_be_is_left_out_alone():
+    shapes = [tuple(other.tensors[0].shape) for other in even(sample("relu.default", numbers(12, 5)))]
+    assert shapes == [(12, 12), (12, 12)]
+
+
+def test_a_size_that_would_make_a_tensor_too_large_is_left_out_alone():
+    shapes = [tuple(other.tensors[0].shape) for other in even(sample("relu.default", numbers(3, 1000)))]
+    assert shapes == [(12, 12), (3, 12)]

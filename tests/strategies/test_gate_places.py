@@ -5,7 +5,8 @@ import pytest
 from strategies import gate_places, modules
 from strategies.gate_places import places, within
 from strategies.gate_values import SourceLine
-from tests.strategies import users
+from tests.strategies import edit_styles as styles
+from tests.strategies import edits, users
 
 BODY = """
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
@@ -50,6 +51,17 @@ def test_of_an_overload_that_torch_has_a_rule_for_the_users_own_is_found(placed)
     users.write(placed / "pkg", "rules_beside", "register_sharding(torch.ops.aten.add.Tensor)(lambda *_, **__: [])")
     modules.load("rules_beside", str(placed / "pkg"))
     assert places(placed, ["aten.add.Tensor"])("aten.add.Tensor").file == "pkg/rules_beside.py"
+
+
+def test_of_a_rule_that_is_wrapped_the_line_is_that_of_what_its_author_wrote(tmp_path):
+    edits.write(tmp_path, "places_wrapped", styles.WRAPPED)
+    with users.undone():
+        modules.load("places_wrapped.rules", str(tmp_path))
+        op = "places_wrapped.scale.default"
+        found = places(tmp_path, [op])(op)
+    lines = (tmp_path / "places_wrapped/rules.py").read_text().splitlines()
+    assert found.file == "places_wrapped/rules.py"
+    assert lines[found.line - 1] == "@register_sharding(torch.ops.places_wrapped.scale.default)"
 
 
 def test_what_is_outside_of_the_repository_has_no_place(placed):

@@ -58,7 +58,7 @@ def wrong(tmp_path_factory):
         def never(*_):
             raise AssertionError("nothing is to be tried")
 
-        patch.setattr("strategies.validate.sweep", never)
+        patch.setattr("strategies.validate.put_on_trial", never)
         return cold, found("gate_wrong", WRONG)
 
 

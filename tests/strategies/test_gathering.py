@@ -3,12 +3,14 @@ from collections import Counter
 import pytest
 import torch
 
-from strategies import derived, selection
-from strategies.gathering import capture
+from strategies import derived, gathering, modules, samples, selection, torch_dtensor, workers
+from strategies.gathering import Pass, Unknown, capture, draw, gather, run_pass
 from strategies.progress import Silent
-from strategies.selection import Pick
-from strategies.settings import Settings
+from strategies.rules import overload
+from strategies.selection import Pick, pick
+from strategies.settings import BadSetting, Settings
 from strategies.verdicts import Crash
+from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)
@@ -36,7 +38,7 @@ def world(monkeypatch):
             tick(5)
             return dict(left.pop(0)), [CRASH], Counter({"refused": len(asked)})
 
-        monkeypatch.setattr(selection, "gather", gather)
+        monkeypatch.setattr(gathering, "gather", gather)
         return asked
 
     return gives
@@ -109,3 +111,127 @@ def test_what_no_capture_reaches_is_derived_or_has_its_reason(world):
         ADD: (1, ""), MUL: (1, ""), NEG: (0, "it needs CUDA"),
     }  # fmt: skip
     assert list(shelf) == sorted(shelf)
+
+
+@pytest.fixture
+def restored():
+    with users.undone():
+        yield
+
+
+def silent(_):
+    """Nobody counts."""
+
+
+def asked(*patterns, **given):
+    return Settings(patterns, **given)
+
+
+def gathered(found, settings, rules=None):
+    with workers.Crew(1) as crew:
+        return gather(crew, found, settings, rules, silent, silent)
+
+
+# Calls.
+
+
+def test_a_pass_brings_home_the_calls_that_have_a_rule():
+    number = names_of_all().index("cumprod")
+    found, _ = run_pass(Pass(number, "float64", "even", "cpu", 0), silent)
+    assert "aten.cumprod.default" in {s.op for s in found}
+    assert all(torch_dtensor.source_of(overload(s.op)) for s in found)
+
+
+def names_of_all():
+    return [info.name for info in samples.database()]
+
+
+def test_gathering_keeps_what_was_asked_for_and_counts_passes():
+    units, ticks = [], []
+    with workers.Crew(1) as crew:
+        settings = asked("aten.cumprod.default", dtypes=("int64",))
+        found = pick(settings, None)
+        by_op, crashed, _ = gather(crew, found, settings, None, ticks.append, units.append)
+    assert set(by_op) == {"aten.cumprod.default"}
+    assert {s.tensors[0].dtype for s in by_op["aten.cumprod.default"]} == {torch.int64}
+    assert crashed == [] and units == [sum(ticks)] == [len(found.infos) * len(samples.SIZES)]
+
+
+def test_a_dtype_that_the_op_does_not_take_is_refused_with_what_it_takes():
+    settings = asked("bitwise_and", dtypes=("complex64",))
+    with pytest.raises(BadSetting) as refused:
+        gathered(pick(settings, None), settings)
+    assert str(refused.value) == (
+        "localtensor validate: --dtype: complex64: no op that you named takes it on cpu. They take bool, int64."
+    )
+
+
+def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
+    class Nothing:
+        dtypes = frozenset({torch.uint8})
+
+        def supported_dtypes(self, device):
+            return self.dtypes
+
+    monkeypatch.setattr(samples, "database", lambda: [Nothing()])
+    with pytest.raises(BadSetting) as refused:
+        gathered(Pick((0,)), asked("x", dtypes=("int64", "bool")))
+    assert str(refused.value) == (
+        "localtensor validate: --dtype: int64 bool: no op that you named takes it on cpu. They take none of those tried."
+    )
+
+
+# A user's own ops.
+
+
+def own(folder, name, body, **given):
+    settings = Settings(rules=users.write(folder, name, body), folder=str(folder), dtypes=("float64",), **given)
+    rules = modules.load(settings.rules, settings.folder)
+    return gathered(pick(settings, rules), settings, rules)
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_op_that_nobody_knows_is_drawn_from_its_schema(tmp_path):
+    by_op, crashed, _ = own(tmp_path, "own_drawn", 'op("a", lambda x: x * 2, (R, R))')
+    assert {s.origin.partition(",")[0] for s in by_op["own_drawn.a.default"]} == {"drawn from the schema"}
+    assert crashed == []
+
+
+HOOK = """
+op("a", lambda x: x * 2, (R, R))
+
+def samples(op):
+    assert op is torch.ops.{}.a.default
+    yield (torch.arange(6.0),), {{}}
+"""
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_modules_own_samples_come_first(tmp_path):
+    by_op, crashed, _ = own(tmp_path, "own_hook", HOOK.format("own_hook"))
+    (sample,) = by_op["own_hook.a.default"]
+    assert (sample.origin, sample.arguments(), crashed) == ("samples() #0", ["f32[6]"], [])
+
+
+@pytest.mark.usefixtures("restored")
+def test_samples_that_raise_are_a_crash_of_that_op_only(tmp_path):
+    body = 'op("a", lambda x: x * 2, (R, R))\ndef samples(op):\n    raise LookupError("no samples")\n'
+    by_op, (crash,), _ = own(tmp_path, "own_raise", body)
+    assert not by_op.get("own_raise.a.default")
+    assert (crash.op, crash.sample, crash.error) == ("own_raise.a.default", "its samples", "LookupError: no samples")
+    assert "own_raise.py" in crash.trace
+
+
+@pytest.mark.usefixtures("restored")
+def test_an_op_that_kills_the_process_on_whole_tensors_is_a_crash_of_that_op_only(tmp_path):
+    body = 'op("a", lambda x: die(), (R, R))\nop("b", lambda x: x * 2, (R, R))'
+    by_op, (crash,), _ = own(tmp_path, "own_death", body)
+    assert by_op["own_death.b.default"]
+    assert (crash.op, crash.error) == ("own_death.a.default", "the process died with SIGSEGV")
+
+
+@pytest.mark.usefixtures("restored")
+def test_drawing_runs_anywhere_the_module_can_be_found(tmp_path):
+    name = users.write(tmp_path, "own_anywhere", 'op("a", lambda x: x * 2, (R, R))')
+    found = draw(Unknown(f"{name}.a.default", ("int64",), 0, name, str(tmp_path)), silent)
+    assert {s.tensors[0].dtype for s in found} == {torch.int64}

@@ -28,6 +28,14 @@ def test_a_piece_of_the_wrong_shape_is_told_with_both_placements():
     assert found.wrong == "rank 3 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (2, 1)"
 
 
+def test_each_rank_is_asked_for_the_shape_of_its_own_piece():
+    x = numbers(5, 2)
+    truth = tell(sample("neg.default", x))
+    pieces = heard([-x[:3], -x[3:]], "S(0)", whole=-x)
+    assert judged(truth, (2,), pieces).wrong == ""
+    assert judged(truth, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
+
+
 def test_a_wrong_whole_is_told_with_its_placements():
     found = judged(TRUTH, (2, 2), heard(RIGHT, whole=X))
     assert found.wrong.startswith("rank 0 assembles the result from (S(0), S(1)): ")
@@ -52,6 +60,16 @@ def test_large_parts_on_any_axis_are_given_room():
     parts = [torch.full((4, 2), sign * 1e8, dtype=torch.float64) for sign in (1, -1, 1, -1)]
     assert judged(TRUTH, (2, 2), heard(parts, "(R, P(sum))", whole=off)).wrong == ""
     assert judged(TRUTH, (2, 2), heard([-X] * 4, "(R, R)", whole=off)).wrong
+
+
+def test_parts_that_come_of_coarser_numbers_are_given_the_room_of_those():
+    off = -X + 1e-6
+    parts = [torch.full((4, 2), 10.0, dtype=torch.float64)] * 4
+    ranks = heard(parts, "(R, P(sum))", whole=off)
+    assert judged(TRUTH, (2, 2), ranks).wrong
+    assert judged(TRUTH, (2, 2), ranks, coarse=torch.finfo(torch.float32).eps).wrong == ""
+    whole = heard([-X] * 4, "(R, R)", whole=off)
+    assert judged(TRUTH, (2, 2), whole, coarse=torch.finfo(torch.float32).eps).wrong  # nothing was added up there
 
 
 def test_what_was_claimed_is_compared_with_what_it_took():

@@ -96,6 +96,16 @@ def test_crashed_untestable_and_skipped_are_told_with_their_reasons():
         assert text in said
 
 
+def test_rules_that_no_trial_can_tell_stand_by_their_reasons_the_most_common_first_then_by_name():
+    reasons = {"z": "a reason of one", "a": "no reason of one", "m": "shared by two", "n": "shared by two"}
+    told = [
+        heard("aten.add.Tensor", tried=1, untestable={f"aten.add.Tensor: {rule}": why for rule, why in reasons.items()})
+    ]
+    said = text_of(read(told))
+    places = [said.index(why) for why in ("shared by two", "a reason of one", "no reason of one")]
+    assert places == sorted(places)
+
+
 def test_ids_are_unique_and_links_within_the_page_lead_somewhere():
     reader = read()
     ids = reader.having("id")

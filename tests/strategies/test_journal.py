@@ -186,7 +186,7 @@ def test_a_folder_is_no_journal(resume, tmp_path):
     with pytest.raises(BadJournal, match="--journal"):
         open_journal(tmp_path, resume=resume)
     with pytest.raises(BadJournal, match=r"JOURNAL: .*: it cannot be read \(Is a directory\)\. Name a journal\."):
-        read(tmp_path, "JOURNAL")
+        read(tmp_path, "localtensor merge")
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path):

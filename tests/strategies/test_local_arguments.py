@@ -74,6 +74,15 @@ def test_what_a_cut_asks_for(cut, rows, ranks, why):
     assert unfit(Line((Shard(0),), (Shard(0),), cut), clone(rows).ask, ranks) == why
 
 
+@pytest.mark.parametrize("first", [Replicate(), Partial()])
+def test_every_tensor_of_a_line_has_to_fit_whatever_stands_before_it(first):
+    call = Call("aten.mul.Tensor", (Leaf(0), Leaf(1)))
+    ask = ask_of(call.op, call.args, {}, [Meta((3, 2), F32)] * 2)
+    assert unfit(Line((first, Shard(0)), (Shard(0),), "even"), ask, 2) == "3 rows on 2 ranks are not even"
+    assert unfit(Line((first, Shard(1)), (Shard(0),), "even"), ask, 2) == "3 rows on 2 ranks are not even"
+    assert unfit(Line((first, Shard(1)), (Shard(1),), "even"), ask, 2) == ""
+
+
 def test_a_reduction_that_means_nothing_does_not_fit():
     ask = ask_of("aten.clone.default", (Leaf(0),), {}, [Meta((2,), torch.complex64)])
     assert unfit(Line((Partial("max"),), (Partial("max"),)), ask, 2) == "P(max) of c64[2] means nothing"

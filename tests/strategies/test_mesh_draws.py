@@ -12,13 +12,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.layouts import has_meaning
-from localtensor.placement import cuts
+from localtensor.placement import StridedShard, cuts
 from strategies.mesh_draws import draw_programs
-from strategies.replay import describe
 from strategies.rules import Claim
 from strategies.sources import claims
 from strategies.truth import tell
 from tests.strategies.cases import numbers, rule, sample
+from tests.strategies.programs_of import described
 
 ADD = sample("add.Tensor", numbers(7, 6), numbers(7, 6, seed=1))
 MM = sample("mm.default", numbers(7, 6), numbers(6, 5, seed=1))
@@ -116,14 +116,12 @@ def test_one_seed_draws_other_layouts_for_other_calls():
 
 
 def test_another_process_draws_the_same():
-    script = (
-        "from tests.strategies.test_mesh_draws import programs, describe\nprint(*map(describe, programs()), sep='\\n')"
-    )
+    script = "from tests.strategies.test_mesh_draws import programs, described\nprint(*map(described, programs()), sep='\\n')"
     told = subprocess.run(
         [sys.executable, "-W", "error::UserWarning:hypothesis", "-c", script], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "3"},
     )  # fmt: skip
-    assert told.stdout.splitlines() == list(map(describe, programs()))
+    assert told.stdout.splitlines() == list(map(described, programs()))
     assert "ypothesis" not in told.stderr
 
 
@@ -155,3 +153,9 @@ def test_integers_get_no_average():
     found = draw_programs(whole, {}, (2, 2), seed=0, budget=60)
     kinds = {p.reduce_op for program in found for layout in program.inputs for p in layout if isinstance(p, Partial)}
     assert "avg" not in kinds and "sum" in kinds
+
+
+def test_a_tensor_is_cut_in_another_order_whatever_lies_before_it_in_the_call():
+    claims = {2: [Claim(rule(ADD, "R, S(0) -> S(0)"), "test")]}
+    found = draw_programs(ADD, claims, (2, 2), seed=0, budget=24)
+    assert any(isinstance(p, StridedShard) for program in found for p in program.inputs[1])

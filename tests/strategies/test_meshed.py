@@ -75,6 +75,18 @@ def test_nccl_keeps_its_own_average():
     assert functional.all_reduce is own
 
 
+def test_an_average_of_complex_numbers_is_exact():
+    """torch divides 49 by 7 so that 7.000000477 is left."""
+    total = torch.tensor([49 + 14j, 0], dtype=torch.complex64)
+
+    def body():
+        return functional.all_reduce(total if dist.get_rank() == 0 else 0 * total, "avg", dist.group.WORLD)
+
+    with averages("simulated"):
+        found = lt.run(body, ranks=7, leftovers="ignore")
+    assert [x.tolist() for x in found] == [[7 + 2j, 0]] * 7
+
+
 def averaged(pairs):
     """On each rank: averages of an int and of a float on every rank, and of shards."""
     mesh = mesh_of("cpu", (2, 2), False)

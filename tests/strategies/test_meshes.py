@@ -23,12 +23,12 @@ from strategies.meshes import (
 )  # fmt: skip
 from strategies.played import play_all
 from strategies.programs import Program
-from strategies.replay import describe
 from strategies.rules import Sample
 from strategies.sources import claims
 from strategies.truth import tell
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
+from tests.strategies.programs_of import described
 
 plant("corners(Tensor x) -> Tensor", lambda x: x * (2 if 6 in x.shape else 3), "S")  # wrong where both dims are cut
 CORNERS = planted("corners", numbers(6, 6))
@@ -76,14 +76,14 @@ def test_a_rule_that_is_right_on_one_axis_and_wrong_on_two_is_found(mesh):
 def test_on_three_axes_the_same_fault_is_told_of_two():
     program = Program(CORNERS, (2, 2, 2), (read_layout("(S(0), R, S(1))"),), flattened=True)
     ((found, confirmation),) = suspects([(program, *play_all([program]))])
-    assert describe(found) == "planted.corners.default on (2,2), seed 0 draw 0: (S(0), S(1))"
+    assert described(found) == "planted.corners.default on (2,2), seed 0 draw 0: (S(0), S(1))"
     assert confirmation.wrong
 
 
 def test_a_fault_that_one_axis_of_as_many_ranks_shows_is_that_axis():
     program = Program(MEANS, (2, 2), (read_layout("(S(0), S(0))"),))
     ((found, _),) = suspects([(program, *play_all([program]))])
-    assert describe(found) == "planted.column_means.default on (4,), seed 0 draw 0: (S(0))"
+    assert described(found) == "planted.column_means.default on (4,), seed 0 draw 0: (S(0))"
 
 
 @pytest.mark.parametrize(("one", "budget"), RIGHT, ids=[one.op for one, _ in RIGHT])
@@ -97,7 +97,7 @@ def test_a_right_rule_is_never_called_wrong(one, budget):
 
 def test_two_runs_try_the_same():
     one = RIGHT[3][0]
-    twice = [[describe(p) for p, _ in try_meshes(one, claimed(one), seed=5)] for _ in range(2)]
+    twice = [[described(p) for p, _ in try_meshes(one, claimed(one), seed=5)] for _ in range(2)]
     assert twice[0] == twice[1]
 
 
@@ -157,5 +157,5 @@ def test_one_fault_is_told_once():
 def test_a_plain_program_does_nothing_but_put_together():
     program = Program(RIGHT[0][0], (2, 2), (read_layout("(S(0), R)"),) * 2, then="sum", seed=4, draw=2)
     moved = plain(RIGHT[0][0].tensors[1], read_layout("(S(1), R)"), program)
-    assert describe(moved) == "aten.clone.default on (2,2), seed 4 draw 2: (S(1), R)"
+    assert described(moved) == "aten.clone.default on (2,2), seed 4 draw 2: (S(1), R)"
     assert torch.equal(tell(moved.sample).raw, RIGHT[0][0].tensors[1])

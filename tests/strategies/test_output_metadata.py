@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor.sync import THREADS, Threads
 from strategies import output_metadata
 from strategies.book import Meta
-from strategies.output_metadata import lock_of, outputs_of
+from strategies.output_metadata import calm, lock_of, outputs_of
 from strategies.propagate_errors import BadCall, NoMetadata
 from strategies.rules import Call, Leaf
 
@@ -96,6 +96,16 @@ def test_a_mode_over_functions_does_not_see_it_either(op):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_within_calm_nothing_of_the_callers_state_is_on_and_after_it_all_is():
+    x = torch.ones(2, 2)
+    with torch.inference_mode(), torch.autocast("cpu"):
+        with calm():
+            made = torch.mm(x, x)
+            on = torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        assert torch.is_autocast_enabled("cpu") and torch.is_inference_mode_enabled()
+    assert on == (False, False, False) and made.dtype == torch.float32 and not made.is_inference()
+
+
 def test_a_child_forked_while_another_thread_is_in_fake_mode_is_not_locked_out():
     lock = lock_of(THREADS)
     with ThreadPoolExecutor(1) as other:

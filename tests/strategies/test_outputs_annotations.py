@@ -39,6 +39,7 @@ def test_a_finding_points_at_its_rule():
 def test_what_is_gone_points_at_the_baseline_and_trouble_nowhere():
     told = [read(line) for line in annotations(FULL, baseline="b.json").splitlines()]
     assert [properties.get("file") for _, properties, _ in told] == ["my ops/rules.py", "b.json", "b.json", None]
+    assert [properties.get("line") for _, properties, _ in told] == ["12", "1", "1", None]
     assert told[-1][2] == "a worker was killed twice"
 
 

@@ -45,6 +45,10 @@ def test_a_finding_is_told_in_full():
     assert first["place"] == {"file": "my ops/rules.py", "line": 12}
     assert [k["dtypes"] for k in first["new"]] == ["real", "complex"]
     assert body_of(FULL)["findings"][2]["accepted"][0]["expires"] == "2027-01-31"
+    assert [len(one["new"]) + len(one["accepted"]) - len(one["keys"]) for one in body_of(FULL)["findings"]] == [
+        0
+    ] * len(FULL.findings)
+    assert body_of(FULL)["findings"][2]["new"] == [] and body_of(FULL)["findings"][2]["keys"]
 
 
 def test_only_the_seconds_differ_from_run_to_run():

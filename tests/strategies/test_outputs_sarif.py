@@ -20,6 +20,11 @@ def hashes(result):
     return [r["partialFingerprints"]["localtensorKey/v1"] for r in run_of(result)["results"]]
 
 
+def test_the_version_of_the_tool_is_told_where_it_is_known():
+    assert run_of(CLEAN, version="0.1.0")["tool"]["driver"]["version"] == "0.1.0"
+    assert "version" not in run_of(CLEAN)["tool"]["driver"]
+
+
 @pytest.mark.parametrize("which", sorted(set(EVERY) - {"huge"}))
 def test_it_obeys_the_models_made_from_the_published_schema(which):
     text = sarif(EVERY[which](), version="0.1.0")
@@ -119,3 +124,11 @@ def test_a_registration_that_is_never_asked_is_a_rule_of_its_own():
 def test_a_clean_run_has_no_results_and_no_notes():
     run = run_of(CLEAN)
     assert run["results"] == [] and run["invocations"] == [{"executionSuccessful": True, "exitCode": 0}]
+
+
+def test_what_github_knows_a_result_by_does_not_hang_on_the_line_that_it_stands_on():
+    def marks(line):
+        judged = replace(new(finding(), "real"), place=SourceLine("rules.py", line))
+        return [r["partialFingerprints"] for r in run_of(replace(CLEAN, findings=(judged,)))["results"]]
+
+    assert marks(3) == marks(30) and len(marks(3)) == 1

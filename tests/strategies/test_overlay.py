@@ -361,7 +361,7 @@ def test_a_table_made_from_what_is_seen_inside_brings_nothing_of_ours_outside():
         (lambda: overlay_dtensor(REPLICATED, replace=False), "book: 1 rules: none of them is left"),
         (
             lambda: overlay_dtensor(Book.of(*rules("f", "r", ["aten.cumsum.default"], nothing, shapes=["size"]))),
-            f"small_book.py:{nothing.__code__.co_firstlineno}: shapes=('size',): it has no argument size. Its arguments are self, dim, dtype.",
+            f"small_book.py:{nothing.__code__.co_firstlineno}: shapes=('size',): the op has no such argument. Name some of self, dim, dtype.",
         ),
     ],
 )

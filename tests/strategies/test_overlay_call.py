@@ -157,6 +157,18 @@ def test_a_whole_value_becomes_a_partial_one_exactly_and_back(mesh, kind, dtype)
     assert torch.equal(values, x)
 
 
+def test_a_zero_keeps_its_sign_as_a_sum_of_parts(mesh):
+    x = torch.tensor([-0.0, 0.0, -1.0])
+    spec = DTensorSpec(mesh, (Replicate(), Replicate()), tensor_meta=TensorMeta(x.shape, x.stride(), x.dtype))
+    parts = moved(x, spec, (Partial("sum"), Replicate()))
+    back = moved(parts, DTensorSpec(mesh, (Partial("sum"), Replicate()), tensor_meta=spec.tensor_meta), spec.placements)
+    assert whole_signs(back) == [True, False, True]
+
+
+def whole_signs(x):
+    return (x.reconcile() if isinstance(x, lt.LocalTensor) else x).signbit().tolist()
+
+
 def test_products_of_complex_numbers_are_multiplied(mesh):
     x = torch.tensor([1 + 2j, 3 - 1j])
     book = Book.of(*rules("none", "nothing is known", ["aten.exp.default"], nothing))

@@ -12,10 +12,13 @@ import localtensor as lt
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
 from localtensor.shards import split
+from strategies import overlay_plan
 from strategies.book import Book, Line, rules
+from strategies.cache import clear_all
 from strategies.dtensor_specs import to_torch
 from strategies.overlay import overlay_dtensor
-from strategies.overlay_plan import TurnedAxes, _typed, global_metas
+from strategies.overlay_plan import CallPlanner, TurnedAxes, global_metas, layout_text
+from strategies.propagate import Propagator
 from strategies.propagate_errors import BadRule
 from strategies.rules import Call, Leaf
 from tests.strategies.small_book import RIGHT
@@ -34,20 +37,17 @@ def raising(ask):
 
 
 NONSENSE = [
-    (
-        lambda ask: [Line((Shard(0),) * 2, (Shard(0),))],
-        "S(0), S(0) -> S(0): it has 2 placements for 1 tensors. Give one",
-    ),
-    (lambda ask: [Line((Shard(0),), ())], "it has 0 placements for 1 results"),
-    (lambda ask: [ask.line({0: Shard(2)}, [Replicate()])], "S(2) of tensors 0, f32[4,3]: there is no such dim"),
-    (lambda ask: [ask.line({0: Shard(0)}, [Shard(-1)])], "of results 0, f32[4,3]: there is no such dim"),
+    (lambda ask: [Line((Shard(0),) * 2, (Shard(0),))], "the call has 1 tensors, the line speaks of 2"),
+    (lambda ask: [Line((Shard(0),), ())], "the call has 1 results, the line speaks of 0"),
+    (lambda ask: [ask.line({0: Shard(2)}, [Replicate()])], "tensor 0: S(2): there is no dim 2 in f32[4,3]"),
+    (lambda ask: [ask.line({0: Shard(0)}, [Shard(-1)])], "result 0: S(-1): there is no dim -1 in f32[4,3]"),
     (
         lambda ask: [ask.line({0: _StridedShard(0, split_factor=2)}, [Shard(0)])],
-        "is not R, S(dim) or one of the five P",
+        "SS(0,2) is not R, S(dim) or one of the five P",
     ),
-    (lambda ask: ["S(0)"], "line: 'S(0)': this is no Line. Use ask.line."),
-    (raising, "line: (f32[4,3]): it raises KeyError: 'no such thing'. Let it say nothing"),
-    (lambda ask: None, "it raises TypeError"),
+    (lambda ask: ["S(0)"], "line: 'S(0)': it is no Line. Let it yield Line("),
+    (raising, "line: KeyError: 'no such thing': it raised when asked about (f32[4,3],). Let it yield nothing"),
+    (lambda ask: None, "line: TypeError"),
 ]
 
 
@@ -89,15 +89,67 @@ def test_a_plan_is_made_once_for_each_call_that_differs(mesh):
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (0, False), (2.0, 2 + 0j)])
-def test_numbers_that_are_equal_and_mean_different_things_are_told_apart(one, other):
-    assert one == other
-    assert _typed((one,)) != _typed((other,)) and _typed([one]) != _typed((one,))
+def test_numbers_that_are_equal_and_mean_different_things_are_told_apart(mesh, one, other):
+    book = Book.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], lambda ask: []))
+    x = distribute_tensor(X, mesh, [Shard(0)])
+    with overlay_dtensor(book) as there:
+        for value in (one, other, one):
+            torch.ops.aten.pow.Tensor_Scalar(x, value)
+    assert one == other and len(there.plans) == 2
+
+
+class Odd(float):
+    """A number that no key holds: its class may mean anything."""
+
+
+def test_a_call_that_no_key_can_hold_is_planned_each_time(mesh):
+    asked = []
+
+    def counted(ask):
+        asked.append(ask)
+        return []
+
+    book = Book.of(*rules("power", "each element by itself", ["aten.pow.Tensor_Scalar"], counted))
+    entry, planner = book.entries["aten.pow.Tensor_Scalar"], CallPlanner()
+    spec = distribute_tensor(X, mesh, [Shard(0)])._spec
+    for count in (1, 2):
+        ready = planner.ready(entry, Call(entry.op, (Leaf(0), Odd(2))), [spec], mesh)
+        assert ready.moves == (0,) and ready.outputs[0].placements == (Replicate(),)
+        assert (len(asked), len(planner)) == (count, 0)
+
+
+def test_clearing_all_caches_forgets_plans_too(mesh):
+    x = distribute_tensor(X, mesh, [Shard(0)])
+    with overlay_dtensor(RIGHT) as there:
+        before = x.cumsum(0).full_tensor()
+        clear_all()
+        assert len(there.plans) == 0
+        assert torch.equal(x.cumsum(0).full_tensor().reconcile(), before.reconcile()) and len(there.plans) > 0
 
 
 def test_strides_of_results_are_those_of_whole_tensors():
     given = TensorMeta(torch.Size((3, 4)), (1, 3), torch.float32)
     (meta,) = global_metas(Call("aten.clone.default", (Leaf(0),)), [given])
     assert meta is not None and (tuple(meta.shape), meta.stride) == ((3, 4), (1, 3))
+
+
+def test_placements_on_several_axes_stand_in_brackets():
+    assert layout_text([Shard(0)]) == "S(0)"
+    assert layout_text([Shard(0), Replicate()]) == "(S(0), R)"
+
+
+def test_fake_mode_has_one_lock_for_overlays_and_propagators(monkeypatch):
+    """It keeps state of the process: two locks for it are none."""
+    asked = []
+    monkeypatch.setattr(overlay_plan, "on_meta", refusing)
+    monkeypatch.setattr(overlay_plan, "outputs_of", lambda call, metas, lock: asked.append(lock) or tuple(metas))
+    given = [TensorMeta(torch.Size((3, 4)), (1, 3), torch.float32)]
+    (meta,) = global_metas(Call("aten.clone.default", (Leaf(0),)), given)
+    assert asked == [Propagator(RIGHT)._afresh.lock] and meta.stride == (4, 1)
+
+
+def refusing(call):
+    raise NotImplementedError("no meta kernel")
 
 
 def turned_and_plain():

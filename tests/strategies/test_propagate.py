@@ -16,7 +16,7 @@ from localtensor.sync import Threads
 from strategies.book import Book, Line, rules
 from strategies.cache import clear_all
 from strategies.ops import OUR_RULES
-from strategies.propagate import KEPT_OF, Propagator
+from strategies.propagate import KEPT_OF, Propagator, _lasting
 from strategies.propagate_errors import BadCall, NoMetadata, NoRule, WouldMoveWritten
 from strategies.rules import LEAVES, Call, Leaf
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
@@ -88,6 +88,11 @@ def test_a_call_without_a_tensor_needs_a_mesh():
     assert found.outputs == (Spec(MESH, (Shard(0), Shard(0)), (5, 2), torch.float32),)
     assert [found.local_call(r).args[0] for r in (0, 2, 5)] == [(1, 2), (1, 2), (0, 2)]
     assert len(propagator.propagate("aten.ones.default", [], ([5, 2],), mesh=Mesh.of(4)).whose) == 4
+    shape = ([5, 2],)
+    assert propagator.explain_miss("aten.ones.default", [], shape, mesh=Mesh.of(other=4)) == "kept"
+    assert propagator.explain_miss("aten.ones.default", [], shape, mesh=Mesh.of(8)).endswith(
+        "settings=('mesh', (8,)) vs ('mesh', (2, 3))"
+    )
     with pytest.raises(BadCall, match="no tensor says on which mesh this runs"):
         propagator.propagate("aten.ones.default", [], ([5, 2],))
 
@@ -411,13 +416,22 @@ def test_a_call_that_is_asked_again_with_the_same_objects_makes_no_key(ours, mon
 
 
 def test_arguments_that_are_new_each_time_are_not_kept_by_identity(ours):
-    spec = whole(Mesh.of(2), (4, 4))
+    spec, long = whole(Mesh.of(2), (4, 4)), whole(Mesh.of(2), (1000,))
     for turn in range(40):
         ours.propagate("aten.sum.dim_IntList", [spec], (Leaf(0), [1]))
         Propagator(Book.of(), replicate_all=True).propagate("aten.mul.Scalar", [spec], (LEAVES[0], 1000 + turn))
         ours.propagate("aten.view.default", [spec], (LEAVES[0], [int("16")]))
-    assert len(ours._same) == 1  # the view
-    assert ours.stats().misses == 2
+        ours.propagate("aten.view.default", [long], (LEAVES[0], [int("1000")]))
+    assert len(ours._same) == 1  # the first view
+    assert ours.stats().misses == 3
+
+
+@pytest.mark.parametrize(("value", "lasts"), [
+    ([1], True), ([LEAVES[3], None], True), ([[1]], False), ([1000], False), ([1.0], False), (-5, True), (-6, False), (256, True),
+    (257, False), (True, True), ((1,), False), (LEAVES[0], True), (Leaf(0), False), (Leaf(-1), False), (Leaf(10_000), False),
+])  # fmt: skip
+def test_only_what_is_one_object_is_known_by_identity(value, lasts):
+    assert _lasting([0, value]) is lasts and _lasting([value, 0]) is lasts
 
 
 def test_specs_that_equal_known_ones_make_no_key_and_fill_no_table(ours, monkeypatch):

@@ -78,8 +78,9 @@ def test_seconds_that_are_over_leave_parts_that_were_not_run(capsys):
 
 
 def test_what_cannot_be_written_is_infrastructure(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert run(Asked("once", schedules=13, json_file=tmp_path / "file" / "races.json")) == NOTHING
+    asked = Asked("once", schedules=13, json_file=tmp_path / "file" / "races.json")
+    (tmp_path / "file").write_text("")  # meanwhile
+    assert run(asked) == NOTHING
     assert "the report above is whole" in capsys.readouterr().err
 
 

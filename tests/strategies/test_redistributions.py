@@ -11,7 +11,7 @@ from strategies import followers
 from strategies.layouts import read_layout
 from strategies.played import play_all
 from strategies.redistributions import SHAPES, draw_redistributions
-from strategies.replay import describe
+from tests.strategies.programs_of import described
 
 MESHES = [(2, 2), (2, 3), (2, 2, 2)]
 
@@ -44,7 +44,7 @@ def test_every_form_of_source_and_target_comes():
 
 
 def test_a_seed_draws_the_same_and_the_budget_is_kept():
-    lines = [list(map(describe, draw_redistributions((2, 2), seed=seed, budget=20))) for seed in (3, 3, 4)]
+    lines = [list(map(described, draw_redistributions((2, 2), seed=seed, budget=20))) for seed in (3, 3, 4)]
     assert lines[0] == lines[1] != lines[2]
     assert len(lines[0]) <= 20 and draw_redistributions((2, 2), seed=3, budget=0) == []
 
@@ -59,5 +59,5 @@ def test_without_a_flattened_submesh_all_come_out_right(mesh, monkeypatch):
         monkeypatch.setitem(followers.SIMPLE, program.then, text)
     heard = play_all(plain)
     assert len(plain) > 8
-    assert [describe(p) + c.wrong for p, c in zip(plain, heard, strict=True) if c.wrong] == []
+    assert [described(p) + c.wrong for p, c in zip(plain, heard, strict=True) if c.wrong] == []
     assert {c.note for c in heard if "avg" not in c.note} == {"DTensor's own run is right"}

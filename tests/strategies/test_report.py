@@ -304,10 +304,10 @@ def test_a_narrow_page_says_the_same_as_a_wide_one():
         assert "everywordofthisisthere," * 6 in cells(shown(report, 60))[3]
 
 
-def test_the_table_for_a_readme_has_a_row_for_each_op():
-    found = [finding(), finding(inputs="S(0)"), finding(op="aten.add.Tensor", reason="a | b"), finding(Verdict.MISSING)]
-    head, rule, *rows = reports.markdown(found).splitlines()
-    assert head == "| rules found wrong | smallest case, ranks | what happens | show it |"
-    assert [row.split("**")[1] for row in rows] == ["aten.add.Tensor", "aten.cumprod.default"]
-    assert "a \\| b" in rows[0] and "`S(1) -> S(1)`; `S(0) -> S(1)`" in rows[1]
-    assert rule.count("|") == head.count("|")
+@pytest.mark.parametrize(("reason", "silent"), [
+    ("rank 1 raises ValueError: odd", False), ("rank 0, 2 raises ValueError: odd", False), ("every rank raises TypeError: x", False),
+    ("hangs: rank 0 waits in all_reduce", False), ("the process of rank 1 dies of signal 11", False),
+    ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", True), ("rank 0 assembles the result from S(0): 2 at [0] where the op gives 1", True),
+])  # fmt: skip
+def test_silent_is_what_every_rank_goes_on_with(reason, silent):
+    assert reports.silent(finding(reason=reason)) is silent

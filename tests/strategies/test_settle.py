@@ -7,7 +7,7 @@ from strategies import findings, settle
 from strategies.findings import Settled
 from strategies.hearings import Confirmation
 from strategies.programs import Program
-from strategies.settle import Trial, unconfirmed
+from strategies.settle import Session, unconfirmed
 from strategies.suspects import Suspect
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, sample
@@ -37,7 +37,7 @@ class Judge:
 
 def settled(todo, *answers, doubted=None):
     court = Judge(*answers)
-    found = list(Trial(court, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
+    found = list(Session(court, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
     assert court.answers == []
     return found, court.asked
 

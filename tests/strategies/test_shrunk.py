@@ -1,5 +1,7 @@
 """What a worker makes of one suspicion, and which of the small programs are told of the same fault."""
 
+from dataclasses import replace
+
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -10,11 +12,11 @@ from strategies.followed import _suspect
 from strategies.played import play_all
 from strategies.programs import Program
 from strategies.rules import Rule
-from strategies.shrunk import MOST, Doubt, plain_rule, regrouped, shrunk
+from strategies.shrunk import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
 from strategies.suspects import Suspect, case_of
 from strategies.trial import alone
 from strategies.verdicts import Evidence, Instance, Verdict
-from tests.strategies.cases import numbers, sample
+from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
 
 plant("edges(Tensor x) -> Tensor", lambda x: x * (2 if x.shape[0] * x.shape[1] > 9 else 3), "S")
@@ -57,6 +59,36 @@ def test_a_rule_for_one_axis_comes_with_a_smaller_case_first_and_what_was_given_
     assert first.instance.sample.size == 2 < min(s.instance.sample.size for s in found)
     case = case_of(first.instance, 0)
     assert case.held[0][0].numel() == 1  # it can be run for real
+
+
+def wrong_at_nan(op, x):
+    """A rule that DTensor has been given by hand, wrong where a NaN is among the values."""
+    return judged(planted(op, x), "S(0) -> S(0)", ranks=3)
+
+
+def with_a_nan():
+    x = numbers(9, 4)
+    x[4, 2] = float("nan")
+    return x
+
+
+def test_a_few_instances_of_the_same_rule_are_offered_the_smallest_first():
+    given = wrong_at_nan("patched", with_a_nan())
+    found = smaller_instances(given)
+    sizes = [instance.sample.size for instance in found]
+    assert sizes == sorted(sizes) and sizes[0] <= 4 and 1 < len(found) <= MOST
+    assert found[0].ranks == 2 and sizes[-1] <= given.sample.size
+    assert {(i.verdict, str(i.rule)) for i in found} == {(Verdict.UNSOUND, str(given.rule))}
+
+
+def test_what_the_probe_does_not_find_wrong_has_nothing_smaller():
+    given = wrong_at_nan("remembered", numbers(9, 4))
+    suspect = replace(given, verdict=Verdict.SUSPECT, evidence=Evidence("a handler of its own"))
+    assert smaller_instances(suspect) == []
+
+
+def test_without_a_budget_nothing_is_shrunk():
+    assert smaller_instances(wrong_at_nan("patched", with_a_nan()), budget=1) == []
 
 
 def test_a_program_comes_as_smaller_programs_that_go_wrong_as_it_did():
@@ -102,7 +134,7 @@ def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
 
 def test_no_more_programs_are_played_than_the_budget_allows(monkeypatch):
     given, played = suspected(EDGES, (Shard(0), Shard(1)), (2, 2)), []
-    monkeypatch.setattr(room, "BUDGET", 3)
+    monkeypatch.setattr(room, "PLAYED", 3)
     monkeypatch.setattr(room, "play_all", lambda programs: played.extend(programs) or play_all(programs))
     offered("a", [given])
     assert 0 < len(played) <= 3

@@ -62,6 +62,13 @@ def test_an_op_that_trusts_its_caller_loses_digits_and_defaults_only(one, want):
     assert [f for f in found if f in want] == want
 
 
+def test_scales_that_must_agree_with_sizes_stay_where_nobody_checks_them():
+    """torch 2.13 reads past the end of the input where they do not."""
+    x = numbers(1, 1, 4, 4)
+    assert scalars(sample("_upsample_bilinear2d_aa.default", x, [2, 2], False, 0.25, 0.25)) == []
+    assert ([2, 2], False, 0.0, 0.25) in scalars(sample("upsample_bilinear2d.default", x, [2, 2], False, 0.25, 0.25))
+
+
 # Values.
 
 
@@ -118,3 +125,5 @@ def test_many_elements_are_not_tried_one_by_one():
 def test_whole_numbers_in_the_hands_of_an_op_that_trusts_them_become_zero_or_stay():
     one = sample("embedding_dense_backward.default", numbers(3, 2), torch.tensor([0, 3, 1]), 4, -1, False)
     assert {str(indices) for _, indices in values(one)} == {"[0, 3, 1]", "[0, 0, 0]"}
+    one = sample("segment_reduce.default", numbers(3), "sum", lengths=torch.tensor([1, 2]), unsafe=True)
+    assert {str(lengths) for _, lengths in values(one)} == {"[1, 2]", "[0, 0]"}

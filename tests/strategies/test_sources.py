@@ -138,6 +138,13 @@ def test_what_dtensor_would_redistribute_first_is_not_claimed():
     assert "S(0) -> S(0)" not in lines(claimed(sample("cumsum.default", X, 0)))
 
 
+def test_what_dtensor_would_redistribute_on_some_rank_is_not_claimed(monkeypatch):
+    one, asked = sample("expand.default", numbers(5, 1), [5, 3]), Question.propagate
+    assert "S(0) -> S(0)" in lines(claimed(one))
+    monkeypatch.setattr(Question, "propagate", lambda ask, row, rank=0: None if rank else asked(ask, row))
+    assert "S(0) -> S(0)" not in lines(claimed(one))
+
+
 def test_a_known_wrong_rule_is_claimed():
     assert verdicts(sample("cumprod.default", X, -1)) == {
         "R -> R": Verdict.SOUND, "S(0) -> S(0)": Verdict.SOUND, "S(1) -> S(1)": Verdict.UNSOUND,

@@ -1,17 +1,20 @@
 """With workers of a test's own: what each does is said by its answer, so that nothing has to die here."""
 
+import sys
 import threading
 from dataclasses import replace
 
 import pytest
 
-from strategies import sweep
+from strategies import stage, sweep
 from strategies.dockets import Docket, Hearing
 from strategies.journal import open_journal
-from strategies.sweep import RETRIES, SECONDS, hear_all
-from strategies.trials import hear
+from strategies.rules import overload
+from strategies.sweep import RETRIES, SECONDS, hear, hear_all
+from strategies.trial import alone
 from strategies.units import Unit
 from strategies.workers import LATE, Crew, Done, Failed, Lost
+from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
 
@@ -112,17 +115,17 @@ def test_several_deaths_are_all_said_each_with_its_unit():
 
 
 def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
-    lines, asked, _ = swept([ONE], dies_at(ONE.truth(2), why="no answer within 60 s"))
+    lines, asked, _ = swept([ONE], dies_at(ONE.truth_step(2), why="no answer within 60 s"))
     ((_, (crash,)),) = crashes(lines).items()
     assert crash[:2] == ("aten.neg.default", "f64[3] from test")
     assert crash[2] == "no answer within 60 s on the whole tensors"
-    assert asked[1][0].skip == {ONE.truth(2)}
+    assert asked[1][0].skip == {ONE.truth_step(2)}
 
 
 def test_of_a_sample_that_hung_nothing_is_tried_again():
     step = ONE.step(1, 0)
     lines, asked, _ = swept([ONE], dies_at(step, why=f"{LATE} 30 s"))
-    assert [docket.skip for (docket,) in asked] == [frozenset(), {step, ONE.truth(1)}]
+    assert [docket.skip for (docket,) in asked] == [frozenset(), {step, ONE.truth_step(1)}]
     ((unit, (crash,)),) = crashes(lines).items()
     assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
 
@@ -147,7 +150,7 @@ def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch)
         hear_all(hands, [docket], journal, "this run", lambda count: None)
         only = replace(docket, samples=samples[1:])
         hear_all(hands, [only], journal, "the other alone", lambda count: None)
-    assert [one.skip for (one,) in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth(0)}, frozenset()]
+    assert [one.skip for (one,) in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth_step(0)}, frozenset()]
     tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
              for run in ("this run", "the other alone")}  # fmt: skip
     assert crashes(journal.lines) == {
@@ -225,3 +228,35 @@ def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
     with open_journal(None, resume=False) as journal:
         hear_all(Scripted(answer), [ONE, TWO, ONE], journal, "run", lambda _: None, lambda: told.append("!"))
     assert told == [ONE.op, TWO.op, "!", ONE.op]
+
+
+# A worker's part.
+
+CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
+
+
+def silent(number):
+    """Nobody listens."""
+
+
+def test_an_op_alone_is_heard_as_the_trial_hears_it():
+    docket = Docket(CUMPROD.op, (CUMPROD,), ((2,),), 0)
+    assert repr(hear(docket, silent)) == repr(alone(docket, silent))
+    assert [list(h.suspects) for h in hear(docket, silent) if h.suspects] == [["aten.cumprod.default: S(1) -> S(1)"]]
+
+
+@pytest.mark.parametrize(("until", "count"), [(1.0, 0), (0.0, 4), (4e9, 4)])
+def test_a_docket_whose_time_is_up_is_not_begun(until, count):
+    assert len(hear(Docket(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
+
+
+def test_the_users_module_is_imported_first(tmp_path):
+    name = users.write(tmp_path, "heard_rules", users.RIGHT_AND_WRONG)
+    assert name not in sys.modules
+    docket = Docket(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
+    try:
+        with users.undone():
+            assert [h.unit for h in hear(docket, silent)] == list(docket.units())
+            assert overload(f"{name}.running.default")
+    finally:
+        stage.at_home.cache_clear()

@@ -61,6 +61,12 @@ def test_the_plan_is_every_unit_of_every_overload():
     assert len(tally.plan(BEGIN)) == 16
 
 
+def test_the_first_line_of_a_run_is_what_its_journal_holds():
+    asked = {name: BEGIN[name] for name in ("kind", "torch", "seed", "ranks", "confirm")}
+    made = tally.first_line(asked, OPS, (("alone", (2,)), ("meshes", (2, 2))), ("aten.a.default",))
+    assert json.loads(json.dumps(made)) == made == BEGIN | {"ops": list(OPS)}
+
+
 @pytest.mark.parametrize("done", [0, 1, 15, 16])
 def test_units_that_are_not_done_are_counted(done):
     units = tally.plan(BEGIN)[:done]

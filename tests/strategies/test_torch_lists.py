@@ -18,6 +18,10 @@ from tests.strategies.cases import numbers, sample
 
 TWO = [numbers(4, 6), numbers(5)]
 OTHERS = [numbers(4, 6, seed=1), numbers(5, seed=1)]
+since_2_12 = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."),
+    reason="torch 2.11 has no rule for each element of these lists, or no such op",
+)
 
 
 def verdicts(one, ranks=2):
@@ -29,6 +33,7 @@ def verdicts(one, ranks=2):
 # The parts.
 
 
+@since_2_12
 def test_the_scalar_op_of_a_foreach_op_is_asked_of_dtensor():
     resolve = single_dim_strategy._resolve_foreach_elementwise_overload
     assert resolve(overload("aten._foreach_add.List")) is overload("aten.add.Tensor")
@@ -59,6 +64,7 @@ def test_only_ops_of_those_names_with_a_list_are_taken_apart(one, is_one):
 # The rules.
 
 
+@since_2_12
 def test_each_element_has_a_rule_of_its_own():
     found = verdicts(sample("_foreach_neg.default", TWO))
     assert set(found.values()) == {Verdict.SOUND}
@@ -80,6 +86,7 @@ def test_what_an_op_writes_to_a_list_is_judged():
     assert truth.outputs[0].equal(TWO[0] + OTHERS[0])
 
 
+@since_2_12
 def test_a_tensor_that_all_elements_share_has_one_placement():
     found = verdicts(sample("_foreach_mul.Tensor", TWO, torch.tensor(3.0, dtype=torch.float64)))
     assert set(found.values()) == {Verdict.SOUND}
@@ -99,6 +106,7 @@ def test_a_wrong_rule_on_lists_is_found():
     assert found["S(0), S(0) -> P(sum), P(sum)"] is Verdict.SOUND
 
 
+@since_2_12
 def test_results_come_list_by_list():
     many = [[numbers(*shape, seed=i).abs() for shape in ((4, 6), (6,))] for i in range(5)]
     steps = [torch.tensor(1.0), torch.tensor(2.0)]
@@ -108,6 +116,7 @@ def test_results_come_list_by_list():
     assert set(found.values()) == {Verdict.SOUND}
 
 
+@since_2_12
 def test_rows_fit_the_tensors():
     one = sample("_foreach_mm.default", [numbers(4, 6), numbers(5, 3)], [numbers(6, 4), numbers(3, 3)])
     for inputs, outputs in torch_lists.rows(Question(one, 2, tell(one).raw), []):
@@ -124,6 +133,7 @@ def test_lists_of_unequal_length_are_refused():
         torch_lists.rows(Question(one, 2, tell(sample("_foreach_neg.default", TWO)).raw), [])
 
 
+@since_2_12
 def test_no_more_than_so_many_rows_are_judged(monkeypatch):
     monkeypatch.setattr(torch_lists, "MOST_ROWS", 5)
     one = sample("_foreach_add.List", TWO, OTHERS)

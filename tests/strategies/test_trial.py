@@ -239,8 +239,8 @@ def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
     samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
     docket = Docket(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)]))
     alone(docket, noted.append)
-    assert set(noted) == {docket.truth(0), 0, 1, docket.truth(2), 4, 5}
-    assert [noted.index(n) for n in (docket.truth(0), 0, 1)] == [0, 1, 2]
+    assert set(noted) == {docket.truth_step(0), 0, 1, docket.truth_step(2), 4, 5}
+    assert [noted.index(n) for n in (docket.truth_step(0), 0, 1)] == [0, 1, 2]
 
 
 def docket_step(sample, mesh):
@@ -251,7 +251,7 @@ def docket_step(sample, mesh):
 def test_a_truth_that_killed_a_worker_is_told_no_more():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
     docket = Docket(samples[0].op, samples, ((2,),), 0)
-    found = alone(replace(docket, skip=frozenset([docket.truth(0)])), silent)
+    found = alone(replace(docket, skip=frozenset([docket.truth_step(0)])), silent)
     assert [(h.samples, h.crashed) for h in found if h.unit.dtypes == "real"] == [(1, [])]
 
 

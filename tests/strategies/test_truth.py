@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from strategies.truth import REFUSALS, agrees, close, metadata_only, mutates, same_results, tell
+from localtensor.tolerance import close
+from strategies.truth import REFUSALS, agrees, metadata_only, mutates, same_results, tell
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
@@ -206,6 +207,13 @@ def test_not_a_number_and_infinity_are_what_they_are():
     for spot in range(3):
         wrong = (x * 2).index_fill(0, torch.tensor([spot]), 7.0)
         assert not agrees(wrong, want, slack)
+
+
+def test_a_number_that_is_none_is_wrong_where_the_op_gives_one():
+    want = torch.tensor([1.0, float("nan")])
+    room = torch.tensor(0.5)
+    assert close(torch.tensor([float("nan"), float("nan")]), want, room).tolist() == [False, True]
+    assert close(torch.tensor([1.2, 1.0]), want, room).tolist() == [True, False]
 
 
 def test_results_that_are_no_tensors_have_no_tolerance():

@@ -68,12 +68,6 @@ def test_arguments_are_tensors_numbers_or_plain_values():
     assert any(isinstance(v, float) for v in args)
 
 
-def test_each_attempt_is_noted_before_it_is_made():
-    heard = []
-    draw_for("aten.square.default", ["float64"], note=heard.append)
-    assert heard[:3] == [0, 1, 2]
-
-
 def test_an_op_that_refuses_all_says_so_in_its_words():
     with pytest.raises(Unbound, match=r"it refuses all \d+ calls drawn for it: .*NotImplementedError"):
         draw_for("aten._scaled_dot_product_flash_attention.default")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from strategies import gathering, spool, sweep, tally, workers
 from strategies import report as reports
-from strategies import selection, spool, sweep, tally, workers
 from strategies import validate as room
 from strategies.journal import BadJournal, DiskFull, of_kind, read
 from strategies.merge import merged
@@ -113,13 +113,13 @@ def test_without_the_samples_it_captures_them_again(spoiled, go, whole, tmp_path
 
 def test_with_the_samples_it_captures_nothing(go, whole, tmp_path, monkeypatch):
     copied(whole[0], tmp_path / "j", 6)
-    monkeypatch.setattr(selection, "gather", lambda *_: pytest.fail("captured again"))
+    monkeypatch.setattr(gathering, "gather", lambda *_: pytest.fail("captured again"))
     assert plain(go(resume=True)) == plain(whole[1])
 
 
 def test_a_finished_run_is_told_again_at_once_and_nothing_is_done(go, whole, tmp_path, monkeypatch):
     copied(whole[0], tmp_path / "j", 99)
-    monkeypatch.setattr(selection, "gather", lambda *_: pytest.fail("captured again"))
+    monkeypatch.setattr(gathering, "gather", lambda *_: pytest.fail("captured again"))
     monkeypatch.setattr(workers, "_Worker", lambda *_: pytest.fail("hired somebody"))
     start = time.process_time()
     report = go(resume=True)
@@ -186,7 +186,7 @@ def test_a_cut_line_is_told(go, whole, tmp_path):
 ], ids=str)  # fmt: skip
 def test_another_run_is_refused_before_any_work(given, said, go, whole, tmp_path, monkeypatch):
     copied(whole[0], tmp_path / "j", 6)
-    monkeypatch.setattr(selection, "gather", lambda *_: pytest.fail("captured"))
+    monkeypatch.setattr(gathering, "gather", lambda *_: pytest.fail("captured"))
     with pytest.raises(BadJournal, match=f"it is of another run: {said}"):
         go(resume=True, **given)
     assert lines(tmp_path / "j") == lines(whole[0])[:6]

@@ -1,0 +1,48 @@
+"""Statements in a normal form: equal where they do the same, others where they do not."""
+
+import pytest
+
+from strategies.changed_form import Former
+from strategies.changed_names import Names
+from strategies.changed_tree import Version
+
+
+def form(text):
+    version = Version({"a.py": text.encode()}, [""], {})
+    module = version.module("a.py")
+    made = Former(Names(version), module).of(module.units[0])
+    return made.head, made.body
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("def f(x, *, dim=0): return x + dim", "def f(x, *, dim=1): return x + dim"),
+    ("def f(x, dim=0): return x + dim", "def f(x, dim=1): return x + dim"),
+    ("def f(x, dim): return x + dim", "def f(x, *, dim): return x + dim"),
+    ("def f(x): return x + 1", "def f(x): return x - 1"),
+    ("def f(x): return g(x)", "def f(x): return h(x)"),
+    ("f = lambda x, dim=0: x", "f = lambda x, dim=1: x"),
+    ("def f(x): return [a for a in x if a]", "def f(x): return [a for a in x if not a]"),
+    ("def f(x, y): return [b for a in x for b in a]", "def f(x, y): return [b for a in x for b in y]"),
+    ("def f(x, y): return [a for a in x]", "def f(x, y): return [a for a in y]"),
+    ("def f(x): return {a: b for a, b in x}", "def f(x): return {b: a for a, b in x}"),
+    ("def f(x): return {a for a in x}", "def f(x): return [a for a in x]"),
+    ("async def f(x): return [a async for a in x]", "async def f(x): return [a for a in x]"),
+    ("class A(B):\n    x = 1", "class A(C):\n    x = 1"),
+    ("class A:\n    x = 1", "class A:\n    x = 2"),
+    ("class A:\n    x = 1", "class A:\n    y = 1"),
+    ("def f(x, y): return x", "def f(x, y): return y"),
+    ("@g\nclass A: pass", "@h\nclass A: pass"),
+])  # fmt: skip
+def test_what_does_something_else_has_another_form(one, other):
+    assert form(one) != form(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("def f(x):\n    y = x + 1\n    return y", "def f(x):\n    total = x + 1\n    return total"),
+    ("def f(x):\n    'Says.'\n    return x", "def f(x):\n    return x  # the same"),
+    ("def f(x): return [a for a in x]", "def f(x): return [b for b in x]"),
+    ("def f(x): return [a + b for a in x for b in a if b]", "def f(x): return [c + d for c in x for d in c if d]"),
+    ("class A:\n    'Says.'\n    x = 1", "class A:\n    x = 1"),
+])  # fmt: skip
+def test_names_of_locals_docstrings_and_comments_are_no_part_of_it(one, other):
+    assert form(one) == form(other)
