@@ -95,7 +95,7 @@ _REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
 def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
     """A collective that averages as one that adds, and a division.  Scripts take it over as it stands: torch is all it needs.
 
-    Of complex numbers each part is divided by itself, as `localtensor.reductions.divided` does.
+    Of complex numbers each part is divided by itself: the division of the whole is not exact.
     """
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if given["reduceOp"] != "avg":

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import sys
@@ -69,10 +70,19 @@ def test_a_picture_is_printed_here(capsys):
     assert code == 0 and "dp 0" in out and "a part of one, to be reduced" in out
 
 
-def test_a_picture_that_cannot_be_written_is_code_3_and_the_plan_is_there(capsys, tmp_path):
+def test_a_picture_for_which_there_is_no_room_is_code_3_and_the_plan_is_there(capsys, tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plan_command, "write_whole", full)
+    code, out, err = said(capsys, picture=str(tmp_path / "plan.svg"))
+    assert code == 3 and out.startswith(TEXT) and err.count("\n") == 1 and "the plan above is whole" in err
+
+
+def test_a_picture_in_what_is_no_folder_is_refused_before_the_work(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = said(capsys, picture=str(tmp_path / "file" / "plan.svg"))
-    assert code == 3 and out.startswith(TEXT) and err.count("\n") == 1 and "the plan above is whole" in err
+    assert code == 2 and out == "" and err.count("\n") == 1
 
 
 def test_a_folder_is_no_picture(capsys, tmp_path):
