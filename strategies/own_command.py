@@ -50,7 +50,7 @@ def own_command(
     heard: list[Heard] = []
     with bar(errors, quiet) as progress:
         for seed in range(seeds):
-            heard += _once(entries, Terms(tuple(ranks), seed), most, workers, progress)
+            heard += _once(entries, Terms(tuple(ranks), seed), most, workers, progress, near=len(entries) < len(book))
     return told(heard, out)
 
 
@@ -64,10 +64,12 @@ def _fits(entry: Entry, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
-def _once(entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress) -> list[Heard]:
+def _once(
+    entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress, *, near: bool
+) -> list[Heard]:
     progress.phase(f"calls, seed {terms.seed}", len(samples.database()))
     with Crew(workers) as crew:
-        found = calls(crew, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick)
+        found = calls(crew, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
     progress.phase(f"trials, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
     with Crew(workers) as crew:  # another one: what was captured is there where it is forked
         return trials(crew, entries, found.of, found.without, terms, progress.tick)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from strategies.choice import choose
 from strategies.derived import gather
 from strategies.executors import Hands
 from strategies.rules import Call, Leaf, Sample
+from strategies.selection import pick_overloads
 
 LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"
 """No database has calls of the second.  It does not check its indices: calls drawn from its schema write where they should
@@ -41,25 +42,32 @@ def calls(
     dtypes: Sequence[str] = DTYPES,
     sizes: Sequence[str] = tuple(samples.SIZES),
     tick: Callable[[int], None] = lambda _: None,
+    near: bool = False,
 ) -> Calls:
     """At most so many calls of each wanted overload, the same for the same seed.
 
-    Each OpInfo runs once for all of them, here.  An overload that none reaches has calls made from a relative's, or drawn
-    from its schema, by the crew: some ops end their process where they should refuse.  `tick` is told after each OpInfo.
+    Each OpInfo runs once for all of them, here; with `near` those first that bear a wanted overload's name, and the others
+    only if that leaves one without calls.  An overload that none reaches has calls made from a relative's, or drawn from
+    its schema, by the crew: some ops end their process where they should refuse.  `tick` is told after each OpInfo.
     """
     names = frozenset(wanted) | ({LOOKUP} if GRADIENT in wanted else set())
     met: dict[str, list[Sample]] = defaultdict(list)
     is_wanted = functools.cache(lambda func: str(func) in names)
-    for info in samples.database():
-        for dtype in dtypes:
-            if samples.DTYPES[dtype] in info.supported_dtypes("cpu"):
-                for which in sizes:
-                    for sample in _captured(info, dtype, which, seed, is_wanted):
-                        met[sample.op].append(sample)
-        tick(1)
-    if GRADIENT in wanted:
-        met[GRADIENT] = gradients(met[LOOKUP], seed)
-    made, without = gather(crew, met, sorted(names), seed)
+
+    def run(infos: Iterable[int]) -> tuple[dict[str, list[Sample]], dict[str, str]]:
+        for number in infos:
+            for sample in _captured(samples.database()[number], dtypes, sizes, seed, is_wanted):
+                met[sample.op].append(sample)
+            tick(1)
+        if GRADIENT in wanted:
+            met[GRADIENT] = gradients(met[LOOKUP], seed)
+        return gather(crew, met, sorted(names), seed)
+
+    every = range(len(samples.database()))
+    first = pick_overloads(names, samples.database()).infos if near else every
+    made, without = run(first)
+    if without and len(first) < len(every):
+        made, without = run(sorted(set(every) - set(first)))
     found = {op: tuple(choose(of, most)) for op, of in sorted({**met, **made}.items()) if op in wanted}
     return Calls(found, {op: why for op, why in without.items() if op in wanted})
 
@@ -77,5 +85,12 @@ def _gradient(given: Mapping[str, Any], origin: str, rng: torch.Generator) -> Sa
     return Sample(call, (grad, places), f"{origin}, backward")
 
 
-def _captured(info: Any, dtype: str, which: str, seed: int, wanted: Callable[[Any], bool]) -> list[Sample]:
-    return samples.capture(info, samples.DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
+def _captured(
+    info: Any, dtypes: Sequence[str], sizes: Sequence[str], seed: int, wanted: Callable[[Any], bool]
+) -> Iterator[Sample]:
+    for dtype in dtypes:
+        if samples.DTYPES[dtype] in info.supported_dtypes("cpu"):
+            for which in sizes:
+                yield from samples.capture(info, samples.DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[
+                    0
+                ]

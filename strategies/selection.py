@@ -38,7 +38,7 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
     """The OpInfos and overloads that the settings ask for.  Raises `UnknownOp`."""
     if rules is not None:
         theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
-        return _pick_overloads(theirs, samples.database()) if theirs else Pick(())  # OpInfo takes seconds to import
+        return pick_overloads(theirs, samples.database()) if theirs else Pick(())  # OpInfo takes seconds to import
     database = samples.database()
     if settings.everything:
         return Pick(tuple(range(len(database))), everything=True)
@@ -55,7 +55,7 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
             raise UnknownOp(pattern, {*(x for info in database for x in samples.names(info)), *known})
         whole += infos
         overloads |= set(() if infos else named)
-    others = _pick_overloads(frozenset(overloads), database)
+    others = pick_overloads(frozenset(overloads), database)
     return Pick(tuple(sorted({*whole, *others.infos})), frozenset(overloads), tuple(sorted(set(whole))))
 
 
@@ -85,7 +85,7 @@ def matching(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
+def pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
     """The OpInfos that bear the overloads' names, else a part of them (`select` for `select_backward`); all
     of them for an overload that has not even that."""
     if not ops:

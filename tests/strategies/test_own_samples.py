@@ -5,6 +5,7 @@ import torch
 
 from strategies import samples
 from strategies.own_samples import GRADIENT, calls, gradients
+from strategies.selection import Pick
 from strategies.workers import Crew
 from tests.strategies.cases import sample
 
@@ -21,6 +22,47 @@ def test_calls_are_those_of_the_wanted_overloads_and_the_same_for_the_same_seed(
     for op in wanted:
         assert 0 < len(one.of[op]) <= 3
         assert [s.arguments() for s in one.of[op]] == [s.arguments() for s in two.of[op]]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("wanted", "run"),
+    [
+        (["aten.rsub.Tensor"], 1),  # an OpInfo bears its name
+        (["aten.rsub.Tensor", "aten.rsub.Tensor_out"], 1),  # made from its relative
+        (["aten.threshold_backward.default"], 2),  # `threshold` is a part of its name, and enough
+    ],
+)
+def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted, run):
+    names = ("rsub", "nn.functional.threshold", "cumsum")
+    few = [info for info in samples.database() if info.name in names]
+    assert len(few) == 3
+    monkeypatch.setattr("strategies.samples.database", lambda: few)
+    ticks: list[int] = []
+    with Crew(1) as crew:
+        found = calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",), tick=ticks.append, near=True)
+    assert sorted(found.of) == wanted and not found.without and sum(ticks) <= run
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
+    few = [info for info in samples.database() if info.name in ("rsub", "cumsum")]
+    monkeypatch.setattr("strategies.samples.database", lambda: few)
+    monkeypatch.setattr(
+        "strategies.own_samples.gather", lambda crew, met, names, seed: ({}, {n: "none" for n in names if n not in met})
+    )
+    monkeypatch.setattr("strategies.own_samples.pick_overloads", lambda ops, database: Pick((0,)))
+    ticks: list[int] = []
+    with Crew(1) as crew:
+        found = calls(
+            crew,
+            ["aten.cumsum.default", "aten.rsub.Tensor"],
+            dtypes=("float64",),
+            sizes=("even",),
+            tick=ticks.append,
+            near=True,
+        )
+    assert sorted(found.of) == ["aten.cumsum.default", "aten.rsub.Tensor"] and len(ticks) == 2
 
 
 def test_a_gradient_of_a_lookup_has_its_indices_and_rows():
