@@ -8,6 +8,8 @@ TRIAL  := $(VENV)/.trial
 # Left behind by a setup that was interrupted; holds the number of the process that is at work.
 BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
+# Tests that type what the pages and the help say, and build the wheel: minutes, so not before every commit.
+TYPED  := $(addprefix --ignore=tests/house/test_,readme.py help.py wheel.py)
 
 # The first of these that runs and is new enough makes .venv; `make setup PYTHON=...` asks for one.
 PYTHON  ?=
@@ -34,7 +36,7 @@ check: $(READY) ## format, lint, types, staircase, fast tests; before every comm
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PYTEST) -q -n 2 --ignore=tests/house/test_readme.py tests/house tests/localtensor localtensor
+	$(PYTEST) -q -n 2 $(TYPED) tests/house tests/localtensor localtensor
 
 fix: $(READY) ## format, and repair what the linter can repair by itself  (a second)
 	$(PY) -m ruff check --fix .
@@ -86,8 +88,8 @@ branches: $(TRIAL) ## branches of each room that the suite takes  (some half an 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.cuda
 
-docs: $(READY) ## every docstring example, every command and example of the README  (under 2 minutes)
-	$(PYTEST) localtensor strategies tests/house/test_readme.py
+docs: $(READY) ## every docstring example, every command and example of the pages and the help  (some minutes)
+	$(PYTEST) localtensor strategies $(addprefix tests/house/test_,readme.py docs.py help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info

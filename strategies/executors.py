@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from localtensor import wire
 from localtensor._crew import deaf
-from strategies.modules import imported, in_a_line
+from strategies.modules import imported, words_of
 from strategies.sealed import serve
 from strategies.settings import BadSetting
 from strategies.stopping import gently
@@ -133,7 +133,7 @@ def _made(name: str, function: Callable[[], Any]) -> Executor:
     try:
         executor = function()
     except Exception as error:  # why: whatever the user's function raises is to be said in a sentence, and it is his
-        said = f"calling it raises {type(error).__name__}: {in_a_line(error)}"
+        said = f"calling it raises {type(error).__name__}: {words_of(error)}"
         raise BadSetting("--executor", name, said, "Mend that first.") from error
     if not callable(getattr(executor, "submit", None)) or not callable(getattr(executor, "shutdown", None)):
         problem = f"it returns {type(executor).__name__}, which is no executor"

@@ -79,18 +79,18 @@ def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTenso
     except ModuleNotFoundError as error:
         if error.name is not None and module.split(".")[: len(error.name.split("."))] == error.name.split("."):
             raise bad(module, "there is no such module", f"Run from the folder that holds it (now {folder}).") from None
-        raise bad(module, f"importing it raises {in_a_line(error)}", "Install what it needs.") from error
+        raise bad(module, f"importing it raises {words_of(error)}", "Install what it needs.") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # why: a user's module may raise anything, pytest's Skipped too; told with its place
         raise bad(
             module,
-            f"importing it raises {type(error).__name__}: {in_a_line(error)} ({_place(error)})",
+            f"importing it raises {type(error).__name__}: {words_of(error)} ({_place(error)})",
             "Mend that first.",
         ) from error
 
 
-def in_a_line(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     """What it says, as a part of a sentence: in one line, and not without end."""
     try:
         text = " ".join(str(error).split())
