@@ -24,7 +24,7 @@ help: ## this list  (at once)
 
 setup: $(READY) ## make .venv and install everything, once  (a minute or two, mostly torch; then at once)
 
-validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules are a result  (some seven minutes)
+validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules are a result  (some five minutes)
 	@$(VENV)/bin/localtensor validate --all --claims; code=$$?; \
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; README has the table." >&2; exit $$code; fi

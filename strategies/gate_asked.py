@@ -70,6 +70,8 @@ class Asked:
             raise BadGate("--accept", repr(self.accept), "this is no reason", "Say why what is new is accepted.")
         if self.rules != "dtensor" and self.everything:
             raise BadGate("--all", "given", "--rules names the rules to judge", "Drop one of the two.")
+        if self.cache is not None and not _is_folder("--cache", self.cache) and self.cache.exists():
+            raise BadGate("--cache", self.cache, "verdicts are kept in a folder", "Name a folder, or pass --no-cache.")
         self.until(0.0)
         seen: dict[Path, str] = {}
         for option, path in (("--baseline", self.baseline), *self.files.named()):
@@ -105,10 +107,17 @@ class Asked:
 
 def _check_file(option: str, path: Path) -> None:
     """Say before the work, not after it, that a file cannot be written."""
-    if path.is_dir():
+    if _is_folder(option, path):
         raise BadGate(option, path, "this is a folder", "Name a file.")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise BadGate(option, path, "its folder is not there", "Make the folder first, or name another.")
     if option != "--baseline" and not os.access(folder, os.W_OK):
         raise BadGate(option, path, "its folder cannot be written", "Name a file in a folder of yours.")
+
+
+def _is_folder(option: str, path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:  # too long a name, say
+        raise BadGate(option, path, f"it cannot be ({error.strerror})", "Name another.") from error

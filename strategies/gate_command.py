@@ -64,7 +64,7 @@ def run(asked: Asked) -> int:
         _write(asked, result, home)
     except DiskFull as error:
         return _said(errors, str(error), NOTHING)
-    except REFUSED as error:
+    except REFUSED as error:  # settings, names and modules are those of validate, and say so
         return _said(errors, str(error).replace("localtensor validate: ", "localtensor gate: ", 1), USAGE)
     except LocalTensorError as error:
         return _said(errors, f"localtensor itself failed: {error}", NOTHING)

@@ -5,6 +5,15 @@ another clean-up.  So a signal ends the process at once, and what that would lea
 first.  All else is made to be left: a journal is whole to its last line, workers and ranks end with their parent.
 Where somebody has to be told, an executor of the user's or his own program, the first signal is an exception
 (`gently`), and the second, or too long a way out, ends it.  What must be done whole, or not at all, is `held`.
+
+The state is here, not in `localtensor/_context.py`: a handler has to be there before anything else is imported.
+
+Private parts of CPython, which have no public twin; read on 3.10, 3.11, 3.12 and 3.13; without them more is left lying:
+
+| part | for what |
+|---|---|
+| `multiprocessing.process._current_process._config["tempdir"]` | the folder of the fork server's socket |
+| `multiprocessing.resource_tracker._resource_tracker._pid` | the child that ends by itself and cleans up |
 """
 
 from __future__ import annotations
@@ -116,12 +125,24 @@ def _signalled(number: int, frame: FrameType | None) -> None:
     if again or not (_Now.gentle or _Now.held):
         _end(number)
     if _Now.gentle:
-        _thread.start_new_thread(_give_up, (number, PATIENCE))
+        _later(number, PATIENCE)
     if not _Now.held:
         raise KeyboardInterrupt
 
 
-def _give_up(number: int, seconds: float) -> None:
+def _later(number: int, seconds: float) -> None:
+    """End after so many seconds, whatever goes on then.
+
+    Returns when that thread has begun: CPython frees at its end what a thread's first step needs, and does not wait.
+    """
+    begun = _thread.allocate_lock()
+    begun.acquire()
+    _thread.start_new_thread(_give_up, (number, seconds, begun))
+    begun.acquire(timeout=1)
+
+
+def _give_up(number: int, seconds: float, begun: _thread.LockType) -> None:
+    begun.release()
     time.sleep(seconds)
     _end(number)
 
@@ -129,7 +150,7 @@ def _give_up(number: int, seconds: float) -> None:
 def soon() -> None:
     """It was stopped, and that was said: what Python does last is not waited for long."""
     if _Now.owner == os.getpid():
-        _thread.start_new_thread(_give_up, (_Now.came or signal.SIGINT, LAST))
+        _later(_Now.came or signal.SIGINT, LAST)
 
 
 def _end(number: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from strategies.files import write_whole
 from tests.bench import fifty, lockstep, peers, planner, propagate, races, ranks, score, sizes, speed, sweep
 
 PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty", "propagate", "races", "planner")
@@ -87,10 +88,8 @@ def main() -> int:
             swept = sweep.sweep()
             figures[part] = asdict(swept)
             _show_sweep(console, swept)
-    if asked.json:
-        from strategies.files import write_whole
-
-        write_whole(asked.json, json.dumps(figures, indent=1) + "\n")
+        if asked.json:  # after each part: a run takes most of an hour
+            write_whole(asked.json, json.dumps(figures, indent=1) + "\n")
     return 0 if good else 1
 
 
@@ -113,7 +112,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, whole or not at all")
     parser.add_argument("--report", type=Path, metavar="FILE", help="the JSON report of which --only sizes speaks")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the lockstep part here, as SVG (matplotlib)")
-    parser.add_argument("--full", action="store_true", help="let torch's LocalTensorMode try 4096 ranks, too: hours")
+    parser.add_argument("--full", action="store_true", help="let torch's LocalTensorMode try 4096 ranks, too")
     asked = parser.parse_args()
     if asked.json and (asked.json.is_dir() or not asked.json.absolute().parent.is_dir()):
         parser.error(f"--json {asked.json}: this is no file in a folder that is there")

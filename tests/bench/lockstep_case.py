@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from tests.bench.memory import own_peak
 from tests.bench.mlp_step import train
 
 ENOUGH = 1.5  # seconds of steps; at least MIN_STEPS of them
@@ -68,10 +68,8 @@ def first(ranks: int) -> float:
 
 
 def pointwise(ranks: int) -> float:
-    """Seconds of `x + 1` on a value that all ranks share, the median."""
+    """Seconds of `x + 1` on a value that all ranks share, the median; within a mode, `x` is a LocalTensor, by either."""
     x = torch.randn(64, 64)
-    if hasattr(dist, "_local_tensor"):
-        x = dist._local_tensor.rank_map(lambda rank: x)
     start = time.perf_counter()
     x + 1
     x + 1
@@ -90,11 +88,9 @@ WORK: dict[str, Callable[[int], float]] = {"step": step, "first": first, "pointw
 
 def main() -> None:
     work, way, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if way == "peer":
-        pass  # so that `pointwise` finds it
     with mode(way, ranks):
         seconds = WORK[work](ranks)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = own_peak()
     print(json.dumps({"seconds": seconds, "peak_mib": peak}))
 
 

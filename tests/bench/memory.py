@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -25,6 +27,18 @@ class Peak:
     shared_once: int
     parent: int
     children: tuple[int, ...]
+
+
+def own_peak() -> float:
+    """The most that this process had resident, in MiB.
+
+    Not ru_maxrss where there is /proc: a process starts with that of the one that forked it.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path(PROC, "self", "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def watched(words: list[str]) -> tuple[subprocess.CompletedProcess[str], float, Peak | None]:

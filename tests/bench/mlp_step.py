@@ -7,7 +7,6 @@ Everything runs with torch's defaults; OMP_NUM_THREADS=1 in the environment give
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from tests.bench.memory import own_peak
 
 WARM = 3  # steps that are not counted
 
@@ -111,7 +112,7 @@ def main() -> None:
     figures = {
         "step": statistics.median(seconds),
         "job": time.perf_counter() - start,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": own_peak(),
     }
     print(json.dumps(figures))
 

@@ -79,6 +79,11 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(option):
     assert_refused(said, files=Files(**{option: Path("no/x")}))
 
 
+def test_a_file_is_no_place_for_verdicts():
+    Path("kept").touch()
+    assert_refused("--cache: kept: verdicts are kept in a folder. Name a folder, or pass --no-cache.", cache=Path("kept"))
+
+
 def test_a_baseline_in_a_folder_that_is_not_there_is_refused():
     said = "--baseline: no/b.json: its folder is not there. Make the folder first, or name another."
     assert_refused(said, baseline=Path("no/b.json"))

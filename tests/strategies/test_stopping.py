@@ -66,6 +66,21 @@ def test_folders_of_ranks_that_have_not_begun_are_removed(tmp_path):
     assert not Path(folder.strip()).exists()
 
 
+def test_the_folder_of_a_fork_server_is_removed(tmp_path):
+    body = "from multiprocessing import util\nprint(util.get_temp_dir(), flush=True)\nstop()"
+    code, folder, said = ended(body, tmp_path)
+    assert (code, said) == (130, SENTENCE)
+    assert not Path(folder.strip()).exists(), "multiprocessing.process._current_process._config has no tempdir any longer"
+
+
+def test_python_s_resource_tracker_cleans_up_and_is_left_alone(tmp_path):
+    body = (
+        "from multiprocessing import resource_tracker\nresource_tracker.ensure_running()\n"
+        "print(stopping._children(), resource_tracker._resource_tracker._pid > 0)"
+    )
+    assert ended(body, tmp_path) == (0, "[] True\n", ""), "_resource_tracker._pid is not its process any longer"
+
+
 def test_children_are_ended_too(tmp_path):
     body = (
         "import subprocess\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -153,6 +168,23 @@ while True:
     time.sleep(0.01)
 """
     assert ended(body, tmp_path) == (130, "", "")
+
+
+def test_the_end_may_come_before_the_watch_over_it_has_begun(tmp_path):
+    body = """
+import _thread, types
+class Lock:
+    def __init__(self):
+        self.real = _thread.allocate_lock()
+        self.acquire = self.real.acquire
+    def release(self):
+        print("begun", flush=True)
+        self.real.release()
+stopping._thread = types.SimpleNamespace(allocate_lock=Lock, start_new_thread=_thread.start_new_thread)
+stopping.soon()
+print("on")
+"""
+    assert ended(body, tmp_path) == (0, "begun\non\n", "")
 
 
 @pytest.mark.parametrize(("times", "done"), [(1, "whole\n"), (2, "")])
