@@ -29,7 +29,7 @@ def read(name: str, *, module: bool) -> Script | None:
     if module:
         return _module(name)
     file = Path(name)
-    if not file.is_file():
+    if not os.path.isfile(file):  # Path's own raises where a name is too long
         return None
     return Script(compile(file.read_bytes(), str(file.absolute()), "exec", dont_inherit=True), str(file.absolute()))
 

@@ -51,7 +51,7 @@ def _kernel(name: str, schema: Any, previous: Callable[..., Any] | None) -> Call
                 return kernels.message(name, group, rest[0], rest[1], rest[2])
             if name == RECV_FROM_ANYONE:
                 return kernels.message(name, group, rest[0], None, rest[1])
-        raise NotServed(f"c10d::{name}", "no simulated collective of this name exists")
+        raise NotServed(f"c10d::{name}", "no simulated collective of this name exists", gloo_has_it=False)
 
     return kernel
 

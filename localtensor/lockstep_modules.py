@@ -51,6 +51,20 @@ def _hash_of(original: Any) -> Any:
     return __hash__
 
 
+def _waiting() -> list[Any]:
+    """What `torch.load` has read and is still to be looked at: since 2.15 one list a thread."""
+    found = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)
+    return found() if found else getattr(torch._utils, "_sparse_tensors_to_validate", [])
+
+
+def _validated(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    """What `torch.load` has read is looked at in memory, below any mode: the sparse tensors of each rank."""
+    waiting = _waiting()
+    waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
+    with plainly():
+        original(*args, **kwargs)
+
+
 # -- FSDP2: its shards are chunks of dim 0, padded to the length of the first
 
 
@@ -100,6 +114,7 @@ OPS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
 _FSDP = "torch.distributed.fsdp._fully_shard"
 # Module, class or nothing, name, and what serves it.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
 FORMS: list[tuple[str, str, str, Door]] = [
+    ("torch._utils", "", "_validate_loaded_sparse_tensors", _validated),
     (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
     (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),
     (f"{_FSDP}._fsdp_param", "", "alloc_storage", _storage),

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from localtensor import errors
-from localtensor._crew import Crew
+from localtensor._crew import Crew, tidy
 from localtensor._crew import prepare as start_early
 from localtensor._worker import PATIENCE, Reply, packed
 from localtensor.events import Died, Outcome, Raised, Returned, Waiting
@@ -72,7 +72,7 @@ class Pool:
         """
         limit = self.timeout if timeout is None else _positive("Pool.call", "timeout", timeout)
         jobs = _jobs(fn, args_per_rank, self.ranks)
-        with self._turn:
+        with self._turn, tidy():
             if self._closed:
                 raise errors.PoolClosed("Pool.call", self.ranks)
             try:

@@ -120,7 +120,7 @@ def _entry(path: Path, number: int, told: Any) -> Entry:
     for name in _NAMES:
         if not isinstance(told.get(name), str) or not told[name].strip():
             raise bad(f"has no {name}", f"Say its {name}.")
-        if not _writable(told[name]):
+        if not is_text(told[name]):
             raise bad(f"has half a character in its {name}", "Write it anew.")
     if more := set(told) - {*_NAMES, "expires"}:
         raise bad(f"has {min(more)!r:.60}, which means nothing here", f"Write {', '.join(_NAMES)} or expires.")
@@ -136,7 +136,7 @@ def _entry(path: Path, number: int, told: Any) -> Entry:
     return Entry(Key(told["op"], told["rule"], told["dtypes"], told["mesh"]), told["reason"], expires)
 
 
-def _writable(text: str) -> bool:
+def is_text(text: str) -> bool:
     """Whether it is Unicode: JSON can spell a half of a pair of surrogates, which is none."""
     return not re.search("[\ud800-\udfff]", text)
 

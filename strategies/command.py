@@ -71,7 +71,7 @@ def _shard(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal()):
+    if not (slash and number.isdecimal() and count.isdecimal() and len(text) < 99):  # int() reads no 4,301 digits
         raise BadSetting("--shard", text, "this is no shard", "Write --shard 1/4 for the first of four.")
     return int(number), int(count)
 
@@ -102,19 +102,21 @@ def run(chosen: Chosen) -> int:
 
 
 def told(report: Report, json: Path | None, repro: Path | None, errors: Console) -> int:
-    """Write what is to be written, print the report; the exit code."""
+    """Write what is to be written, print the report; the exit code: 3 where something could not be written."""
     if json or repro:
         say("; what was to be written is written whole, or not at all")
     try:
         report = reports.written(report, str(repro) if repro else None)
         if json:
             write_whole(json, reports.as_json(report))
-    except OSError as error:
-        errors.print(f"localtensor: cannot write {error.filename}: {error.strerror}.", markup=False)
-        return NOTHING
+        lost = ""
+    except OSError as error:  # what was found is shown all the same: it may be the work of hours
+        lost = f"cannot write {error.filename}: {error.strerror}."
     problem = printed(lambda wide: reports.show(report, wide))
-    if problem:
-        errors.print(f"localtensor: {problem}", markup=False)
+    for trouble in filter(None, (problem, lost)):
+        errors.print(f"localtensor: {trouble}", markup=False)
+    if lost:
+        return NOTHING
     return (report.exit_code or NOTHING) if problem else report.exit_code
 
 

@@ -55,13 +55,13 @@ def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, qui
         errors.print(str(strange(journal or "", error, CALL)), markup=False)
         return USAGE
     found = coverage.table(population.everything(device), tried, torch=torch_tried, device=device)
+    lost = ""
     if json is not None:
         try:
             write_whole(json, coverage.as_json(found))
-        except OSError as error:
-            errors.print(f"{CALL}: cannot write {json}: {error.strerror}.", markup=False)
-            return NOTHING
-    if problem := printed(lambda console: console.print(coverage.rendered(found))):
+        except OSError as error:  # the table is shown all the same: it may be the work of minutes
+            lost = f"cannot write {json}: {error.strerror}."
+    if problem := printed(lambda console: console.print(coverage.rendered(found))) or lost:
         errors.print(f"{CALL}: {problem}", markup=False)
         return NOTHING
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING

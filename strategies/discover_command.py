@@ -75,12 +75,12 @@ def _work(task: _Task, note: Callable[[int], None]) -> Discovery:
 
 def _check(ranks: Sequence[int], seed: int, many: int) -> None:
     if many < 1:
-        raise BadSetting("--workers", many, "somebody must do the work", "Pass --workers 1 or more.")
+        raise BadSetting("--workers", many, "somebody must do the work", "Pass --workers 1 or more.", CALL)
     for n in ranks:
         if not 2 <= n <= 64:
-            raise BadSetting("--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.")
+            raise BadSetting("--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.", CALL)
     if not 0 <= seed < 2**63:
-        raise BadSetting("--seed", seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
+        raise BadSetting("--seed", seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.", CALL)
 
 
 def _listed(found: Sequence[Discovery]) -> str:

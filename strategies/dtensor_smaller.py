@@ -239,13 +239,13 @@ def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int
     """The simplest pair that is reached by edits each of which still shows it."""
     tried = 0
     again = True
-    while again and tried < tries:
+    while again:
         again = False
         for other in smaller(pair, mode):
+            if tried >= tries:
+                break
             tried += 1
             if shows(other):
                 pair, again = other, True
-                break
-            if tried >= tries:
                 break
     return Smallest(pair, tried)

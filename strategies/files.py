@@ -14,9 +14,15 @@ from strategies.stopping import LEFT, held
 
 
 def read_bytes(path: Path, most: int = -1) -> bytes:
-    """What is in the file, or so many bytes of it.  A pipe that nobody writes to is not waited for.  Raises `OSError`."""
+    """What is in the file, or so many bytes of it.  Raises `OSError`.
+
+    A pipe that nobody writes to is not waited for; of a device, which may have no end, all is not read.
+    """
     with open(path, "rb", opener=_at_once) as file:
-        if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+        mode = os.fstat(file.fileno()).st_mode
+        if most < 0 and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+            raise OSError(errno.EINVAL, "this is a device", str(path))
+        if not stat.S_ISFIFO(mode):
             return file.read(most)
         try:
             begin = os.read(file.fileno(), most if most > 0 else 1 << 16)
@@ -44,6 +50,8 @@ def unwritable(path: Path, *, folder: bool = False) -> tuple[str, str]:
         if path.exists() and not path.is_dir() and folder:
             return "this is a file", "Name a folder; it is made if it is not there."
         there = next(above for above in (path.absolute(), *path.absolute().parents) if above.exists())
+        if path.is_file() or (path.is_symlink() and not path.exists()):
+            there = _resolved(path).parent  # another takes its place, or that of what it leads to
     except OSError as error:  # too long a name, say
         return f"it cannot be ({error.strerror})", "Name another."
     if (there.is_dir() or there != path.absolute()) and not (there.is_dir() and os.access(there, os.W_OK)):
@@ -70,10 +78,17 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in lines)
         else:
-            _replace(path.resolve(), lines)
+            _replace(_resolved(path), lines)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # what Python before 3.13 says of a link to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from localtensor.errors import LocalTensorError, refusal
-from strategies.baseline import date
+from strategies.baseline import date, is_text
+from strategies.files import unwritable
 
 CALL = "localtensor gate"
 _BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")
@@ -68,6 +68,8 @@ class Asked:
             raise BadGate("--confirm", self.confirm, problem, "Choose gloo or nccl.")
         if self.accept is not None and not self.accept.strip():
             raise BadGate("--accept", repr(self.accept), "this is no reason", "Say why what is new is accepted.")
+        if self.accept is not None and not is_text(self.accept):  # bytes that the locale does not read
+            raise BadGate("--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
         if self.rules != "dtensor" and self.everything:
             raise BadGate("--all", "given", "--rules names the rules to judge", "Drop one of the two.")
         if self.cache is not None and not _is_folder("--cache", self.cache) and self.cache.exists():
@@ -75,7 +77,7 @@ class Asked:
         self.until(0.0)
         seen: dict[Path, str] = {}
         for option, path in (("--baseline", self.baseline), *self.files.named()):
-            _check_file(option, path)
+            _check_file(option, path, only_read=path is self.baseline and not self.update and self.accept is None)
             twin = seen.setdefault(path.absolute(), option)
             if twin != option:
                 raise BadGate(option, path, f"{twin} names the same file", "Name another.")
@@ -105,14 +107,14 @@ class Asked:
         return day
 
 
-def _check_file(option: str, path: Path) -> None:
+def _check_file(option: str, path: Path, *, only_read: bool) -> None:
     """Say before the work, not after it, that a file cannot be written."""
     if _is_folder(option, path):
         raise BadGate(option, path, "this is a folder", "Name a file.")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise BadGate(option, path, "its folder is not there", "Make the folder first, or name another.")
-    if option != "--baseline" and not os.access(folder, os.W_OK):
+    if not only_read and unwritable(path)[0]:
         raise BadGate(option, path, "its folder cannot be written", "Name a file in a folder of yours.")
 
 

@@ -61,16 +61,16 @@ def run(asked: Asked) -> int:
         result, done = _beside(asked, found, baseline, today)
         result = replace(result, seconds=time.time() - start)
         home = within(asked.baseline, found.top)
-        _write(asked, result, home)
     except DiskFull as error:
         return _said(errors, str(error), NOTHING)
     except REFUSED as error:  # settings, names and modules are those of validate, and say so
         return _said(errors, str(error).replace("localtensor validate: ", "localtensor gate: ", 1), USAGE)
     except LocalTensorError as error:
         return _said(errors, f"localtensor itself failed: {error}", NOTHING)
-    except _NotWritten as error:
-        return _said(errors, f"localtensor gate: {error}", NOTHING)
+    lost = _write(asked, result, home)
     problem = _show(asked, result, home, done)
+    if lost:
+        return _said(errors, f"localtensor gate: {lost}", NOTHING)
     return _said(errors, f"localtensor gate: {problem}", result.exit_code or NOTHING) if problem else result.exit_code
 
 
@@ -96,11 +96,8 @@ def _beside(asked: Asked, found: Work, baseline: Baseline, today: dt.date) -> tu
     return found.beside(after, today), (f"{baseline.path}: {more} written, {less} removed",)
 
 
-class _NotWritten(Exception):
-    pass
-
-
-def _write(asked: Asked, result: GateResult, home: str) -> None:
+def _write(asked: Asked, result: GateResult, home: str) -> str:
+    """Write the files that are asked for; which could not be written, or "".  What was found is shown all the same."""
     texts: dict[str, Callable[[], str]] = {
         "--junit": lambda: junit(result), "--json": lambda: as_json(result), "--summary": lambda: summary(result),
         "--sarif": lambda: sarif(result, baseline=home, version=localtensor.__version__),
@@ -113,7 +110,8 @@ def _write(asked: Asked, result: GateResult, home: str) -> None:
             else:
                 write_whole(path, texts[option]())
         except OSError as error:
-            raise _NotWritten(f"cannot write {path}: {error.strerror}.") from error
+            return f"cannot write {path}: {error.strerror}."
+    return ""
 
 
 def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> str:

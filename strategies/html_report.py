@@ -21,8 +21,7 @@ def run(path: Path, out: Path) -> int:
     can be written.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    if not out.parent.is_dir() or out.is_dir():
-        problem = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+    if problem := _no_place(out):
         errors.print(_refused("--out", out, problem, "Name a file in a folder that is there."), markup=False)
         return USAGE
     try:
@@ -44,6 +43,16 @@ def run(path: Path, out: Path) -> int:
     if read.cut:
         errors.print(read.cut, markup=False)
     return CLEAN if report.counts.instances else NOTHING
+
+
+def _no_place(out: Path) -> str:
+    """Why no page can be made there; folders are not made."""
+    try:
+        if out.is_dir():
+            return "is a folder"
+        return "" if out.parent.is_dir() else f"there is no folder {out.parent}"
+    except OSError as error:  # too long a name, say
+        return f"it cannot be ({error.strerror})"
 
 
 def _refused(argument: str, path: Path, problem: str, remedy: str) -> str:

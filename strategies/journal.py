@@ -179,10 +179,10 @@ def open_journal(path: Path | None, *, resume: bool) -> Journal:
     """A new journal, or one to go on with.  Raises `BadJournal` if it cannot be had, or another run has it."""
     if path is None:
         return Journal(None, None, None)
-    there = path.exists() and path.stat().st_size > 0
-    if there and not resume:
-        raise BadJournal(path, "it is there already", "Go on with it by --resume, or name another file.")
     try:
+        there = path.exists() and path.stat().st_size > 0
+        if there and not resume:
+            raise BadJournal(path, "it is there already", "Go on with it by --resume, or name another file.")
         file = FileIO(path, "r+" if path.exists() else "x+")
     except OSError as error:
         raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error

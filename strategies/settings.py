@@ -24,8 +24,8 @@ DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
 class BadSetting(LocalTensorError):
     """A setting that cannot be used."""
 
-    def __init__(self, option: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal(CALL, option, str(value), problem, remedy))
+    def __init__(self, option: str, value: object, problem: str, remedy: str, call: str = CALL) -> None:
+        super().__init__(refusal(call, option, str(value), problem, remedy))
 
 
 class UnknownOp(LocalTensorError):

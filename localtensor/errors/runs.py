@@ -81,11 +81,12 @@ class NeverEnded(ProgramFault):
 class NotServed(LocalTensorError):
     """A call of torch.distributed that has no meaning on rank threads here."""
 
-    def __init__(self, call: str, detail: str) -> None:
+    def __init__(self, call: str, detail: str, gloo_has_it: bool = True) -> None:
         problem = f"this call is not served there ({detail})"
-        super().__init__(
-            refusal(call, "on", "rank threads", problem, "Run the program on real processes, with on='gloo'.")
-        )
+        remedy = "Run the program on real processes, with on='gloo'."
+        if not gloo_has_it:  # as far as anybody here knows
+            remedy = f"Use another call, or {remedy[0].lower()}{remedy[1:-1]}, if gloo has this one."
+        super().__init__(refusal(call, "on", "rank threads", problem, remedy))
 
 
 class ForeignThread(LocalTensorError):

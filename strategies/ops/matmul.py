@@ -135,7 +135,7 @@ def aligned(tensor: Meta, result: Meta | None, place: int) -> int | None:
 def matmul(ask: Ask) -> Iterator[Line]:
     """Vectors, matrices, or batches of them, broadcast against each other."""
     first, second = (ask.meta(name).ndim for name in ("self", "other"))
-    one = (_batch(first - 2) + "mk")[-max(first, 2) :] if first > 1 else "k"
+    one = _batch(first - 2) + "mk" if first > 1 else "k"
     two = _batch(second - 2) + "kn" if second > 1 else "k"
     batch = _batch(max(first, second) - 2)
     result = batch + ("m" if first > 1 else "") + ("n" if second > 1 else "")

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,11 @@ def test_the_command_and_the_pytest_plugin_work_from_where_the_wheel_was_put(whe
     there = tmp_path / "there"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(there)]
     subprocess.run([*pip, str(wheel)], capture_output=True, check=True, timeout=120)
+    # Looked at, not only used: what is installed where the tests run has the same, and would do in their place.
+    (own,) = distributions(path=[str(there)])
+    assert {(entry.group, entry.value) for entry in own.entry_points} == {
+        ("console_scripts", "strategies.__main__:main"), ("pytest11", "localtensor.pytest_plugin"),
+    }  # fmt: skip
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["PYTHONPATH"] = str(there)
     (tmp_path / "test_one.py").write_text("def test_one(rank, world_size):\n    assert rank < world_size == 2\n")

@@ -138,6 +138,8 @@ def test_every_name_is_still_there():
         assert hasattr(owner, name), f"torch has no {module}.{kind}.{name} any more, see lockstep_modules.FORMS"
     for module, kind, _ in lockstep_modules.REFUSED:
         assert inspect.isclass(getattr(importlib.import_module(module), kind)), kind
+    utils = vars(torch._utils)
+    assert "_get_sparse_tensors_to_validate" in utils or "_sparse_tensors_to_validate" in utils, "see _waiting"
     for name in lockstep_modules.OPS:
         namespace, op = name.split("::")
         assert hasattr(getattr(torch.ops, namespace), op), f"torch has no op {name} any more"

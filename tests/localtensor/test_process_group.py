@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -6,7 +8,8 @@ from torch.distributed.nn.functional import all_gather as gather_with_gradients
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor.errors import CollectiveFailed, LayoutMismatch
+from localtensor.errors import CollectiveFailed, LayoutMismatch, ReadBeforeWait
+from localtensor.process_group import _on_one_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
 WRITES = {
@@ -214,3 +217,37 @@ def test_buffers_that_lie_in_one_order_are_added_whatever_it_is():
     x = torch.arange(6.0).reshape(2, 3).t()
     dist.all_reduce(x)
     assert x.tolist() == [[0, 6], [2, 8], [4, 10]]
+
+
+TRAVELS = {
+    "message": lambda x: dist.irecv(x, 0) if dist.get_rank() else dist.isend(x, 1),
+    "broadcast": lambda x: dist.broadcast(x, 0, async_op=True),
+    "reduction": lambda x: dist.reduce(x, 1, async_op=True),
+}
+
+
+def reads_while_it_travels(name, reader):
+    x = torch.ones(4)
+    work = TRAVELS[name](x)
+    total = x.sum().item() if dist.get_rank() == reader else None
+    work.wait()
+    return total
+
+
+@pytest.mark.parametrize("name", ["message", "broadcast"])
+def test_what_a_rank_only_sends_may_be_read_meanwhile(name):
+    assert lt.run(reads_while_it_travels, name, 0, ranks=2).values == (4, None)
+
+
+@pytest.mark.parametrize("name", TRAVELS)
+def test_what_a_rank_gets_may_not_be_read_before_the_wait(name):
+    with pytest.raises(ReadBeforeWait):
+        lt.run(reads_while_it_travels, name, 1, ranks=2)
+
+
+def test_what_comes_from_several_devices_meets_on_the_first_ranks():
+    """As with a GPU for each rank."""
+    brought = [
+        SimpleNamespace(device=torch.device(name), inputs=[torch.ones(2, device=name)]) for name in ("meta", "cpu")
+    ]
+    assert [part.inputs[0].device.type for part in _on_one_device(brought)] == ["meta", "meta"]

@@ -795,6 +795,18 @@ def test_an_exception_in_the_parent_leaves_no_process():
     assert_ended(pids, seconds=0.0)
 
 
+@pytest.mark.parametrize("gone", [ConnectionRefusedError(111, "refused"), BrokenPipeError(32, "broken"), EOFError()])
+def test_a_fork_server_that_is_gone_is_a_pool_that_did_not_start(gone, monkeypatch):
+    """As where the system has ended it, for want of memory say."""
+
+    def hire(*_):
+        raise gone
+
+    monkeypatch.setattr(_crew.Crew, "_hire", hire)
+    with Pool(2) as pool, pytest.raises(errors.PoolDidNotStart, match=rf"rank 0: {type(gone).__name__}"):
+        pool.call(my_rank, [(), ()])
+
+
 def test_ctrl_c_while_processes_are_started_leaves_none(monkeypatch):
     prepare()
     ends, before = [], multiprocessing.active_children()
@@ -892,6 +904,34 @@ def test_idle_ranks_end_when_their_parent_is_killed(tmp_path):
         parent.kill()
         assert_ended(pids)
         assert list((tmp_path / "temp").glob("localtensor-*")) == []
+
+
+def test_sigterm_while_ranks_are_waited_for_leaves_neither_them_nor_a_folder(tmp_path):
+    with a_script(tmp_path, "pool.call(meet_nobody, [(0,), (1,)])") as (parent, pids):
+        assert parent.stdout.readline() == "waiting\n"
+        parent.terminate()
+        assert parent.wait(60) == -signal.SIGTERM
+        assert_ended(pids, seconds=0.0)
+        assert list((tmp_path / "temp").iterdir()) == []
+
+
+def test_sigterm_is_heeded_for_as_long_as_a_call_and_where_nobody_else_does():
+    def heeded():
+        with _crew.tidy(), _crew.tidy():
+            return signal.getsignal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert heeded() is _crew._terminated and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        for theirs in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(signal.SIGTERM, theirs)
+            assert heeded() == theirs == signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with _crew.tidy():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a program may, meanwhile
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_rank_looks_for_no_store_in_a_folder_that_went_with_the_parent(tmp_path, monkeypatch):

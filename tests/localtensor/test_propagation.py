@@ -169,7 +169,9 @@ def test_a_zero_and_its_negative_are_two_questions_and_nan_is_one(zero):
 def test_a_rule_that_is_not_torchs_may_ask_for_the_rank_so_each_rank_asks_it():
     """Ranks that disagree wait for each other on real processes: whoever shared an answer would hide it."""
     op, asked = torch.ops.aten.neg.default, []
-    torchs = propagator().op_single_dim_strategy_funcs[op]
+    torchs = propagator().op_single_dim_strategy_funcs.get(op)
+    if torchs is None:
+        pytest.skip(f"torch {torch.__version__} has no single-dim strategy for {op}")
 
     @functools.wraps(torchs.func)  # which takes its `__module__`, too
     def asks(op, args, kwargs):
@@ -194,7 +196,7 @@ def test_a_rule_that_is_not_torchs_may_ask_for_the_rank_so_each_rank_asks_it():
 
 def test_an_op_that_goes_by_the_rules_of_its_parts_is_not_shared_where_one_rule_is_not_torchs():
     schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()  # any that no table has
-    table, op = propagator().op_single_dim_strategy_funcs, torch.ops.aten.neg.default
+    table, op = propagator().op_single_dim_strategy_funcs, torch.ops.aten.mm.default
     assert propagation._ambient(propagator(), schema)
     torchs = table[op]
     table[op] = dataclasses.replace(torchs, func=lambda op, args, kwargs: [])

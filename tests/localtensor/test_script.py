@@ -166,6 +166,7 @@ ON_SAYS = "there is no such way to run. Write 'threads', 'gloo'."
 TIME_SAYS = "a limit is more than 0 seconds, and at most a day. Give it 30, say."
 BAD = {
     "no script": ({"name": "nope.py"}, f"run: script: nope.py: {PATH_SAYS}"),
+    "too long a name": ({"name": "n" * 300}, f"run: script: {'n' * 300}: {PATH_SAYS}"),
     "a folder": ({"name": "."}, f"run: script: .: {PATH_SAYS}"),
     "no module": (
         {"name": "nope.x", "module": True},

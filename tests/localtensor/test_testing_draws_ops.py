@@ -40,6 +40,12 @@ def test_a_call_can_be_made_and_its_print_makes_the_same_again(call):
     torch.testing.assert_close(call.call(), call.op(*call.args, **call.kwargs), rtol=0, atol=0, equal_nan=True)
 
 
+def test_lists_and_tuples_of_one_are_written_as_python_writes_them():
+    assert OpCall("flip", torch.float32, 3).says == "flip(f32[5,10,5], dims=(-1,))"
+    assert OpCall("einsum", torch.float32, 0).says == "einsum([f32[3]], 'i->')"
+    assert OpCall("permute", torch.float32, 0).says == "permute(f32[1,2,3,4], (0, 2, 3, 1))"
+
+
 def test_the_tensors_belong_to_whoever_holds_the_call():
     one, other = OpCall("add", torch.float32, 1), OpCall("add", torch.float32, 1)
     one.args[0].fill_(7)

@@ -64,9 +64,10 @@ def test_what_has_no_exact_parts_sits_on_one_rank_alone():
 
 
 def test_factors_have_both_signs_and_are_powers_of_two():
-    held = exact_parts(torch.full((60,), 3.0), "product", 2, torch.Generator())
-    assert (held < 0).any(1).all() and (held > 0).any(1).all()
-    assert {0.5, 1, 2} <= set(held.abs().flatten().tolist())
+    for ranks in (2, 8):
+        held = exact_parts(torch.full((60,), 3.0), "product", ranks, torch.Generator())
+        assert (held < 0).any(1).all() and (held > 0).any(1).all()
+        assert {0.5, 1, 2} <= set(held.abs().flatten().tolist())
     sparse = exact_parts(torch.full((60,), 3.0), "product", 2, torch.Generator(), sparse=True)
     assert set(sparse.abs().flatten().tolist()) == {1, 3}
     assert set((sparse.abs() == 3).int().argmax(0).tolist()) == {0, 1}

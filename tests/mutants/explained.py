@@ -46,6 +46,50 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "break",
     ): "it saves the rest of the log; only the last lines are shown",
     (
+        "strategies/hearings.py",
+        "if placements is None or len(placements) != len(mesh):",
+    ): "lengths: Python has one object for each small number",
+    (
+        "strategies/explicit.py",
+        "if known is not None and known[0] is table and (type(table) is View or known[1] == table):",
+    ): "where it does not hold the same view is made anew",
+    (
+        "strategies/explicit_asked.py",
+        "written: bool = False",
+    ): "only a gradient comes without it, and of what backward asks no call is named",
+    (
+        "strategies/spool.py",
+        """if row.split('"', 4)[3] in wanted:  # the op stands first: the others need not be parsed""",
+    ): "any number from 4 on: the fourth piece is the same",
+    (
+        "localtensor/suites_ranks.py",
+        "TIMEOUT = 300.0  # seconds for one test, as torch gives its processes",
+    ): "any number that is not below torch's",
+    (
+        "localtensor/suites_threads.py",
+        "if len(threads) == 1 and isinstance(threads[0], _Waiting):",
+    ): "the only one is the last one, too",
+    (
+        "localtensor/testing/drawn_choices.py",
+        "orders: bool = False",
+    ): "`specs` always says it, and nobody else makes one",
+    (
+        "localtensor/testing/drawn_values.py",
+        "seed: int = 0",
+    ): "any seed",
+    (
+        "localtensor/testing/programs_lines.py",
+        'f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"',
+    ): "no rank sends twice in a step that is no batch",
+    (
+        "strategies/journal.py",
+        "if self._file is None or self.path is None:",
+    ): "a journal has both or neither",
+    (
+        "strategies/smaller_values.py",
+        "if x.numel() > SINGLY or _level(x) <= _ONES:",
+    ): "no number has fewer digits than zero: of zeros nothing simpler would be made",
+    (
         "strategies/adverse.py",
         "break",
     ): "the budget stays spent: all that follows are passed over as well",

@@ -52,6 +52,10 @@ SEEN_FROM = {
         "tests/localtensor/test_lockstep_modules.py",
         "tests/localtensor/test_rank_ints.py",
     ),
+    "localtensor/testing/drawn_checks.py": (
+        "tests/localtensor/test_testing_draws.py",
+        "tests/localtensor/test_testing_draws_parts.py",
+    ),
     "localtensor/testing/drawn_texts.py": (
         "tests/localtensor/test_testing_draws.py",
         "tests/localtensor/test_testing_draws_sharded.py",
@@ -64,6 +68,11 @@ SEEN_FROM = {
     "localtensor/testing/rule_search.py": ("tests/localtensor/test_testing_rule_tests.py",),
     "localtensor/one_cell.py": ("tests/localtensor/test_physical.py", "tests/localtensor/test_ways.py"),
     "localtensor/recipes.py": ("tests/localtensor/test_exchange.py",),
+    "localtensor/suites_ranks.py": (
+        "tests/suites/test_suites_ranks.py",
+        "tests/suites/test_suites_processes.py",
+        "tests/suites/test_suites_threads.py",
+    ),
     "strategies/__main__.py": ("tests/strategies/test_cli.py", "tests/strategies/test_stopping.py"),
     "strategies/plan_run_step.py": ("tests/plans/test_plan_ranks.py", "tests/plans/test_plan_lockstep.py"),
     **dict.fromkeys(
@@ -76,6 +85,10 @@ SEEN_FROM = {
     ),
     "strategies/ops/foreach.py": ("tests/ops/test_variants.py", "tests/ops/test_collected.py"),
     "strategies/ops/fused.py": ("tests/ops/test_factory.py",),
+    "strategies/ops/matmul_linear.py": (
+        "tests/ops/test_matmul.py",
+        "tests/ops/test_softmax.py",
+    ),
     "strategies/ops/random.py": ("tests/ops/test_factory.py",),
     "strategies/propagation.py": (
         "tests/strategies/test_propagate.py",

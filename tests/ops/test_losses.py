@@ -39,6 +39,8 @@ LINES = [
      ["S(0), S(0), R -> S(0)", "S(1), S(1), S(0) -> S(1)", "R, R, P(+) -> P(+)", "R, P(avg), R -> P(avg)"]),
     (sample("binary_cross_entropy_backward.default", ONE, P, Q, W, MEAN),
      ["P(+), R, R, R -> P(+)", "R, R, R, P(+) -> P(+)", "R, R, P(avg), R -> P(avg)"]),
+    (sample("binary_cross_entropy_backward.default", G, P[:1], Q, None, NONE),
+     ["P(+), R, R -> P(+)", "R, R, P(avg) -> P(avg)"]),  # torch 2.13 gives it the shape of one row
     (sample("mse_loss_backward.default", G, X, T, NONE),
      ["S(0), S(0), S(0) -> S(0)", "S(1), S(1), S(1) -> S(1)", "P(+), R, R -> P(+)", "R, P(+), P(+) -> P(+)",
       "R, P(avg), R -> P(avg)", "R, R, P(avg) -> P(avg)"]),

@@ -7,6 +7,7 @@ from torch.distributed.tensor import Shard
 from strategies.ops import pooling, pooling_resized
 from strategies.own_claims import judge, own_claims
 from strategies.rules import Call, Leaf, Sample
+from tests.ops.held import assert_lines
 
 ENTRY = {entry.op: entry for entry in (*pooling.RULES, *pooling_resized.RULES)}
 
@@ -45,6 +46,33 @@ def test_planes_go_by_themselves(sample):
     found = judge(ENTRY[sample.op], ranks=(2, 3, 4), given=[sample])
     assert not found.wrong
     assert any("S(0)" in rule for rule in found.sound)
+
+
+def test_blocks_of_pixels_go_by_any_batch_and_by_whole_blocks():
+    batch, planes = ["S(0) -> S(0), filled", "S(1) -> S(1), filled"], [f"S({d}) -> S({d}), even" for d in (2, 3, 4)]
+    one = made("pixel_shuffle.default", (2,), (3, 2, 8, 4, 4))
+    assert_lines(pooling_resized.RULES, one, *batch, *planes, "P(*) -> P(*)")
+
+
+def test_a_points_gradient_sums_over_channels_and_an_images_over_points():
+    one = made(
+        "grid_sampler_2d_backward.default", (0, 0, False, [True, True]), (3, 4, 4, 4), (3, 4, 5, 5), (3, 4, 4, 2)
+    )
+    points = ["S(2), R, S(1) -> P(sum), S(1), filled", "S(3), R, S(2) -> P(sum), S(2), filled"]
+    parts = [f"P({kind}), R, R -> P({kind}), P({kind})" for kind in ("sum", "avg")]
+    batch, channels = "S(0), S(0), S(0) -> S(0), S(0)", "S(1), S(1), R -> S(1), P(sum), filled"
+    assert_lines(pooling_resized.RULES, one, batch, channels, *points, *parts)
+
+
+@pytest.mark.parametrize("batch", [(3,), ()], ids=["batch", "no batch"])
+def test_samples_of_a_fractional_pooling_have_a_batch_always(batch):
+    tensors = (torch.randn(*batch, 4, 6, 6), torch.rand(*(batch or (1,)), 4, 2))
+    one = Sample(
+        Call("aten.fractional_max_pool2d.default", (Leaf(0), [2, 2], [3, 3], Leaf(1)), ()), tensors, "made here"
+    )
+    last = len(batch)
+    lines = ["S(0), S(0) -> S(0), S(0)"] * last + [f"S({last}), S(1) -> S({last}), S({last}), filled"]
+    assert_lines(pooling.RULES, one, *lines)
 
 
 def test_without_a_batch_dim_zero_is_the_channels_and_dim_one_is_space():

@@ -53,6 +53,9 @@ LINES = [
     (sample("linalg_vector_norm.default", X, -math.inf), ["S(0) -> P(min), filled", "S(1) -> P(min), filled"]),
     (sample("norm.ScalarOpt_dim", X, 0, [1]), ["S(0) -> S(0)", "S(1) -> P(sum)"]),
     (sample("norm.ScalarOpt_dim", X, None, [1]), ["S(0) -> S(0)"]),
+    (sample("linalg__powsum.default", X, 3.0, [0]), ["S(1) -> S(0)", "S(0) -> P(sum)"]),
+    (sample("linalg__powsum.default", X, math.inf, [0]), ["S(1) -> S(0)"]),
+    (sample("linalg__powsum.default", X.to(torch.complex128), 3.0, [0], dtype=torch.float64), ["S(1) -> S(0)"]),
 ]  # fmt: skip
 TEMPTING = [
     ("or is counted twice", sample("sum.default", FLAGS), "P(sum) -> P(sum)", "the parts make", 2),

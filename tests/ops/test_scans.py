@@ -17,6 +17,7 @@ LINES = [
     (sample("cumsum.default", numbers(5, dtype=torch.int64), 0), ["P(sum) -> P(sum)"]),
     (sample("cumsum.default", FLAGS, 0), ["S(1) -> S(1)"]),
     (sample("cumsum.default", numbers(), 0), ["P(+) -> P(+)"]),
+    (sample("cumsum.default", numbers(5), -1), ["P(+) -> P(+)"]),
     (sample("cumprod.default", Y, 0), ["P(product) -> P(product)", "S(1) -> S(1)"]),
     (sample("cumprod_.default", Y, 0), ["P(product) -> P(product)", "S(1) -> S(1)"]),
     (sample("cummax.default", Y, 1), ["S(0) -> S(0), S(0)"]),

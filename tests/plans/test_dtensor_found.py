@@ -11,13 +11,14 @@ from strategies.dtensor_shown import finding
 from tests.plans.dtensor_found import FINDINGS, VERSION, pair_of
 
 HERE = torch.__version__.split("+")[0]
+ELSEWHERE = HERE.split(".")[:2] != VERSION.split(".")[:2]
 EACH = [(found, mode) for found in FINDINGS for mode in found["planners"]]
 
 
 @pytest.mark.parametrize(("found", "mode"), EACH, ids=[f"{found['pattern']} {mode}" for found, mode in EACH])
 def test_what_was_found_is_still_so(found, mode):
     outcome = play_all([Job.of(pair_of(found))], mode)[0]
-    if HERE.split(".")[:2] != VERSION.split(".")[:2] and symptom(outcome) != found["symptom"]:
+    if ELSEWHERE and symptom(outcome) != found["symptom"]:
         pytest.skip(f"torch {HERE} has changed: {found['pattern']} ({mode}) was {found['what']!r}, and is {outcome}")
     assert symptom(outcome) == found["symptom"], f"{found['pattern']}: {outcome}"
     assert list(outcome.ranks) == found["ranks"]
@@ -40,6 +41,8 @@ def test_a_finding_comes_back_from_its_line():
     for found in FINDINGS:
         pair = pair_of(found)
         outcome = play_all([Job.of(pair)], found["planners"][0])[0]
+        if ELSEWHERE and symptom(outcome) != found["symptom"]:
+            continue  # it went, as is said above
         line = finding(Cause(found["symptom"], pair, tuple(found["planners"]), outcome, 1, pair))
         same = ("pattern", "kind", "user", "dtype")
         assert {key: line[key] for key in same} == {key: found[key] for key in same}

@@ -71,3 +71,8 @@ def test_every_smaller_size_is_tried():
     assert {other.src.shape for other in smaller(pair("S(0)", "R", (2,), (13,)), "greedy")} >= {
         (n,) for n in range(1, 13)
     }
+
+
+def test_one_dim_becomes_smaller_and_the_others_stay():
+    found = {other.src.shape for other in smaller(pair("S(0)", "R", (2,), (3, 2, 4)), "greedy")}
+    assert {(2, 2, 4), (3, 1, 4), (3, 2, 3)} <= found

@@ -30,6 +30,7 @@ from strategies.ops import OUR_RULES
 from strategies.overlay import overlay_dtensor
 from strategies.planner import plan
 from strategies.propagate import Propagator
+from strategies.rules import overload
 from tests.plans.explicit_programs import S0, S1, R, laid, said_by, step_that_is_refused
 
 MUL, SIN = "aten.mul.Tensor", "aten.sin.default"
@@ -69,6 +70,10 @@ PROGRAMS = {
     "argmax of a partial": (pending, lambda x: x.argmax(0), "aten.argmax.default", "self"),
     "topk": (lambda: laid(S0), lambda x: x.topk(1, 0)[0], "aten.topk.default", "self"),
 }  # fmt: skip
+
+
+if overload("aten.mul.Tensor") not in DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs:
+    del PROGRAMS["a masked embedding"]  # torch 2.11 doubles it as it is, and moves nothing
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -102,6 +102,7 @@ def test_a_dearer_way_is_not_the_best_of_those_that_begin_otherwise():
 @pytest.mark.parametrize("text", [
     "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)", "f32[7,6] @ dp=2,tp=3: S(0),S(0) -> S(1),R",
     "f32[64,64] @ dp=2,tp=4: R,S(0) -> S(0),R", "f32[64,8] @ dp=2,tp=2: S(1),S(0) -> R,P(sum)",
+    "f32[64,64] @ dp=2,tp=3: S(0),P(sum) -> S(0),S(1)",  # to begin otherwise and come back would cost less
 ])  # fmt: skip
 def test_no_plan_that_begins_otherwise_and_does_not_come_back_costs_less(text):
     src, dst = read(text)

@@ -104,6 +104,19 @@ def test_the_bound_is_most_of_the_price():
     assert sum(shares) / len(shares) > 0.85
 
 
+def test_on_five_axes_the_bound_goes_straight_to_what_is_asked():
+    """What each axis costs by itself leads it: without that it settles seventeen times as many values."""
+    rng, settled = random.Random(2), 0
+    for _ in range(30):
+        mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(5)])
+        src, dst = (drawn(rng, mesh, (64, 256)) for _ in range(2))
+        table = table_of(src, dst, ())
+        search = Search(table, table.state(src), table.state(dst))
+        assert search.cheapest().cost > 0 or src == dst
+        settled += len(search.bound._known)
+    assert settled < 30 * 200
+
+
 class Odd:
     name, grows = "odd", True
 

@@ -20,19 +20,26 @@ WITHIN = 1000
 
 @contextlib.contextmanager
 def interrupted(watched, handle):
-    """A signal reaches the main thread as soon as somebody waits for a key; Ctrl-C ends a test that hangs."""
+    """A signal reaches the main thread as soon as somebody waits for a key; a test that hangs is interrupted, and fails."""
 
     def send():
         watched.until("waits")
         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: handle())
-    alarm = threading.Timer(LONG, _thread.interrupt_main)
+    def ring():
+        rung.append(None)
+        _thread.interrupt_main()
+
+    rung, before = [], signal.signal(signal.SIGUSR1, lambda number, frame: handle())
+    alarm = threading.Timer(LONG, ring)
     alarm.start()
     try:
         sender = Running(send)
         yield
         assert sender.ends() == [None]
+    except KeyboardInterrupt:
+        assert not rung, "it hangs"
+        raise
     finally:
         alarm.cancel()
         signal.signal(signal.SIGUSR1, before)

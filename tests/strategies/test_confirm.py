@@ -49,9 +49,22 @@ def assert_cleared(found, note):
 
 # Wrong rules are confirmed.
 
+CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
 
+
+def claimed(one):
+    return [str(claim.rule) for claim in claims(one, 2, tell(one).raw)]
+
+
+if_cumprod_is_wrong = pytest.mark.skipif(
+    "aten.cumprod.default: S(1) -> S(1)" not in claimed(CUMPROD),
+    reason=f"torch {torch.__version__} does not claim what is wrong for the last dim, counted from behind",
+)
+
+
+@if_cumprod_is_wrong
 def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
-    one = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
+    one = CUMPROD
     found = court.confirm(case_of(one, "S(1) -> S(1)"))
     assert_wrong(
         found,
@@ -60,9 +73,9 @@ def test_a_wrong_rule_of_torchs_own_is_confirmed(court):
     assert (found.got, found.want) == ("[1, 2, 3, 12] of shape (1, 4)", "[1, 2, 6, 24] of shape (1, 4)")
 
 
+@if_cumprod_is_wrong
 def test_the_picture_shows_which_ranks_hold_what_before_and_after(court):
-    one = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
-    case = case_of(one, "S(1) -> S(1)")
+    case = case_of(CUMPROD, "S(1) -> S(1)")
     assert picture(case, court.confirm(case).heard).splitlines() == [
         "argument 0, S(1)",
         "  rank 0  [1, 2] of shape (1, 2)",
@@ -204,8 +217,10 @@ def test_a_right_program_is_right_on_real_processes(court, program):
 
 
 @pytest.mark.parametrize(("program", "reason"), [
-    (on(sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1), "R/S(1)", (2, 2)),
-     r"rank 0 assembles the result from \(R, S\(1\)\): 3 at \[0, 2\] where the op gives 6 .*"),
+    pytest.param(
+        on(CUMPROD, "R/S(1)", (2, 2)),
+        r"rank 0 assembles the result from \(R, S\(1\)\): 3 at \[0, 2\] where the op gives 6 .*", marks=if_cumprod_is_wrong,
+    ),
     (on(sample("amax.default", numbers(1, 3), [0]), "R/S(0)", (2, 2), "sum"), "rank 1, 3 raises IndexError: .*"),
     (on(planted("one_raises", X), "S(0)/R", (2, 2)), "rank 1 raises ValueError: not on this rank; .*"),
 ], ids=str)  # fmt: skip

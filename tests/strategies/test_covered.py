@@ -134,6 +134,18 @@ def test_a_table_that_cannot_be_written_is_said(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("members")
+def test_a_full_disk_does_not_cost_the_table(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(covered, "write_whole", full)
+    file = tmp_path / "c.json"
+    code, out, errors = ran(capsys, written(tmp_path / "j", *LINES), file)
+    assert (code, errors) == (3, f"localtensor coverage: cannot write {file}: No space left on device.\n")
+    assert "Not exercised:" in out
+
+
+@pytest.mark.usefixtures("members")
 def test_without_a_journal_everything_is_tried_now(monkeypatch, capsys):
     asked = []
 

@@ -54,3 +54,8 @@ def test_one_seed_gives_one_discovery_in_any_order_of_samples():
 
 def test_calls_are_drawn_from_the_schema_where_opinfo_has_none():
     assert {s.op for s in samples_of("planted.forgotten.default", 0)} == {"planted.forgotten.default"}
+
+
+def test_calls_are_those_of_opinfo_where_it_has_some_and_none_are_drawn_of_an_op_that_trusts_its_caller():
+    assert {s.origin.partition("[")[0] for s in samples_of("aten.mv.default", 0)} == {"mv"}
+    assert samples_of("aten._euclidean_dist.default", 0) == []

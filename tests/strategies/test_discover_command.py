@@ -43,10 +43,10 @@ def test_nothing_missing_is_clean_and_nothing_to_emit_is_said(capsys):
     ("name", "options", "said"),
     [
         ("nosuch", {}, "no op and no overload has this name"),
-        ("neg", {"ranks": (1,)}, "--ranks: 1"),
-        ("neg", {"ranks": (2, 65)}, "--ranks: 65"),
-        ("neg", {"seed": -1}, "--seed: -1"),
-        ("neg", {"many": 0}, "--workers: 0"),
+        ("neg", {"ranks": (1,)}, "localtensor discover: --ranks: 1"),
+        ("neg", {"ranks": (2, 65)}, "localtensor discover: --ranks: 65"),
+        ("neg", {"seed": -1}, "localtensor discover: --seed: -1"),
+        ("neg", {"many": 0}, "localtensor discover: --workers: 0"),
         ("mean", {"emitted": True}, "Name one: aten.mean.default or aten.mean.dim"),
     ],
 )

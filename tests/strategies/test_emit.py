@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from torch.distributed.tensor import DTensor
 
 from strategies.discover import Discovery, discover
 from strategies.emit import NotEmitted, emit
+from strategies.rules import overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import LIB, planted
 
@@ -66,6 +67,8 @@ SHOWN = {
     "kept: sums": ("aten.add.Tensor", "torch.add, (x, x), (Partial('sum'), Partial('sum'))", "('P(sum)', 0)", "('P(sum)', 0)"),
     "kept: shards": ("aten.mv.default", "torch.mv, (x, x[0]), (Shard(0), Replicate())", "('S(0)', 0)", "('S(0)', 0)"),
 }  # fmt: skip
+if overload("aten.cumsum.default") not in DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs:
+    del SHOWN["op strategy"]  # since 2.14 cumsum has another kind of strategy, which lacks no rule
 """What is shown: the op, the call, and what DTensor makes of it before and after: the result, how many collectives."""
 
 
@@ -140,10 +143,9 @@ def test_all_dims_alike_are_a_loop():
     assert "        for d in range(ndims[0]):\n            found.append(([Shard(d)], [Shard(d)]))\n" in text
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="torch 2.11 lacks rules for neg")
 def test_what_cannot_be_emitted_is_refused():
     with pytest.raises(NotEmitted, match="no rule is missing"):
-        emit(discover("aten.neg.default", given=[sample("neg.default", X)]))
+        emit(Discovery("aten.neg.default", "single-dim strategy", (), (), 1, 1, 0))
     some = discover("planted.forgotten", given=[planted("forgotten", X)])
     with pytest.raises(NotEmitted, match="cannot be added to"):
         emit(Discovery(some.op, "rule", some.missing, some.surveys, some.samples, 1, 0))

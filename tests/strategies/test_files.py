@@ -1,5 +1,6 @@
 import os
 import stat
+import sys
 import threading
 from pathlib import Path
 
@@ -98,12 +99,38 @@ def test_whoever_ends_the_process_at_once_finds_the_half_file(tmp_path):
     ("file/new", False, ("{here}/file takes no files", "Name a file in a folder of yours.")),
     ("file/new", True, ("{here}/file takes no files", "Name a folder below one of yours.")),
     ("n" * 300, False, ("it cannot be (File name too long)", "Name another.")),
+    ("to_file", False, ("", "")), ("to_new", False, ("", "")),
+    ("to_nowhere", False, ("{here}/no takes no files", "Name a file in a folder of yours.")),
 ])  # fmt: skip
 def test_a_place_that_takes_no_file_is_known_before(where, folder, said, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
+    for name, leads in (("to_file", "file"), ("to_new", "new"), ("to_nowhere", "no/file")):
+        (tmp_path / name).symlink_to(leads)
     problem, remedy = said
     assert unwritable(tmp_path / where, folder=folder) == (problem.format(here=tmp_path), remedy)
+
+
+def test_a_file_that_is_there_is_replaced_so_its_folder_is_what_counts(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+    assert unwritable(tmp_path / "file") == (f"{tmp_path} takes no files", "Name a file in a folder of yours.")
+    assert unwritable(Path("/dev/null")) == ("", "")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="such a link is replaced there")
+def test_a_link_to_itself_takes_no_file(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    said = "Too many levels of symbolic links"
+    assert unwritable(tmp_path / "loop") == (f"it cannot be ({said})", "Name another.")
+    with pytest.raises(OSError, match=said):
+        write_whole(tmp_path / "loop", "text")
+
+
+def test_of_a_device_all_is_not_read_it_may_have_no_end():
+    with pytest.raises(OSError, match="this is a device"):
+        read_bytes(Path("/dev/zero"))
+    assert read_bytes(Path("/dev/zero"), 3) == b"\0\0\0"
 
 
 @pytest.mark.parametrize(("most", "read"), [(-1, b"0123456789"), (4, b"0123"), (99, b"0123456789")])

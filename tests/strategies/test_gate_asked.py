@@ -1,4 +1,5 @@
 import datetime as dt
+import os
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,32 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(option):
 
 def test_a_file_is_no_place_for_verdicts():
     Path("kept").touch()
-    assert_refused("--cache: kept: verdicts are kept in a folder. Name a folder, or pass --no-cache.", cache=Path("kept"))
+    assert_refused(
+        "--cache: kept: verdicts are kept in a folder. Name a folder, or pass --no-cache.", cache=Path("kept")
+    )
+
+
+def test_a_reason_that_no_file_takes_is_refused_before_the_work():
+    said = r"--accept: 'gr\udcfcn': this is no text in UTF-8. Write it in UTF-8."
+    assert_refused(said, accept=os.fsdecode(b"gr\xfcn"))
+
+
+@pytest.mark.parametrize("option", ["baseline", "cache"])
+def test_too_long_a_name_is_refused(option):
+    name = "n" * 300
+    assert_refused(f"--{option}: {name}: it cannot be (File name too long). Name another.", **{option: Path(name)})
+
+
+@pytest.mark.parametrize("given", [{"update": True}, {"accept": "known"}])
+def test_a_baseline_that_is_to_be_written_and_cannot_be_is_refused_before_the_work(given, monkeypatch):
+    Path("b.json").write_text("")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert_refused(
+        "--baseline: b.json: its folder cannot be written. Name a file in a folder of yours.",
+        baseline=Path("b.json"),
+        **given,
+    )
+    assert Asked(baseline=Path("b.json")).baseline == Path("b.json")
 
 
 def test_a_baseline_in_a_folder_that_is_not_there_is_refused():

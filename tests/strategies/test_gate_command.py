@@ -142,9 +142,9 @@ def test_3_a_file_that_cannot_be_written_after_all(gated, monkeypatch):
         raise OSError(28, "No space left on device", "g.json")
 
     monkeypatch.setattr(gate_command, "write_whole", full)
-    assert gated(CLEAN, files=Files(json=Path("g.json"))) == (
-        3, "", "localtensor gate: cannot write g.json: No space left on device.\n"
-    )  # fmt: skip
+    code, out, errors = gated(WRONG, files=Files(json=Path("g.json")))
+    assert (code, errors) == (3, "localtensor gate: cannot write g.json: No space left on device.\n")
+    assert "gate failed: 1 new" in out  # what was found is shown all the same
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("ours")])

@@ -136,9 +136,9 @@ def gathered(found, settings, rules=None):
 
 
 def test_a_pass_brings_home_the_calls_that_have_a_rule():
-    number = names_of_all().index("cumprod")
+    number = names_of_all().index("addr")  # it calls addr_, too, for which torch 2.13 has none
     found, _ = run_pass(Pass(number, "float64", "even", "cpu", 0), silent)
-    assert "aten.cumprod.default" in {s.op for s in found}
+    assert "aten.addr.default" in {s.op for s in found}
     assert all(torch_dtensor.source_of(overload(s.op)) for s in found)
 
 

@@ -36,6 +36,11 @@ def test_each_rank_is_asked_for_the_shape_of_its_own_piece():
     assert judged(truth, (2,), pieces[::-1]).wrong == "rank 0 holds shape (2, 2), S(0) of (5, 2) is (3, 2)"
 
 
+def test_a_rank_with_placements_that_have_no_arithmetic_here_does_not_hide_the_next():
+    ranks = heard(RIGHT[:1], "_MaskPartial(0)") + heard([-X[2:]], "(S(0), S(1))")
+    assert judged(TRUTH, (1, 2), ranks).wrong == "rank 1 holds shape (2, 2), (S(0), S(1)) of (4, 2) is (4, 1)"
+
+
 def test_a_wrong_whole_is_told_with_its_placements():
     found = judged(TRUTH, (2, 2), heard(RIGHT, whole=X))
     assert found.wrong.startswith("rank 0 assembles the result from (S(0), S(1)): ")

@@ -78,6 +78,7 @@ def test_a_first_line_without_what_a_run_is(tmp_path, capsys):
 def test_a_folder_that_is_not_there_or_is_the_page_itself(journal, tmp_path, capsys):
     assert f"there is no folder {tmp_path / 'no'}" in refused(capsys, journal, tmp_path / "no" / "r.html")
     assert "is a folder" in refused(capsys, journal, tmp_path)
+    assert "it cannot be (File name too long)" in refused(capsys, journal, tmp_path / ("n" * 300))
 
 
 def test_a_place_that_cannot_be_written(journal, capsys, monkeypatch, tmp_path):

@@ -189,6 +189,11 @@ def test_a_folder_is_no_journal(resume, tmp_path):
         read(tmp_path, "localtensor merge")
 
 
+def test_too_long_a_name_is_said(tmp_path):
+    with pytest.raises(BadJournal, match=r"it cannot be opened \(File name too long\)"):
+        open_journal(tmp_path / ("n" * 300), resume=False)
+
+
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     assert_refused(tmp_path / "none/x", "it cannot be opened (No such file or directory). Name a file of yours.")
 

@@ -112,6 +112,9 @@ class Norm(Partial):
     reduce_op: str = "sum"
     power: int = 2
 
+    def __post_init__(self):
+        Partial.__init__(self, self.reduce_op)  # torch 2.11 wants it
+
     def __hash__(self):
         return hash((Norm, self.power))
 

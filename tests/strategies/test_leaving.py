@@ -81,10 +81,10 @@ def test_streams_that_were_closed_lead_nowhere_and_keep_their_numbers():
     body = (
         "from strategies.leaving import open_streams\nimport typer\nfor at in (0, 1):\n    os.close(at)\n"
         "sys.stdin = sys.stdout = None\nopen_streams()\nprint('nowhere', flush=True)\n"
-        "print(os.open(os.devnull, os.O_RDONLY) > 2, file=sys.stderr)"
+        "print(os.open(os.devnull, os.O_RDONLY) > 2, sys.stdin.read() == '', sys.stdout.write('n'), file=sys.stderr)"
     )
     done = in_a_process(body)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True True 1\n")
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,11 @@ def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
         "import os, signal, sys\nfrom strategies import stopping\nfrom strategies.leaving import leave, printed, wrote\n"
         + body
     )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ.pop("PYTHONUNBUFFERED", None)  # with it nothing has to be flushed
     return subprocess.run(
-        [sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=stdout,
-        stderr=stderr, text=True, check=False, timeout=60, **options,
+        [sys.executable, "-c", text], env=environ, stdout=stdout, stderr=stderr, text=True, check=False,
+        timeout=60, **options,
     )  # fmt: skip
 
 

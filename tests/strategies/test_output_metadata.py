@@ -94,8 +94,6 @@ def test_a_mode_over_functions_does_not_see_it_either(op):
         assert outputs_of(Call(op, (Leaf(0), Leaf(1))), metas, threading.Lock()) == metas[:1]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_within_calm_nothing_of_the_callers_state_is_on_and_after_it_all_is():
     x = torch.ones(2, 2)
     with torch.inference_mode(), torch.autocast("cpu"):
@@ -106,6 +104,8 @@ def test_within_calm_nothing_of_the_callers_state_is_on_and_after_it_all_is():
     assert on == (False, False, False) and made.dtype == torch.float32 and not made.is_inference()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forked_while_another_thread_is_in_fake_mode_is_not_locked_out():
     lock = lock_of(THREADS)
     with ThreadPoolExecutor(1) as other:

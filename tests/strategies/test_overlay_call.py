@@ -73,6 +73,16 @@ def test_what_no_line_leaves_where_it_lies_is_brought_back_to_it(mesh, text):
     assert x.to_local() is not None and local.shape == x.to_local().shape
 
 
+@pytest.mark.parametrize("text", ["R/R", "S(0)/R", "S(1)/S(0)", "P(sum)/R"])
+@pytest.mark.parametrize("turned", [torch.Tensor.t_, lambda x: x.transpose_(1, 0), lambda x: x.unsqueeze_(1)])
+def test_what_gets_another_shape_in_place_holds_the_same_values_in_it(mesh, turned, text):
+    x = on(mesh, X, text)
+    want = turned(whole(x).clone())
+    with overlay_dtensor():
+        assert turned(x) is x
+        assert x.shape == want.shape and torch.equal(whole(x), want) and torch.equal(whole(x + x), want + want)
+
+
 def test_an_out_that_is_partial_gets_the_result_as_parts(mesh):
     with overlay_dtensor(RIGHT):
         x, out = on(mesh, X, "S(0)/R"), on(mesh, torch.zeros(5, 3), "P(sum)/R")

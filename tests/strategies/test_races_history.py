@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from strategies.races_history import Call, explained
+from strategies.races_history import Call, _told, explained
 
 A, B, CLEAR = "get a", "get b", "clear"
 
@@ -36,3 +36,7 @@ def test_what_no_dict_could_have_said_is_not(history):
 def test_the_order_in_which_calls_are_listed_is_nothing():
     history = [Call(A, 0, 5, 1), Call(CLEAR, 1, 2), Call(A, 3, 4, 2), Call(B, 3, 6, 3)]
     assert {explained(order) for order in itertools.permutations(history)} == {True}
+
+
+def test_a_history_is_told_with_its_times_and_answers():
+    assert _told([Call(A, 0, 5, 1), Call(CLEAR, 1, 2)]) == "get a [0-5] -> 1; clear [1-2]"

@@ -81,6 +81,15 @@ def test_a_survey_says_what_holds_what_does_not_and_what_it_cannot_tell():
     assert list(said.values()) == [True, True, False, None]
 
 
+def test_nothing_more_is_asked_of_inputs_that_a_claim_serves():
+    one = sample("neg.default", X)
+    found, another = searched(one), rule(one, "S(0) -> P(sum)")
+    for seen in found[0][1].values():
+        seen.holds[str(another)] = another
+    (made,) = survey(found)
+    assert made.backing == {} and made.says(another)
+
+
 def test_what_every_rank_holds_is_any_average_or_extreme_of_it():
     one = sample("where.self", X > 0, X, X)
     assert str(whole(rule(one, "R, R, P(avg) -> P(avg)"))).endswith("R, R, P(avg) -> R")

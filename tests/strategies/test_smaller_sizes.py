@@ -53,6 +53,11 @@ def test_lists_of_sizes_lose_theirs_too():
     assert found == ["(1,) [2, 3]", "(1,) [2, 4]", "(1,) [2, 4, 3]", "(3,) [4, 3]", "(3,) [2, 3]", "(3,) [2, 4, 3]"]
 
 
+def test_a_list_without_the_dim_that_goes_keeps_what_it_has():
+    found = shown(fewer_dims(program(sample("avg_pool2d.default", numbers(2, 3, 4), [3, 2]), "R")))
+    assert [text for text in found if text.startswith("(3, 4)")] == ["(3, 4) [2]", "(3, 4) [3, 2]"]
+
+
 def test_on_a_mesh_the_placements_of_all_axes_count():
     one = Program(sample("relu.default", numbers(4, 3, 2)), (2, 2), ((Shard(1), Partial("sum")),))
     assert shown(fewer_dims(one)) == ["(4, 3)"]

@@ -70,7 +70,9 @@ def test_the_folder_of_a_fork_server_is_removed(tmp_path):
     body = "from multiprocessing import util\nprint(util.get_temp_dir(), flush=True)\nstop()"
     code, folder, said = ended(body, tmp_path)
     assert (code, said) == (130, SENTENCE)
-    assert not Path(folder.strip()).exists(), "multiprocessing.process._current_process._config has no tempdir any longer"
+    assert not Path(folder.strip()).exists(), (
+        "multiprocessing.process._current_process._config has no tempdir any longer"
+    )
 
 
 def test_python_s_resource_tracker_cleans_up_and_is_left_alone(tmp_path):

@@ -47,8 +47,9 @@ def _tried(victim: Victim, home: Path, store: Path, asked: argparse.Namespace) -
         victim.prepare(folder, store)
         left = struck(victim.words, folder, strike, python=victim.python, cold=asked.cold)
         problems = faults(left, strike, victim.codes if victim.ours else range(-15, 130)) + victim.whole(folder, left)
-        if not victim.ours:  # Python's own answer: one traceback of the program's, and SIGTERM leaves its folders
-            problems = [one for one in problems if "Traceback" not in one and "TMPDIR" not in one]
+        if not victim.ours:  # Python's own answer: a traceback of the program's; SIGTERM between calls leaves folders
+            hard = strike.number == signal.SIGTERM or strike.times > 1
+            problems = [one for one in problems if "Traceback" not in one and not (hard and "TMPDIR" in one)]
         if keeps and not problems:
             problems = resumed(victim, folder, cold=asked.cold)
         _told(victim, str(strike), left, problems)

@@ -146,7 +146,7 @@ VICTIMS = {victim.name: victim for victim in (
     Victim("merge", ("merge", "j.jsonl", "--out", "m.jsonl", "--json", "m.json"), (1,), needs=("j.jsonl",), whole=_jsons("m.json", "m.jsonl")),
     Victim("coverage", ("coverage", "c.jsonl", "--json", "c.json"), (0,), needs=("c.jsonl",), whole=_jsons("c.json")),
     Victim("cost check", ("cost", "check", "torch", "--mesh", "2,2", "--json"), (0, 1)),
-    Victim("lt.run gloo", (), (0,), (("program.py", PROGRAM),), python="import runpy; runpy.run_path('program.py', run_name='__main__')", ours=False),
+    Victim("lt.run gloo", (), (0,), (("program.py", PROGRAM),), python="import os, runpy; runpy.run_path(os.path.abspath('program.py'), run_name='__main__')", ours=False),
     Victim("pytest", ("-q", "-p", "no:cacheprovider", "test_it.py"), (0,), (("test_it.py", TESTS),), python="import pytest, sys; sys.exit(pytest.main())", ours=False),
     Victim("pytest -n 2", ("-q", "-n", "2", "-p", "no:cacheprovider", "test_it.py"), (0,), (("test_it.py", TESTS),), python="import pytest, sys; sys.exit(pytest.main())", ours=False),
 )}  # fmt: skip

@@ -5,6 +5,8 @@ import unittest
 import warnings
 from types import ModuleType
 
+from torch.testing._internal.common_distributed import TEST_SKIPS
+
 from localtensor.suites_bases import on_threads
 from localtensor.suites_ranks import How
 
@@ -59,3 +61,5 @@ def suites_of(module: ModuleType):
 
 
 QUICK = How(timeout=60)
+GPU = next(TEST_SKIPS[name].message for name in ("multi-device-8", "multi-gpu-8") if name in TEST_SKIPS)
+"""What torch says where 8 GPUs are wanted; the first name since 2.15."""

@@ -16,9 +16,8 @@ from localtensor import suites_processes
 from localtensor.errors import Deadlock, NeverEnded
 from localtensor.suites_ranks import How, TorchsOwnWay
 from tests.suites import foreign_processes
-from tests.suites.ran import QUICK, suites_of, went
+from tests.suites.ran import GPU, QUICK, suites_of, went
 
-GPU = "Need at least 8 CUDA devices"
 NOT_PASSED = {
     "Plain.test_wants_gpus": f"skipped: {GPU}",
     "Plain.test_all_ranks_skip": "skipped: not today",

@@ -12,11 +12,11 @@ from torch.testing._internal.common_distributed import MultiThreadedTestCase
 from localtensor import suites_threads
 from localtensor.errors import EarlyReturn, GroupMismatch
 from localtensor.suites_bases import on_threads
-from tests.suites.ran import QUICK, suites_of, went
+from tests.suites.ran import GPU, QUICK, suites_of, went
 
 NOT_PASSED = {
     "Plain.test_skip_on_one_rank": "skipped: rank 2 does not want to",
-    "Plain.test_wants_gpus": "skipped: Need at least 8 CUDA devices",
+    "Plain.test_wants_gpus": f"skipped: {GPU}",
     "Plain.test_fails_as_expected": "failed as expected",
 }
 
@@ -139,6 +139,9 @@ def test_who_calls_the_ranks_of_torchs_decorator_gets_its_runtime_error():
     with on_threads(QUICK), pytest.raises(RuntimeError, match=r"rank 1 raised\n[^$]*not zero") as told:
         decorated(fails)(None)
     assert type(told.value.__cause__) is AssertionError
+    assert [at.name for at in told.traceback if not at.ishidden(told)] == [
+        told.traceback[0].name
+    ]  # pytest shows no more
     with on_threads(QUICK), pytest.raises(EarlyReturn):
         decorated(is_refused)(None)
     with on_threads(QUICK), pytest.raises(unittest.SkipTest, match="no need"):
