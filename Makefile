@@ -8,8 +8,11 @@ TRIAL  := $(VENV)/.trial
 # Left behind by a setup that was interrupted; holds the number of the process that is at work.
 BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
-# Tests that type what the pages and the help say, and build the wheel: minutes, so not before every commit.
-TYPED  := $(addprefix --ignore=tests/house/test_,readme.py help.py wheel.py)
+# Not before every commit: tests that type what the pages and the help say, build the wheel, plant bugs, start
+# processes by the dozen, or try every overload.
+LONG   := $(addprefix --ignore=tests/house/test_,readme.py help.py wheel.py mutants.py) \
+          $(addprefix --ignore=tests/localtensor/test_,script.py processes.py real_runs.py forked.py limits.py \
+          every_overload.py testing_programs.py testing_rule_shardings.py)
 
 # The first of these that runs and is new enough makes .venv; `make setup PYTHON=...` asks for one.
 PYTHON  ?=
@@ -32,11 +35,11 @@ validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules 
 test: $(READY) ## the whole suite, on two workers; what CI runs  (under 15 minutes)
 	@$(PYTEST) -n 2
 
-check: $(READY) ## format, lint, types, staircase, fast tests; before every commit  (about a minute)
+check: $(READY) ## format, lint, types, staircase, fast tests; before every commit  (under two minutes)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PYTEST) -q -n 2 $(TYPED) tests/house tests/localtensor localtensor
+	$(PYTEST) -q -n 2 $(LONG) tests/house tests/localtensor localtensor
 
 fix: $(READY) ## format, and repair what the linter can repair by itself  (a second)
 	$(PY) -m ruff check --fix .

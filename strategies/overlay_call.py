@@ -99,10 +99,7 @@ class Runner:
         raw = self.on_ranks(_localised(self.entry, call, plan, mesh), used, ready, specs)
         for leaf, result in plan.settled:
             _bring_back(local[leaf], used[leaf], specs[leaf], plan, leaf, result)
-        for (
-            leaf,
-            becomes,
-        ) in plan.reshaped:  # what was moved for it is it from here: it would not fit where it came from
+        for leaf, becomes in plan.reshaped:  # what it held, where it has moved, would not fit its new spec
             tensors[leaf]._local_tensor, tensors[leaf]._spec = used[leaf], ready.outputs[becomes]  # type: ignore[attr-defined]
         for leaf, becomes in plan.resized:
             _become(tensors[leaf], used[leaf], ready.outputs[becomes])
