@@ -37,8 +37,7 @@ from localtensor._worker import FENCE, Reply, Seat, calls_for_fence, serve
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor._worker", "localtensor._job")
-FOLDERS: set[str] = set()  # of crews that are there: who ends this process at once removes them
-_CREWS: "set[Crew]" = set()
+CREWS: "set[Crew]" = set()  # that are there: who ends this process at once removes their folders
 PRELOAD_IF_USED = ("pytest", "hypothesis")  # what test modules import: once in the fork server, not in each rank
 
 
@@ -74,9 +73,8 @@ class Crew:
         self.members: list[_Member] = []
         self._owner = os.getpid()
         # 0700.  No TemporaryDirectory: a forked copy of that would take the folder along when it ends.
-        self._folder = tempfile.mkdtemp(prefix="localtensor-")
-        FOLDERS.add(self._folder)
-        _CREWS.add(self)
+        self.folder = tempfile.mkdtemp(prefix="localtensor-")
+        CREWS.add(self)
         self._path: list[str] = []
         self._fence = False
         self._left = False  # ranks that had returned were ended before all others had
@@ -109,7 +107,7 @@ class Crew:
 
     def _hire(self, context: Any, rank: int, shared: dict[str, str]) -> _Member:
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        seat = Seat(rank, self.ranks, self.backend, self._folder, own)
+        seat = Seat(rank, self.ranks, self.backend, self.folder, own)
         jobs, their_jobs = context.Pipe()
         side, their_side = context.Pipe()
         ends = [end for member in self.members for end in (member.jobs, member.side)]
@@ -205,9 +203,9 @@ class Crew:
     def kill(self) -> None:
         """No process and no file is left.  A copy of this object in a forked child must not touch them."""
         atexit.unregister(self.kill)
-        _CREWS.discard(self)
         members, self.members = self.members, []
         if not self.mine():
+            CREWS.discard(self)
             return
         for member in members:
             member.process.kill()
@@ -216,8 +214,8 @@ class Crew:
             member.process.close()
             member.jobs.close()
             member.side.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        FOLDERS.discard(self._folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        CREWS.discard(self)
 
     def mine(self) -> bool:
         """Whether this process made it, and not one of which this is a forked copy."""
@@ -312,7 +310,7 @@ def tidy() -> Iterator[None]:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    crews = [crew for crew in _CREWS if crew.mine()]
+    crews = [crew for crew in CREWS if crew.mine()]
     for crew in crews:
         crew.kill()
     if crews and (its := getattr(multiprocessing.process.current_process(), "_config", {}).get("tempdir")):

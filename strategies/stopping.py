@@ -169,7 +169,7 @@ def _end(number: int) -> None:
 
 def _folders() -> list[str]:
     """Of real ranks, which have not begun perhaps: those that have remove it themselves; and Python's, of a fork server."""
-    found = list(getattr(sys.modules.get("localtensor._crew"), "FOLDERS", ()))
+    found = [crew.folder for crew in list(getattr(sys.modules.get("localtensor._crew"), "CREWS", ()))]
     process = getattr(sys.modules.get("multiprocessing.process"), "_current_process", None)
     its = getattr(process, "_config", {}).get("tempdir")
     return [*found, its] if its else found
