@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from localtensor.errors import LocalTensorError
@@ -20,6 +17,7 @@ from strategies.modules import BadRules
 from strategies.progress import bar
 from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 from strategies.stopping import say
+from strategies.undisturbed import undisturbed
 from strategies.verdicts import NOTHING, USAGE, Report
 
 
@@ -76,13 +74,11 @@ def _shard(text: str) -> tuple[int, int] | None:
     return int(number), int(count)
 
 
+@undisturbed()
 def run(chosen: Chosen) -> int:
     """The exit code.  Usage errors are one sentence on standard error; files are written whole or not at all."""
     from strategies.validate import validate  # who only shows a report, or reads options, needs nothing that judges
 
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)  # the tensors are small, the workers many, and they are forked from here
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         _writable(chosen)

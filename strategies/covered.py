@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from localtensor.errors import LocalTensorError, refusal
@@ -19,21 +16,20 @@ from strategies.journal import STRANGE, BadJournal, Line, of_kind, open_journal,
 from strategies.leaving import printed
 from strategies.progress import bar
 from strategies.settings import Settings
+from strategies.undisturbed import undisturbed
 from strategies.validate import put_on_trial
 from strategies.verdicts import CLEAN, NOTHING, USAGE, Verdict
 
 CALL = "localtensor coverage"
 
 
+@undisturbed()
 def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, quiet: bool) -> int:
     """The exit code: 0 if anything was tried, 3 if not; 2 for a file that is no journal.
 
     Without a journal everything is tried now, on 2 and 3 ranks, which takes minutes.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     problem, remedy = unwritable(json) if json is not None else ("", "")
     if problem:
         errors.print(refusal(CALL, "--json", str(json), problem, remedy), markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +57,11 @@ def _distance(op: str, other: str) -> float | None:
     if ours == theirs:
         same = op.split(".")[1] == other.split(".")[1]
         return 0.0 if same else 0.1
+    return _between(ours, theirs)
+
+
+@functools.cache
+def _between(ours: str, theirs: str) -> float | None:
     long, short = sorted((ours, theirs), key=len, reverse=True)
     if ("backward" in ours) != ("backward" in theirs) or not set(short.split("_")) <= set(long.split("_")):
         return None
@@ -63,6 +69,7 @@ def _distance(op: str, other: str) -> float | None:
     return 2.0 - share if share >= _NEAR else None
 
 
+@functools.cache
 def _root(op: str) -> str:
     """The name that an op shares with its variants: `_index_put_impl_` and `index_put`, `view_copy` and `view`."""
     packet = op.split(".")[1].strip("_")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from rich.console import Console
 
 from localtensor.errors import LocalTensorError
@@ -17,6 +14,7 @@ from strategies.emit import NotEmitted, emit
 from strategies.leaving import wrote
 from strategies.lines import in_words, lines
 from strategies.settings import BadSetting
+from strategies.undisturbed import undisturbed
 from strategies.verdicts import CLEAN, NOTHING, USAGE
 
 SECONDS = 600.0
@@ -30,6 +28,7 @@ class _Task:
     seed: int
 
 
+@undisturbed()
 def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3), seed: int = 0, many: int = 1) -> int:
     """The exit code: 0 whether or not rules are missing, as for `validate --search`, since a missing rule is slow
     and not wrong; 2 for an unknown op or setting, and where --emit has nothing to print that is one module;
@@ -37,9 +36,6 @@ def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3),
 
     The module, or the list of rules, goes to standard output; all else to standard error.  `many` workers.
     """
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         _check(ranks, seed, many)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 import localtensor
@@ -37,6 +34,7 @@ from strategies.outputs_summary import summary
 from strategies.progress import bar
 from strategies.settings import BadSetting, UnknownOp
 from strategies.stopping import say
+from strategies.undisturbed import undisturbed
 from strategies.verdicts import NOTHING, USAGE
 
 REFUSED = (
@@ -45,12 +43,10 @@ REFUSED = (
 """What the user can mend: one sentence and exit code 2."""
 
 
+@undisturbed()
 def run(asked: Asked) -> int:
     """The exit code: 0 clean, 1 something new or gone, 2 usage, 3 in trouble.  Files are written whole or not at all."""
     start = time.time()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)  # the tensors are small, the workers many, and they are forked from here
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         today = dt.datetime.now(tz=dt.timezone.utc).date()

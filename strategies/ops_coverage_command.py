@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 
-import torch
 from rich.console import Console
 
 from strategies import samples
@@ -15,15 +12,14 @@ from strategies.most_used import most_used
 from strategies.ops_coverage import Compared, coverage
 from strategies.own_samples import calls
 from strategies.progress import bar
+from strategies.undisturbed import undisturbed
 from strategies.verdicts import CLEAN, NOTHING, WRONG
 from strategies.workers import Crew
 
 
+@undisturbed()
 def coverage_command(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
     """The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     with bar(errors, quiet) as progress:

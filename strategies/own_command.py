@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-import logging
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
 from rich.console import Console
 
 from strategies import samples
@@ -17,12 +14,14 @@ from strategies.book import Book, Entry
 from strategies.own_samples import calls
 from strategies.own_trials import Heard, Terms, trials
 from strategies.progress import Progress, bar
+from strategies.undisturbed import undisturbed
 from strategies.verdicts import CLEAN, NOTHING, USAGE, WRONG
 from strategies.workers import Crew
 
 CALL = "python -m strategies.ops"
 
 
+@undisturbed()
 def own_command(
     book: Book,
     patterns: Sequence[str] = (),
@@ -38,9 +37,6 @@ def own_command(
 
     What is wrong, and what could not be tried with its reason, goes to standard output; progress to standard error.
     """
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
     out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     entries = chosen(book, patterns)

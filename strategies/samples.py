@@ -2,7 +2,7 @@
 
 | torch part (under torch.testing._internal)                  | read on     | run on |
 |-------------------------------------------------------------|-------------|--------|
-| common_methods_invocations.op_db, OpInfo.sample_inputs      | 2.11 - 2.15 | 2.13   |
+| common_methods_invocations.op_db                            | 2.11 - 2.15 | 2.13   |
 | OpInfo.name, .aten_name, .aliases, .supported_dtypes        | 2.11 - 2.15 | 2.13   |
 | OpInfo.inplace_variant, .supports_autograd                  | 2.11 - 2.15 | 2.13   |
 | the sizes S, M, L, XS of opinfo.core and its copies         | 2.11 - 2.15 | 2.13   |
@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors.faults import in_a_line
+from localtensor.opinfo import drawn
 from strategies.choice import choose
 from strategies.rules import Sample, call_of
 
@@ -102,10 +103,9 @@ def capture(
     if which != "odd" and info.formatted_name in ONE_SIZE:
         return [], failed
     with sizes(which):
-        drawn = iter(info.sample_inputs(device, dtype, requires_grad=grad))
-        if hasattr(drawn, "set_seed"):
-            drawn.set_seed = False  # it would seed all devices before each sample, which costs more than most samples
-        for number, sample in _spread(drawn, failed):
+        with drawn(info, device, dtype, requires_grad=grad) as every:
+            few = _spread(every, failed)
+        for number, sample in few:
             try:
                 _run(info, sample, recorder, number)
             except _REFUSALS as error:
@@ -113,11 +113,11 @@ def capture(
     return recorder.best(), failed
 
 
-def _spread(drawn: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
+def _spread(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
     """At most MOST_CALLS of the first MOST_DRAWN samples, from all over them: like stands next to like."""
     found: list[tuple[int, Any]] = []
     try:
-        found.extend(enumerate(itertools.islice(drawn, MOST_DRAWN)))  # keeps what came before an error
+        found.extend(enumerate(itertools.islice(every, MOST_DRAWN)))  # keeps what came before an error
     except _REFUSALS as error:
         failed[in_a_line(error, 100)] += 1
     small = [(number, sample) for number, sample in found if _numel(sample) <= MOST_INPUT]

@@ -5,8 +5,7 @@
 | common_methods_invocations.op_db                              | there is no public one     | 2.11 - 2.15 | 2.13   |
 | OpInfo.name, .variant_test_name, .op                          | which op, by which name    | 2.11 - 2.15 | 2.13   |
 | OpInfo.supported_dtypes, .supports_autograd                   | what it can be asked for   | 2.11 - 2.15 | 2.13   |
-| OpInfo.sample_inputs; .input, .args, .kwargs of what it gives | the arguments              | 2.11 - 2.15 | 2.13   |
-| the switch set_seed of the iterator that it returns           | other arguments for a seed | by feature  | 2.13   |
+| .input, .args, .kwargs of a sample                            | the arguments              | 2.11 - 2.15 | 2.13   |
 
 `tests/localtensor/test_testing_draws_ops.py` names each part.
 """
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localtensor.opinfo import drawn
 from localtensor.placement import shape_text
 from localtensor.testing.drawn_checks import BadDraw, check_count, check_dtype
 
@@ -154,11 +154,9 @@ def _samples(name: str, dtype: torch.dtype, seed: int) -> tuple[tuple[Any, ...],
         return ()
     with _seeded(zlib.crc32(f"{seed} {name} {dtype}".encode())), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's own samples
-        drawn = iter(info.sample_inputs("cpu", dtype))
-        if hasattr(drawn, "set_seed"):
-            drawn.set_seed = False  # it would give each sample a seed of its own, whatever seed was asked for
-        few = itertools.islice(drawn, MOST_SAMPLES)
-        found = [((sample.input, *sample.args), dict(sample.kwargs)) for sample in few]
+        with drawn(info, "cpu", dtype) as samples:
+            few = list(itertools.islice(samples, MOST_SAMPLES))
+    found = [((sample.input, *sample.args), dict(sample.kwargs)) for sample in few]
     return tuple(one for one in found if _numel(one) <= MOST_NUMEL)
 
 

@@ -40,10 +40,11 @@ def clean(tmp_path_factory):
 
 @pytest.fixture
 def repository(clean):
-    """With its first commit, which is right, as the last one."""
+    """With its first commit, which is right, as the last one, and no hook."""
     yield clean
     first = git(clean, "rev-list", "--max-parents=0", "HEAD")
     git(clean, "reset", "-q", "--hard", first)
+    (clean / ".git/hooks/pre-commit").unlink(missing_ok=True)
 
 
 def command_of(workflow):

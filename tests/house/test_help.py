@@ -169,6 +169,8 @@ def entered(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> o
     name = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
     monkeypatch.setattr(sys, "argv", [name, *words])
     monkeypatch.delitem(sys.modules, name, raising=False)  # else runpy warns
+    plain = [finder for finder in sys.meta_path if type(finder).__name__ != "AssertionRewritingHook"]
+    monkeypatch.setattr(sys, "meta_path", plain)  # pytest's loader has no code for runpy
     with pytest.raises(SystemExit) as end:
         runpy.run_module(name, run_name="__main__")
     return end.value.code or 0

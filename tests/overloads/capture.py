@@ -10,12 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from localtensor.opinfo import drawn
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
 MOST_SAMPLES = 24  # of an OpInfo and dtype that are run
@@ -57,11 +58,7 @@ def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str,
     """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants."""
     found: defaultdict = defaultdict(list)
     seen: Counter = Counter()
-    from torch.testing._internal import common_utils
-    from torch.testing._internal.opinfo import core
-
-    unasked = [mock.patch.object(module, "extract_test_fn", return_value=None) for module in (common_utils, core)]
-    with warnings.catch_warnings(), unasked[0], unasked[1]:  # it would walk the whole stack for each sample
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for dtype in dtypes:
             for info in [*infos(), *foreach_infos()]:
@@ -80,12 +77,9 @@ def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int 
     np.random.seed(mixed)
     grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     recorder = Recorder(f"{info.formatted_name} {dtype}", seen, most, each)
-    drawn = info.sample_inputs("cpu", dtype, requires_grad=grad)
-    if hasattr(drawn, "set_seed"):
-        drawn.set_seed = False
     kept = []
-    with contextlib.suppress(*REFUSED):
-        kept.extend(itertools.islice(drawn, 4 * MOST_SAMPLES))
+    with drawn(info, "cpu", dtype, requires_grad=grad) as samples, contextlib.suppress(*REFUSED):
+        kept.extend(itertools.islice(samples, 4 * MOST_SAMPLES))
     for sample in kept[:: max(1, len(kept) // MOST_SAMPLES)]:
         with contextlib.suppress(*REFUSED):
             _run(info, sample, recorder)
