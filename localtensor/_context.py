@@ -5,6 +5,7 @@ Only one simulation can run at a time, because it owns what torch keeps once per
 from one call to the next, since it takes a moment to start them.
 """
 
+import functools
 import itertools
 import os
 import threading
@@ -286,7 +287,8 @@ _caches: dict[int, "weakref.ref[Any]"] = {}
 def add_cache(cache: Any) -> None:
     """The cache is one of `caches()` for as long as somebody else holds it."""
     serial = next_serial()
-    _caches[serial] = weakref.ref(cache, lambda _: _caches.pop(serial, None))
+    # No lambda: a Ctrl-C that comes while Python code runs for a weak reference is printed, and lost.
+    _caches[serial] = weakref.ref(cache, functools.partial(_caches.pop, serial))
 
 
 def caches() -> list[Any]:

@@ -1,8 +1,12 @@
 """`Once` in one thread: a dictionary that computes, forgets failures, stays small and can explain itself."""
 
+import _thread
 import copy
 import dataclasses
 import gc
+import operator
+import signal
+import threading
 import weakref
 from collections import OrderedDict
 from contextlib import suppress
@@ -235,6 +239,20 @@ def test_the_process_does_not_keep_a_cache_alive():
     del once
     gc.collect()
     assert known() is None and len(_context.caches()) < before
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="Ctrl-C is the main thread's")
+def test_a_ctrl_c_that_comes_while_a_cache_dies_is_not_lost():
+    """Python prints what a callback of a weak reference raises, and goes on: no line of Python may run in it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    holder = [Once(str, name="short life")]
+    known = len(_context.caches())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(map(operator.methodcaller("__call__"), (_thread.interrupt_main, holder.clear)))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(_context.caches()) == known - 1
 
 
 def test_a_value_computed_over_a_clearing_is_not_kept():
