@@ -69,6 +69,16 @@ RANK_BY_RANK: dict[str, str] = {
     "aten::embedding": "an index that is out of range reads the table of another row",
 }
 
+# torch gives these a batching rule, a decomposition in Python, when a process calls torch.vmap for the first time
+# (torch/_functorch: lazy_load_decompositions; tried on torch 2.13.0).  What a program gives may not depend on that.
+BATCHED_LATE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "addr", "huber_loss_backward", "mse_loss_backward", "nll_loss_backward", "nll_loss_forward",
+        "nll_loss2d_backward", "nll_loss2d_forward", "smooth_l1_loss_backward",
+    )
+)  # fmt: skip
+
 _BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
 
 
@@ -173,9 +183,9 @@ def way_of(op: Any) -> Way:
 
 
 def has_vmap(op: Any) -> bool:
-    """Whether there is a batching rule that is right."""
+    """Whether there is a batching rule that is right, in every process."""
     name = op.name()
-    if name in RANK_BY_RANK or torch.Tag.data_dependent_output in op.tags:
+    if name in RANK_BY_RANK or name in BATCHED_LATE or torch.Tag.data_dependent_output in op.tags:
         return False
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
 

@@ -1,5 +1,7 @@
 """The table of ways, the facts of an overload, and that an op is executed as often as the table promises, and never more."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -48,6 +50,21 @@ def test_every_overload_has_a_way():
 ])  # fmt: skip
 def test_known_ways(op, way):
     assert way_of(op) is way
+
+
+LATE = """
+import torch
+from localtensor.ways import table
+before = dict(table())
+torch.vmap(torch.sin)(torch.ones(2))
+print(sorted(name for name, way in table() if way is not before[name]))
+"""
+
+
+def test_a_way_does_not_depend_on_what_the_process_did_before():
+    """In a process of its own, since torch.vmap registers rules when it is called for the first time."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 
 
 def test_what_is_no_overload_is_none():
