@@ -99,8 +99,9 @@ def check(
         from strategies import cost_command
         from strategies.plan_asked import BadPlanOption, sizes_of
 
+        call = "localtensor cost check"
         try:
-            ranks, sizes = sizes_of("--mesh", mesh, "cost check"), sizes_of("--shape", shape, "cost check")
+            ranks, sizes = sizes_of("--mesh", mesh, call), sizes_of("--shape", shape, call)
         except BadPlanOption as error:
             typer.echo(str(error), err=True)
             return USAGE

@@ -56,7 +56,7 @@ class BadCost(LocalTensorError):
     """A cost function that cannot be asked."""
 
     def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("cost check", argument, values, problem, remedy))
+        super().__init__(refusal("localtensor cost check", argument, values, problem, remedy))
 
 
 def check(

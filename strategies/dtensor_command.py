@@ -35,7 +35,7 @@ class BadPlans(LocalTensorError):
     """Options of `localtensor validate --plans` that cannot be followed."""
 
     def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("validate --plans", argument, values, problem, remedy))
+        super().__init__(refusal("localtensor validate --plans", argument, values, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from rich.console import Console
 from localtensor.errors import refusal
 from strategies import files, journal
 from strategies.html_page import page
+from strategies.leaving import SHORT
 from strategies.verdicts import CLEAN, NOTHING, USAGE
 
 CALL = "localtensor report"
@@ -17,8 +18,8 @@ CALL = "localtensor report"
 def run(path: Path, out: Path) -> int:
     """Write the page of the journal at `path` to `out`.
 
-    The exit code: 0; 3 if the journal tested nothing; 2 for what is no journal, and for a place to which nothing
-    can be written.
+    The exit code: 0; 3 if the journal tested nothing, or the disk is full; 2 for what is no journal, and for a place
+    to which nothing can be written.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     if problem := _no_place(out):
@@ -37,9 +38,10 @@ def run(path: Path, out: Path) -> int:
     try:
         files.write_whole(out, text)
     except OSError as error:
-        problem = f"it cannot be written ({error.strerror})"
-        errors.print(_refused("--out", out, problem, "Name a file of yours."), markup=False)
-        return USAGE
+        problem, full = f"it cannot be written ({error.strerror})", error.errno in SHORT
+        remedy = "Make room, or name a file elsewhere." if full else "Name a file of yours."
+        errors.print(_refused("--out", out, problem, remedy), markup=False)
+        return NOTHING if full else USAGE
     if read.cut:
         errors.print(read.cut, markup=False)
     return CLEAN if report.counts.instances else NOTHING

@@ -50,7 +50,7 @@ def _lacking(error: Exception) -> str:
     """What is not there to work with, if that is what the machine says; else ""."""
     if isinstance(error, MemoryError):
         return "the machine has no room for this: memory"
-    if isinstance(error, OSError) and error.errno in _SHORT:
+    if isinstance(error, OSError) and error.errno in SHORT:
         return f"the machine has no room for this: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         try:
@@ -60,7 +60,8 @@ def _lacking(error: Exception) -> str:
     return ""
 
 
-_SHORT = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+SHORT = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""Errors that mean: the machine has too little of something."""
 
 
 def open_streams() -> None:

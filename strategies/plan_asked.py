@@ -206,7 +206,7 @@ def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move]
 def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
     """Whole numbers between commas.  Raises `BadPlanOption`.
 
-    >>> sizes_of("--mesh", "2,2", "cost check")
+    >>> sizes_of("--mesh", "2,2", "localtensor cost check")
     (2, 2)
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []

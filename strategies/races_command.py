@@ -31,7 +31,7 @@ class BadRaces(LocalTensorError):
     """Options of `localtensor races` that cannot be followed."""
 
     def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("races", argument, values, problem, remedy))
+        super().__init__(refusal("localtensor races", argument, values, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,5 +65,8 @@ def test_too_little_memory_is_exit_code_1():
 def test_a_cost_is_checked():
     assert typed("cost", "check", "bytes", "--mesh", "2", "--shape", "4").exit_code == 0
     done = typed("cost", "check", "bytes", "--mesh", "2,x")
-    assert done.exit_code == 2 and done.stderr == "cost check: --mesh: '2,x': these are no sizes. Write --mesh 2,2.\n"
+    assert (
+        done.exit_code == 2
+        and done.stderr == "localtensor cost check: --mesh: '2,x': these are no sizes. Write --mesh 2,2.\n"
+    )
     assert json.loads(typed("cost", "check", "bytes", "--mesh", "2", "--shape", "4", "--json").stdout)

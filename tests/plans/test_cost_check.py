@@ -185,7 +185,7 @@ def leaves(src, dst):
 def test_what_cannot_be_asked_is_refused(cost, said):
     with pytest.raises(BadCost) as caught:
         few(cost, name="" if cost != 3 else "int")
-    assert str(caught.value).startswith(f"cost check: cost: {said}")
+    assert str(caught.value).startswith(f"localtensor cost check: cost: {said}")
     assert "\n" not in str(caught.value)
 
 
@@ -267,22 +267,22 @@ def test_json_says_the_same(mine, capsys):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"cost": "tourch"}, "cost check: cost: 'tourch': there is no such cost. Did you mean torch?"),
-    ({"cost": "x"}, "cost check: cost: 'x': there is no such cost. Use torch, time, bytes, or write package.module:"),
-    ({"cost": "cost_of_mine:"}, "cost check: cost: 'cost_of_mine:': there is no such cost."),
-    ({"cost": ":changed"}, "cost check: cost: '': this is no name of a module."),
-    ({"cost": "cost_of_nobody:f"}, "cost check: cost: cost_of_nobody: there is no such module. Run from the folder"),
-    ({"cost": "cost_that_fails:f"}, "cost check: cost: cost_that_fails: importing it raises ValueError: no ("),
-    ({"cost": "cost_of_mine:chnged"}, "cost check: cost: 'cost_of_mine:chnged': cost_of_mine has no chnged. Did you"),
-    ({"cost": "cost_of_mine:qqqqqqqq"}, "cost check: cost: 'cost_of_mine:qqqqqqqq': cost_of_mine has no qqqqqqqq. Name"),
-    ({"cost": "cost_of_mine:number"}, "cost check: cost: cost_of_mine:number: it is no function. Write def cost(src,"),
-    ({"cost": "cost_of_mine:broken"}, "cost check: cost: cost_of_mine:broken: it raises ZeroDivisionError: division"),
-    ({"cost": "time", "mesh": ()}, "cost check: --mesh: '': this is no mesh of 1 to 65536 ranks. Write --mesh 2,2."),
-    ({"cost": "time", "mesh": (2, 0)}, "cost check: --mesh: 2,0: this is no mesh"),
-    ({"cost": "torch", "mesh": (10**6, 10**6)}, "cost check: --mesh: 1000000,1000000: this is no mesh"),
-    ({"cost": "time", "mesh": (2,) * 5}, "cost check: placements: R S(0) P(sum) on Mesh(a=2, b=2, c=2, d=2, e=2): they"),
-    ({"cost": "time", "shape": (8, -1)}, "cost check: --shape: 8,-1: a tensor has no such size."),
-    ({"cost": "time", "most": -1}, "cost check: --most: -1: fewer than none cannot be shown."),
+    ({"cost": "tourch"}, "localtensor cost check: cost: 'tourch': there is no such cost. Did you mean torch?"),
+    ({"cost": "x"}, "localtensor cost check: cost: 'x': there is no such cost. Use torch, time, bytes, or write package.module:"),
+    ({"cost": "cost_of_mine:"}, "localtensor cost check: cost: 'cost_of_mine:': there is no such cost."),
+    ({"cost": ":changed"}, "localtensor cost check: cost: '': this is no name of a module."),
+    ({"cost": "cost_of_nobody:f"}, "localtensor cost check: cost: cost_of_nobody: there is no such module. Run from the folder"),
+    ({"cost": "cost_that_fails:f"}, "localtensor cost check: cost: cost_that_fails: importing it raises ValueError: no ("),
+    ({"cost": "cost_of_mine:chnged"}, "localtensor cost check: cost: 'cost_of_mine:chnged': cost_of_mine has no chnged. Did you"),
+    ({"cost": "cost_of_mine:qqqqqqqq"}, "localtensor cost check: cost: 'cost_of_mine:qqqqqqqq': cost_of_mine has no qqqqqqqq. Name"),
+    ({"cost": "cost_of_mine:number"}, "localtensor cost check: cost: cost_of_mine:number: it is no function. Write def cost(src,"),
+    ({"cost": "cost_of_mine:broken"}, "localtensor cost check: cost: cost_of_mine:broken: it raises ZeroDivisionError: division"),
+    ({"cost": "time", "mesh": ()}, "localtensor cost check: --mesh: '': this is no mesh of 1 to 65536 ranks. Write --mesh 2,2."),
+    ({"cost": "time", "mesh": (2, 0)}, "localtensor cost check: --mesh: 2,0: this is no mesh"),
+    ({"cost": "torch", "mesh": (10**6, 10**6)}, "localtensor cost check: --mesh: 1000000,1000000: this is no mesh"),
+    ({"cost": "time", "mesh": (2,) * 5}, "localtensor cost check: placements: R S(0) P(sum) on Mesh(a=2, b=2, c=2, d=2, e=2): they"),
+    ({"cost": "time", "shape": (8, -1)}, "localtensor cost check: --shape: 8,-1: a tensor has no such size."),
+    ({"cost": "time", "most": -1}, "localtensor cost check: --most: -1: fewer than none cannot be shown."),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_one_sentence_and_exit_code_2(given, said, mine, capsys):
     assert run(**given) == 2

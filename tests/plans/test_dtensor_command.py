@@ -150,7 +150,7 @@ def test_a_place_that_takes_no_file_is_refused_before_the_work(option, name, sai
     (tmp_path / "folder").mkdir()
     with pytest.raises(BadPlans) as refused:
         Asked(**{option: tmp_path / name})
-    assert str(refused.value) == f"validate --plans: {said.format(here=tmp_path)}"
+    assert str(refused.value) == f"localtensor validate --plans: {said.format(here=tmp_path)}"
 
 
 def test_a_size_beyond_all_numbers_of_the_machine_is_refused():

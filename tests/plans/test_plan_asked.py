@@ -110,6 +110,6 @@ def test_a_price_that_cannot_be_asked_is_one_sentence(module, name, body, said):
 
 
 def test_sizes_between_commas():
-    assert sizes_of("--shape", "", "cost check") == ()
-    with pytest.raises(BadPlanOption, match=r"^cost check: --mesh: '2,x': these are no sizes"):
-        sizes_of("--mesh", "2,x", "cost check")
+    assert sizes_of("--shape", "", "localtensor cost check") == ()
+    with pytest.raises(BadPlanOption, match=r"^localtensor cost check: --mesh: '2,x': these are no sizes"):
+        sizes_of("--mesh", "2,x", "localtensor cost check")

@@ -22,7 +22,9 @@ def test_what_is_asked_is_run_and_its_exit_code_is_the_commands():
 def test_a_usage_error_is_one_sentence_and_exit_code_2():
     done = typed("--target", "cuda")
     assert done.exit_code == 2
-    assert done.stderr == "races: --target: 'cuda': there is no such target. Use once, propagate, dtensor.\n"
+    assert (
+        done.stderr == "localtensor races: --target: 'cuda': there is no such target. Use once, propagate, dtensor.\n"
+    )
 
 
 def test_the_help_has_examples_for_each_target_and_the_exit_codes():

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 
 import pytest
 
@@ -11,8 +13,8 @@ def journal(tmp_path):
     return write(tmp_path / "s.jsonl", begin(), lines())
 
 
-def refused(capsys, path, out):
-    assert run(path, out) == 2
+def refused(capsys, path, out, code=2):
+    assert run(path, out) == code
     said = capsys.readouterr().err
     assert said.startswith("localtensor report: ") and said.count("\n") == 1
     return said
@@ -81,9 +83,13 @@ def test_a_folder_that_is_not_there_or_is_the_page_itself(journal, tmp_path, cap
     assert "it cannot be (File name too long)" in refused(capsys, journal, tmp_path / ("n" * 300))
 
 
-def test_a_place_that_cannot_be_written(journal, capsys, monkeypatch, tmp_path):
-    def full(path, text):
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(("number", "code", "remedy"), [
+    (errno.EROFS, 2, "Name a file of yours."), (errno.ENOSPC, 3, "Make room, or name a file elsewhere."),
+])  # fmt: skip
+def test_a_place_that_cannot_be_written(journal, capsys, monkeypatch, tmp_path, number, code, remedy):
+    def fails(path, text):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("strategies.html_report.files.write_whole", full)
-    assert "it cannot be written (No space left on device)" in refused(capsys, journal, tmp_path / "r.html")
+    monkeypatch.setattr("strategies.html_report.files.write_whole", fails)
+    said = refused(capsys, journal, tmp_path / "r.html", code)
+    assert f"it cannot be written ({os.strerror(number)}). {remedy}\n" in said

@@ -18,11 +18,11 @@ FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"target": "torch"}, "races: --target: 'torch': there is no such target. Use once, propagate, dtensor."),
-    ({"target": "once", "schedules": 0}, "races: --schedules: 0: it has to be 1 or more. Pass --schedules 1."),
-    ({"target": "dtensor", "threads": 1}, "races: --threads: 1: it has to be 2 or more. Pass --threads 2."),
-    ({"target": "once", "seconds": 0.0}, "races: --seconds: 0: nothing can be tried in no time. Pass --seconds 60."),
-    ({"target": "once", "threads": 4}, ("races: --threads: 4: programs of --target once bring their own threads. "
+    ({"target": "torch"}, "localtensor races: --target: 'torch': there is no such target. Use once, propagate, dtensor."),
+    ({"target": "once", "schedules": 0}, "localtensor races: --schedules: 0: it has to be 1 or more. Pass --schedules 1."),
+    ({"target": "dtensor", "threads": 1}, "localtensor races: --threads: 1: it has to be 2 or more. Pass --threads 2."),
+    ({"target": "once", "seconds": 0.0}, "localtensor races: --seconds: 0: nothing can be tried in no time. Pass --seconds 60."),
+    ({"target": "once", "threads": 4}, ("localtensor races: --threads: 4: programs of --target once bring their own threads. "
                                         "Leave it out, or use --target dtensor.")),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_refused(settings, words):
