@@ -88,6 +88,7 @@ def test_a_rule_that_was_there_before_the_run_is_on_all_ranks():
     lambda table: table.setdefault("b", 3),
 ])  # fmt: skip
 def test_every_way_to_write_is_noticed(write):
+    run(dist.get_rank, ranks=1)
     table = PROPAGATOR.op_strategy_funcs  # as every run leaves it
     assert type(table) is Table
     table.put("a", 1)

@@ -38,8 +38,7 @@ class Starts(MultiProcessTestCase):
         self._spawn_processes()
 
 
-def test_a_file_for_real_processes_runs_on_threads(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "0")  # torch's DistributedTestBase sets it and leaves it
+def test_a_file_for_real_processes_runs_on_threads():
     found = went(*suites_of(foreign_processes), how=QUICK)
     assert len(found) > 30
     assert {name: how for name, how in found.items() if how != "passed"} == NOT_PASSED
@@ -130,8 +129,7 @@ def test_a_class_that_joins_its_processes_itself_keeps_torchs(monkeypatch):
     methods = suites_processes.methods(MultiProcessTestCase, QUICK)
     monkeypatch.setattr(MultiProcessTestCase, "_start_processes", methods["_start_processes"])
     case = Joins("test_it")
-    checks = torch.sparse.check_sparse_tensor_invariants(enable=False)  # torch's setUp turns them on, its tearDown off
-    with checks, pytest.warns(TorchsOwnWay, match="Joins joins its processes itself"):
+    with pytest.warns(TorchsOwnWay, match="Joins joins its processes itself"):
         case.setUp()
     assert case.processes == []
 
