@@ -76,7 +76,7 @@ _CARRIED_OUT: tuple[Planted, ...] = (
     Planted("strategies/plan_rows.py", "*before, (factor, ranks, place) = cut", "(factor, ranks, place), *before = cut",
             "nested cuts are made inside out", ("strategies/plan_rows.py", "tests/plans/test_plan_rows.py")),
     Planted("strategies/plan_rows.py", "return end == shape[dim] and math.prod(shape[:dim]) == 1", "return end == shape[dim]",
-            "columns are sent as they lie in memory: elements change places", ("tests/plans/test_plan_rows.py",)),
+            "columns are sent as they lie in memory: elements change places", ("strategies/plan_rows.py",)),
     Planted("strategies/plan_run_step.py", "[sent[me]] * count", "[sent[0]] * count",
             "an uneven minimum of floats asks its peers for more than they send", _LOCKSTEP),
     Planted("strategies/plan_run_step.py", 'todo.pending in ("min", "max", "avg")', 'todo.pending in ("min", "max")',
