@@ -57,40 +57,49 @@ def main() -> int:
     figures: dict[str, Any] = {}
     good = True
     for part in asked.only or PARTS:
-        if part == "planted":
-            scored = score.score()
-            figures[part], good = asdict(scored), good and scored.passed
-            _show_score(console, scored)
-        elif part == "speed":
-            timed = speed.speed(asked.runs, asked.peer_runs)
-            figures[part] = asdict(timed) | {
-                "ratio": timed.ratio,
-                "cpu_ratio": timed.cpu_ratio,
-                "ratio_per_combination": timed.ratio_per_combination,
-            }
-            _show_speed(console, timed)
-        elif part == "sizes":
-            small = sizes.sizes(asked.report)
-            figures[part] = [asdict(s) for s in small]
-            sizes.show(console, small)
-        elif part == "lockstep":
-            beside = lockstep.compare(console, full=asked.full)
-            figures[part] = beside.figures()
-            lockstep.show(console, beside)
-            if asked.figure:
-                lockstep.draw(beside, str(asked.figure))
-        elif part in BESIDE:
-            compare, show = BESIDE[part]
-            found = compare(console)
-            figures[part], good = found.figures(), good and getattr(found, "passed", True)
-            show(console, found)
-        else:
-            swept = sweep.sweep()
-            figures[part] = asdict(swept)
-            _show_sweep(console, swept)
+        try:
+            figures[part], passed = _measured(part, asked, console)
+        except KeyboardInterrupt:
+            left = [f"--only {name}" for name in asked.only or PARTS if name not in figures]
+            console.print(
+                f"stopped; what was measured stands above. For the rest: python -m tests.bench {' '.join(left)}"
+            )
+            return 130
+        good = good and passed
         if asked.json:  # after each part: a run takes most of an hour
             write_whole(asked.json, json.dumps(figures, indent=1) + "\n")
     return 0 if good else 1
+
+
+def _measured(part: str, asked: argparse.Namespace, console: Console) -> tuple[Any, bool]:
+    """The figures of a part, which is shown, and whether it came out as it has to."""
+    if part == "planted":
+        scored = score.score()
+        _show_score(console, scored)
+        return asdict(scored), scored.passed
+    if part == "speed":
+        timed = speed.speed(asked.runs, asked.peer_runs)
+        _show_speed(console, timed)
+        ratios = {name: getattr(timed, name) for name in ("ratio", "cpu_ratio", "ratio_per_combination")}
+        return asdict(timed) | ratios, True
+    if part == "sizes":
+        small = sizes.sizes(asked.report)
+        sizes.show(console, small)
+        return [asdict(s) for s in small], True
+    if part == "lockstep":
+        beside = lockstep.compare(console, full=asked.full)
+        lockstep.show(console, beside)
+        if asked.figure:
+            lockstep.draw(beside, str(asked.figure))
+        return beside.figures(), True
+    if part in BESIDE:
+        compare, show = BESIDE[part]
+        found = compare(console)
+        show(console, found)
+        return found.figures(), getattr(found, "passed", True)
+    swept = sweep.sweep()
+    _show_sweep(console, swept)
+    return asdict(swept), True
 
 
 def _asked() -> argparse.Namespace:
