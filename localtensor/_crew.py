@@ -207,15 +207,17 @@ class Crew:
         if not self.mine():
             CREWS.discard(self)
             return
-        for member in members:
-            member.process.kill()
-        for member in members:
-            member.process.join()
-            member.process.close()
-            member.jobs.close()
-            member.side.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        CREWS.discard(self)
+        try:
+            for member in members:
+                member.process.kill()
+            for member in members:
+                member.process.join()
+                member.process.close()
+                member.jobs.close()
+                member.side.close()
+        finally:  # a Ctrl-C that comes while they end, most of all
+            shutil.rmtree(self.folder, ignore_errors=True)
+            CREWS.discard(self)
 
     def mine(self) -> bool:
         """Whether this process made it, and not one of which this is a forked copy."""

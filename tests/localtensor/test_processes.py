@@ -1,6 +1,6 @@
 import contextlib
 import gc
-import multiprocessing
+import multiprocessing.util
 import os
 import re
 import signal
@@ -745,30 +745,52 @@ def test_a_function_that_the_ranks_do_not_find_is_named(pool, pids, tmp_path, mo
 # The end.
 
 
-def test_close_leaves_no_process_and_no_file(tmp_path, monkeypatch):
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where temporary files go from now on, but for the folder that Python's multiprocessing makes once and keeps."""
+    multiprocessing.util.get_temp_dir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_close_leaves_no_process_and_no_file(temporary):
     pool = Pool(2)
     values(pool.call(my_rank, [(), ()]))
     pids = pool.pids
-    [folder] = tmp_path.iterdir()
+    [folder] = temporary.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [file.name for file in folder.iterdir()] == ["store"]
     pool.close()
     pool.close()
     assert pool.pids == ()
     assert_ended(pids, seconds=0.0)
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
-def test_restarts_leave_nothing_behind(pool, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_restarts_leave_nothing_behind(pool, temporary):
     seen = []
     for _ in range(4):
         pool.call(refuse_after_a_sum, [(0,), (0,)])
         gc.collect()
         seen.append((threading.active_count(), len(os.listdir("/dev/fd")), len(multiprocessing.active_children())))
     assert len(set(seen[1:])) == 1, seen
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(temporary, monkeypatch):
+    pool = Pool(2)
+    pids = [outcome.value for outcome in pool.call(os.getpid, [(), ()])]
+    first = pool._crew.members[0].process
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(first, "join", interrupted)
+    assert list(temporary.iterdir()) != []
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert list(temporary.iterdir()) == [] and pool._crew not in _crew.CREWS
+    assert_ended(pids)
 
 
 def test_a_call_after_close_is_refused():
