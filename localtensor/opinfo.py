@@ -2,12 +2,12 @@
 
 | torch part (under torch.testing._internal)       | why                                            | read on     | run on |
 |--------------------------------------------------|------------------------------------------------|-------------|--------|
-| extract_test_fn, in common_utils and opinfo.core | looks for a TestCase among its callers, by     | 2.11 - 2.15 | 2.13   |
-|                                                  | `inspect.stack`, whenever samples are drawn    |             |        |
+| extract_test_fn, in common_utils and opinfo.core | looks for a TestCase among its callers, by     | 2.13, 2.14  | 2.13   |
+|                                                  | `inspect.stack`, whenever samples are drawn    | by feature  |        |
 | OpInfo.sample_inputs                             | the samples                                    | 2.11 - 2.15 | 2.13   |
 | the switch set_seed of the iterator it returns   | it seeds all devices before each sample, alike | by feature  | 2.13   |
 
-`inspect.stack` reads a source file per frame and walks all modules: some 15 ms in a test of pytest's, beside the
+`inspect.stack` reads a source file per frame and walks all modules: some 10 ms in a test of pytest's, beside the
 microseconds that most samples take.  `tests/localtensor/test_opinfo.py` names each part.
 """
 

@@ -16,10 +16,10 @@ from localtensor.placement import Spec, StridedShard
 from strategies.cost import REPLICATE
 from strategies.dtensor_specs import NoSuchSpec, decoded
 from strategies.dtensor_transforms import Refusal, Transform, transforms
-from strategies.meshed import quiet
 from strategies.plans import Plan, Price, Step, placed
 from strategies.pricing import TOPOLOGY, Time, Topology, step_of
 from strategies.steps import changed, changes, letter, refusal_of
+from strategies.undisturbed import quiet
 
 MODES = ("greedy", "graph")
 """DTensor's planners: what it does by itself, and under `use_min_cost_redistribution_plan`."""

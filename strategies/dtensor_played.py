@@ -21,8 +21,9 @@ from localtensor.shards import assemble, split
 from strategies.dtensor_compared import compared
 from strategies.dtensor_pairs import Pair
 from strategies.dtensor_stage import Part, Told, heard, mesh_on, planner
-from strategies.meshed import averages, forget, quiet
+from strategies.meshed import averages, forget
 from strategies.remembered import remembering
+from strategies.undisturbed import quiet
 
 SECONDS = 60.0
 """Time limit of a run of one pair on rank threads."""

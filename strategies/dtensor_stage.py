@@ -29,7 +29,8 @@ from localtensor.errors.faults import in_a_line
 from localtensor.mesh import Mesh
 from localtensor.placement import Spec
 from strategies.dtensor_transforms import spec_seen
-from strategies.meshed import averages, forget, quiet
+from strategies.meshed import averages, forget
+from strategies.undisturbed import quiet
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence[Axes] =
     """The steps that DTensor would take, asked afresh.
 
     With `graph` by its graph-based planner, else by its greedy one, where it lets one choose.  It logs each submesh that
-    might have been flattened: `strategies.meshed.quiet` keeps that from the user.
+    might have been flattened: `strategies.undisturbed.quiet` keeps that from the user.
 
     Raises `Refusal` with the first line of what DTensor raises, and `TorchChanged` where a part of the table above is not
     there, or is called in another way: that is no word of DTensor's on these specs.

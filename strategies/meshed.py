@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,19 +55,6 @@ def _forget_rules() -> None:
         return
     propagate.cache_clear()
     native()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Torch logs every refusal and every submesh that might have been flattened: these are answers here."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable()
-        try:
-            yield
-        finally:
-            logging.disable(before)
 
 
 @contextlib.contextmanager

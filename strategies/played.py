@@ -21,13 +21,14 @@ from localtensor.errors import LocalTensorError
 from localtensor.errors.faults import in_a_line
 from strategies.confirm import program_parts
 from strategies.hearings import Confirmation, judged
-from strategies.meshed import averages, forget, mesh_of, quiet
+from strategies.meshed import averages, forget, mesh_of
 from strategies.probe import coarsest
 from strategies.programs import Program
 from strategies.ran import has_partial, truth_about
 from strategies.remembered import remembering
 from strategies.stage import Heard, Part, placement_text, played, results_on
 from strategies.truth import REFUSALS, Truth
+from strategies.undisturbed import quiet
 
 SECONDS = 60.0
 """Time limit of a run of programs on rank threads."""

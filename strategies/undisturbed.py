@@ -1,4 +1,4 @@
-"""What a command that judges does to its process, and undoes when it ends: others may run in it, tests for example."""
+"""A process without torch's noise, for a while: around one call that may be refused, or around a whole command."""
 
 from __future__ import annotations
 
@@ -11,19 +11,32 @@ import torch
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """While inside, torch computes on one thread, and its warnings and its log up to WARNING are not heard.
+def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
+    """While inside, no warning is heard, and no log up to this level.
 
-    One thread: the tensors are small, the workers many, and they are forked from here.  As a decorator it is around
-    the whole command.
+    Torch logs every refusal and every submesh that might have been flattened: these are answers here.
     """
-    threads, level = torch.get_num_threads(), logging.root.manager.disable
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
+        logging.disable(level)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """What a command that judges does to its process: errors alone are logged, and torch computes on one thread.
+
+    One thread: the tensors are small, the workers many, and they are forked from here.  It is undone when the command
+    ends, since others may run in the process, tests for example.
+    """
+    threads = torch.get_num_threads()
+    with quiet(logging.WARNING):
         torch.set_num_threads(1)
         try:
             yield
         finally:
-            logging.disable(level)
             torch.set_num_threads(threads)

@@ -17,11 +17,11 @@ from strategies.dtensor_plans import MODES, Refused, as_read, fault_of, for_dten
 from strategies.dtensor_played import Job
 from strategies.dtensor_stage import mesh_on, planner, redistributed
 from strategies.dtensor_transforms import can_flatten
-from strategies.meshed import quiet
 from strategies.planner import plan
 from strategies.plans import Plan
 from strategies.pricing import Sent, Time, Topology, step_of
 from strategies.steps import changed
+from strategies.undisturbed import quiet
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

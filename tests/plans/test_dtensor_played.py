@@ -11,7 +11,8 @@ from strategies.dtensor_pairs import draw_pairs
 from strategies.dtensor_plans import MODES
 from strategies.dtensor_played import RIGHT, Job, Outcome, judged, on_threads, play_all
 from strategies.dtensor_stage import Told, planner
-from strategies.meshed import averages, quiet
+from strategies.meshed import averages
+from strategies.undisturbed import quiet
 from tests.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "R", (2,), (3,))

@@ -9,7 +9,7 @@ import localtensor as lt
 from localtensor.shards import split
 from strategies.dtensor_played import Job, numbers
 from strategies.dtensor_stage import dealt, heard, mesh_on, planner, redistributed, users
-from strategies.meshed import quiet
+from strategies.undisturbed import quiet
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)
