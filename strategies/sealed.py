@@ -21,7 +21,7 @@ from typing import IO, Any
 import torch
 
 from localtensor import wire
-from strategies.workers import LATE, MEMORY, Answer, Done, Failed, Lost, Work, death, own_memory, quiet
+from strategies.workers import LATE, MEMORY, Answer, Done, Failed, Lost, Work, death, mute, own_memory
 
 _SIZE = struct.Struct("!Bq")
 _NOTE, _ANSWER = 0, 1
@@ -149,5 +149,5 @@ def _live(tasks: IO[bytes], answers: IO[bytes]) -> None:
 
 if __name__ == "__main__":
     pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    quiet()
+    mute()
     _live(*pipes)

@@ -113,7 +113,7 @@ def _serve(pipe: Connection, noted: Any) -> None:
     _end_with_parent()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    quiet()
+    mute()
 
     def note(number: int) -> None:
         noted.value = number
@@ -147,7 +147,7 @@ _PDEATHSIG = 1
 """PR_SET_PDEATHSIG, prctl(2)."""
 
 
-def quiet() -> None:
+def mute() -> None:
     """malloc's and torch's last words go nowhere: the parent says in one sentence what happened."""
     if sys.stdout is not None:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`make branches`: the suite under coverage, and which part of each room's branches it takes."""
+"""`make branches`: which part of each room's branches the suite takes, its child processes and their forks included."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from tests.branches.each import sitecustomize as each
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = """examples:
@@ -23,55 +26,84 @@ EXAMPLES = """examples:
 """
 
 
+@dataclass(frozen=True)
+class File:
+    """Lines and branches (from a line to a line, 0 for the end of a function) of a file; and those that ran."""
+
+    name: str
+    lines: frozenset[int]
+    branches: frozenset[tuple[int, int]]
+    lines_run: frozenset[int]
+    branches_taken: frozenset[tuple[int, int]]
+
+    @property
+    def room(self) -> str:
+        """Files that share the first word of their name are one room: lockstep_mesh and lockstep_calls, say."""
+        path = Path(self.name)
+        return f"{path.parent.as_posix()}/{path.stem.lstrip('_').split('_')[0]}"
+
+
 def main() -> int:
     asked = _asked()
     with tempfile.TemporaryDirectory() as folder:
-        data = {**os.environ, "COVERAGE_FILE": f"{folder}/coverage"}
-        run = [sys.executable, "-m", "coverage", "run", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
-        code = subprocess.run([*run, *asked.what], cwd=ROOT, env=data, check=False).returncode
-        for step in (["combine", "-q"], ["json", "-q", "-o", f"{folder}/coverage.json"]):
-            ended = subprocess.run([sys.executable, "-m", "coverage", *step], cwd=ROOT, env=data, check=False)
-            if ended.returncode:
-                print(f"python -m tests.branches: coverage {step[0]} ended with {ended.returncode}", file=sys.stderr)
-                return 3
-        files = json.loads(Path(folder, "coverage.json").read_text())["files"]
-    show(files, asked.below)
+        path = os.pathsep.join([str(Path(each.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *asked.what]
+        # pytest loads what it rewrites by itself, and to it all of ours is a plugin's
+        followed = {**os.environ, each.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": "--assert=plain"}
+        code = subprocess.run(run, cwd=ROOT, env=followed, check=False).returncode
+        written = [*Path(folder).glob("*.json")]
+        if not written:
+            print("python -m tests.branches: no process wrote what it ran", file=sys.stderr)
+            return 3
+        show(files(written), asked.below)
     return code
 
 
-def show(files: dict[str, dict[str, Any]], below: int) -> None:
-    """A line for each room that is a folder, then the files that stay below."""
-    by_room: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for name, file in files.items():
-        by_room[_room(name)].append(file["summary"])
+def files(written: Iterable[Path]) -> list[File]:
+    """All files of ours, with what the processes ran together."""
+    import slipcover
+
+    os.chdir(ROOT)  # the names of the files are relative to where it is
+    every = slipcover.Slipcover(branch=True, exclude_lines=[], source=list(each.PACKAGES))
+    lines, branches = defaultdict[str, set[int]](set), defaultdict[str, set[tuple[int, int]]](set)
+    for one in written:
+        for name, (ran, taken) in json.loads(one.read_text()).items():
+            lines[name].update(ran)
+            branches[name].update(tuple(branch) for branch in taken)
+    return [
+        File(
+            name, frozenset(file["missing_lines"]), frozenset(file["missing_branches"]),
+            frozenset(lines[name]), frozenset(branches[name]),
+        )
+        for name, file in every.get_coverage()["files"].items()
+    ]  # fmt: skip
+
+
+def show(found: list[File], below: int) -> None:
+    """A line for each room, then the files that stay below."""
+    rooms: dict[str, list[File]] = defaultdict(list)
+    for file in found:
+        rooms[file.room].append(file)
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     table = Table("room", "files", "branches", "taken", "lines", "run", box=None)
-    for room, found in sorted(by_room.items()):
-        table.add_row(room, str(len(found)), *_shares(found))
-    table.add_row("all", str(len(files)), *_shares([f["summary"] for f in files.values()]))
+    for room, inside in sorted(rooms.items()):
+        table.add_row(room, str(len(inside)), *_shares(inside))
+    table.add_row("all", str(len(found)), *_shares(found))
     console.print(table)
-    low = sorted((_taken([file["summary"]]), name) for name, file in files.items())
-    for share, name in low:
+    for share, name in sorted((_taken([file]), file.name) for file in found):
         if share < below:
             console.print(f"{share:5.1f} %  {name}")
 
 
-def _room(name: str) -> str:
-    """Files that share the first word of their name are one room: lockstep_mesh and lockstep_calls, say."""
-    path = Path(name)
-    return f"{path.parent.as_posix()}/{path.stem.lstrip('_').split('_')[0]}"
+def _taken(found: list[File]) -> float:
+    there = sum(len(file.branches) for file in found)
+    return 100.0 * sum(len(file.branches & file.branches_taken) for file in found) / there if there else 100.0
 
 
-def _taken(found: list[dict[str, Any]]) -> float:
-    there = sum(s["num_branches"] for s in found)
-    return 100.0 * sum(s["covered_branches"] for s in found) / there if there else 100.0
-
-
-def _shares(found: list[dict[str, Any]]) -> list[str]:
-    lines = sum(s["num_statements"] for s in found)
-    ran = 100.0 * sum(s["covered_lines"] for s in found) / lines if lines else 100.0
-    branches = sum(s["num_branches"] for s in found)
-    return [str(branches), f"{_taken(found):.1f} %", str(lines), f"{ran:.1f} %"]
+def _shares(found: list[File]) -> list[str]:
+    lines = sum(len(file.lines) for file in found)
+    ran = 100.0 * sum(len(file.lines & file.lines_run) for file in found) / lines if lines else 100.0
+    return [str(sum(len(f.branches) for f in found)), f"{_taken(found):.1f} %", str(lines), f"{ran:.1f} %"]
 
 
 def _asked() -> argparse.Namespace:

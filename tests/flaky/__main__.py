@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -19,19 +20,23 @@ EXAMPLES = """examples:
   python -m tests.flaky --times 20 tests/races              one folder
   python -m tests.flaky --times 20 --journal flaky.jsonl    stopped by Ctrl-C, it goes on where it was
 
-Exit code 1 if a test failed in any order; each failure comes with the command that repeats it.  3 if nothing ran.
+Exit code 1 if a test failed in any order; each comes with what it said and the command that repeats its order.  3 if
+nothing ran.
 """
+KEPT = 4000
+"""Characters of a failure's text: what a test left behind may not fail again."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One order: the seed that makes it, what pytest counted, and which tests failed."""
+    """One order: the seed that makes it, what pytest counted, which tests failed, and the end of what each said."""
 
     seed: int
     tests: int
     seconds: float
     code: int
     failed: tuple[str, ...]
+    said: tuple[str, ...] = ()
 
 
 def main() -> int:
@@ -67,17 +72,18 @@ def _once(seed: int, what: list[str], workers: int) -> Run:
         seconds = time.monotonic() - started
         if not report.exists():
             print(said.stdout[-2000:] + said.stderr[-2000:], file=sys.stderr)
-            return Run(seed, 0, seconds, said.returncode, ("pytest itself",))
+            return Run(seed, 0, seconds, said.returncode, ("pytest itself",), (said.stderr[-KEPT:],))
         cases = list(ET.parse(report).iter("testcase"))
-    failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
-    names = tuple(f"{case.get('classname')}::{case.get('name')}" for case in failed)
-    return Run(seed, len(cases), seconds, said.returncode, names)
+    failed = [(case, why) for case in cases for why in (*case.findall("failure"), *case.findall("error"))]
+    names = tuple(f"{case.get('classname')}::{case.get('name')}" for case, _ in failed)
+    return Run(seed, len(cases), seconds, said.returncode, names, tuple((why.text or "")[-KEPT:] for _, why in failed))
 
 
 def _say(run: Run, what: list[str], workers: int) -> None:
     print(f"order {run.seed}: {run.tests} tests in {run.seconds:.0f} s, {len(run.failed)} failed", flush=True)
-    for name in run.failed:
+    for name, said in zip(run.failed, run.said or [""] * len(run.failed), strict=True):
         print(f"  {name}")
+        print(textwrap.indent(said, "    "))
     if run.failed:
         shown = ["python", *command(run.seed, what, workers)[1:]]
         print("  again: " + " ".join(shown), flush=True)
@@ -87,7 +93,7 @@ def _ended(runs: list[Run]) -> int:
     if not any(run.tests for run in runs):
         print("python -m tests.flaky: nothing ran", file=sys.stderr)
         return 3
-    failures = Counter(name for run in runs for name in run.failed)
+    failures = Counter(name for run in runs for name in {*run.failed})
     print(f"{len(runs)} orders, {sum(run.tests for run in runs)} tests, {len(failures)} tests failed at times")
     for name, times in failures.most_common():
         print(f"  {times} of {len(runs)}  {name}")
@@ -97,7 +103,8 @@ def _ended(runs: list[Run]) -> int:
 def _read(journal: Path) -> dict[int, Run]:
     lines = journal.read_text().splitlines() if journal.exists() else []
     runs = [json.loads(line) for line in lines]
-    return {run["seed"]: Run(**(run | {"failed": tuple(run["failed"])})) for run in runs}
+    tuples = ("failed", "said")  # JSON has lists only
+    return {run["seed"]: Run(**(run | {name: tuple(run.get(name, ())) for name in tuples})) for run in runs}
 
 
 def _asked() -> argparse.Namespace:
