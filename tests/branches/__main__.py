@@ -1,4 +1,8 @@
-"""`make branches`: which part of each room's branches the suite takes, its child processes and their forks included."""
+"""`make branches`: which part of each room's branches the suite takes, its child processes and their forks included.
+
+On Python 3.10 and 3.11 slipcover changes the bytecode, and tests that compare stacks or time may fail under it; from
+3.12 on the interpreter tells it what runs.
+"""
 
 from __future__ import annotations
 
