@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ RANKS = (4, 16, 64, 256)
 JOB_RANKS = 16
 STEPS = {4: 60, 16: 40, 64: 20, 256: 10}
 LIMIT = 600  # seconds for one way
+ROUNDS = 3  # of the floor and ours, in turn: a machine that is uneven for seconds makes of one round what it likes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +30,39 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """One number of ranks: `floor` is one rank alone, so `ranks` times its step is the least that all can take."""
+    """One number of ranks.  A round is the floor, one rank alone, so that `ranks` times its step is the least that all
+    can take; and ours, right after it.
+    """
 
     ranks: int
-    floor: Figures
-    ours: Figures
+    rounds: tuple[tuple[Figures, Figures], ...]
     threaded: Figures
     threaded_on_one_core: Figures  # OMP_NUM_THREADS=1: torch's threads do not fight for cores then
 
     @property
+    def floor(self) -> float:
+        return self.ranks * statistics.median(floor.step for floor, _ in self.rounds)
+
+    @property
+    def step(self) -> float:
+        return statistics.median(ours.step for _, ours in self.rounds)
+
+    @property
+    def peak_mib(self) -> float:
+        return max(ours.peak_mib for _, ours in self.rounds)
+
+    @property
     def over_floor(self) -> float:
-        return self.ours.step / (self.floor.step * self.ranks)
+        """The median of the rounds' own ratios."""
+        return statistics.median(ours.step / (floor.step * self.ranks) for floor, ours in self.rounds)
 
     @property
     def ratio(self) -> float:
-        return self.threaded.step / self.ours.step
+        return self.threaded.step / self.step
 
     @property
     def ratio_on_one_core(self) -> float:
-        return self.threaded_on_one_core.step / self.ours.step
+        return self.threaded_on_one_core.step / self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +94,14 @@ def run_way(way: str, ranks: int, steps: int, **environment: str) -> Figures:
 
 
 def compare(console: Console) -> Compared:
-    """Each way in a process of its own, one after the other; the floor beside each number of ranks."""
+    """Each way in a process of its own, one after the other."""
     rows = []
     for ranks in RANKS:
         console.print(f"{ranks} ranks ...", style="dim")
         rows.append(
             Beside(
                 ranks,
-                floor=run_way("floor", ranks, 200),
-                ours=run_way("ours", ranks, STEPS[ranks]),
+                tuple((run_way("floor", ranks, 200), run_way("ours", ranks, STEPS[ranks])) for _ in range(ROUNDS)),
                 threaded=run_way("threaded", ranks, STEPS[ranks]),
                 threaded_on_one_core=run_way("threaded", ranks, STEPS[ranks], OMP_NUM_THREADS="1"),
             )
@@ -110,14 +125,14 @@ def show(console: Console, compared: Compared) -> None:
     for one in compared.by_ranks:
         table.add_row(
             str(one.ranks),
-            f"{one.floor.step * one.ranks * 1e3:.1f}",
-            f"{one.ours.step * 1e3:.1f}",
+            f"{one.floor * 1e3:.1f}",
+            f"{one.step * 1e3:.1f}",
             f"{one.over_floor:.2f}x",
             f"{one.threaded.step * 1e3:.1f}",
             f"{one.ratio:.1f}x",
             f"{one.threaded_on_one_core.step * 1e3:.1f}",
             f"{one.ratio_on_one_core:.1f}x",
-            f"{one.ours.peak_mib:.0f}",
+            f"{one.peak_mib:.0f}",
         )
     console.print(table)
     ours, gloo = compared.job.job, compared.gloo.job
