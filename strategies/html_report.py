@@ -10,7 +10,7 @@ from localtensor.errors import refusal
 from strategies import files, journal
 from strategies.html_page import page
 from strategies.leaving import SHORT
-from strategies.verdicts import CLEAN, NOTHING, USAGE
+from strategies.verdicts import CLEAN, NOTHING, USAGE, Report
 
 CALL = "localtensor report"
 
@@ -44,7 +44,18 @@ def run(path: Path, out: Path) -> int:
         return NOTHING if full else USAGE
     if read.cut:
         errors.print(read.cut, markup=False)
-    return CLEAN if report.counts.instances else NOTHING
+    return _told(errors, path, out, report)
+
+
+def _told(errors: Console, path: Path, out: Path, report: Report) -> int:
+    """Say what the page shows; on standard error, for the page itself may go to standard output."""
+    counts, findings = report.counts, len(report.findings)
+    if not counts.instances:
+        errors.print(_refused("JOURNAL", path, "nothing was tested in it", f"{out} says why."), markup=False)
+        return NOTHING
+    tried = f"{counts.instances:,} rule instances on {counts.overloads:,} overloads"
+    errors.print(f"{out} shows {findings:,} finding{'s' * (findings != 1)}, of {tried}.", markup=False)
+    return CLEAN
 
 
 def _no_place(out: Path) -> str:
