@@ -23,6 +23,7 @@ from rich.table import Table
 from tests.branches.each import sitecustomize as each
 
 ROOT = Path(__file__).parents[2]
+PLUGIN = Path(each.__file__).stem
 EXAMPLES = """examples:
   python -m tests.branches                                       the whole suite: tens of minutes
   python -m tests.branches tests/localtensor/test_shards.py      what one file reaches
@@ -51,7 +52,8 @@ def main() -> int:
     asked = _asked()
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join([str(Path(each.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *asked.what]
+        run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN]
+        run += ["-n", "2", *asked.what]
         # pytest loads what it rewrites by itself, and to it all of ours is a plugin's
         followed = {**os.environ, each.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": "--assert=plain"}
         code = subprocess.run(run, cwd=ROOT, env=followed, check=False).returncode
