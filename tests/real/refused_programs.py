@@ -337,7 +337,8 @@ GLOO_SAYS = {
     send_to_oneself: "should not be the same as the rank", receive_from_oneself: "state_ >= CONNECTED",
     send_outside: "Died|hangs", send_across_memory: "has to be contiguous", receive_across_memory: "has to be contiguous",
     negative_tag: "Tag must be nonnegative", empty_batch: "list index out of range", batch_of_others: "p2p_op_list",
-    batch_operation_that_is_none: "Invalid ``op``", object_that_cannot_travel: "pickle", short_object_list: "out of range",
+    batch_operation_that_is_none: "Invalid ``op``", short_object_list: "out of range",
+    object_that_cannot_travel: "pickle|Can't get local object",  # Python 3.13.0 does not name pickle
     scattered_objects_of_too_few: "Incorrect input list size 1", scattered_objects_into_nothing: "of size at least 1",
     objects_broadcast_into_a_shorter_list: "Died", no_list_at_the_root_of_gathered_objects: "must be specified",
     group_of_a_rank_twice: "duplicate", group_of_a_rank_outside: "out of range", group_of_unknown_backend: "smoke",
