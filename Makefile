@@ -85,7 +85,7 @@ mutants: $(TRIAL) ## planted bugs, by hand and by Cosmic Ray: which do the tests
 flaky: $(TRIAL) ## the suite in twenty random orders; stopped, it goes on from flaky.jsonl  (hours)
 	@$(PY) -m tests.flaky --times 20 --journal flaky.jsonl
 
-branches: $(TRIAL) ## branches of each room that the suite takes  (an hour or two)
+branches: $(TRIAL) ## branches of each room that the suite takes  (half an hour)
 	@$(PY) -m tests.branches
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3

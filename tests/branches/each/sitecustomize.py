@@ -51,7 +51,8 @@ class Followed:
         self._noted.signal_child_process()
 
 
-followed = Followed(os.environ[TO]) if TO in os.environ else None
+# Once in a process: a second one would take the lines from the first, and tests import this under another name.
+followed = Followed(os.environ[TO]) if __name__ == "sitecustomize" and TO in os.environ else None
 
 
 def pytest_sessionfinish() -> None:
