@@ -70,7 +70,8 @@ RANK_BY_RANK: dict[str, str] = {
 }
 
 # torch gives these a batching rule, a decomposition in Python, when a process calls torch.vmap for the first time
-# (torch/_functorch: lazy_load_decompositions; tried on torch 2.13.0, the same eight read in 2.14.1).  What a program gives may not depend on that.
+# (torch/_functorch: lazy_load_decompositions; tried on torch 2.13.0, the same eight read in 2.14.1).  What a program
+# gives may not depend on that.
 BATCHED_LATE = frozenset(
     f"aten::{name}"
     for name in (

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from tests.branches.each import sitecustomize as each
 
-ROOT = Path(__file__).parents[2]
 PLUGIN = Path(each.__file__).stem
 EXAMPLES = """examples:
   python -m tests.branches                                       the whole suite: tens of minutes
@@ -52,11 +51,10 @@ def main() -> int:
     asked = _asked()
     with tempfile.TemporaryDirectory() as folder:
         path = os.pathsep.join([str(Path(each.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-        run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN]
-        run += ["-n", "2", *asked.what]
+        run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, "-n", "2", *asked.what]
         # pytest loads what it rewrites by itself, and to it all of ours is a plugin's
         followed = {**os.environ, each.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": "--assert=plain"}
-        code = subprocess.run(run, cwd=ROOT, env=followed, check=False).returncode
+        code = subprocess.run(run, cwd=each.ROOT, env=followed, check=False).returncode
         written = [*Path(folder).glob("*.json")]
         if not written:
             print("python -m tests.branches: no process wrote what it ran", file=sys.stderr)
@@ -69,7 +67,7 @@ def files(written: Iterable[Path]) -> list[File]:
     """All files of ours, with what the processes ran together."""
     import slipcover
 
-    os.chdir(ROOT)  # the names of the files are relative to where it is
+    os.chdir(each.ROOT)  # the names of the files are relative to where it is
     every = slipcover.Slipcover(branch=True, exclude_lines=[], source=list(each.PACKAGES))
     lines, branches = defaultdict[str, set[int]](set), defaultdict[str, set[tuple[int, int]]](set)
     for one in written:
