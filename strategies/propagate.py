@@ -30,6 +30,7 @@ were equal, `_looked_up` by the key of all values, `Afresh` by computing it.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import is_not
@@ -65,7 +66,7 @@ KNOWN = 4096
 """So many calls are known by the identity of their specs; then they are all forgotten, which costs time only."""
 KEPT_OF = 32
 """Of so many calls with specs that equal known ones one is known by their own identity from there on."""
-ANYWHERE = -1
+ANYWHERE = sys.maxsize
 """Where the lists of a call stand, if it is not always the same place."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -131,10 +132,10 @@ class Propagator:
                 known = (op, _default_dtype(), *kwargs, *map(id, [*specs, *args, *kwargs.values()]))
             else:
                 known = (op, _default_dtype(), *map(id, [*specs, *args]))
-        elif not kwargs and 0 <= where < len(args) and type(args[where]) is list:
-            items: Any = args[where]  # a list is a new one each time: its items count
-            rest = args[where + 1 :]
-            known = (op, _default_dtype(), len(items), *map(id, [*specs, *args[:where], *items, *rest]))
+        elif not kwargs and where < len(args) and type(items := args[where]) is list:
+            named = [*specs, *items, *args]  # a list is a new one each time: its items count
+            del named[where - len(args)]
+            known = (op, _default_dtype(), len(items), *map(id, named))
         else:
             known = (op, _default_dtype(), *kwargs, *map(id, specs), *_ids(args), *_ids(kwargs.values()))
         entry = same.get(known)

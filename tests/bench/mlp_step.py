@@ -17,41 +17,55 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.bench.memory import own_peak
 
 WARM = 3  # steps that are not counted
 
 
-def train(steps: int) -> list[float]:
-    """The seconds of each step on this rank.  Columns of the first weight and rows of the second are sharded."""
-    ranks = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks,))
-    torch.manual_seed(0)
-    x, first, second = torch.randn(16, 64), torch.randn(64, 256), torch.randn(256, 64)
-    dx = distribute_tensor(x, mesh, [Replicate()])
-    d1 = distribute_tensor(first, mesh, [Shard(1)]).requires_grad_()
-    d2 = distribute_tensor(second, mesh, [Shard(0)]).requires_grad_()
-    seconds = []
+def train(steps: int, sets: int = 1) -> list[float]:
+    """The seconds of each step on this rank.  Columns of the first weight and rows of the second are sharded.
+
+    With several sets of tensors each has its turn in a step, whose seconds are those of one set on average.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    tensors, seconds = [_tensors(mesh) for _ in range(sets)], []
     for _ in range(steps + WARM):
         start = time.perf_counter()
-        (torch.relu(dx @ d1) @ d2).sum().full_tensor().backward()
-        seconds.append(time.perf_counter() - start)
-        assert d1.grad is not None and d2.grad is not None
-        d1.grad = d2.grad = None
+        for dx, d1, d2 in tensors:
+            (torch.relu(dx @ d1) @ d2).sum().full_tensor().backward()
+        seconds.append((time.perf_counter() - start) / sets)
+        for _, d1, d2 in tensors:
+            assert d1.grad is not None and d2.grad is not None
+            d1.grad = d2.grad = None
     return seconds[WARM:]
 
 
-def floor(ranks: int, steps: int) -> list[float]:
+def _tensors(mesh: DeviceMesh) -> tuple[DTensor, DTensor, DTensor]:
+    torch.manual_seed(0)
+    x, first, second = torch.randn(16, 64), torch.randn(64, 256), torch.randn(256, 64)
+    return (
+        distribute_tensor(x, mesh, [Replicate()]),
+        distribute_tensor(first, mesh, [Shard(1)]).requires_grad_(),
+        distribute_tensor(second, mesh, [Shard(0)]).requires_grad_(),
+    )
+
+
+def floor(ranks: int, steps: int, sets: int = 1) -> list[float]:
     """One rank alone, whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    seconds = train(steps)
+    seconds = train(steps, sets)
     dist.destroy_process_group()
     return seconds
+
+
+def wide_floor(ranks: int, steps: int) -> list[float]:
+    """The same with the tensors of all ranks, in turn: they do not all stay in the processor's cache."""
+    return floor(ranks, steps, sets=ranks)
 
 
 def ours(ranks: int, steps: int) -> list[float]:
@@ -102,7 +116,7 @@ def gloo(ranks: int, steps: int) -> list[float]:
         return list(json.loads(Path(folder, "seconds").read_text()))
 
 
-WAYS = {"floor": floor, "ours": ours, "threaded": threaded, "gloo": gloo}
+WAYS = {"floor": floor, "wide_floor": wide_floor, "ours": ours, "threaded": threaded, "gloo": gloo}
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ class Beside:
 
     ranks: int
     rounds: tuple[tuple[Figures, Figures], ...]
+    wide: Figures  # one rank alone with the tensors of all, in turn
     threaded: Figures
     threaded_on_one_core: Figures  # OMP_NUM_THREADS=1: torch's threads do not fight for cores then
 
@@ -55,6 +56,11 @@ class Beside:
     def over_floor(self) -> float:
         """The median of the rounds' own ratios."""
         return statistics.median(ours.step / (floor.step * self.ranks) for floor, ours in self.rounds)
+
+    @property
+    def wide_over_floor(self) -> float:
+        """What of that ratio is the tensors' being so many."""
+        return self.ranks * self.wide.step / self.floor
 
     @property
     def ratio(self) -> float:
@@ -78,6 +84,7 @@ class Compared:
     def figures(self) -> dict[str, object]:
         return asdict(self) | {
             "over_floor": {one.ranks: one.over_floor for one in self.by_ranks},
+            "wide_over_floor": {one.ranks: one.wide_over_floor for one in self.by_ranks},
             "ratio_on_one_core": {one.ranks: one.ratio_on_one_core for one in self.by_ranks},
             "ratio": {one.ranks: one.ratio for one in self.by_ranks},
             "job_ratio": self.job_ratio,
@@ -102,6 +109,7 @@ def compare(console: Console) -> Compared:
             Beside(
                 ranks,
                 tuple((run_way("floor", ranks, 200), run_way("ours", ranks, STEPS[ranks])) for _ in range(ROUNDS)),
+                wide=run_way("wide_floor", ranks, STEPS[ranks]),
                 threaded=run_way("threaded", ranks, STEPS[ranks]),
                 threaded_on_one_core=run_way("threaded", ranks, STEPS[ranks], OMP_NUM_THREADS="1"),
             )
@@ -116,6 +124,7 @@ def show(console: Console, compared: Compared) -> None:
         "floor ms",
         "ours ms",
         "over floor",
+        "wide floor",
         "torch's threads ms",
         "ratio",
         "with OMP=1 ms",
@@ -128,6 +137,7 @@ def show(console: Console, compared: Compared) -> None:
             f"{one.floor * 1e3:.1f}",
             f"{one.step * 1e3:.1f}",
             f"{one.over_floor:.2f}x",
+            f"{one.wide_over_floor:.2f}x",
             f"{one.threaded.step * 1e3:.1f}",
             f"{one.ratio:.1f}x",
             f"{one.threaded_on_one_core.step * 1e3:.1f}",
@@ -135,6 +145,7 @@ def show(console: Console, compared: Compared) -> None:
             f"{one.peak_mib:.0f}",
         )
     console.print(table)
+    console.print("wide floor: one rank alone with the tensors of all ranks in turn, beside the floor", style="dim")
     ours, gloo = compared.job.job, compared.gloo.job
     console.print(
         f"a job of {JOB_RANKS} ranks and 8 steps, start-up included: {ours:.2f} s; on gloo processes {gloo:.1f} s: "
