@@ -72,7 +72,7 @@ class Explored:
     longest: int = 0
 
     def __str__(self) -> str:
-        which = "all schedules" if self.complete else "schedules"
         if self.failure is None:
-            return f"{self.schedules} {which}, at most {self.longest} steps each: nothing found"
+            every = "all " if self.complete else ""
+            return f"{every}{self.schedules} schedules, at most {self.longest} steps each: nothing found"
         return f"schedule {self.schedules}: {self.failure}"

@@ -165,6 +165,20 @@ def test_what_a_thread_did_is_told_in_lines_that_break_between_words():
     assert "\n".join(lines).count("outer-d") == 30
 
 
+def test_what_was_explored_is_told_in_one_line():
+    program, seen = stepping(1, 1)
+    assert (
+        str(explore(program, policy="bounded", bound=99))
+        == f"all {len(seen)} schedules, at most 4 steps each: nothing found"
+    )
+    assert str(explore(program, policy="pct", schedules=5)) == "5 schedules, at most 4 steps each: nothing found"
+
+
+def test_what_went_wrong_is_told_after_the_number_of_its_schedule():
+    found = explore(lambda sync: Program([lambda: _raise_if(True)]))
+    assert str(found) == f"schedule {found.schedules}: {found.failure}"
+
+
 def test_a_failure_that_the_schedule_does_not_decide_says_so():
     runs = []
 
