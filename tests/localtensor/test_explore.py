@@ -175,8 +175,14 @@ def test_what_was_explored_is_told_in_one_line():
 
 
 def test_what_went_wrong_is_told_after_the_number_of_its_schedule():
-    found = explore(lambda sync: Program([lambda: _raise_if(True)]))
-    assert str(found) == f"schedule {found.schedules}: {found.failure}"
+    runs = []
+
+    def program(sync):
+        runs.append(1)
+        return Program([lambda: sync.step("s")], lambda: _raise_if(len(runs) > 2))
+
+    found = explore(program, policy="pct")
+    assert str(found).startswith("schedule 3: check: ")
 
 
 def test_a_failure_that_the_schedule_does_not_decide_says_so():
