@@ -84,7 +84,7 @@ def files(written: Iterable[Path]) -> list[File]:
 
 
 def show(found: list[File], below: int) -> None:
-    """A line for each room, then the files that stay below."""
+    """A line for each room, then the files that stay below, with what of them no test ran."""
     rooms: dict[str, list[File]] = defaultdict(list)
     for file in found:
         rooms[file.room].append(file)
@@ -94,9 +94,18 @@ def show(found: list[File], below: int) -> None:
         table.add_row(room, str(len(inside)), *_shares(inside))
     table.add_row("all", str(len(found)), *_shares(found))
     console.print(table)
-    for share, name in sorted((_taken([file]), file.name) for file in found):
-        if share < below:
-            console.print(f"{share:5.1f} %  {name}")
+    for file in sorted(found, key=lambda file: (_taken([file]), file.name)):
+        if _taken([file]) < below:
+            missed = runs_of(file.lines - file.lines_run)
+            console.print(f"{_taken([file]):5.1f} %  {file.name}" + (f"  without lines {missed}" if missed else ""))
+
+
+def runs_of(lines: Iterable[int]) -> str:
+    """Lines in words: `3-5, 7`."""
+    every = {*lines}
+    starts = sorted(line for line in every if line - 1 not in every)
+    ends = sorted(line for line in every if line + 1 not in every)
+    return ", ".join(f"{start}-{end}" if end > start else f"{start}" for start, end in zip(starts, ends, strict=True))
 
 
 def _taken(found: list[File]) -> float:
