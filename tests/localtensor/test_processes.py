@@ -375,6 +375,30 @@ def test_the_fork_server_is_on_its_way_before_the_first_call_where_there_is_one(
     assert started == ["running"] * ("forkserver" in methods)
 
 
+DTENSOR_STARTS = """
+import os, sys
+import torch
+{imports}
+import localtensor as lt
+
+def has_it():
+    return "torch._dynamo" in sys.modules
+
+if __name__ == "__main__":
+    print(list(lt.run(has_it, ranks=2, on="gloo").values))
+"""
+
+
+@pytest.mark.parametrize(("imports", "has_it"), [("import torch._dynamo", True), ("", False)])
+def test_what_dtensor_imports_at_its_first_call_comes_with_the_fork_server_where_the_caller_has_it(
+    imports, has_it, tmp_path
+):
+    file = tmp_path / "starts.py"
+    file.write_text(DTENSOR_STARTS.format(imports=imports))
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"{[has_it] * 2}\n"
+
+
 # What else a program may do.
 
 
