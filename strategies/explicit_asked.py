@@ -1,8 +1,9 @@
 """What DTensor would do by itself to a tensor of a call, and the sentence that says so.
 
-Whether anything moves is read from DTensor's own steps: a step communicates if its axis has more than one rank and the
-tensor is not whole on it.  What would have moved is told by our plan (`strategies.planner`), where it has one.  Both
-follow from specs alone, so that all ranks of a mesh come to the same.
+Whether anything moves is read from DTensor's own steps: a step communicates if its axis has more than one rank, the
+tensor is not whole on it, and no shard becomes partial (possible since torch 2.14: each rank adds zeros).  What would
+have moved is told by our plan (`strategies.planner`), where it has one.  Both follow from specs alone, so that all
+ranks of a mesh come to the same.
 
 | torch part (under torch.distributed.tensor)              | read on     | run on |
 |-----------------------------------------------------------|-------------|--------|
@@ -79,7 +80,8 @@ def communicating_steps(src: DTensorSpec, dst: DTensorSpec) -> tuple[str, ...]:
     names, told = mesh_of(src.mesh).names, []
     for info in infos:
         was, now = info.src_dst_placements
-        if was != now and src.mesh.size(info.mesh_dim) > 1 and not was.is_replicate():
+        alone = was.is_replicate() or (was.is_shard() and now.is_partial())
+        if was != now and src.mesh.size(info.mesh_dim) > 1 and not alone:
             told.append(f"{names[info.mesh_dim]}: {short(was)} -> {short(now)}")
     return tuple(told)
 

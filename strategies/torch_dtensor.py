@@ -200,13 +200,23 @@ class Question:
 
     def _check_lines(self, lines: Sequence[Sequence[Any]]) -> None:
         """Torch refuses a line of the wrong length at each call; a negative dim it meets later, and refuses too."""
-        outputs = sum("Tensor" in str(r.type) for r in self.op._schema.returns)
+        outputs = self._results()
         for line in lines:
             if len(line) != outputs + len(self.metas):
                 need = f"{outputs} results and {len(self.metas)} tensor arguments"
                 raise ValueError(f"a line of {len(line)} placements, for {need}")
             if any(getattr(p, "dim", 0) < 0 for p in line):
                 raise ValueError(f"a line names a negative shard dim: {list(line)}")
+
+    def _results(self) -> int:
+        """How many placements of results a line has: one for each that the schema names, a list being one of them.
+
+        Where torch has a line for `split`, since 2.14, a list has one for each of its tensors.
+        """
+        by_item = torch.ops.aten.split.Tensor in self.prop.op_single_dim_strategy_funcs
+        if by_item and type(self.out_meta) in (list, tuple):
+            return len(self.out_meta)
+        return sum("Tensor" in str(r.type) for r in self.op._schema.returns)
 
     def strategy_rows(self, seeds: Sequence[Sequence[Placement]]) -> list[Row]:
         """The lines that an op strategy or a decomposition offers when the inputs come as in `seeds`."""

@@ -36,17 +36,17 @@ def _size(ask: Ask, name: str, dim: int) -> int:
 
 def between_backward(ask: Ask) -> Iterator[Line]:
     """The gradient of the rows of x1: a sum over the rows of x2.  Linear in the gradient of the distances."""
-    ndim = ask.meta("x1").ndim
-    if {ask.meta(name).ndim for name in ("grad", "x1", "x2", "cdist")} != {ndim}:
+    ndim, grad = ask.meta("x1").ndim, "grad_output" if ask.leaf("grad") is None else "grad"  # its name since torch 2.14
+    if {ask.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
         return
     rows, columns = ndim - 2, ndim - 1
     for dim in range(ndim - 2):
-        if len({ask.meta(name).shape[dim] for name in ("grad", "x1", "x2", "cdist")}) == 1:
-            yield along(ask, {"grad": dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
-    yield along(ask, {"grad": rows, "x1": rows, "cdist": rows}, [rows], "filled")
-    yield along(ask, {"grad": columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
+        if len({ask.meta(name).shape[dim] for name in (grad, "x1", "x2", "cdist")}) == 1:
+            yield along(ask, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
+    yield along(ask, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
+    yield along(ask, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
     yield along(ask, {"x1": columns, "x2": columns}, [columns], "filled")
-    yield from parts_of(ask, ["grad"])
+    yield from parts_of(ask, [grad])
 
 
 RULES: tuple[Entry, ...] = with_variants((

@@ -9,6 +9,7 @@ from strategies.dtensor_plans import Refused
 from strategies.dtensor_played import RIGHT, Outcome
 from strategies.dtensor_smaller import Smallest
 from tests.plans.plan_pairs import pair
+from tests.torch_here import before_2_14
 
 
 def verdicts(*pairs, mode="greedy"):
@@ -18,6 +19,7 @@ def verdicts(*pairs, mode="greedy"):
 SHARDS = (pair("S(0) S(0)", "R P(max)", shape=(5, 3)), pair("S(1)", "P(sum)", (3,)), pair("S(0)", "P(min)", (2,), (4,)))
 
 
+@before_2_14
 def test_pairs_that_come_down_to_the_same_are_one_finding():
     found = causes(verdicts(*SHARDS))
     assert [(str(one.pair), one.met, one.modes) for one in found] == [
@@ -28,6 +30,7 @@ def test_pairs_that_come_down_to_the_same_are_one_finding():
     assert not found[0].confirmed
 
 
+@before_2_14
 def test_both_planners_are_named_where_both_do_it():
     product = pair("R", "P(product)", (3,))
     found = causes([*verdicts(product, mode="graph"), *verdicts(product)])

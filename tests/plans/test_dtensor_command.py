@@ -14,6 +14,7 @@ from strategies.dtensor_played import RIGHT, Outcome
 from strategies.dtensor_shown import as_json, as_text
 from strategies.dtensor_tried import Tried, rows, wasted
 from tests.plans.plan_pairs import pair
+from tests.torch_here import before_2_14
 
 PAIR = pair("S(0)", "P(sum)", (2,), (1,))
 REFUSED = Outcome("refused", "RuntimeError: not supported")
@@ -99,6 +100,7 @@ def few(monkeypatch):
     monkeypatch.setattr(dtensor_command, "draw_pairs", lambda mesh, seed, budget: pairs[:budget])
 
 
+@before_2_14
 def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(few, tmp_path, capsys):
     asked = Asked(("2",), samples=3, json_file=tmp_path / "r.json", repro=tmp_path / "scripts", quiet=True)
     assert run(asked) == 1

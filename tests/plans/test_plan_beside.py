@@ -7,6 +7,7 @@ from strategies.plan_beside import layouts, theirs, too_much
 from strategies.plan_text import read
 from strategies.planner import plan
 from strategies.pricing import Sent, Time
+from tests.torch_here import before_2_14
 
 
 def test_both_planners_are_asked_and_priced_as_ours_are():
@@ -18,6 +19,7 @@ def test_both_planners_are_asked_and_priced_as_ours_are():
         assert all(one.wrong == one.refused == one.skipped == "" for one in found)
 
 
+@before_2_14
 def test_a_refusal_of_dtensor_is_told():
     [greedy, _] = theirs(*read("f32[8] @ dp=2: S(0) -> P(sum)"), Time())
     assert greedy.plan is None and greedy.refused and not greedy.skipped

@@ -25,6 +25,7 @@ from tests.programs import tensor_parallel_programs as tensor_parallel
 from tests.programs.lockstep_ways import assert_both, in_lockstep
 from tests.programs.test_optimizers import LAYOUTS
 from tests.programs.test_redistributions import GRID, ROW, STRIDED, every_pair
+from tests.torch_here import before_2_14
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:FSDP will be deprecated"),
@@ -114,18 +115,19 @@ def one_flat_parameter():
     return FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
 
 
+DRAWS_UNTIL = "trunc_normal_ draws until all is well"
 REFUSED = {
     "DDP: its reducer is C++": (NotInLockstep, "DistributedDataParallel", data_parallel.replicated, (4,)),
     "FSDP1: one flat parameter": (NotInLockstep, "fully_shard works", one_flat_parameter),
     "a pipeline: each rank has modules of its own": (RanksDiverge, "", pipelines.train, "1F1B", 4, 1, 1),
     "a checkpoint: rank 0 alone plans it": (RanksDiverge, "dcp.save", checkpoints.train, "unused", 1),
     "a branch on the rank": (RanksDiverge, "4: False on rank 3", redistributions.walks, (4,), (((5, 3), F64, ("P(sum)",)),)),
-    "trunc_normal_ draws until all is well": (RanksDiverge, "trunc_normal_", random_programs.draws, 0, [7] * 4),
+    DRAWS_UNTIL: (RanksDiverge, "trunc_normal_", random_programs.draws, 0, [7] * 4),
     "a list that is indexed by rank": (RanksDiverge, "batches[rank]", data_parallel.unused, (4,), "by hand", 4),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=before_2_14) if n == DRAWS_UNTIL else n for n in REFUSED])
 def test_refused(name):
     kind, words, program, *args = REFUSED[name]
     with pytest.raises(kind) as told:

@@ -11,6 +11,7 @@ from localtensor.errors import LocalTensorError
 from tests.programs import random_programs as programs
 from tests.programs.one_device import assert_three_ways
 from tests.programs.three_ways import on_both
+from tests.torch_here import before_2_14
 
 CUT = {None: "replicated", 0: "rows cut", 1: "columns cut"}
 
@@ -23,6 +24,7 @@ def pieces(dim, ranks):
 
 @pytest.mark.parametrize("seeds", [[7, 7, 7, 7], [1, 2, 3, 4]], ids=["one seed", "four seeds"])
 @pytest.mark.parametrize("dim", CUT, ids=CUT.get)
+@before_2_14
 def test_a_rank_draws_what_a_piece_of_this_shape_draws_from_its_generator(dim, seeds):
     """A list as an argument is one entry for each rank."""
     drawn = on_both(programs.draws, dim, seeds, ranks=4)

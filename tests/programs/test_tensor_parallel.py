@@ -9,6 +9,7 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError
 from tests.programs import tensor_parallel_programs as programs
 from tests.programs.one_device import alone, assert_three_ways
+from tests.torch_here import before_2_14
 
 FLOAT = 8  # bytes of a float64
 
@@ -78,6 +79,7 @@ def test_the_loss_of_cut_rows_takes_nothing_unless_it_is_a_mean(reduction):
     assert said(calls, "forward") == said(calls, "backward") == []
 
 
+@before_2_14
 def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
     """Forward it stays P(avg).  Backward, a gradient is divided by the number of targets that count, on all ranks
     together; a rank cannot know that its peers ignore none.
@@ -87,6 +89,7 @@ def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
     assert said(calls, "backward") == [("all_reduce", FLOAT)]
 
 
+@before_2_14
 def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_are_we():
     """DTensor averages the ranks' means, as if all ranks had equally many targets: `validate` lists that rule."""
     args = ("mean", 0, 8, 3)
@@ -102,6 +105,7 @@ def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_
 
 
 @pytest.mark.parametrize("on", ["threads", "gloo"])
+@before_2_14
 def test_the_mean_loss_of_uneven_rows_is_refused(on):
     with pytest.raises(LocalTensorError, match="cannot be evenly sharded"):
         lt.run(programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on)

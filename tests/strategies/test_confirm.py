@@ -22,6 +22,7 @@ from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.programs_of import on
+from tests.torch_here import CUMPROD, if_cumprod_is_wrong
 
 HOME = (planted_ops.__name__, str(Path(__file__).parents[2]))
 X = numbers(4, 6)
@@ -48,18 +49,6 @@ def assert_cleared(found, note):
 
 
 # Wrong rules are confirmed.
-
-CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
-
-
-def claimed(one):
-    return [str(claim.rule) for claim in claims(one, 2, tell(one).raw)]
-
-
-if_cumprod_is_wrong = pytest.mark.skipif(
-    "aten.cumprod.default: S(1) -> S(1)" not in claimed(CUMPROD),
-    reason=f"torch {torch.__version__} does not claim what is wrong for the last dim, counted from behind",
-)
 
 
 @if_cumprod_is_wrong

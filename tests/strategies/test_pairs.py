@@ -16,6 +16,7 @@ from strategies.truth import tell
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.programs_of import on
 from tests.strategies.users import undone
+from tests.torch_here import before_2_14
 
 X = numbers(4, 6)
 R, S0, P = Replicate(), Shard(0), Partial()
@@ -115,6 +116,7 @@ def test_an_op_that_is_wrong_alone_is_no_suspect():
     assert suspects([on(one, "S(1)", then="sum")]) == []
 
 
+@before_2_14
 def test_norms_that_are_added_up_as_if_they_were_sums_are_a_finding_about_the_pair():
     """torch 2.13 adds the norms of shards up, and takes the norm of those sums."""
     one = sample("linalg_vector_norm.default", X, 2, [1])

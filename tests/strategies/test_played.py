@@ -16,6 +16,7 @@ from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.programs_of import assert_right, on
+from tests.torch_here import if_cumprod_is_wrong
 
 X, Y = numbers(5, 6), numbers(6, 3)
 MM, CAT, SUM = sample("mm.default", X, Y), sample("cat.default", [X, X], 0), sample("sum.dim_IntList", X, [0])
@@ -48,6 +49,7 @@ def test_lockstep_and_rank_threads_say_the_same(program):
         assert threads.refused or threads.wrong
 
 
+@if_cumprod_is_wrong
 def test_programs_come_back_in_their_order_whatever_becomes_of_their_neighbours():
     found = play_all(VARIED)
     assert [bool(one.wrong) for one in found] == [p.sample in (WRONG, VARIED[8].sample) for p in VARIED]

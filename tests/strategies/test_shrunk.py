@@ -18,6 +18,7 @@ from strategies.trial import alone
 from strategies.verdicts import Evidence, Instance, Verdict
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
+from tests.torch_here import if_cumprod_is_wrong
 
 plant("edges(Tensor x) -> Tensor", lambda x: x * (2 if x.shape[0] * x.shape[1] > 9 else 3), "S")
 EDGES = planted("edges", numbers(6, 6))
@@ -51,6 +52,7 @@ def offered(name, found, *, judged=True):
 # One suspicion.
 
 
+@if_cumprod_is_wrong
 def test_a_rule_for_one_axis_comes_with_a_smaller_case_first_and_what_was_given_last():
     found = tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]
     first, *_, last = offered("a", found)
@@ -113,6 +115,7 @@ def test_a_claim_that_only_a_run_can_judge_and_that_runs_right_stays_as_it_is():
     assert offered("a", found, judged=False) == tuple(found)
 
 
+@if_cumprod_is_wrong
 def test_a_claim_that_only_a_run_can_judge_and_that_runs_wrong_is_made_small_with_its_inputs():
     """A rule for one axis that the probe is not asked about: DTensor's own run of it is what says that it is wrong."""
     given = Suspect(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"][-1].instance)
@@ -140,6 +143,7 @@ def test_no_more_programs_are_played_than_the_budget_allows(monkeypatch):
     assert 0 < len(played) <= 3
 
 
+@if_cumprod_is_wrong
 def test_the_step_is_noted():
     noted = []
     shrunk(Doubt("a", tuple(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"]), True, 0), noted.append)

@@ -14,6 +14,7 @@ from strategies.trial import alone
 from strategies.verdicts import Evidence, Instance, Verdict
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
+from tests.torch_here import if_cumprod_is_wrong
 
 X = numbers(4, 6)
 ONE = sample("cumprod.default", X, -1)
@@ -76,8 +77,8 @@ def test_ordinary_values_weigh_less_then_few_ranks_then_few_elements():
 
 
 @pytest.mark.parametrize("samples", [
-    (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(2, 3, 4), -1)),
-    (planted("patched", numbers(4, 4)),), (sample("cumprod.default", X.t(), 1),),
+    pytest.param((sample("cumprod.default", X, -1), sample("cumprod.default", numbers(2, 3, 4), -1)), marks=if_cumprod_is_wrong),
+    (planted("patched", numbers(4, 4)),), pytest.param((sample("cumprod.default", X.t(), 1),), marks=if_cumprod_is_wrong),
 ], ids=["cumprod", "wild values", "transposed"])  # fmt: skip
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_case_of_a_suspect_from_a_journal_is_to_the_last_bit_that_of_the_probe(samples, seed):

@@ -15,6 +15,7 @@ from strategies.torch_dtensor import Question
 from strategies.truth import tell
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, sample
+from tests.torch_here import before_2_14
 
 TWO = [numbers(4, 6), numbers(5)]
 OTHERS = [numbers(4, 6, seed=1), numbers(5, seed=1)]
@@ -39,6 +40,7 @@ def test_the_scalar_op_of_a_foreach_op_is_asked_of_dtensor():
     assert resolve(overload("aten._foreach_add.List")) is overload("aten.add.Tensor")
 
 
+@before_2_14
 def test_an_op_strategy_gives_a_strategy_for_each_element():
     one = sample("_foreach_norm.Scalar", TWO, 2)
     ask = Question(one, 2, tell(one).raw)
