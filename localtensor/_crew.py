@@ -38,7 +38,8 @@ START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is th
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor._worker", "localtensor._job")
 CREWS: "set[Crew]" = set()  # that are there: who ends this process at once removes their folders
-# Once in the fork server, not in each rank: what test modules import, and what torch imports when DTensor is first used.
+# Once in the fork server, not in each rank: what test modules import, and what torch imports when DTensor is first used
+# (whose TORCHDYNAMO_* and TORCH_COMPILE_DISABLE are then those of when the server started).
 PRELOAD_IF_USED = ("pytest", "hypothesis", "torch._dynamo")
 
 

@@ -170,7 +170,9 @@ class Propagator:
         values = (*args, *kwargs.values())
         lists = [place for place, value in enumerate(values) if type(value) is list]
         if lists and (where is None or (where != ANYWHERE and len(lists) > 1)):  # the key has a list by its identity
-            self._listed[known[0]] = lists[0] if len(lists) == 1 else ANYWHERE
+            place = lists[0] if len(lists) == 1 else ANYWHERE
+            if self._listed.setdefault(known[0], place) != place:  # keys that name a place are of one place only
+                self._listed[known[0]] = ANYWHERE
         elif _lasting(values):
             if len(same) >= KNOWN:
                 same.clear()

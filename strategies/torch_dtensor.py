@@ -16,6 +16,7 @@
 | use_val_from_redistribute_schema                                | 2.11 - 2.15    | 2.13   |
 | _dtensor_spec.DTensorSpec, TensorMeta                           | 2.11 - 2.15    | 2.13   |
 | _ops.single_dim_strategy._ShardingPlaceholder                   | 2.11 - 2.15    | 2.13   |
+| _ops.single_dim_strategy._SingleDimStrategyInfo, its fields      | by feature     | 2.14   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)            | 2.11 - 2.15    | 2.13   |
 
 `tests/strategies/test_torch_dtensor.py` names each part and says which one went when torch changes.
@@ -33,6 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, TupleStrategy
+from torch.distributed.tensor._ops import single_dim_strategy
 from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
@@ -42,6 +44,9 @@ from strategies.rules import Call, Leaf, Sample, overload
 Outputs = tuple[Placement | None, ...]
 Row = tuple[tuple[Placement | None, ...], Outputs]
 """The input placements and the output placements of one line of a strategy."""
+_INFO = getattr(single_dim_strategy, "_SingleDimStrategyInfo", None)
+COUNTS_ITEMS = "full_mesh_strategy_filter" in getattr(_INFO, "__dataclass_fields__", {})
+"""Whether torch counts the items of a result: since 2.14, with which this field came; no registration changes it."""
 
 
 def propagator() -> Any:
@@ -211,10 +216,9 @@ class Question:
     def _results(self) -> int:
         """How many placements of results a line has: one for each that the schema names, a list being one of them.
 
-        Where torch has a line for `split`, since 2.14, a list has one for each of its tensors.
+        Since 2.14 of a list each tensor has one, and each of several results, with a tensor or without.
         """
-        by_item = torch.ops.aten.split.Tensor in self.prop.op_single_dim_strategy_funcs
-        if by_item and type(self.out_meta) in (list, tuple):
+        if COUNTS_ITEMS and type(self.out_meta) in (list, tuple):
             return len(self.out_meta)
         return sum("Tensor" in str(r.type) for r in self.op._schema.returns)
 

@@ -36,7 +36,8 @@ def _size(ask: Ask, name: str, dim: int) -> int:
 
 def between_backward(ask: Ask) -> Iterator[Line]:
     """The gradient of the rows of x1: a sum over the rows of x2.  Linear in the gradient of the distances."""
-    ndim, grad = ask.meta("x1").ndim, "grad_output" if ask.leaf("grad") is None else "grad"  # its name since torch 2.14
+    ndim = ask.meta("x1").ndim
+    grad = "grad_output" if ask.leaf("grad") is None else "grad"  # the name of before torch 2.14
     if {ask.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
         return
     rows, columns = ndim - 2, ndim - 1

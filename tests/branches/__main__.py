@@ -97,7 +97,10 @@ def show(found: list[File], below: int) -> None:
     for file in sorted(found, key=lambda file: (_taken([file]), file.name)):
         if _taken([file]) < below:
             missed = runs_of(file.lines - file.lines_run)
-            console.print(f"{_taken([file]):5.1f} %  {file.name}" + (f"  without lines {missed}" if missed else ""))
+            console.print(
+                f"{_taken([file]):5.1f} %  {file.name}" + (f"  without lines {missed}" if missed else ""),
+                soft_wrap=True,
+            )
 
 
 def runs_of(lines: Iterable[int]) -> str:

@@ -15,7 +15,7 @@ from tests.cuda.agreement import agreement
 from tests.cuda.differs import ABSENT, Word, crashes, differing, words
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 UNIT = Unit("aten.relu.default", "alone", "real", (2,))
 NAME = "aten.relu.default: S(0) -> S(0)"

@@ -376,20 +376,20 @@ def test_the_fork_server_is_on_its_way_before_the_first_call_where_there_is_one(
 
 
 DTENSOR_STARTS = """
-import os, sys
+import sys
 import torch
-{imports}
 import localtensor as lt
 
 def has_it():
     return "torch._dynamo" in sys.modules
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # each rank imports what stands above
+    {imports}
     print(list(lt.run(has_it, ranks=2, on="gloo").values))
 """
 
 
-@pytest.mark.parametrize(("imports", "has_it"), [("import torch._dynamo", True), ("", False)])
+@pytest.mark.parametrize(("imports", "has_it"), [("import torch._dynamo", True), ("pass", False)])
 def test_what_dtensor_imports_at_its_first_call_comes_with_the_fork_server_where_the_caller_has_it(
     imports, has_it, tmp_path
 ):

@@ -67,6 +67,12 @@ def test_a_strided_shard_that_is_gathered_is_told():
     assert list(lt.run(strided_shard, ranks=2)) == [(1, ("a: SS(0,2) -> R",))] * 2
 
 
+def test_a_shard_that_becomes_partial_adds_zeros_and_asks_nobody():
+    """Torch 2.14 does so; before, it raises where it is to be done."""
+    assert communicating_steps(laid(MESH, S0, R), laid(MESH, P, R)) == ()
+    assert communicating_steps(laid(MESH, S0, R), laid(MESH, R, R)) != ()
+
+
 def test_dtensors_own_refusals_are_left_to_it_and_two_meshes_too():
     other = device_mesh(Mesh.of(a=4))
     assert communicating_steps(laid(MESH, R, R), laid(other, S0)) == ()

@@ -22,7 +22,7 @@ from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.programs_of import on
-from tests.torch_here import CUMPROD, if_cumprod_is_wrong
+from tests.strategies.wrong_here import CUMPROD, if_cumprod_is_wrong
 
 HOME = (planted_ops.__name__, str(Path(__file__).parents[2]))
 X = numbers(4, 6)

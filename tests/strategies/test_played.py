@@ -16,7 +16,7 @@ from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.programs_of import assert_right, on
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 X, Y = numbers(5, 6), numbers(6, 3)
 MM, CAT, SUM = sample("mm.default", X, Y), sample("cat.default", [X, X], 0), sample("sum.dim_IntList", X, [0])

@@ -490,6 +490,25 @@ def test_two_lists_in_one_call_both_count():
     assert asked == [[], [0], [1]]
 
 
+def test_a_thread_that_asks_late_does_not_move_the_list_of_answers_that_are_kept(monkeypatch):
+    """One thread asks and is overtaken by another, whose call has its list at another place, twice."""
+    pool, spec = "aten.avg_pool2d.default", whole(Mesh.of(2), (2, 3, 9, 9))
+    late, other = (LEAVES[0], 2, [3, 3]), (LEAVES[0], [3, 3], 2)
+    propagator, look_up = Propagator(OUR_RULES), Propagator._looked_up
+
+    def overtaken(self, *asked):
+        found = look_up(self, *asked)
+        if asked[2] is late:
+            monkeypatch.setattr(Propagator, "_looked_up", look_up)
+            for _ in range(2):
+                self.propagate(pool, [spec], other)
+        return found
+
+    monkeypatch.setattr(Propagator, "_looked_up", overtaken)
+    found = [propagator.propagate(pool, [spec], args).call.args[1:3] for args in (late, late, other)]
+    assert found == [(2, (3, 3)), (2, (3, 3)), ((3, 3), 2)]
+
+
 def test_no_identity_is_used_twice():
     """Specs that die would leave their ids to others: they are held."""
     propagator = Propagator(BOOK)

@@ -18,7 +18,7 @@ from strategies.trial import alone
 from strategies.verdicts import Evidence, Instance, Verdict
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 plant("edges(Tensor x) -> Tensor", lambda x: x * (2 if x.shape[0] * x.shape[1] > 9 else 3), "S")
 EDGES = planted("edges", numbers(6, 6))

@@ -14,7 +14,7 @@ from strategies.trial import alone
 from strategies.verdicts import Evidence, Instance, Verdict
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 X = numbers(4, 6)
 ONE = sample("cumprod.default", X, -1)

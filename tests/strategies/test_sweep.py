@@ -17,7 +17,7 @@ from strategies.workers import LATE, Crew, Done, Failed, Lost
 from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 
 def sleepy(x):

@@ -110,6 +110,9 @@ PARTS = {
         "DTensorSpec": lambda: module("_dtensor_spec").DTensorSpec,
         "TensorMeta": lambda: module("_dtensor_spec").TensorMeta(torch.Size([2]), (1,), torch.float32),
     },
+    "_ops.single_dim_strategy._SingleDimStrategyInfo, its fields": {
+        "_SingleDimStrategyInfo": lambda: module("_ops.single_dim_strategy")._SingleDimStrategyInfo.__dataclass_fields__,
+    },
     "_ops.single_dim_strategy._ShardingPlaceholder": {
         "_ShardingPlaceholder": lambda: module("_ops.single_dim_strategy")._ShardingPlaceholder(0),
     },
@@ -292,6 +295,21 @@ def test_a_line_that_torch_refuses_at_each_call_is_refused_in_so_many_words(ask,
     monkeypatch.setitem(propagator().op_single_dim_strategy_funcs, overload(one.op), strategy)
     with pytest.raises(ValueError, match=f"^{said}$"):
         single_dim(ask(one))
+
+
+@pytest.mark.parametrize("counts_items", [False, True])
+def test_a_line_has_a_placement_for_each_item_of_a_list_where_torch_counts_them(
+    ask, monkeypatch, counts_items, dtensor
+):
+    one = sample("split.Tensor", X, 2)
+    strategy = SimpleNamespace(func=lambda *_: [[Shard(1)] * 3], allow_uneven_sharding=False)
+    monkeypatch.setitem(propagator().op_single_dim_strategy_funcs, overload(one.op), strategy)
+    monkeypatch.setattr(dtensor, "COUNTS_ITEMS", counts_items)
+    if counts_items:
+        assert lines(ask(one).single_dim_rows()) == ["R -> R, R", "S(1) -> S(1), S(1)"]
+    else:
+        with pytest.raises(ValueError, match="for 1 results and 1 tensor arguments"):
+            ask(one).single_dim_rows()
 
 
 def test_the_lines_of_an_op_strategy_for_several_inputs_are_put_together(ask):

@@ -14,7 +14,7 @@ from strategies.units import Unit, read_unit
 from strategies.verdicts import Verdict
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 X = numbers(4, 6)
 

@@ -12,7 +12,7 @@ from strategies.units import Unit
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.test_trial import by_unit, case, heard
-from tests.torch_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import if_cumprod_is_wrong
 
 X = numbers(4, 6)
 

@@ -1,0 +1,20 @@
+"""A wrong claim of torch's own, for tests that need one: not every torch makes it."""
+
+import pytest
+import torch
+
+from strategies.sources import claims
+from strategies.truth import tell
+from tests.strategies.cases import sample
+
+CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
+
+
+def claimed(one):
+    return [str(claim.rule) for claim in claims(one, 2, tell(one).raw)]
+
+
+if_cumprod_is_wrong = pytest.mark.skipif(
+    "aten.cumprod.default: S(1) -> S(1)" not in claimed(CUMPROD),
+    reason=f"torch {torch.__version__} does not claim what is wrong for the last dim, counted from behind",
+)
