@@ -142,8 +142,9 @@ def _own(instance: Any, copies: dict[int, Any]) -> Any:
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():
         own.__dict__[name] = copied(value, copies)
-    if getattr(own, "_asyncioRunner", None) is not None:
-        own._asyncioRunner = None  # of unittest's async test case, which closes it when an object is gone
+    for loop in ("_asyncioRunner", "_asyncioTestLoop"):  # of unittest's async test case, which closes it when an object
+        if getattr(own, loop, None) is not None:  # is gone; the second is that of Python 3.10
+            setattr(own, loop, None)
     return own
 
 
