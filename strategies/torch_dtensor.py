@@ -16,7 +16,7 @@
 | use_val_from_redistribute_schema                                | 2.11 - 2.15    | 2.13   |
 | _dtensor_spec.DTensorSpec, TensorMeta                           | 2.11 - 2.15    | 2.13   |
 | _ops.single_dim_strategy._ShardingPlaceholder                   | 2.11 - 2.15    | 2.13   |
-| _ops.single_dim_strategy._SingleDimStrategyInfo, its fields      | by feature     | 2.14   |
+| _ops.single_dim_strategy._SingleDimStrategyInfo, its fields     | by feature     | 2.14   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)            | 2.11 - 2.15    | 2.13   |
 
 `tests/strategies/test_torch_dtensor.py` names each part and says which one went when torch changes.

@@ -17,10 +17,9 @@ from localtensor.processes import Pool
 from strategies.repro import literal, script, usable
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.script_runner import run_script
-from tests.strategies.wrong_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import CUMPROD, if_cumprod_is_wrong
 
 X = numbers(4, 6)
-CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
 
 
 def written(one, line, ranks=2, draw=0):

@@ -3,7 +3,6 @@
 import ast
 
 import pytest
-import torch
 from torch.distributed.tensor import Partial
 
 from localtensor.processes import Pool
@@ -11,11 +10,10 @@ from strategies.scripted import program_script, writable
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 from tests.strategies.script_runner import run_script
-from tests.strategies.wrong_here import if_cumprod_is_wrong
+from tests.strategies.wrong_here import CUMPROD, if_cumprod_is_wrong
 from tests.torch_here import before_2_14
 
 X = numbers(4, 6)
-CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)
 MM = sample("mm.default", X, numbers(6, 3))
 
 
