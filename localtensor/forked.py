@@ -54,11 +54,12 @@ def run_forked(
     The default group is over gloo, or NCCL with a GPU for each rank.  Environment, generators and threads are as in
     `run`; what a rank prints goes where this process has stdout and stderr.  `timeout` is in seconds, None for none.
     Raises `RankRaised`: `errors` are the exceptions made again, `rendered` what `tell` made of each where it was
-    raised.  Raises `NeverEnded`, `NestedRun`, `TooFewGpus`, and `NoFork` where this process cannot be forked.
+    raised.  Raises `NeverEnded`, `NestedRun`, `TooFewGpus`, and `NoFork` where this process cannot be forked.  A rank
+    that torch refuses a backward, for what this process has done, has raised `NoFork`.
     """
     _check(ranks, on)
     limit = PATIENCE if timeout is None else timeout
-    crew = _Forked(ranks, on, partial(_answer, partial(_perform, body, tell), home(seed, _device(on))))
+    crew = _Forked(ranks, on, partial(_answer, partial(_perform, body, tell, on), home(seed, _device(on))))
     try:
         crew.start()
         deadline = time.monotonic() + limit
@@ -141,14 +142,39 @@ def _call(perform: Callable[[int], Story | None], rank: int) -> Story | None:
     return perform(rank)
 
 
-def _perform(body: Callable[[int], object], tell: Tell, rank: int) -> Story | None:
+def _perform(body: Callable[[int], object], tell: Tell, on: str, rank: int) -> Story | None:
     """None, or how the rank failed, told while it is still in its own state."""
     try:
         with _flushed():
             body(rank)
     except BaseException as error:  # why: what the body raises is its outcome, SystemExit and pytest's skips too
         with _flushed():
-            return story(error, tell)
+            return story(_with_its_reason(error, on), tell)
+    return None
+
+
+def _with_its_reason(error: BaseException, on: str) -> BaseException:
+    """Where torch refuses any backward in this process, and the error says no more than that: why, and what to do.
+
+    Autograd's engine has a thread for each device but the CPU from the first backward on, and none after a fork
+    (torch/csrc/autograd/engine.cpp, `in_bad_autograd_fork`).  FakeTensorMode, and so DTensor and torch.compile, puts a
+    stand-in for a GPU where torch is built for CUDA and finds none.
+    """
+    if type(error) is not RuntimeError or str(error) != _refused_backward():
+        return error
+    problem = "this process has run a backward while it had a GPU, or FakeTensorMode's stand-in for one, and torch "
+    problem += "refuses another in a process forked after that"
+    known = NoFork(on, problem, "Run these tests in a pytest of their own, with none that runs a backward in it.")
+    known.__cause__ = error
+    return known.with_traceback(error.__traceback__)
+
+
+def _refused_backward() -> str | None:
+    with torch.inference_mode(False), torch.enable_grad():
+        try:
+            torch.ones((), requires_grad=True).backward()
+        except RuntimeError as error:
+            return str(error)
     return None
 
 
