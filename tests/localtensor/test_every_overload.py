@@ -10,7 +10,7 @@ from localtensor.physical import FORMS
 from localtensor.testing.reference import Difference
 from localtensor.ways import Way, facts, overload, table, way_of
 from tests.overloads.__main__ import report
-from tests.overloads.capture import captured
+from tests.overloads.capture import captured, tells
 from tests.overloads.excuses import MISREAD, OTHER_KERNEL, excused
 from tests.overloads.judge import Record, sweep
 from tests.overloads.plans import PLANS
@@ -100,6 +100,13 @@ def records(calls):
         name: sweep(found[:1], Record(), plans=(plans[1 + number % (len(plans) - 1)],))
         for number, (name, found) in enumerate(calls.items())
     }
+
+
+def test_nearly_all_calls_give_more_than_zeros(calls):
+    zeros = [name for name, found in calls.items() if not found[0].telling]
+    assert len(zeros) < len(calls) / 20, zeros
+    first, *_, last = calls["aten::_cdist_backward"]
+    assert tells(first.op(*first.args, **first.kwargs)) and not tells(last.op(*last.args, **last.kwargs))
 
 
 def test_all_are_what_they_are_alone(records):

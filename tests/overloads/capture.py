@@ -27,12 +27,13 @@ REFUSED = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError,
 
 @dataclass
 class Call:
-    """One call with plain tensors, and where it was met."""
+    """One call with plain tensors, and where it was met; `telling` if what it gives is more than zeros and NaN."""
 
     op: Any
     args: tuple
     kwargs: dict
     origin: str
+    telling: bool = True
 
 
 def infos():
@@ -55,7 +56,11 @@ def foreach_infos():
 
 
 def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str, list[Call]]:
-    """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants."""
+    """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants.
+
+    Those that give zeros whatever they are given, as `_cdist_backward` does with p=0, or nothing, come after the
+    others, and are fewer: one of each dtype.
+    """
     found: defaultdict = defaultdict(list)
     seen: Counter = Counter()
     with warnings.catch_warnings():
@@ -64,7 +69,14 @@ def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str,
             for info in [*infos(), *foreach_infos()]:
                 for call in calls_of(info, dtype, seen, most):
                     found[call.op.name()].append(call)
-    return dict(sorted(found.items()))
+    return {name: _telling_first(calls) for name, calls in sorted(found.items())}
+
+
+def _telling_first(calls: list[Call]) -> list[Call]:
+    telling = [call for call in calls if call.telling]
+    others = [call for call in calls if not call.telling]
+    by_dtype = {call.origin.split(" as ")[0].split()[-1]: call for call in others}
+    return [*telling, *by_dtype.values()] if telling else others
 
 
 def calls_of(info: Any, dtype: torch.dtype, seen: Counter, most: int, each: int = 3) -> list[Call]:
@@ -122,16 +134,19 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, Tensor) and func.overloadpacket.__name__.startswith(("empty", "new_empty")):
             out.fill_(1)
         if call is not None:
-            self.found += [call, *variants(call)]
-            self.seen[func.name()] += 1
-            self._here[func.name()] += 1
+            call.telling = tells(out)
+            kind = func.name(), call.telling
+            if self.seen[kind] < self.most and self._here[kind] < self.each:
+                self.found += [call, *variants(call)]
+                self.seen[kind] += 1
+                self._here[kind] += 1
         return out
 
     def _call(self, func, args, kwargs):
         name = func.name()
         if func.overloadpacket.__name__.startswith("_foreach_"):
             args = [value[-LIST:] if isinstance(value, list | tuple) else value for value in args]
-        if func.namespace != "aten" or self.seen[name] >= self.most or self._here[name] >= self.each:
+        if func.namespace != "aten" or self.seen[name, True] >= self.most or self._here[name, True] >= self.each:
             return None
         tensors = [x for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
         if not all(usable(x) for x in tensors) or "generator" in kwargs:
@@ -180,13 +195,19 @@ def _variant(call, op, outs):
             kwargs[argument.name] = (
                 [torch.zeros_like(x) for x in value] if isinstance(value, list | tuple) else torch.zeros_like(value)
             )
-    call = Call(op, args, kwargs, f"{call.origin} as {op.name()}")
+    call = Call(op, args, kwargs, f"{call.origin} as {op.name()}", call.telling)
     try:
         done = op(*copied(args, {}), **copied(kwargs, {}))
     except REFUSED:
         return None
     same = outs or not isinstance(done, Tensor) or done.shape == args[0].shape
     return call if same else None  # addbmm_ gives a smaller tensor another shape
+
+
+def tells(out: Any) -> bool:
+    """Whether there is a value in what an op gave that is neither zero nor NaN, or no tensor to look into."""
+    tensors = [x for x in leaves(out) if isinstance(x, Tensor) and usable(x)]
+    return not tensors or any(not x._is_zerotensor() and bool(((x != 0) & (x == x)).any()) for x in tensors)
 
 
 def usable(x: Tensor) -> bool:

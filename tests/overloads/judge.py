@@ -176,4 +176,5 @@ def makes_sense(plan: str, call: Call) -> bool:
     operands = len(tensors_of(call))
     if plan == "slices" and call.op.name() == "aten::detach_":
         return False  # torch refuses it on views
-    return plan == "uniform" or operands > (plan in ("first", "rest", "mixed order"))
+    needed = {"first": 2, "rest": 2, "mixed order": 2, "second": 3, "third": 3}  # "second" of two is "rest"
+    return plan == "uniform" or operands >= needed.get(plan, 1)

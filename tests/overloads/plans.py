@@ -15,6 +15,8 @@ PLANS: dict[str, Callable[[int], list[int]]] = {
     "alone": lambda i: ALONE,
     "first": lambda i: UNIFORM if i else ALONE,
     "rest": lambda i: ALONE if i else UNIFORM,
+    "second": lambda i: ALONE if i == 1 else UNIFORM,
+    "third": lambda i: ALONE if i == 2 else UNIFORM,
     "crossing": lambda i: CROSSING if i % 2 else PAIRS,
     "strided": lambda i: ALONE,  # rows whose dims lie in another order in memory
     "crossing order": lambda i: CROSSING if i % 2 else PAIRS,  # so, too
