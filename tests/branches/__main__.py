@@ -53,7 +53,8 @@ def main() -> int:
         path = os.pathsep.join([str(Path(each.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, "-n", "2", *asked.what]
         # pytest loads what it rewrites by itself, and to it all of ours is a plugin's
-        followed = {**os.environ, each.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": "--assert=plain"}
+        options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --assert=plain".strip()
+        followed = {**os.environ, each.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": options}
         code = subprocess.run(run, cwd=each.ROOT, env=followed, check=False).returncode
         written = [*Path(folder).glob("*.json")]
         if not written:

@@ -85,6 +85,15 @@ def test_it_says_on_how_many_ranks_it_runs():
         lt.run(PROGRAM, ranks=3)
 
 
+def test_a_place_in_its_print_is_the_event_that_the_line_is_of():
+    for at in range(len(PROGRAM.events[1]) + 1):
+        events = [*PROGRAM.events[1][:at], Event("raise"), *PROGRAM.events[1][at:]]
+        broken = PROGRAM.changed(1, events)
+        with pytest.raises(RankRaised) as caught:
+            lt.run(broken, ranks=2)
+        assert broken.rendered().events_at(list(caught.value.where.values())) == {(1, at)}
+
+
 def test_what_it_expects_is_worked_out_by_hand():
     fed = [(torch.arange(2) * rank) % 11 - 5 for rank in (1, 2)]
     for rank, (acc, out) in enumerate(PROGRAM.expected(), 1):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from tests.mutants import planted_judges, planted_numbers, planted_plans, planted_ranks, planted_surfaces
+from tests.mutants import (
+    planted_caches,
+    planted_judges,
+    planted_numbers,
+    planted_plans,
+    planted_ranks,
+    planted_surfaces,
+)
 from tests.mutants.values import Planted
 
 PLANTED: tuple[Planted, ...] = (
     *planted_numbers.PLANTED,
     *planted_ranks.PLANTED,
     *planted_judges.PLANTED,
+    *planted_caches.PLANTED,
     *planted_surfaces.PLANTED,
     *planted_plans.PLANTED,
 )

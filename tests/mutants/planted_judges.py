@@ -257,4 +257,28 @@ PLANTED: tuple[Planted, ...] = (
         "if writes or outputs[0] == inputs[0]:",
         "a search finds rules only for what keeps its placement",
     ),
+    Planted(
+        "strategies/shrunk.py",
+        "return (*_smaller(doubt), *doubt.suspects)",
+        "return (*doubt.suspects, *_smaller(doubt))",
+        "a finding is shown as large as it was met, though a smaller one was found",
+    ),
+    Planted(
+        "strategies/shrunk.py",
+        "program is None or program.then or program.flattened",
+        "program is None or program.flattened",
+        "a pair of ops that goes wrong is put down to the first op's rule, and told to nobody",
+    ),
+    Planted(
+        "strategies/ops/losses_reduced.py",
+        '(Partial("avg"), "even")',
+        '(Partial("avg"), "any")',
+        "the mean of a loss over uneven pieces is the mean of their means",
+    ),
+    Planted(
+        "strategies/ops/losses_reduced.py",
+        'return (Partial("sum"), "any") if reduction == SUMMED',
+        'return (Partial("avg"), "any") if reduction == SUMMED',
+        "a summed loss is too small by the number of ranks",
+    ),
 )

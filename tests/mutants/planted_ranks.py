@@ -277,5 +277,79 @@ TESTING = (
         "same = got == want",
         "an integer that depends on how a tie is broken makes a right rule wrong",
     ),
+    Planted(
+        "localtensor/testing/programs_steps.py",
+        '        if self.kind in ("reduce", "gather", "gather_object"):',
+        '        if self.kind in ("reduce", "gather"):',
+        "what only the root of gather_object gets is looked at on all ranks",
+    ),
+    Planted(
+        "localtensor/testing/programs_steps.py",
+        "            return (rows, many * columns) if self.dim else (many * rows, columns)",
+        "            return (many * rows, columns)",
+        "reduce_scatter along the last dim is drawn with a shape that it cannot take",
+    ),
+    Planted(
+        "localtensor/testing/programs_value.py",
+        "if dist.get_world_size() != self.ranks:",
+        "if dist.get_world_size() < self.ranks:",
+        "a program on more ranks than it is for ends in an IndexError of our own",
+    ),
+    Planted(
+        "localtensor/testing/programs_value.py",
+        "lines[len(text)] = rank, index",
+        "lines[len(text) + 1] = rank, index",
+        "an error is taken for that of the event before",
+    ),
 )
-PLANTED: tuple[Planted, ...] = (*SCHEDULES, *MEETINGS, *VERDICTS, *PLUGIN, *TESTING)
+PROCESSES = (
+    Planted(
+        "localtensor/_worker.py",
+        "reply.steps[0] != reply.steps[1]",
+        "reply.steps[0] == reply.steps[1]",
+        "what a job has left under way meets the collectives of the next one",
+    ),
+    Planted(
+        "localtensor/_worker.py",
+        "    return value.is_contiguous() and not odd",
+        "    return value.is_contiguous()",
+        "a conjugate or a tensor with hooks comes back from a process as another value",
+    ),
+    Planted(
+        "localtensor/_worker.py",
+        "    return made.requires_grad_(requires_grad)",
+        "    return made",
+        "a tensor that wants a gradient comes back from a process as one that does not",
+    ),
+    Planted(
+        "localtensor/_worker.py",
+        "        if inner.f_code is _work.__code__:\n            return\n",
+        "",
+        "a rank that hangs is said to be in our own lines, or in those that started it",
+    ),
+    Planted(
+        "localtensor/script.py",
+        "        return (code or 0) & 0xFF",
+        "        return code or 0",
+        "sys.exit(256) is a failure here, and none under python",
+    ),
+    Planted(
+        "localtensor/script.py",
+        "        sys.argv = list(argv)",
+        "        sys.argv = argv",
+        "a rank that takes its arguments off sys.argv takes them from all others",
+    ),
+    Planted(
+        "localtensor/script.py",
+        "        sys.path[:] = before",
+        "        pass",
+        "a script's folder stays on the path of whoever called, and hides modules of the same name",
+    ),
+    Planted(
+        "localtensor/script.py",
+        "            if not any(codes.values()) or isinstance(fault, errors.RankRaised):",
+        "            if not any(codes.values()):",
+        "a rank's exception is lost where another rank had left with an error",
+    ),
+)
+PLANTED: tuple[Planted, ...] = (*SCHEDULES, *MEETINGS, *VERDICTS, *PLUGIN, *TESTING, *PROCESSES)
