@@ -55,7 +55,7 @@ def run_forked(
     `run`; what a rank prints goes where this process has stdout and stderr.  `timeout` is in seconds, None for none.
     Raises `RankRaised`: `errors` are the exceptions made again, `rendered` what `tell` made of each where it was
     raised.  Raises `NeverEnded`, `NestedRun`, `TooFewGpus`, and `NoFork` where this process cannot be forked.  A rank
-    that torch refuses a backward, for what this process has done, has raised `NoFork`.
+    to which torch refuses every backward, because of what this process has done, counts as having raised `NoFork`.
     """
     _check(ranks, on)
     limit = PATIENCE if timeout is None else timeout
@@ -154,28 +154,37 @@ def _perform(body: Callable[[int], object], tell: Tell, on: str, rank: int) -> S
 
 
 def _with_its_reason(error: BaseException, on: str) -> BaseException:
-    """Where torch refuses any backward in this process, and the error says no more than that: why, and what to do.
+    """Where torch refuses every backward in this process, and the error says no more than that: why, and what to do.
 
     Autograd's engine has a thread for each device but the CPU from the first backward on, and none after a fork
     (torch/csrc/autograd/engine.cpp, `in_bad_autograd_fork`).  FakeTensorMode, and so DTensor and torch.compile, puts a
     stand-in for a GPU where torch is built for CUDA and finds none.
     """
-    if type(error) is not RuntimeError or str(error) != _refused_backward():
+    if type(error) is not RuntimeError or not _is_of_any_backward(error):
         return error
-    problem = "this process has run a backward while it had a GPU, or FakeTensorMode's stand-in for one, and torch "
-    problem += "refuses another in a process forked after that"
-    known = NoFork(on, problem, "Run these tests in a pytest of their own, with none that runs a backward in it.")
+    problem = "the first backward of this process was run while it had a GPU, or FakeTensorMode's stand-in for one, "
+    problem += "and torch refuses every backward in a process forked after that"
+    remedy = "Run these tests in a pytest of their own, beside none that runs a backward in pytest's own process."
+    known = NoFork(on, problem, remedy)
     known.__cause__ = error
     return known.with_traceback(error.__traceback__)
 
 
-def _refused_backward() -> str | None:
-    with torch.inference_mode(False), torch.enable_grad():
-        try:
-            torch.ones((), requires_grad=True).backward()
-        except RuntimeError as error:
-            return str(error)
-    return None
+def _is_of_any_backward(error: RuntimeError) -> bool:
+    """Whether the least of all backwards says the same; none is tried where the error does not speak of forks."""
+    try:
+        said = str(error)
+        if "fork" not in said:
+            return False
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = torch.ones((), device="cpu", requires_grad=True)
+    except Exception:  # why: a text of the user's own, or a mode of his that is still on, may raise anything
+        return False
+    try:
+        leaf.backward()
+    except Exception as refused:  # why: as above, and it is compared with what the user is told
+        return str(refused) == said
+    return False
 
 
 @contextlib.contextmanager

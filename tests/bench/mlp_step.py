@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,15 +26,17 @@ from tests.bench.memory import own_peak
 WARM = 3  # steps that are not counted
 
 
-def train(steps: int, sets: int = 1) -> list[float]:
+def train(steps: int, sets: int = 1, turn: Callable[[], None] = lambda: None) -> list[float]:
     """The seconds of each step on this rank.  Columns of the first weight and rows of the second are sharded.
 
-    With several sets of tensors each has its turn in a step, whose seconds are those of one set on average.
+    With several sets of tensors each has its turn in a step, whose seconds are those of one set on average.  `turn` is
+    called at the beginning of each step, and counts in its seconds.
     """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tensors, seconds = [_tensors(mesh) for _ in range(sets)], []
     for _ in range(steps + WARM):
         start = time.perf_counter()
+        turn()
         for dx, d1, d2 in tensors:
             (torch.relu(dx @ d1) @ d2).sum().full_tensor().backward()
         seconds.append((time.perf_counter() - start) / sets)
@@ -66,6 +69,35 @@ def floor(ranks: int, steps: int, sets: int = 1) -> list[float]:
 def wide_floor(ranks: int, steps: int) -> list[float]:
     """The same with the tensors of all ranks, in turn: they do not all stay in the processor's cache."""
     return floor(ranks, steps, sets=ranks)
+
+
+def turns(ranks: int, steps: int) -> list[float]:
+    """The floor on as many threads, of which one works at a time and hands on after each step: all ranks' seconds."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    gates, found = [threading.Semaphore(0) for _ in range(ranks)], {}
+
+    def member(rank: int) -> None:
+        def hand_on() -> None:
+            gates[(rank + 1) % ranks].release()
+            gates[rank].acquire()
+
+        gates[rank].acquire()
+        try:
+            torch.set_num_threads(1)
+            found[rank] = train(steps, turn=hand_on)
+        finally:
+            gates[(rank + 1) % ranks].release()
+
+    members = [threading.Thread(target=member, args=(rank,)) for rank in range(ranks)]
+    for one in members:
+        one.start()
+    gates[0].release()
+    for one in members:
+        one.join()
+    dist.destroy_process_group()
+    return found[0]
 
 
 def ours(ranks: int, steps: int) -> list[float]:
@@ -116,7 +148,7 @@ def gloo(ranks: int, steps: int) -> list[float]:
         return list(json.loads(Path(folder, "seconds").read_text()))
 
 
-WAYS = {"floor": floor, "wide_floor": wide_floor, "ours": ours, "threaded": threaded, "gloo": gloo}
+WAYS = {"floor": floor, "wide_floor": wide_floor, "turns": turns, "ours": ours, "threaded": threaded, "gloo": gloo}
 
 
 def main() -> None:

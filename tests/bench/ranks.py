@@ -16,7 +16,7 @@ RANKS = (4, 16, 64, 256)
 JOB_RANKS = 16
 STEPS = {4: 60, 16: 40, 64: 20, 256: 10}
 LIMIT = 600  # seconds for one way
-ROUNDS = 3  # of the floor and ours, in turn: a machine that is uneven for seconds makes of one round what it likes
+ROUNDS = 5  # of the floor and ours, in turn: a machine that is uneven for seconds makes of one round what it likes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Beside:
     ranks: int
     rounds: tuple[tuple[Figures, Figures], ...]
     wide: Figures  # one rank alone with the tensors of all, in turn
+    turns: Figures  # threads in turn, each with the work of the floor
     threaded: Figures
     threaded_on_one_core: Figures  # OMP_NUM_THREADS=1: torch's threads do not fight for cores then
 
@@ -63,6 +64,11 @@ class Beside:
         return self.ranks * self.wide.step / self.floor
 
     @property
+    def turns_over_floor(self) -> float:
+        """What of that ratio is the threads' being so many."""
+        return self.turns.step / self.floor
+
+    @property
     def ratio(self) -> float:
         return self.threaded.step / self.step
 
@@ -85,6 +91,7 @@ class Compared:
         return asdict(self) | {
             "over_floor": {one.ranks: one.over_floor for one in self.by_ranks},
             "wide_over_floor": {one.ranks: one.wide_over_floor for one in self.by_ranks},
+            "turns_over_floor": {one.ranks: one.turns_over_floor for one in self.by_ranks},
             "ratio_on_one_core": {one.ranks: one.ratio_on_one_core for one in self.by_ranks},
             "ratio": {one.ranks: one.ratio for one in self.by_ranks},
             "job_ratio": self.job_ratio,
@@ -110,6 +117,7 @@ def compare(console: Console) -> Compared:
                 ranks,
                 tuple((run_way("floor", ranks, 200), run_way("ours", ranks, STEPS[ranks])) for _ in range(ROUNDS)),
                 wide=run_way("wide_floor", ranks, STEPS[ranks]),
+                turns=run_way("turns", ranks, STEPS[ranks]),
                 threaded=run_way("threaded", ranks, STEPS[ranks]),
                 threaded_on_one_core=run_way("threaded", ranks, STEPS[ranks], OMP_NUM_THREADS="1"),
             )
@@ -125,6 +133,7 @@ def show(console: Console, compared: Compared) -> None:
         "ours ms",
         "over floor",
         "wide floor",
+        "in turn",
         "torch's threads ms",
         "ratio",
         "with OMP=1 ms",
@@ -138,6 +147,7 @@ def show(console: Console, compared: Compared) -> None:
             f"{one.step * 1e3:.1f}",
             f"{one.over_floor:.2f}x",
             f"{one.wide_over_floor:.2f}x",
+            f"{one.turns_over_floor:.2f}x",
             f"{one.threaded.step * 1e3:.1f}",
             f"{one.ratio:.1f}x",
             f"{one.threaded_on_one_core.step * 1e3:.1f}",
@@ -146,6 +156,9 @@ def show(console: Console, compared: Compared) -> None:
         )
     console.print(table)
     console.print("wide floor: one rank alone with the tensors of all ranks in turn, beside the floor", style="dim")
+    console.print(
+        "in turn: as many threads, which hand on after each step, each with the work of the floor", style="dim"
+    )
     ours, gloo = compared.job.job, compared.gloo.job
     console.print(
         f"a job of {JOB_RANKS} ranks and 8 steps, start-up included: {ours:.2f} s; on gloo processes {gloo:.1f} s: "

@@ -12,7 +12,7 @@ from localtensor.ways import Way, facts, overload, table, way_of
 from tests.overloads.__main__ import report
 from tests.overloads.capture import captured, tells
 from tests.overloads.excuses import MISREAD, OTHER_KERNEL, excused
-from tests.overloads.judge import Record, sweep
+from tests.overloads.judge import Record, makes_sense, sweep
 from tests.overloads.plans import PLANS
 
 FEWEST = 1250  # overloads that the OpInfos reach
@@ -95,16 +95,21 @@ def calls():
 
 @pytest.fixture(scope="module")
 def records(calls):
-    plans = list(PLANS)
     return {
-        name: sweep(found[:1], Record(), plans=(plans[1 + number % (len(plans) - 1)],))
+        name: sweep(found[:1], Record(), plans=(plan_of(found[0], number),))
         for number, (name, found) in enumerate(calls.items())
     }
 
 
+def plan_of(call, number):
+    """One of those that are another than "uniform" for this call, in turn; "uneven" needs a second call."""
+    able = [plan for plan in PLANS if plan not in ("uniform", "uneven") and makes_sense(plan, call)]
+    return able[number % len(able)] if able else "uniform"
+
+
 def test_nearly_all_calls_give_more_than_zeros(calls):
     zeros = [name for name, found in calls.items() if not found[0].telling]
-    assert len(zeros) < len(calls) / 20, zeros
+    assert len(zeros) < len(calls) / 70, zeros
     first, *_, last = calls["aten::_cdist_backward"]
     assert tells(first.op(*first.args, **first.kwargs)) and not tells(last.op(*last.args, **last.kwargs))
 
@@ -112,7 +117,7 @@ def test_nearly_all_calls_give_more_than_zeros(calls):
 def test_all_are_what_they_are_alone(records):
     assert len(records) >= FEWEST
     assert {name: one.wrong for name, one in records.items() if one.wrong} == {}
-    assert sum(one.calls for one in records.values()) > FEWEST / 2
+    assert sum(one.calls for one in records.values()) > FEWEST
 
 
 def test_nearly_all_are_so_to_the_bit(records):

@@ -58,8 +58,8 @@ def foreach_infos():
 def captured(dtypes: Sequence[torch.dtype] = DTYPES, most: int = 3) -> dict[str, list[Call]]:
     """Calls of every overload that the OpInfos reach, by its name: up to `most` captured ones, and their variants.
 
-    Those that give zeros whatever they are given, as `_cdist_backward` does with p=0, or nothing, come after the
-    others, and are fewer: one of each dtype.
+    Behind them stands, of each dtype, one that gave nothing but zeros or NaN, as `_cdist_backward` does with p=0; where
+    there are no others, up to `most` of these.
     """
     found: defaultdict = defaultdict(list)
     seen: Counter = Counter()
