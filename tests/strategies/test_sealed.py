@@ -89,6 +89,7 @@ def test_the_limit_is_from_one_note_to_the_next(child):
 
 
 def test_what_eats_memory_is_ended(child, monkeypatch):
+    assert ran(child, 1) == [Done(2)]  # it has started
     monkeypatch.setattr(sealed, "MEMORY", sealed.own_memory(child._child.pid) + (64 << 20))
     (lost,) = ran(child, 256 << 20, what=hoard)
     assert lost.why == f"it used more than {sealed.MEMORY >> 20} MiB" and lost.noted == 1
