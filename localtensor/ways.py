@@ -67,7 +67,7 @@ RANK_BY_RANK: dict[str, str] = {
     "aten::index_fill.int_Tensor": "a scalar that differs is filled into a tensor of no dims that is shared",
     "aten::linalg_pinv.atol_rtol_tensor": "the rows of an empty matrix are lost",
     "aten::embedding": "an index that is out of range reads the table of another row",
-    "aten::_cdist_backward": "what is shared is read as if each row had its own: a gradient that differs, of points that do not",
+    "aten::_cdist_backward": "what is shared is read as if each row had its own",
 }
 
 # torch gives these a batching rule, a decomposition in Python, when a process calls torch.vmap for the first time
