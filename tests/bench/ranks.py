@@ -16,7 +16,7 @@ RANKS = (4, 16, 64, 256)
 JOB_RANKS = 16
 STEPS = {4: 60, 16: 40, 64: 20, 256: 10}
 LIMIT = 600  # seconds for one way
-ROUNDS = 5  # of the floor and ours, in turn: a machine that is uneven for seconds makes of one round what it likes
+ROUNDS = 5  # of the floor, bare threads and ours, in turn: a machine that is uneven for seconds makes of one round what it likes
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,31 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """One number of ranks.  A round is the floor, one rank alone, so that `ranks` times its step is the least that all
-    can take; and ours, right after it.
+    can take; as many bare threads in turn, each with the work of the floor; and ours, right after them.
     """
 
     ranks: int
-    rounds: tuple[tuple[Figures, Figures], ...]
+    rounds: tuple[tuple[Figures, Figures, Figures], ...]
     wide: Figures  # one rank alone with the tensors of all, in turn
-    turns: Figures  # threads in turn, each with the work of the floor
     threaded: Figures
     threaded_on_one_core: Figures  # OMP_NUM_THREADS=1: torch's threads do not fight for cores then
 
     @property
     def floor(self) -> float:
-        return self.ranks * statistics.median(floor.step for floor, _ in self.rounds)
+        return self.ranks * statistics.median(floor.step for floor, _, _ in self.rounds)
 
     @property
     def step(self) -> float:
-        return statistics.median(ours.step for _, ours in self.rounds)
+        return statistics.median(ours.step for _, _, ours in self.rounds)
 
     @property
     def peak_mib(self) -> float:
-        return max(ours.peak_mib for _, ours in self.rounds)
+        return max(ours.peak_mib for _, _, ours in self.rounds)
 
     @property
     def over_floor(self) -> float:
         """The median of the rounds' own ratios."""
-        return statistics.median(ours.step / (floor.step * self.ranks) for floor, ours in self.rounds)
+        return statistics.median(ours.step / (floor.step * self.ranks) for floor, _, ours in self.rounds)
 
     @property
     def wide_over_floor(self) -> float:
@@ -65,8 +64,8 @@ class Beside:
 
     @property
     def turns_over_floor(self) -> float:
-        """What of that ratio is the threads' being so many."""
-        return self.turns.step / self.floor
+        """What of that ratio is the threads' being so many; the median of the rounds, too."""
+        return statistics.median(turns.step / (floor.step * self.ranks) for floor, turns, _ in self.rounds)
 
     @property
     def ratio(self) -> float:
@@ -115,9 +114,15 @@ def compare(console: Console) -> Compared:
         rows.append(
             Beside(
                 ranks,
-                tuple((run_way("floor", ranks, 200), run_way("ours", ranks, STEPS[ranks])) for _ in range(ROUNDS)),
+                tuple(
+                    (
+                        run_way("floor", ranks, 200),
+                        run_way("turns", ranks, STEPS[ranks]),
+                        run_way("ours", ranks, STEPS[ranks]),
+                    )
+                    for _ in range(ROUNDS)
+                ),
                 wide=run_way("wide_floor", ranks, STEPS[ranks]),
-                turns=run_way("turns", ranks, STEPS[ranks]),
                 threaded=run_way("threaded", ranks, STEPS[ranks]),
                 threaded_on_one_core=run_way("threaded", ranks, STEPS[ranks], OMP_NUM_THREADS="1"),
             )
