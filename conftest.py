@@ -16,7 +16,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a shell: the tests of Ctrl-C need it back
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["strategies/overlaid.py"]  # importing it puts our rules into DTensor for the whole process
+collect_ignore = [
+    "strategies/propagation/overlay/autoload.py"
+]  # importing it puts our rules into DTensor for the whole process
 
 torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other
 

@@ -14,41 +14,41 @@ import importlib as _importlib
 import typing as _typing
 
 from localtensor.errors.base import LocalTensorError as LocalTensorError
-from localtensor.mesh import Mesh as Mesh
+from localtensor.layout.mesh import Mesh as Mesh
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
     import localtensor.testing as testing  # noqa: F401, PLR0402  # a room behind the door, no name of it
-    from localtensor._run import LeftoverWarning as LeftoverWarning
-    from localtensor._run import Run as Run
-    from localtensor._run import run as run
-    from localtensor.lockstep import LocalTensorMode as LocalTensorMode
-    from localtensor.lockstep import rank_map as rank_map
-    from localtensor.lockstep import tensor_map as tensor_map
-    from localtensor.lockstep_collectives import all_gather as all_gather
-    from localtensor.lockstep_collectives import all_gather_into_tensor as all_gather_into_tensor
-    from localtensor.lockstep_collectives import all_reduce as all_reduce
-    from localtensor.lockstep_collectives import all_to_all as all_to_all
-    from localtensor.lockstep_collectives import all_to_all_single as all_to_all_single
-    from localtensor.lockstep_collectives import barrier as barrier
-    from localtensor.lockstep_collectives import broadcast as broadcast
-    from localtensor.lockstep_collectives import gather as gather
-    from localtensor.lockstep_collectives import permute as permute
-    from localtensor.lockstep_collectives import reduce as reduce
-    from localtensor.lockstep_collectives import reduce_scatter as reduce_scatter
-    from localtensor.lockstep_collectives import reduce_scatter_tensor as reduce_scatter_tensor
-    from localtensor.lockstep_collectives import scatter as scatter
-    from localtensor.lockstep_collectives import shard_dim_alltoall as shard_dim_alltoall
-    from localtensor.placement import Spec as Spec
-    from localtensor.placement import parse as parse
-    from localtensor.placement import short as short
-    from localtensor.same import assert_same_on_all_ranks as assert_same_on_all_ranks
-    from localtensor.schedule import pct as pct
-    from localtensor.schedule import replay as replay
-    from localtensor.schedule import round_robin as round_robin
-    from localtensor.schedule import shuffled as shuffled
-    from localtensor.shards import assemble as assemble
-    from localtensor.shards import split as split
-    from localtensor.tensor import LocalTensor as LocalTensor
+    from localtensor.collectives.compare import assert_same_on_all_ranks as assert_same_on_all_ranks
+    from localtensor.concurrency.schedule import pct as pct
+    from localtensor.concurrency.schedule import replay as replay
+    from localtensor.concurrency.schedule import round_robin as round_robin
+    from localtensor.concurrency.schedule import shuffled as shuffled
+    from localtensor.layout.shards import assemble as assemble
+    from localtensor.layout.shards import split as split
+    from localtensor.layout.spec import Spec as Spec
+    from localtensor.layout.spec import parse as parse
+    from localtensor.layout.spec import short as short
+    from localtensor.lockstep.collectives_api import all_gather as all_gather
+    from localtensor.lockstep.collectives_api import all_gather_into_tensor as all_gather_into_tensor
+    from localtensor.lockstep.collectives_api import all_reduce as all_reduce
+    from localtensor.lockstep.collectives_api import all_to_all as all_to_all
+    from localtensor.lockstep.collectives_api import all_to_all_single as all_to_all_single
+    from localtensor.lockstep.collectives_api import barrier as barrier
+    from localtensor.lockstep.collectives_api import broadcast as broadcast
+    from localtensor.lockstep.collectives_api import gather as gather
+    from localtensor.lockstep.collectives_api import permute as permute
+    from localtensor.lockstep.collectives_api import reduce as reduce
+    from localtensor.lockstep.collectives_api import reduce_scatter as reduce_scatter
+    from localtensor.lockstep.collectives_api import reduce_scatter_tensor as reduce_scatter_tensor
+    from localtensor.lockstep.collectives_api import scatter as scatter
+    from localtensor.lockstep.collectives_api import shard_dim_alltoall as shard_dim_alltoall
+    from localtensor.lockstep.mode import LocalTensorMode as LocalTensorMode
+    from localtensor.lockstep.mode import rank_map as rank_map
+    from localtensor.lockstep.mode import tensor_map as tensor_map
+    from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor
+    from localtensor.runner.api import LeftoverWarning as LeftoverWarning
+    from localtensor.runner.api import Run as Run
+    from localtensor.runner.api import run as run
 
 __version__ = "0.1.0"
 
@@ -89,37 +89,37 @@ __all__ = [
 ]
 
 _ROOM = {
-    "LeftoverWarning": "localtensor._run",
-    "LocalTensor": "localtensor.tensor",
-    "LocalTensorMode": "localtensor.lockstep",
-    "Run": "localtensor._run",
-    "Spec": "localtensor.placement",
-    "all_gather": "localtensor.lockstep_collectives",
-    "all_gather_into_tensor": "localtensor.lockstep_collectives",
-    "all_reduce": "localtensor.lockstep_collectives",
-    "all_to_all": "localtensor.lockstep_collectives",
-    "all_to_all_single": "localtensor.lockstep_collectives",
-    "assemble": "localtensor.shards",
-    "assert_same_on_all_ranks": "localtensor.same",
-    "barrier": "localtensor.lockstep_collectives",
-    "broadcast": "localtensor.lockstep_collectives",
-    "gather": "localtensor.lockstep_collectives",
-    "parse": "localtensor.placement",
-    "pct": "localtensor.schedule",
-    "permute": "localtensor.lockstep_collectives",
-    "rank_map": "localtensor.lockstep",
-    "reduce": "localtensor.lockstep_collectives",
-    "reduce_scatter": "localtensor.lockstep_collectives",
-    "reduce_scatter_tensor": "localtensor.lockstep_collectives",
-    "replay": "localtensor.schedule",
-    "round_robin": "localtensor.schedule",
-    "run": "localtensor._run",
-    "scatter": "localtensor.lockstep_collectives",
-    "shard_dim_alltoall": "localtensor.lockstep_collectives",
-    "short": "localtensor.placement",
-    "shuffled": "localtensor.schedule",
-    "split": "localtensor.shards",
-    "tensor_map": "localtensor.lockstep",
+    "LeftoverWarning": "localtensor.runner.api",
+    "LocalTensor": "localtensor.lockstep.values.local_tensor",
+    "LocalTensorMode": "localtensor.lockstep.mode",
+    "Run": "localtensor.runner.api",
+    "Spec": "localtensor.layout.spec",
+    "all_gather": "localtensor.lockstep.collectives_api",
+    "all_gather_into_tensor": "localtensor.lockstep.collectives_api",
+    "all_reduce": "localtensor.lockstep.collectives_api",
+    "all_to_all": "localtensor.lockstep.collectives_api",
+    "all_to_all_single": "localtensor.lockstep.collectives_api",
+    "assemble": "localtensor.layout.shards",
+    "assert_same_on_all_ranks": "localtensor.collectives.compare",
+    "barrier": "localtensor.lockstep.collectives_api",
+    "broadcast": "localtensor.lockstep.collectives_api",
+    "gather": "localtensor.lockstep.collectives_api",
+    "parse": "localtensor.layout.spec",
+    "pct": "localtensor.concurrency.schedule",
+    "permute": "localtensor.lockstep.collectives_api",
+    "rank_map": "localtensor.lockstep.mode",
+    "reduce": "localtensor.lockstep.collectives_api",
+    "reduce_scatter": "localtensor.lockstep.collectives_api",
+    "reduce_scatter_tensor": "localtensor.lockstep.collectives_api",
+    "replay": "localtensor.concurrency.schedule",
+    "round_robin": "localtensor.concurrency.schedule",
+    "run": "localtensor.runner.api",
+    "scatter": "localtensor.lockstep.collectives_api",
+    "shard_dim_alltoall": "localtensor.lockstep.collectives_api",
+    "short": "localtensor.layout.spec",
+    "shuffled": "localtensor.concurrency.schedule",
+    "split": "localtensor.layout.shards",
+    "tensor_map": "localtensor.lockstep.mode",
 }
 
 
@@ -129,7 +129,7 @@ def __getattr__(name: str) -> _typing.Any:
     if name not in _ROOM:
         raise AttributeError(f"module 'localtensor' has no attribute {name!r}; it has {', '.join(__all__)}")
     if name == "LocalTensor":  # made outside of any mode, it belongs to one that nobody has entered
-        _importlib.import_module("localtensor.lockstep")
+        _importlib.import_module("localtensor.lockstep.mode")
     return getattr(_importlib.import_module(_ROOM[name]), name)
 
 

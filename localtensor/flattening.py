@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localtensor.errors import OtherRows
-from localtensor.mesh import Mesh
-from localtensor.orders import check_sizes, first_unlike_rank, remedy_of, rows_by_dim
-from localtensor.placement import Spec, is_defined, short
-from localtensor.row_runs import runs_text
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.row_intervals import runs_text
+from localtensor.layout.shard_order import check_sizes, first_unlike_rank, remedy_of, rows_by_dim
+from localtensor.layout.spec import Spec, is_defined, short
 
 
 def flattened(spec: Spec, axes: Sequence[str], name: str) -> Spec:

@@ -11,18 +11,18 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from strategies.explicit import allow_implicit_communication as allow_implicit_communication
-    from strategies.explicit import no_implicit_communication as no_implicit_communication
-    from strategies.overlay import overlay_dtensor as overlay_dtensor
-    from strategies.planner import plan as plan
+    from strategies.planner.search.api import plan as plan
+    from strategies.propagation.explicit.context import allow_implicit_communication as allow_implicit_communication
+    from strategies.propagation.explicit.context import no_implicit_communication as no_implicit_communication
+    from strategies.propagation.overlay.context import overlay_dtensor as overlay_dtensor
 
 __all__ = ["allow_implicit_communication", "no_implicit_communication", "overlay_dtensor", "plan"]
 
 _ROOM = {
-    "allow_implicit_communication": "strategies.explicit",
-    "no_implicit_communication": "strategies.explicit",
-    "overlay_dtensor": "strategies.overlay",
-    "plan": "strategies.planner",
+    "allow_implicit_communication": "strategies.propagation.explicit.context",
+    "no_implicit_communication": "strategies.propagation.explicit.context",
+    "overlay_dtensor": "strategies.propagation.overlay.context",
+    "plan": "strategies.planner.search.api",
 }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from strategies import stopping
+from strategies.base import signals as stopping
 
 
 def main() -> None:
     """The console script."""
     stopping.watch()
     try:
-        from strategies.cli import main as run  # why here: this takes a while, and Ctrl-C may come meanwhile
+        from strategies.cli.app import main as run  # why here: this takes a while, and Ctrl-C may come meanwhile
     except (
         ImportError,
         MemoryError,

@@ -45,10 +45,10 @@ from localtensor.errors.collectives import TwoSenders as TwoSenders
 from localtensor.errors.collectives import UnevenDim as UnevenDim
 from localtensor.errors.collectives import UnknownReduction as UnknownReduction
 from localtensor.errors.collectives import WrongListLength as WrongListLength
-from localtensor.errors.explorations import BadExploration as BadExploration
-from localtensor.errors.explorations import BadProgram as BadProgram
-from localtensor.errors.explorations import WaitsAlone as WaitsAlone
-from localtensor.errors.faults import ProgramFault as ProgramFault
+from localtensor.errors.exploration import BadExploration as BadExploration
+from localtensor.errors.exploration import BadProgram as BadProgram
+from localtensor.errors.exploration import WaitsAlone as WaitsAlone
+from localtensor.errors.formatting import ProgramFault as ProgramFault
 from localtensor.errors.lockstep import AnotherMode as AnotherMode
 from localtensor.errors.lockstep import ModeBusy as ModeBusy
 from localtensor.errors.lockstep import NoMode as NoMode

@@ -8,8 +8,9 @@ from dataclasses import replace
 from math import prod
 from typing import ClassVar
 
+from localtensor._util.events import Call, Place
 from localtensor.errors.base import refusal
-from localtensor.errors.faults import (
+from localtensor.errors.formatting import (
     ProgramFault,
     at,
     brief,
@@ -21,7 +22,6 @@ from localtensor.errors.faults import (
     short_ranks,
     suspicion,
 )
-from localtensor.events import Call, Place
 
 
 class CollectiveMismatch(ProgramFault):

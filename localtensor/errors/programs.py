@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from localtensor._util.events import Call, Place, Raised, Wait, Waiting
 from localtensor.errors.base import refusal
-from localtensor.errors.faults import (
+from localtensor.errors.formatting import (
     ProgramFault,
     at,
     brief,
@@ -20,7 +21,6 @@ from localtensor.errors.faults import (
     suspicion,
     wait_lines,
 )
-from localtensor.events import Call, Place, Raised, Wait, Waiting
 
 LONGEST_CIRCLE = 12  # ranks of a circle that are printed
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from localtensor._util.events import Place, Wait, Waiting
 from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.errors.faults import ProgramFault, at, busy_lines, first_line, rank_names, wait_lines
-from localtensor.events import Place, Wait, Waiting
+from localtensor.errors.formatting import ProgramFault, at, busy_lines, first_line, rank_names, wait_lines
 
 
 class NotCallableWith(LocalTensorError):

@@ -12,17 +12,17 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the same to the interpreter
-    import localtensor.testing.draws as draws  # noqa: F401, PLR0402  # a room that is a door itself
-    from localtensor.testing.reference import check_op as check_op
-    from localtensor.testing.reference import rank_by_rank as rank_by_rank
-    from localtensor.testing.rule_case import RuleCase as RuleCase
-    from localtensor.testing.rule_errors import WrongRule as WrongRule
-    from localtensor.testing.rule_tests import assert_rule as assert_rule
-    from localtensor.testing.rule_tests import assert_sharding as assert_sharding
-    from localtensor.testing.rule_tests import check_case as check_case
-    from localtensor.testing.rule_tests import rule_cases as rule_cases
-    from localtensor.testing.same import assert_same as assert_same
-    from localtensor.testing.schedules import check_schedule as check_schedule
+    import localtensor.testing.hypothesis_strategies.api as draws  # noqa: F401  # a room that is a door itself
+    from localtensor.testing.compare_runs import assert_same as assert_same
+    from localtensor.testing.lockstep_reference import check_op as check_op
+    from localtensor.testing.lockstep_reference import rank_by_rank as rank_by_rank
+    from localtensor.testing.rules.api import assert_rule as assert_rule
+    from localtensor.testing.rules.api import assert_sharding as assert_sharding
+    from localtensor.testing.rules.api import check_case as check_case
+    from localtensor.testing.rules.api import rule_cases as rule_cases
+    from localtensor.testing.rules.case import RuleCase as RuleCase
+    from localtensor.testing.rules.errors import WrongRule as WrongRule
+    from localtensor.testing.schedule_contract import check_schedule as check_schedule
     from localtensor.testing.suites import RankThreads as RankThreads
     from localtensor.testing.suites import on_rank_threads as on_rank_threads
 
@@ -43,23 +43,23 @@ __all__ = [
 
 _ROOM = {
     "RankThreads": "localtensor.testing.suites",
-    "RuleCase": "localtensor.testing.rule_case",
-    "WrongRule": "localtensor.testing.rule_errors",
-    "assert_rule": "localtensor.testing.rule_tests",
-    "assert_same": "localtensor.testing.same",
-    "assert_sharding": "localtensor.testing.rule_tests",
-    "check_case": "localtensor.testing.rule_tests",
-    "check_op": "localtensor.testing.reference",
-    "check_schedule": "localtensor.testing.schedules",
+    "RuleCase": "localtensor.testing.rules.case",
+    "WrongRule": "localtensor.testing.rules.errors",
+    "assert_rule": "localtensor.testing.rules.api",
+    "assert_same": "localtensor.testing.compare_runs",
+    "assert_sharding": "localtensor.testing.rules.api",
+    "check_case": "localtensor.testing.rules.api",
+    "check_op": "localtensor.testing.lockstep_reference",
+    "check_schedule": "localtensor.testing.schedule_contract",
     "on_rank_threads": "localtensor.testing.suites",
-    "rank_by_rank": "localtensor.testing.reference",
-    "rule_cases": "localtensor.testing.rule_tests",
+    "rank_by_rank": "localtensor.testing.lockstep_reference",
+    "rule_cases": "localtensor.testing.rules.api",
 }
 
 
 def __getattr__(name: str) -> _typing.Any:
     if name == "draws":
-        return _importlib.import_module("localtensor.testing.draws")
+        return _importlib.import_module("localtensor.testing.hypothesis_strategies.api")
     if name not in _ROOM:
         raise AttributeError(f"module 'localtensor.testing' has no attribute {name!r}; it has {', '.join(__all__)}")
     return getattr(_importlib.import_module(_ROOM[name]), name)

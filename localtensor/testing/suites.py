@@ -16,9 +16,9 @@ keeps it.  For files that one may not edit there is `pytest -p localtensor.torch
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from localtensor.suites_bases import is_suite, put_on
-from localtensor.suites_ranks import TIMEOUT, How
-from localtensor.threads import limit_said
+from localtensor.threads.run import limit_said
+from localtensor.torch_suites.bases import is_suite, put_on
+from localtensor.torch_suites.rank_run import TIMEOUT, How
 
 _Class = TypeVar("_Class", bound=type)
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from strategies.ops import OUR_RULES
-from strategies.ops_coverage_command import coverage_command
-from strategies.own_command import own_command
+from strategies.cli.commands.ops_coverage_command import coverage_command
+from strategies.cli.commands.ops_validation import own_command
+from strategies.ops.all_rules import OUR_RULES
 
 app = typer.Typer(
     name="python -m strategies.ops", add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,

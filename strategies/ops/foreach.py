@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from strategies.ops import factory, linear, matmul, pointwise, reductions, reductions_norms
-from strategies.ops.variants_lists import on_lists
+from strategies.ops.lib.foreach_lift import on_lists
+from strategies.ops.linalg import matmul
+from strategies.ops.pointwise import creation as factory
+from strategies.ops.pointwise import linear
+from strategies.ops.pointwise import unary_binary as pointwise
+from strategies.ops.reduce import reductions
+from strategies.ops.reduce import vector_norms as reductions_norms
 
 RULES = on_lists(
     (*linear.RULES, *pointwise.RULES, *factory.RULES, *matmul.RULES, *reductions.RULES, *reductions_norms.NORMS)

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from strategies.files import write_whole
+from strategies.base.atomic_files import write_whole
 from tests.bench import fifty, lockstep, peers, planner, propagate, races, ranks, score, sizes, speed, sweep
 
 PARTS = ("planted", "speed", "peers", "sweep", "ranks", "lockstep", "fifty", "propagate", "races", "planner")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
-from strategies.rules import Call, Rule, Sample, overload
+from strategies.model.rule import Call, Rule, Sample, overload
 from tests.bench.by_hand import cut, shapes, together
 
 RANKS = (2, 3, 5)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import parse, shorts
+from localtensor.layout.spec import parse, shorts
 
 SIZES: tuple[dict[str, int], ...] = (
     {"a": 7, "b": 8, "c": 10, "d": 11},

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from strategies import tally
-from strategies.files import write_whole
-from strategies.journal import read
-from strategies.report import call_text, silent
-from strategies.settings import Settings
-from strategies.validate import validate
-from strategies.verdicts import Finding, Report, Verdict
+from strategies.base.atomic_files import write_whole
+from strategies.base.journal import read
+from strategies.model.settings import Settings
+from strategies.model.verdict import Finding, Report, Verdict
+from strategies.sweep import aggregate as tally
+from strategies.sweep.report.text_and_json import call_text, silent
+from strategies.sweep.session import validate
 
 ROOT = Path(__file__).parents[2]
 START, END = "<!-- findings:start -->", "<!-- findings:end -->"

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from strategies import workers
-from strategies.discover import Discovery, discover
-from strategies.lines import names_of
-from strategies.rules import Rule
-from strategies.search import Survey
+from strategies.base import worker_pool as workers
+from strategies.model.rule import Rule
+from strategies.validation.discovery.discover import Discovery, discover
+from strategies.validation.discovery.rule_inference import names_of
+from strategies.validation.missing_rules import Survey
 from tests.bench.by_other_means import refuted
 from tests.strategies.cases import placements
 from tests.strategies.missing_list import Row, rows

@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies import samples
-from strategies import torch_dtensor as dtensor
-from strategies.most_used import HOME, MOST
+from strategies.inputs import opinfo_samples as samples
+from strategies.ops.validation.most_used import HOME, MOST
+from strategies.torch_api import dtensor
 from tests.bench.most_used_programs import PROGRAMS
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import short
+from localtensor.layout.spec import short
 from tests.bench import by_hand
 from tests.bench.claims import Base, Row
 from tests.bench.claims import row as as_row

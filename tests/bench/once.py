@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
-from localtensor.mesh import Mesh
-from localtensor.once import Once
-from localtensor.placement import Spec, parse
-from strategies.ambient import ambient
-from strategies.keys import Keys
-from strategies.rules import Leaf
+from localtensor.concurrency.single_flight import Once
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.model.rule import Leaf
+from strategies.propagation.ambient_state import ambient
+from strategies.propagation.cache_key import Keys
 
 CALLS = 1000
 

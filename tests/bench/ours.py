@@ -18,11 +18,11 @@ from typing import Any
 
 def main(words: list[str]) -> None:
     """Run the command with these arguments, and tell how long it took and what it tried."""
-    import strategies.command  # the work, which cli imports late
-    import strategies.samples
-    from strategies import cli
+    import strategies.cli.commands.validate  # the work, which cli imports late
+    import strategies.inputs.opinfo_samples
+    from strategies.cli import app as cli
 
-    strategies.samples.database()
+    strategies.inputs.opinfo_samples.database()
     _parse_once(cli)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"

@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.tensor import _redistribute
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec
-from strategies.planner import KNOWN, plan, searched
-from strategies.plans import Plan
-from strategies.price_torch import TorchPrice
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec
+from strategies.planner.search.api import KNOWN, plan, searched
+from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.torch_price import TorchPrice
 from tests.plans import graph_based
 from tests.plans.pairs import drawn
 

@@ -31,12 +31,12 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies.book import Book
-from strategies.ops import OUR_RULES
-from strategies.propagate import Propagator
-from strategies.rules import LEAVES, Leaf, overload
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.model.rule import LEAVES, Leaf, overload
+from strategies.ops.all_rules import OUR_RULES
+from strategies.ops.semantics.rulebook import Book
+from strategies.propagation.propagator import Propagator
 
 MICROSECONDS, TIMES, THREADS = 3.0, 2.0, 8
 """Targets: of a cached call, and of how many times faster than DTensor's; and the threads."""

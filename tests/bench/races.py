@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from localtensor.explore import explore
-from localtensor.explore_sync import Scheduled
-from localtensor.explore_values import Explored, Program
-from strategies import races
+from localtensor.concurrency.controlled_sync import Scheduled
+from localtensor.concurrency.explorer import explore
+from localtensor.concurrency.results import Explored, Program
+from strategies.propagation.races import explore as races
 from tests.races.culprits import CULPRITS
 
 THREADS, STEPS, BOUND = 3, 6, 2

@@ -41,8 +41,8 @@ class Score:
 
 def score(confirm: str = "gloo") -> Score:
     """Validate the planted module as a user would validate his own, and count."""
-    from strategies.settings import Settings
-    from strategies.validate import validate
+    from strategies.model.settings import Settings
+    from strategies.sweep.session import validate
     from tests.bench.planted import MISFITS, MUTANTS, ORIGINALS, name_of, rows_of
 
     report = validate(Settings(rules=RULES, confirm=confirm))

@@ -1,8 +1,8 @@
 """What stands in the README and in docs/findings.md."""
 
-from localtensor.placement import parse
-from strategies.rules import Rule
-from strategies.verdicts import Finding, Verdict
+from localtensor.layout.spec import parse
+from strategies.model.rule import Rule
+from strategies.model.verdict import Finding, Verdict
 from tests.bench.findings import markdown
 
 

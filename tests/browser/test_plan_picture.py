@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from strategies.plan_command import picture
-from strategies.plan_text import read
-from strategies.planner import plan
+from strategies.cli.commands.plan import picture
+from strategies.planner.search.api import plan
+from strategies.planner.text.parser import read
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 image = pytest.importorskip("PIL.Image", reason="pillow is not installed: it comes with matplotlib")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.html_report import run
+from strategies.cli.commands.report import run
 from tests.strategies import journals
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")

@@ -19,8 +19,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from strategies import journal, spool
-from strategies.units import digest
+from strategies.base import journal
+from strategies.inputs import spool
+from strategies.model.work_unit import digest
 from tests.cuda.agreement import agreement
 from tests.cuda.differs import crashes, differing
 

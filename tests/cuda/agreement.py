@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies import sources, suspects
-from strategies.confirm import Court
-from strategies.probe import try_claims
-from strategies.rules import Sample
-from strategies.truth import REFUSALS, tell
-from strategies.verdicts import Instance, Verdict
+from strategies.model.oracle import REFUSALS, tell
+from strategies.model.rule import Sample
+from strategies.model.verdict import Instance, Verdict
+from strategies.programs.run.real_run import Court
+from strategies.validation import candidate as suspects
+from strategies.validation import claim_sources as sources
+from strategies.validation.probe import try_claims
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies import dockets, findings
-from strategies.journal import Line, of_kind
+from strategies.base.journal import Line, of_kind
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
 
 ABSENT = "not tried"
 

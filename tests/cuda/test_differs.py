@@ -3,13 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localtensor.placement import parse
-from strategies import dockets, findings
-from strategies.dockets import Hearing
-from strategies.findings import Settled
-from strategies.rules import Rule
-from strategies.units import Unit
-from strategies.verdicts import Crash, Finding, Verdict
+from localtensor.layout.spec import parse
+from strategies.model.rule import Rule
+from strategies.model.verdict import Crash, Finding, Verdict
+from strategies.model.work_unit import Unit
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
+from strategies.validation.finding import Settled
+from strategies.validation.task import Hearing
 from tests.cuda import __main__ as cuda
 from tests.cuda.agreement import agreement
 from tests.cuda.differs import ABSENT, Word, crashes, differing, words
@@ -84,8 +85,8 @@ def test_a_disagreement_is_counted_and_told(monkeypatch):
 
 def _of_cumprod(instance, seed):
     """The case of another rule, one that is wrong."""
-    from strategies.probe import Probe
-    from strategies.truth import tell
+    from strategies.model.oracle import tell
+    from strategies.validation.probe import Probe
 
     wrong = sample("cumprod.default", numbers(4, 6), -1)
     rule = Rule(wrong.op, (parse("S(1)"),), (parse("S(1)"),))

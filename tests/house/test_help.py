@@ -18,7 +18,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from strategies import cli, ops_coverage_command, own_command
+from strategies.cli import app as cli
+from strategies.cli.commands import ops_coverage_command
+from strategies.cli.commands import ops_validation as own_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -127,7 +129,7 @@ BEFORE = {
 DRIVER = """
 import contextlib, glob, io, json, shlex, sys, os
 sys.path.insert(0, os.getcwd())
-from strategies import cli
+from strategies.cli import app as cli
 told = {}
 for line in json.loads(sys.argv[1]):
     words = [name for word in shlex.split(line)[1:] for name in (sorted(glob.glob(word)) if "*" in word else [word])]

@@ -37,8 +37,8 @@ def test_no_bug_is_planted_twice():
 
 def test_a_bug_that_does_not_fit_is_told():
     assert spoilt(Planted("localtensor/nowhere.py", "a", "b", "")) == "localtensor/nowhere.py does not exist"
-    told = spoilt(Planted("localtensor/mesh.py", "no such line", "b", ""))
-    assert told == "localtensor/mesh.py: 'no such line' stands there 0 times, not once"
+    told = spoilt(Planted("localtensor/layout/mesh.py", "no such line", "b", ""))
+    assert told == "localtensor/layout/mesh.py: 'no such line' stands there 0 times, not once"
 
 
 def test_each_room_has_tests():
@@ -51,7 +51,7 @@ def test_a_bug_is_killed_and_a_comment_survives():
         "from tests.mutants.trying import Trials, warm\n"
         "from tests.mutants.values import ROOT, Mutant\n"
         "warm()\n"
-        "path = 'localtensor/offsets.py'\n"
+        "path = 'localtensor/lockstep/patches/shard_offsets.py'\n"
         "text = (ROOT / path).read_text()\n"
         "tests = ('tests/localtensor/test_offsets.py',)\n"
         "with Trials() as trials:\n"

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 )
 
 from localtensor.errors import NotInLockstep, OutsideWrite, RanksDiverge
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
 
 WORLD = 4
 MOST_ALIVE = 8

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import localtensor.collectives as c
-from localtensor.reductions import CARRIED, FOLDS, PremulSum, fold
+import localtensor.collectives.reference as c
+from localtensor.layout.reductions import CARRIED, FOLDS, PremulSum, fold
 from localtensor.testing import draws
 
 INTEGER_OPS = [op for op in FOLDS if op != "avg"]

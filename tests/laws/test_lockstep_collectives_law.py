@@ -9,11 +9,11 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import localtensor.collectives as c
-import localtensor.lockstep_collectives as lc
-from localtensor import _context
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.reductions import PremulSum
+import localtensor.collectives.reference as c
+import localtensor.lockstep.collectives_api as lc
+from localtensor._util import ambient as _context
+from localtensor.layout.reductions import PremulSum
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from tests.localtensor.both_ways import check_both_ways, here, same
 
 SIDE = 12  # divides by every size of a group

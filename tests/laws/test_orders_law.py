@@ -3,7 +3,7 @@
 | torch part (under torch.distributed.tensor)                      | run on |
 |------------------------------------------------------------------|--------|
 | _redistribute.redistribute_local_tensor                          | 2.13   |
-| placement_types._StridedShard, as `localtensor.placement` has it | 2.13   |
+| placement_types._StridedShard, as `localtensor.layout.spec` has it | 2.13   |
 """
 
 import pytest
@@ -14,12 +14,12 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from localtensor.errors import OtherRows
-from localtensor.mesh import Mesh
-from localtensor.orders import lies_alike, ordered, strided
-from localtensor.placement import Spec, parse
-from localtensor.shards import assemble, split
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shard_order import lies_alike, ordered, strided
+from localtensor.layout.shards import assemble, split
+from localtensor.layout.spec import Spec, parse
 from localtensor.testing import draws
-from strategies.dtensor_specs import to_torch
+from strategies.torch_api.specs import to_torch
 
 GRID = Mesh.of(3, 2)
 Cut = draws.specs(

@@ -8,11 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.partials import reducible
-from localtensor.placement import KINDS, parse, short, shorts
-from strategies.probe import Probe
-from strategies.rules import Claim, Rule
-from strategies.truth import tell
+from localtensor.layout.partials import reducible
+from localtensor.layout.spec import KINDS, parse, short, shorts
+from strategies.model.oracle import tell
+from strategies.model.rule import Claim, Rule
+from strategies.validation.probe import Probe
 from tests.strategies.cases import numbers, placements, sample
 
 Ranks = st.integers(2, 5)

@@ -19,10 +19,10 @@ from torch import Tensor
 
 import localtensor as lt
 from localtensor.errors import CollectiveFailed, EarlyReturn, GroupMismatch, NeverEnded, ProgramFault
-from localtensor.testing.program_draws import DTYPES, OPS_OF, rank_programs
-from localtensor.testing.programs_referee import Illegal
-from localtensor.testing.programs_steps import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Step
-from localtensor.testing.programs_value import RankProgram
+from localtensor.testing.programs.model import IN_PLACE, KINDS, MESSAGES, REDUCING, Event, Step
+from localtensor.testing.programs.program import RankProgram
+from localtensor.testing.programs.reference import Illegal
+from localtensor.testing.programs.strategy import DTYPES, OPS_OF, rank_programs
 from tests.laws.rank_draws import PLANTS, Fault, faults, planted
 from tests.laws.rank_gradients import adjoint, chains, gradients
 from tests.laws.rank_programs import simulated

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
-from localtensor.mesh import Mesh
-from localtensor.reductions import CARRIED
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.reductions import CARRIED
 from localtensor.testing import draws
-from localtensor.testing.draws import Sharded
+from localtensor.testing.hypothesis_strategies.api import Sharded
 
 GRID = Mesh.of(2, 2)
 CARRIED_DTYPES = tuple(dtype for dtype in draws.DTYPES if dtype in CARRIED and not dtype.is_complex)

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import localtensor as lt
-from localtensor import _context
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.rank_ints import is_rank_int, on_rank
-from localtensor.tensor import LocalTensor
+from localtensor._util import ambient as _context
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 
 
 def here(make: Callable[[int], Tensor]) -> Tensor:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor.adjoints import Meeting, choose, linear
 from localtensor.errors import AnotherMode, DtypeNotCarried
-from localtensor.exchange import Value
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.lockstep_collectives import all_gather_into_tensor
+from localtensor.lockstep.collectives_api import all_gather_into_tensor
+from localtensor.lockstep.comms.autograd import Meeting, choose, linear
+from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from tests.localtensor.both_ways import numbers
 
 

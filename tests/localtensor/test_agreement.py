@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import localtensor.collectives as c
-from localtensor import agreement, errors, reductions
+import localtensor.collectives.reference as c
+from localtensor import errors
+from localtensor.collectives import checks as agreement
+from localtensor.layout import reductions
 
 
 def t(*numbers: float, dtype: torch.dtype = torch.float32) -> Tensor:

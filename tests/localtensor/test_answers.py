@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from localtensor.answers import Rowwise, same, seen_alike, tidy
-from localtensor.cells import is_in_blocks
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.rank_ints import is_rank_int
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.dispatch.results import Rowwise, same, seen_alike, tidy
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.rank_int import is_rank_int
+from localtensor.lockstep.values.stacks import is_in_blocks
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from localtensor import replay, round_robin, shuffled
-from localtensor.baton import Abort, Baton
+from localtensor.threads.run_token import Abort, Baton
 
 
 class Told:

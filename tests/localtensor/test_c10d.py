@@ -22,7 +22,7 @@ from localtensor.errors import (
     UnevenDim,
     WrongListLength,
 )
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from tests.localtensor.both_ways import check_both_ways, here, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")

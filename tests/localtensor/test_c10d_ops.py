@@ -3,8 +3,8 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
+from localtensor.collectives.c10d_table import RECV, RECV_FROM_ANYONE, SEND, SERVED
 from localtensor.errors import NotServed, RankRaised
-from localtensor.kernels import RECV, RECV_FROM_ANYONE, SEND, SERVED
 
 
 def ops_with_a_group():

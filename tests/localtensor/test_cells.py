@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor import cells
-from localtensor.cells import (
+from localtensor.lockstep.values import stacks as cells
+from localtensor.lockstep.values.partition import NOWHERE, each_alone, partition
+from localtensor.lockstep.values.stacks import (
     dense_strides,
     equal_once,
     in_blocks,
@@ -17,7 +18,6 @@ from localtensor.cells import (
     row_by_row,
     stack,
 )
-from localtensor.folding import NOWHERE, each_alone, partition
 
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 

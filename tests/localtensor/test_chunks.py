@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor.chunks import take_chunk
-from localtensor.exchange import of_ranks
+from localtensor.lockstep.comms.collectives import of_ranks
+from localtensor.lockstep.patches.chunks import take_chunk
 
 SHAPES = {"even": (8, 3), "uneven": (7, 3), "short": (2, 3), "one dim": (5,), "three dims": (2, 6, 4)}
 

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor._context import entered, running
+from localtensor._util.ambient import entered, running
 
 
 def test_nothing_runs_outside_of_a_run():

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from localtensor import run
-from localtensor.draws import Stream, Streams
-from localtensor.folding import each_alone, everyone, of_ranks
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.partition import each_alone, everyone, of_ranks
+from localtensor.lockstep.values.rng_streams import Stream, Streams
 
 RANKS = 4
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor import placement_types as types
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor import dtensor
 from localtensor.errors import LocalTensorError
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.rank_ints import rank_int
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches import dtensor
+from localtensor.lockstep.values.rank_int import rank_int
 from tests.programs.lockstep_ways import assert_bits, assert_both, in_lockstep, of_rank, on_threads
 
 RANKS = 4

@@ -4,7 +4,7 @@ import copy
 import pickle
 
 from localtensor import errors
-from localtensor.events import Call, Place, Wait
+from localtensor._util.events import Call, Place, Wait
 
 
 def test_an_error_survives_pickle_with_its_class_words_and_facts():

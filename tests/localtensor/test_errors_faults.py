@@ -2,9 +2,9 @@
 
 import pytest
 
+from localtensor._util.events import Call, Place, Wait
 from localtensor.errors import ProgramFault
-from localtensor.errors import faults as f
-from localtensor.events import Call, Place, Wait
+from localtensor.errors import formatting as f
 
 HERE, THERE = Place("a.py", 3, "f"), Place("b.py", 9, "g")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from localtensor import errors
-from localtensor.events import Place
+from localtensor._util.events import Place
 
 HERE = Place("project/a.py", 3, "f")
 OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank has a control flow of its own"

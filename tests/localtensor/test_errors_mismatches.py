@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from localtensor import errors
-from localtensor.events import Call, Place
+from localtensor._util.events import Call, Place
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "f")
 

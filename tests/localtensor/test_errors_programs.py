@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 
 from localtensor import errors
+from localtensor._util.events import Call, Place, Raised, Wait
 from localtensor.errors.programs import _circle as circle
-from localtensor.events import Call, Place, Raised, Wait
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from localtensor import errors
-from localtensor.events import Call, Place, Wait, Waiting
+from localtensor._util.events import Call, Place, Wait, Waiting
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 WAIT = Wait(0, (1,), Call(0, "all_reduce", "0", (0, 1), 4, place=THERE))

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from localtensor.events import Died, Outcome, Raised, Returned, Waiting
+from localtensor._util.events import Died, Outcome, Raised, Returned, Waiting
 
 ONE_OF_EACH = [Returned(0, 5), Raised(1, "ValueError", "no", "Traceback..."), Waiting(2, "x.py:3 in f"), Died(3, -9)]
 
@@ -31,5 +31,5 @@ def test_an_exception_that_nobody_timed_was_raised_at_no_time():
 
 
 def test_outcomes_can_be_read_without_torch():
-    look = "import sys, localtensor.events; sys.exit('torch' in sys.modules)"
+    look = "import sys, localtensor._util.events; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localtensor import physical_dims
-from localtensor.physical import FORMS
-from localtensor.testing.reference import Difference
-from localtensor.ways import Way, facts, overload, table, way_of
+from localtensor.lockstep.dispatch import batching_dims as physical_dims
+from localtensor.lockstep.dispatch.batching import FORMS
+from localtensor.lockstep.dispatch.op_table import Way, facts, overload, table, way_of
+from localtensor.testing.lockstep_reference import Difference
 from tests.overloads.__main__ import report
 from tests.overloads.capture import captured, tells
 from tests.overloads.excuses import MISREAD, OTHER_KERNEL, excused
@@ -158,7 +158,7 @@ def test_a_wrong_form_is_caught(calls, monkeypatch):
     def backwards(op, stacked, x, *rest, **named):
         return physical_dims._dim_first(op, stacked, x, *rest, **named).flip(-1)
 
-    from localtensor import ways
+    from localtensor.lockstep.dispatch import op_table as ways
 
     monkeypatch.setitem(FORMS, "aten::cumsum", backwards)
     monkeypatch.setattr(ways, "_known", {})
@@ -167,7 +167,7 @@ def test_a_wrong_form_is_caught(calls, monkeypatch):
 
 
 def test_a_wrong_stride_and_a_lost_write_are_caught(calls, monkeypatch):
-    from localtensor import one_cell
+    from localtensor.lockstep.dispatch import execute as one_cell
 
     monkeypatch.setattr(one_cell, "_as_alone", lambda func, reader, args, kwargs, done: done)
     strided = sweep(calls["aten::select_scatter"], Record(), plans=("strided",))

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor import collectives, exchange, recipes
+from localtensor.collectives import reference as collectives
 from localtensor.errors import NotHeld, ShapesDiffer
-from localtensor.exchange import Value
-from localtensor.families import of_lists
-from localtensor.folding import by_value, each_alone, everyone, partition
+from localtensor.lockstep.comms import collectives as exchange
+from localtensor.lockstep.comms import index_plans as recipes
+from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.comms.group_families import of_lists
+from localtensor.lockstep.values.partition import by_value, each_alone, everyone, partition
 
 PAIRS = of_lists([[0, 2], [1, 3]], 4)
 SOME = of_lists([[3, 1]], 4)

@@ -4,12 +4,12 @@ from math import comb
 
 import pytest
 
-from localtensor import explore_stage
+from localtensor.concurrency import controlled_run as explore_stage
+from localtensor.concurrency.bounded_search import Bounded
+from localtensor.concurrency.explorer import Program, explore, replay
+from localtensor.concurrency.results import Failure
 from localtensor.errors import BadSchedule, ReplayDiverged
-from localtensor.errors.explorations import BadExploration, BadProgram, WaitsAlone
-from localtensor.explore import Program, explore, replay
-from localtensor.explore_bounded import Bounded
-from localtensor.explore_values import Failure
+from localtensor.errors.exploration import BadExploration, BadProgram, WaitsAlone
 
 
 def stepping(*lengths):

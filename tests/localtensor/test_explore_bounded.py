@@ -2,9 +2,9 @@
 
 import pytest
 
+from localtensor.concurrency.bounded_search import Bounded, Frontier, read
+from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import BadSchedule, ReplayDiverged
-from localtensor.explore_bounded import Bounded, Frontier, read
-from localtensor.schedule import round_robin
 
 
 @pytest.mark.parametrize("text", ["bounded", "bounded:3:1", "bounded:0:2:17:1"])

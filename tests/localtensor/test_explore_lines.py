@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from localtensor.explore import Program, explore, replay
-from localtensor.explore_lines import by_lines
+from localtensor.concurrency.explorer import Program, explore, replay
+from localtensor.concurrency.line_yield_points import by_lines
 
 
 class Count:

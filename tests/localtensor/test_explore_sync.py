@@ -2,8 +2,8 @@
 
 import pytest
 
-from localtensor.explore import Program, explore, replay
-from localtensor.explore_sync import SETUP
+from localtensor.concurrency.controlled_sync import SETUP
+from localtensor.concurrency.explorer import Program, explore, replay
 
 
 def outcomes(program, **settings):

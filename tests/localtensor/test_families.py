@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.errors import NotInLockstep
-from localtensor.families import family, of_lists, one_size, within
-from localtensor.folding import of_ranks
+from localtensor.lockstep.comms.group_families import family, of_lists, one_size, within
+from localtensor.lockstep.values.partition import of_ranks
 
 
 @st.composite

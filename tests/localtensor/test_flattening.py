@@ -11,9 +11,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.errors import BadMesh, OtherRows
 from localtensor.flattening import flattened, unflattened
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, StridedShard, parse
-from localtensor.shards import split
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec, StridedShard, parse
 
 ANY = [Replicate(), Shard(0), Shard(1), StridedShard(0, split_factor=2), StridedShard(1, split_factor=3)]
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor import folded
-from localtensor.fold_order import by_pairs
-from localtensor.reductions import fold
+from localtensor.layout.fold_order import by_pairs
+from localtensor.layout.reductions import fold
+from localtensor.lockstep.comms import stacked_collectives as folded
 
 
 @pytest.mark.parametrize(("held", "said"), [

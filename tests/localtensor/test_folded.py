@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor import folded
-from localtensor.reductions import FOLDS, PremulSum, fold
+from localtensor.layout.reductions import FOLDS, PremulSum, fold
+from localtensor.lockstep.comms import stacked_collectives as folded
 
 OPS = [*FOLDS, PremulSum(0.3)]
 

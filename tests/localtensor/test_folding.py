@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from localtensor.folding import (
+from localtensor.lockstep.values.partition import (
     NOWHERE,
     by_value,
     common,
@@ -64,7 +64,7 @@ def test_one_object_for_each_meaning(held):
 
 
 def test_other_sizes_are_another_partition_and_what_nobody_keeps_is_forgotten():
-    from localtensor import folding
+    from localtensor.lockstep.values import partition as folding
 
     one, other = partition([0, 1], [2]), partition([0, 1], [1, 1])
     assert one is not other

@@ -19,10 +19,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor import _context, forked
+from localtensor._util import ambient as _context
+from localtensor._util.rank_places import raised_at
 from localtensor.errors import NestedRun, NeverEnded, RankRaised, TooFewGpus
-from localtensor.forked import NoFork, run_forked
-from localtensor.rank_places import raised_at
+from localtensor.processes import forked
+from localtensor.processes.forked import NoFork, run_forked
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ AFTER_A_BACKWARD = """
 import torch
 from torch._subclasses import FakeTensorMode
 from localtensor.errors import RankRaised
-from localtensor.forked import run_forked
+from localtensor.processes.forked import run_forked
 
 with FakeTensorMode():
     torch.ones(2)

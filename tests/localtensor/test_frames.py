@@ -12,8 +12,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
+from localtensor._util.call_sites import in_debugger, place_of, stack_of, user_lines
 from localtensor.errors import KindMismatch
-from localtensor.frames import in_debugger, place_of, stack_of, user_lines
 
 
 def first_line(fn):

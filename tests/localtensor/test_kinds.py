@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.folding import partition
-from localtensor.kinds import arrived, for_each_kind, only
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.rank_ints import rank_int, values_of
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches.by_rank_group import arrived, for_each_kind, only
+from localtensor.lockstep.values.partition import partition
+from localtensor.lockstep.values.rank_int import rank_int, values_of
 
 SIZES = [2, 2, 3, 2]
 

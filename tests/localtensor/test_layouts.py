@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layouts import factors_of, has_meaning, in_order, order_of
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, StridedShard, cuts, parse
-from localtensor.shards import split
+from localtensor.layout.meaning import factors_of, has_meaning, in_order, order_of
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec, StridedShard, cuts, parse
 
 F32 = torch.float32
 

@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor import limits
 from localtensor.errors import NotServed, RankRaised
+from localtensor.threads import process_globals as limits
 
 
 def compiled_rank():

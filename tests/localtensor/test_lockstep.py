@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor import _context
+from localtensor._util import ambient as _context
 from localtensor.errors import AnotherMode, ModeBusy, NoMode, NoRanks, NotATensor, NotHeld, ValuesDiffer
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
 
 
 def is_clean():

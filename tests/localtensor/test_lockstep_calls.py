@@ -7,8 +7,8 @@ import torch.distributed._functional_collectives as fc
 import torch.distributed.nn.functional as with_gradients
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep import LocalTensorMode
-from localtensor.rank_ints import rank_int
+from localtensor.lockstep.mode import LocalTensorMode
+from localtensor.lockstep.values.rank_int import rank_int
 from tests.localtensor.both_ways import check_both_ways, here, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")

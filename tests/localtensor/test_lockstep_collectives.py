@@ -1,4 +1,4 @@
-"""The collectives on LocalTensors against the plain functions of localtensor.collectives, gradients included."""
+"""The collectives on LocalTensors against the plain functions of localtensor.collectives.reference, gradients included."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-import localtensor.collectives as c
-import localtensor.lockstep_collectives as lc
+import localtensor.collectives.reference as c
+import localtensor.lockstep.collectives_api as lc
 from localtensor.errors import (
     AnotherMode,
     BadGroup,
@@ -28,9 +28,9 @@ from localtensor.errors import (
     UnknownReduction,
     WrongListLength,
 )
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.rank_ints import rank_int
-from localtensor.reductions import PremulSum
+from localtensor.layout.reductions import PremulSum
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.rank_int import rank_int
 
 RANKS = 4
 GROUPS = {

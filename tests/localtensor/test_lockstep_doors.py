@@ -8,11 +8,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import localtensor as lt
-from localtensor import lockstep_calls, lockstep_doors
 from localtensor.errors import TorchChanged
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.lockstep_groups import RoutedWorld
-from localtensor.rank_ints import rank_int
+from localtensor.lockstep.comms.process_groups import RoutedWorld
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches import distributed_calls as lockstep_calls
+from localtensor.lockstep.patches import rank_queries as lockstep_doors
+from localtensor.lockstep.values.rank_int import rank_int
 
 
 def test_they_are_installed_once():

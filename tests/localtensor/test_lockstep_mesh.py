@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from localtensor import lockstep_mesh
 from localtensor.errors import BadGroup
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.rank_ints import on_rank, values_of
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches import device_mesh as lockstep_mesh
+from localtensor.lockstep.values.rank_int import on_rank, values_of
 from tests.programs.lockstep_ways import assert_bits, assert_both, in_lockstep, on_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:Slicing a flattened dim", "ignore:.*left behind:UserWarning")

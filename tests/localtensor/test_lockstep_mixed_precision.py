@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
 
 RANKS = 3
 

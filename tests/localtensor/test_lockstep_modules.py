@@ -11,11 +11,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import DistributedDataParallel
 
-from localtensor import lockstep_modules
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.rank_ints import rank_int
-from localtensor.rank_words import as_if_padded
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches import nn_modules as lockstep_modules
+from localtensor.lockstep.values.rank_int import rank_int
+from localtensor.lockstep.values.texts import as_if_padded
 from tests.programs.lockstep_ways import assert_both
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from localtensor.errors import NotInLockstep, WrongListLength
-from localtensor.lockstep import LocalTensorMode
+from localtensor.lockstep.mode import LocalTensorMode
 from tests.localtensor.both_ways import check_both_ways, numbers
 
 

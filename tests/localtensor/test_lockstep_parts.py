@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from localtensor import limits, propagation, worlds
-from localtensor.lockstep_parts import PRIVATE
+from localtensor.lockstep.patches.torch_private import PRIVATE
+from localtensor.threads import process_globals as limits
+from localtensor.threads import rank_world as worlds
+from localtensor.threads.state import shared_propagation as propagation
 from tests.localtensor.test_worlds import lacks
 
 ROOMS = Path(__file__).parents[2] / "localtensor"

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from localtensor.errors import BufferReused, ReadBeforeWait, WorkNotWaited
-from localtensor.lockstep import LocalTensorMode
-from localtensor.lockstep_works import LockstepWork
+from localtensor.lockstep.comms.work import LockstepWork
+from localtensor.lockstep.mode import LocalTensorMode
 from tests.localtensor.both_ways import check_both_ways, numbers
 
 STARTS = {

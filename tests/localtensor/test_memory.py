@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from localtensor.errors import NotHeld, OutsideWrite
-from localtensor.folding import common, of_ranks, partition
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.memory import Memory, RowsApart, make_finer, memory_of, overlaps, overwrite
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.partition import common, of_ranks, partition
+from localtensor.lockstep.values.storage import Memory, RowsApart, make_finer, memory_of, overlaps, overwrite
 
 HALVES = partition([0, 0, 1, 1], [2])
 

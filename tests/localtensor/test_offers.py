@@ -3,9 +3,9 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
+from localtensor.collectives.argument_checks import check_message, check_offer
+from localtensor.collectives.c10d_table import Brought
 from localtensor.errors import DtypeNotCarried, LocalTensorError
-from localtensor.kernels import Brought
-from localtensor.offers import check_message, check_offer
 
 X = torch.zeros(3, 4)
 SPARSE = torch.zeros(2).to_sparse()

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.tensor import Shard, _utils
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from localtensor.offsets import shards
+from localtensor.lockstep.patches.shard_offsets import shards
 
 # Asked here with plain numbers, outside of any mode.
 of_one = _utils._compute_local_shape_and_global_offset

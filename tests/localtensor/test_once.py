@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from localtensor import _context
-from localtensor.once import BadCache, Once, Stats, _own_copy, clear_all
-from localtensor.once_cells import Cell, Circular, Room, brief
-from localtensor.sync import Threads
+from localtensor._util import ambient as _context
+from localtensor.concurrency.single_flight import BadCache, Once, Stats, _own_copy, clear_all
+from localtensor.concurrency.single_flight_cells import Cell, Circular, Room, brief
+from localtensor.concurrency.sync import Threads
 
 
 def test_a_key_is_computed_once():

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from localtensor import once as once_room
-from localtensor import once_cells
-from localtensor.once import Once
+from localtensor.concurrency import single_flight as once_room
+from localtensor.concurrency import single_flight_cells as once_cells
+from localtensor.concurrency.single_flight import Once
 from tests.localtensor.once_threads import LONG, Ended, Held, Running, Watched
 
 pytestmark = pytest.mark.skipif(

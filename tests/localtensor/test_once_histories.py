@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from localtensor.once import Once
+from localtensor.concurrency.single_flight import Once
 from tests.localtensor.once_histories import Call, Recorder, explained
 
 

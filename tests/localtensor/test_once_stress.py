@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localtensor.once import Once
+from localtensor.concurrency.single_flight import Once
 from tests.races import stress
 
 

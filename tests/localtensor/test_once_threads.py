@@ -12,10 +12,10 @@ import weakref
 
 import pytest
 
-from localtensor import once as once_room
-from localtensor.once import Once, Stats, clear_all
-from localtensor.once_cells import Circle, Circular
-from localtensor.sync import Threads
+from localtensor.concurrency import single_flight as once_room
+from localtensor.concurrency.single_flight import Once, Stats, clear_all
+from localtensor.concurrency.single_flight_cells import Circle, Circular
+from localtensor.concurrency.sync import Threads
 from tests.localtensor.once_threads import LONG, Ended, Held, Running, Watched, send
 
 

@@ -1,4 +1,4 @@
-"""localtensor.opinfo: the samples are torch's own, and nobody is looked for among the callers."""
+"""localtensor._util.opinfo: the samples are torch's own, and nobody is looked for among the callers."""
 
 import importlib
 import inspect
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from localtensor import opinfo
+from localtensor._util import opinfo
 
 INFOS = {info.formatted_name: info for info in op_db}
 

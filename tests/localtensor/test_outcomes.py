@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from localtensor import by_kind, outcomes
-from localtensor.engine import plainly
-from localtensor.exchange import Value
-from localtensor.families import of_lists
-from localtensor.folding import each_alone, everyone
-from localtensor.kernels import SERVED, Brought
-from localtensor.lockstep import LocalTensorMode
+from localtensor.collectives.c10d_table import SERVED, Brought
+from localtensor.lockstep.comms import c10d_kernels as by_kind
+from localtensor.lockstep.comms import outcomes
+from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.comms.group_families import of_lists
+from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.mode import LocalTensorMode
+from localtensor.lockstep.values.partition import each_alone, everyone
 from tests.localtensor.both_ways import numbers, same
 
 PAIRS = of_lists([[0, 3], [2, 1]], 4)

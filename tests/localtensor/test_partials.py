@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from localtensor.errors import NotReducible
-from localtensor.partials import agreed, fold, parts, reducible
-from localtensor.placement import KINDS
+from localtensor.layout.partials import agreed, fold, parts, reducible
+from localtensor.layout.spec import KINDS
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
 

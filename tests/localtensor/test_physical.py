@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from localtensor import one_cell
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.testing.reference import check_op
+from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.testing.lockstep_reference import check_op
 
 aten = torch.ops.aten
 RANKS = 4

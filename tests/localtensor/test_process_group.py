@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import localtensor as lt
 from localtensor.errors import CollectiveFailed, LayoutMismatch, ReadBeforeWait
-from localtensor.process_group import _on_one_device
+from localtensor.threads.process_group import _on_one_device
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # under both their names
 WRITES = {

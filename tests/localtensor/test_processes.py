@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from localtensor import _crew, _worker, errors
-from localtensor.events import Died, Raised, Returned, Waiting
-from localtensor.processes import Pool, prepare
+from localtensor import errors
+from localtensor._util.events import Died, Raised, Returned, Waiting
+from localtensor.processes import worker as _worker
+from localtensor.processes import worker_group as _crew
+from localtensor.processes.pool import Pool, prepare
 
 ROOT = Path(__file__).parents[2]
 
@@ -894,7 +896,7 @@ def test_a_pool_that_nobody_holds_ends():
 SCRIPT = """
 import os, signal, sys, threading
 sys.path.insert(0, {root!r})
-from localtensor.processes import Pool, prepare
+from localtensor.processes.pool import Pool, prepare
 
 def meet_nobody(rank):
     import torch.distributed as dist  # here, so that the parent need not load it

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor import propagation
+from localtensor.threads.state import shared_propagation as propagation
 
 
 def propagator():

@@ -8,8 +8,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from localtensor import propagation
-from localtensor.once import Once
+from localtensor.concurrency.single_flight import Once
+from localtensor.threads.state import shared_propagation as propagation
 
 TABLES = SimpleNamespace(op_single_dim_strategy_funcs={}, op_strategy_funcs={}, op_to_rules={})
 

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, is_concrete_in
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
-from localtensor.rank_ints import is_rank_int, on_rank, rank_int, values_of
-from localtensor.rank_nodes import RankBools, RankInts, Same
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, values_of
+from localtensor.lockstep.values.sym_nodes import RankBools, RankInts, Same
 
 S, T = rank_int([0, 1, 2, 3]), rank_int([5, 6, 7, 5])
 MOST = 2**63 - 1
@@ -375,7 +375,7 @@ def test_nodes_answer_what_torch_asks():
 
 
 def test_the_memory_of_known_values_is_bounded():
-    from localtensor import rank_ints
+    from localtensor.lockstep.values import rank_int as rank_ints
 
     assert rank_ints._known.cache_info().maxsize == 512
     assert math.isfinite(rank_ints._MOST_KEPT)

@@ -4,8 +4,8 @@ import torch.distributed as dist
 from localtensor import run
 from localtensor.errors import RankRaised
 from localtensor.errors.base import LocalTensorError
-from localtensor.rank_passed import compared, forget, note
-from localtensor.rank_report import told
+from localtensor.errors.failure_report import told
+from localtensor.pytest_plugin.assertions import compared, forget, note
 
 
 def fails_on(stash, bad):

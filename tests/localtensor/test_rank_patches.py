@@ -1,4 +1,4 @@
-"""localtensor.rank_patches: what a rank patches for a while is patched on that rank alone."""
+"""localtensor.threads.state.patched_attributes: what a rank patches for a while is patched on that rank alone."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from localtensor import run
-from localtensor.rank_state import SLOTS
+from localtensor.threads.state.swap import SLOTS
 
 TABLE = {"of": "nobody"}
 LOG = logging.getLogger("tests.rank_patches")

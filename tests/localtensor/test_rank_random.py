@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor import rank_random
-from localtensor.rank_state import SLOTS, OutsideState, RankState, switch
+from localtensor.threads.state import generators as rank_random
+from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
 
 numpy_random = importlib.import_module("numpy.random")
 

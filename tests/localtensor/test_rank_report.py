@@ -3,9 +3,9 @@ import torch
 import torch.distributed as dist
 
 from localtensor import run
+from localtensor._util.events import Call, Place, Raised, Wait, Waiting
 from localtensor.errors import LocalTensorError, RankRaised
-from localtensor.events import Call, Place, Raised, Wait, Waiting
-from localtensor.rank_report import WIDTH, last_lines, told
+from localtensor.errors.failure_report import WIDTH, last_lines, told
 
 REPLAY = "pytest test_a.py::test_sum --rank-schedule 'random(3)'"
 HERE = Place("test_a.py", 7, "test_sum")

@@ -9,8 +9,8 @@ import torch.distributed.tensor.experimental
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor.rank_shared import LEFT_ALONE, PER_THREAD
-from localtensor.rank_state import SLOTS, OutsideState
+from localtensor.threads.state.rank_shared import LEFT_ALONE, PER_THREAD
+from localtensor.threads.state.swap import SLOTS, OutsideState
 
 DISPATCHER = dtensor.DTensor._op_dispatcher
 OPEN: list[AbstractContextManager] = []  # the blocks that the acting thread is in

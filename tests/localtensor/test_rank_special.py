@@ -8,7 +8,7 @@ import torch
 import torch.distributed.tensor as dtensor
 from torch.distributed.tensor.experimental._context_parallel import _attention
 
-from localtensor.rank_state import OutsideState, RankState, switch
+from localtensor.threads.state.swap import OutsideState, RankState, switch
 
 DISPATCHER = dtensor.DTensor._op_dispatcher
 
@@ -105,7 +105,7 @@ IN_ITS_BLOCK = """
 import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental._context_parallel import _attention
-from localtensor.rank_state import OutsideState, RankState, switch
+from localtensor.threads.state.swap import OutsideState, RankState, switch
 
 op = torch.ops.aten._scaled_dot_product_flash_attention.default
 propagator = DTensor._op_dispatcher.sharding_propagator
@@ -134,7 +134,7 @@ def test_context_parallel_that_a_rank_never_leaves_is_over_with_the_run():
 
 RULES_OF_ITS_OWN = """
 import torch
-from localtensor.rank_state import OutsideState, RankState, switch
+from localtensor.threads.state.swap import OutsideState, RankState, switch
 
 with OutsideState():
     ranks = [RankState(rank, 2, seed=5) for rank in range(2)]

@@ -25,9 +25,11 @@ from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor import _context, rank_slots, rank_state
-from localtensor.rank_slots import FLAGS, NAMES
-from localtensor.rank_state import SLOTS, OutsideState, RankState, slot_value, switch
+from localtensor._util import ambient as _context
+from localtensor.threads.state import slots as rank_slots
+from localtensor.threads.state import swap as rank_state
+from localtensor.threads.state.slots import FLAGS, NAMES
+from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, slot_value, switch
 
 for _slot in NAMES:
     importlib.import_module(_slot.module)
@@ -304,7 +306,7 @@ def test_a_hand_over_inside_modes_changes_nothing_they_see(ranks):
 
 LATE = """
 import sys, random, torch
-from localtensor.rank_state import OutsideState, RankState, switch
+from localtensor.threads.state.swap import OutsideState, RankState, switch
 assert "torch.distributed.tensor" not in sys.modules and "numpy.random" not in sys.modules
 with OutsideState():
     a, b, c = (RankState(rank, 3, seed=7) for rank in range(3))
@@ -341,7 +343,7 @@ def test_a_module_imported_during_the_run_is_swapped_from_then_on():
 
 
 def test_a_rank_that_imports_nothing_heavy_makes_nobody_else_do_it():
-    look = ("import sys, torch, localtensor.rank_state as r; r.RankState(0, 1, 0); "
+    look = ("import sys, torch, localtensor.threads.state.swap as r; r.RankState(0, 1, 0); "
             "sys.exit('torch.distributed.tensor' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import localtensor as lt
-from localtensor import _context, real
+from localtensor._util import ambient as _context
+from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import (
     BadGroup,
     NestedRun,
@@ -27,7 +28,7 @@ from localtensor.errors import (
     RankRaised,
     TooFewGpus,
 )
-from localtensor.events import Died, Raised, Returned, Waiting
+from localtensor.processes import run as real
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from localtensor.collectives import all_gather, all_reduce
+from localtensor.collectives.reference import all_gather, all_reduce
 from localtensor.errors import DtypeNotReducible, UnknownReduction
-from localtensor.reductions import CARRIED, FOLDS, TAKES, PremulSum, carrier, check_reducible, fold, kind_of
+from localtensor.layout.reductions import CARRIED, FOLDS, TAKES, PremulSum, carrier, check_reducible, fold, kind_of
 
 NAN = math.nan
 DTYPE_OF = {"bool": torch.bool, "integer": torch.int32, "float": torch.float32, "complex": torch.complex64}

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import localtensor as lt
-from localtensor import one_cell
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.tensor import LocalTensor
-from localtensor.testing.reference import (
+from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.testing.lockstep_reference import (
     Difference,
     against,
     check_op,

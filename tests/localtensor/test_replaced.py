@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from localtensor.replaced import replaced, wrapped
+from localtensor._util.patching import replaced, wrapped
 
 
 class Base:

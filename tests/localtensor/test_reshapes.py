@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch import nn
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.reshapes import VIEWS
+from localtensor.lockstep.dispatch.metadata_ops import VIEWS
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
 
 CHANGES = {
     "t_": lambda x: x.t_(),

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from localtensor.errors import NotInLockstep, OutsideWrite
-from localtensor.lockstep import LocalTensorMode, rank_map
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
 
 RANKS = 3
 OUTS = {

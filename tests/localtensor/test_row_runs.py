@@ -5,10 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, StridedShard
-from localtensor.row_runs import beside, chunk, cut_alike, cuts_of, first_unlike, held_at, held_by, never_empty
-from localtensor.shards import split, strided_bounds
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.row_intervals import (
+    beside,
+    chunk,
+    cut_alike,
+    cuts_of,
+    first_unlike,
+    held_at,
+    held_by,
+    never_empty,
+)
+from localtensor.layout.shards import split, strided_bounds
+from localtensor.layout.spec import Spec, StridedShard
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 

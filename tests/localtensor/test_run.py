@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor._run import limit
 from localtensor.errors import GroupsLeftOver, NoRanks, NotCallableWith, NotCopyable, NoTime, PiecesDiffer, UnknownWay
+from localtensor.runner.api import limit
 
 RANKS_SAY = "a group has at least one rank, and a whole number of them. Ask for 1 rank or more."
 TIME_SAYS = "a limit is more than 0 seconds, and at most a day. Give it 30, say."

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localtensor.concurrency.schedule import LONGEST, Diary, parse, pct, replay, round_robin, shuffled
 from localtensor.errors import BadSchedule, ReplayDiverged
-from localtensor.schedule import LONGEST, Diary, parse, pct, replay, round_robin, shuffled
 from localtensor.testing import check_schedule
 
 POLICIES = ["round_robin", "shuffled:42", "shuffled:18446744073709551615", "pct:7", "pct:7:20:50"]
@@ -283,7 +283,7 @@ def test_the_diary_of_a_long_run_is_small():
     ("shuffled:1=4:", "it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to 160 characters"),
     ("shuffled:1@9#C0FFEE", "it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to 160 characters"),
     ("shuffled:٤", "it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to 160 characters"),
-    ("bounded:0:1", "it is of localtensor.explore, whose replay(program, text) reads it"),
+    ("bounded:0:1", "it is of localtensor.concurrency.explorer, whose replay(program, text) reads it"),
     ("shufled:42", "there is no policy shufled, only round_robin, shuffled, pct"),
     ("round_robin:1", "round_robin takes no settings, not 1 numbers"),
     ("shuffled:1:2", "shuffled takes seed, not 2 numbers"),
@@ -368,7 +368,5 @@ def test_unseeded_policies_pass_it_too():
 
 
 def test_schedules_need_no_torch():
-    look = (
-        "import sys, localtensor.schedule, localtensor.testing as t; t.check_schedule; sys.exit('torch' in sys.modules)"
-    )
+    look = "import sys, localtensor.concurrency.schedule, localtensor.testing as t; t.check_schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0

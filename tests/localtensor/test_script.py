@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor.script import Asked, run_script
+from localtensor.runner.torchrun import Asked, run_script
 
 WAYS = ("threads", "gloo")
-COMMAND = [sys.executable, "-c", "from strategies.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from strategies.cli.app import main; main()"]
 HEAD = "import os, pickle, sys\nimport torch, torch.distributed as dist\n"
 INIT = HEAD + "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 

@@ -5,9 +5,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
-from localtensor.mesh import Mesh
-from localtensor.placement import KINDS, Spec, StridedShard, parse
-from localtensor.shards import (
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import (
     assemble,
     assemble_axis,
     bounds,
@@ -20,6 +19,7 @@ from localtensor.shards import (
     spread,
     strided_bounds,
 )
+from localtensor.layout.spec import KINDS, Spec, StridedShard, parse
 
 
 @given(size=st.integers(0, 40), ranks=st.integers(1, 9))

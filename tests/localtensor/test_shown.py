@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from localtensor.folding import by_value, each_alone, everyone, of_ranks
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.shown import MOST, shown
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.formatting import MOST, shown
+from localtensor.lockstep.values.partition import by_value, each_alone, everyone, of_ranks
 
 
 def tensors():

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
 from localtensor.errors import BadGroup, EarlyReturn, GroupMismatch, GroupsLeftOver, RankRaised, TorchChanged
-from localtensor.stand_ins import installed
+from localtensor.threads.dist_patches import installed
 
 
 def cause_of(kind, program, ranks):

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree, RanksDiverge
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
 
 
 @pytest.fixture(autouse=True)

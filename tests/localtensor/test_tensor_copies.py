@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from localtensor.lockstep import LocalTensorMode, rank_map, tensor_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
 
 # Torch's own word, since 2.14, of what looking at them costs.
 pytestmark = pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")

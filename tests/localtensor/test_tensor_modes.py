@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 from localtensor.errors import AnotherMode, OutsideWrite
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.values.local_tensor import LocalTensor
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from localtensor.concurrency.schedule import replay
 from localtensor.errors import LocalTensorError
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, StridedShard, parse
-from localtensor.schedule import replay
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, StridedShard, parse
 from localtensor.testing import draws
-from localtensor.testing.drawn_choices import shard_order
+from localtensor.testing.hypothesis_strategies.search import shard_order
 
 SEARCH = settings(max_examples=1000, derandomize=True, database=None, deadline=None)
 FAST = 40  # examples a second of processor time; an idle machine does hundreds, and this finds what is slower by far

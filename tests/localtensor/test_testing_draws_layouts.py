@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from localtensor.placement import StridedShard, shorts
-from localtensor.testing.drawn_layouts import mended, options, orders, steady
-from localtensor.testing.drawn_meshes import ranks_between, sizes_left
+from localtensor.layout.spec import StridedShard, shorts
+from localtensor.testing.hypothesis_strategies.drawn_meshes import ranks_between, sizes_left
+from localtensor.testing.hypothesis_strategies.layouts import mended, options, orders, steady
 
 F32 = torch.float32
 

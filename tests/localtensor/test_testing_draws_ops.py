@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch.testing._internal.common_methods_invocations import op_db
 
 from localtensor.testing import draws
-from localtensor.testing.drawn_ops import MOST_NUMEL, OpCall, count, database, full_names, knows
+from localtensor.testing.hypothesis_strategies.op_calls import MOST_NUMEL, OpCall, count, database, full_names, knows
 
 
 def test_torch_has_the_parts_that_the_room_names():

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 
-from localtensor import shards
 from localtensor.errors import BadPlacement, LocalTensorError
-from localtensor.placement import StridedShard
+from localtensor.layout import shards
+from localtensor.layout.spec import StridedShard
 from localtensor.testing import draws
-from localtensor.testing.drawn_sharded import cut
+from localtensor.testing.hypothesis_strategies.sharded import cut
 
 COMPARED = [dtype for dtype in draws.DTYPES if not dtype.is_complex]
 

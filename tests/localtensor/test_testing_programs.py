@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import localtensor as lt
 from localtensor.errors import RankRaised
 from localtensor.testing import assert_same
-from localtensor.testing.program_draws import LOCAL, NoProgram, rank_programs
-from localtensor.testing.programs_referee import Illegal
-from localtensor.testing.programs_steps import COLLECTIVES, KINDS, MESSAGES, Event, Step
-from localtensor.testing.programs_value import RankProgram
+from localtensor.testing.programs.model import COLLECTIVES, KINDS, MESSAGES, Event, Step
+from localtensor.testing.programs.program import RankProgram
+from localtensor.testing.programs.reference import Illegal
+from localtensor.testing.programs.strategy import LOCAL, NoProgram, rank_programs
 
 few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 TOTAL = Step(0, "all_reduce", 0, (0, 1), "async", shape=(2, 1))

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import localtensor as lt
 from localtensor.errors import ModeBusy, NotServed, RankRaised
-from localtensor.testing.drawn_values import Drawn
-from localtensor.testing.rule_errors import NotARule, NothingTested, WrongRule
-from localtensor.testing.rule_tests import assert_sharding
+from localtensor.testing.hypothesis_strategies.values import Drawn
+from localtensor.testing.rules.api import assert_sharding
+from localtensor.testing.rules.errors import NotARule, NothingTested, WrongRule
 
 
 def total(x):

@@ -12,10 +12,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement
 from localtensor.testing import draws
-from localtensor.testing.drawn_values import Drawn
-from localtensor.testing.rule_case import RuleCase
-from localtensor.testing.rule_errors import NotARule, NothingTested, WrongRule
-from localtensor.testing.rule_tests import assert_rule, check_case, rule_cases
+from localtensor.testing.hypothesis_strategies.values import Drawn
+from localtensor.testing.rules.api import assert_rule, check_case, rule_cases
+from localtensor.testing.rules.case import RuleCase
+from localtensor.testing.rules.errors import NotARule, NothingTested, WrongRule
 from tests.localtensor import rules_tried
 from tests.localtensor.rules_tried import RIGHT, SOME_CALLS, WRONG
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from localtensor.testing.rule_truth import rounding, tell
-from localtensor.tolerance import close
+from localtensor.layout.tolerance import close
+from localtensor.testing.rules.truth import rounding, tell
 
 
 def test_a_stable_function_has_little_room_and_integers_none():

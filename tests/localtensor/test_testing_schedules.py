@@ -1,7 +1,7 @@
 import pytest
 
 from localtensor import testing
-from localtensor.schedule import pct, round_robin, shuffled
+from localtensor.concurrency.schedule import pct, round_robin, shuffled
 from localtensor.testing import check_schedule
 
 

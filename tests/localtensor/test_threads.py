@@ -10,9 +10,9 @@ from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import localtensor as lt
-from localtensor import threads
 from localtensor.errors import LocalTensorError, NeverEnded, NoTime, RankRaised
-from localtensor.threads import limit_said
+from localtensor.threads import run as threads
+from localtensor.threads.run import limit_said
 
 HERE = "test_threads.py"
 

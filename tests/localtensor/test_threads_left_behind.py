@@ -14,9 +14,9 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 import localtensor as lt
-from localtensor import threads
-from localtensor.baton import Baton
 from localtensor.errors import LocalTensorError
+from localtensor.threads import run as threads
+from localtensor.threads.run_token import Baton
 
 # -- programs that end badly, of many kinds
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localtensor.tolerance import GENEROUS, JUMP, close, rounds, scale_of, slack_of, widened
+from localtensor.layout.tolerance import GENEROUS, JUMP, close, rounds, scale_of, slack_of, widened
 
 NAN, INF = float("nan"), float("inf")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.shards import bounds
-from localtensor.uneven import gather
+from localtensor.layout.shards import bounds
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.patches.uneven import gather
 
 
 def shard(whole, dim, rank, ranks):

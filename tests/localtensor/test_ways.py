@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor import one_cell, ways
-from localtensor.folding import everyone
-from localtensor.lockstep import LocalTensorMode, rank_map
-from localtensor.rewrites import functional_of
-from localtensor.testing.reference import check_op
-from localtensor.ways import RANK_BY_RANK, Way, facts, overload, table, way_of
+from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.dispatch import op_table as ways
+from localtensor.lockstep.dispatch.decompositions import functional_of
+from localtensor.lockstep.dispatch.op_table import RANK_BY_RANK, Way, facts, overload, table, way_of
+from localtensor.lockstep.mode import LocalTensorMode, rank_map
+from localtensor.lockstep.values.partition import everyone
+from localtensor.testing.lockstep_reference import check_op
 
 aten = torch.ops.aten
 RANKS = 6
@@ -54,7 +55,7 @@ def test_known_ways(op, way):
 
 LATE = """
 import torch
-from localtensor.ways import table
+from localtensor.lockstep.dispatch.op_table import table
 before = dict(table())
 torch.vmap(torch.sin)(torch.ones(2))
 print(sorted(name for name, way in table() if way is not before[name]))

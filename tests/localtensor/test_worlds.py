@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import localtensor as lt
-from localtensor.worlds import PRIVATE, world_now
+from localtensor.threads.rank_world import PRIVATE, world_now
 
 
 def lacks(path):

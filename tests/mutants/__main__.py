@@ -21,7 +21,7 @@ from tests.mutants.values import ROOT, Mutant, Outcome, Planted
 EXAMPLES = """examples:
   python -m tests.mutants --minutes 20                      those planted by hand, then drawn ones until the time is up
   python -m tests.mutants --planted                         those planted by hand, all of them
-  python -m tests.mutants localtensor.shards --drawn 30     thirty drawn mutants of one room
+  python -m tests.mutants localtensor.layout.shards --drawn 30     thirty drawn mutants of one room
   python -m tests.mutants strategies --drawn 100 --seed 7   a hundred others, over all rooms of a package
 
 Exit code 1 if a planted bug survives, or a drawn one that tests/mutants/explained.py does not explain; 2 for a room that

@@ -7,20 +7,21 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
+from tests.mutants.former import FORMER
 from tests.mutants.values import ROOT
 
 MOST = 3
 """A room that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
-    "localtensor/_crew.py": (
+    "localtensor/processes/worker_group.py": (
         "tests/localtensor/test_processes.py",
         "tests/localtensor/test_forked.py",
     ),
-    "localtensor/_job.py": (
+    "localtensor/processes/job.py": (
         "tests/localtensor/test_real_runs.py",
         "tests/localtensor/test_forked.py",
     ),
-    "localtensor/_worker.py": (
+    "localtensor/processes/worker.py": (
         "tests/localtensor/test_processes.py",
         "tests/localtensor/test_forked.py",
         "tests/localtensor/test_forked_errors.py",
@@ -34,49 +35,52 @@ SEEN_FROM = {
         "tests/localtensor/test_agreement.py",
         "tests/localtensor/test_reductions.py",
     ),
-    "localtensor/explore_values.py": (
+    "localtensor/concurrency/results.py": (
         "tests/localtensor/test_explore.py",
         "tests/localtensor/test_explore_lines.py",
         "tests/strategies/test_races.py",
     ),
-    "localtensor/forms.py": (
+    "localtensor/lockstep/dispatch/forms.py": (
         "tests/localtensor/test_ways.py",
         "tests/localtensor/test_physical.py",
     ),
-    "localtensor/lines.py": ("tests/localtensor/test_script.py",),
-    "localtensor/physical_dims.py": (
+    "localtensor/_util/rank_output.py": ("tests/localtensor/test_script.py",),
+    "localtensor/lockstep/dispatch/batching_dims.py": (
         "tests/localtensor/test_physical.py",
         "tests/localtensor/test_every_overload.py",
     ),
-    "localtensor/rank_words.py": (
+    "localtensor/lockstep/values/texts.py": (
         "tests/localtensor/test_lockstep_modules.py",
         "tests/localtensor/test_rank_ints.py",
     ),
-    "localtensor/testing/drawn_checks.py": (
+    "localtensor/testing/hypothesis_strategies/checks.py": (
         "tests/localtensor/test_testing_draws.py",
         "tests/localtensor/test_testing_draws_parts.py",
     ),
-    "localtensor/testing/drawn_texts.py": (
+    "localtensor/testing/hypothesis_strategies/spec_text.py": (
         "tests/localtensor/test_testing_draws.py",
         "tests/localtensor/test_testing_draws_sharded.py",
     ),
-    "localtensor/testing/programs_lines.py": ("tests/localtensor/test_testing_programs.py",),
-    "localtensor/testing/programs_words.py": ("tests/localtensor/test_testing_programs.py",),
-    "localtensor/_script_rank.py": ("tests/localtensor/test_script.py",),
-    "localtensor/testing/rule_report.py": ("tests/localtensor/test_testing_rule_tests.py",),
-    "localtensor/testing/rule_script.py": ("tests/localtensor/test_testing_rule_tests.py",),
-    "localtensor/testing/rule_search.py": ("tests/localtensor/test_testing_rule_tests.py",),
-    "localtensor/one_cell.py": ("tests/localtensor/test_physical.py", "tests/localtensor/test_ways.py"),
-    "localtensor/recipes.py": ("tests/localtensor/test_exchange.py",),
-    "localtensor/suites_ranks.py": (
+    "localtensor/testing/programs/codegen.py": ("tests/localtensor/test_testing_programs.py",),
+    "localtensor/testing/programs/programs_words.py": ("tests/localtensor/test_testing_programs.py",),
+    "localtensor/runner/torchrun_rank.py": ("tests/localtensor/test_script.py",),
+    "localtensor/testing/rules/report.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/testing/rules/script.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/testing/rules/search.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/lockstep/dispatch/execute.py": (
+        "tests/localtensor/test_physical.py",
+        "tests/localtensor/test_ways.py",
+    ),
+    "localtensor/lockstep/comms/index_plans.py": ("tests/localtensor/test_exchange.py",),
+    "localtensor/torch_suites/rank_run.py": (
         "tests/suites/test_suites_ranks.py",
         "tests/suites/test_suites_processes.py",
         "tests/suites/test_suites_threads.py",
     ),
     "strategies/__main__.py": ("tests/strategies/test_cli.py", "tests/strategies/test_stopping.py"),
-    "strategies/plan_run_step.py": ("tests/plans/test_plan_ranks.py", "tests/plans/test_plan_lockstep.py"),
+    "strategies/planner/execute/step.py": ("tests/plans/test_plan_ranks.py", "tests/plans/test_plan_lockstep.py"),
     **dict.fromkeys(
-        (f"strategies/planner_{name}.py" for name in ["bound", "edges", "search", "table"]),
+        (f"strategies/planner/search/{name}.py" for name in ["astar", "bound", "edges", "state_table"]),
         (
             "tests/plans/test_planner_bound.py",
             "tests/plans/test_planner.py",
@@ -84,34 +88,34 @@ SEEN_FROM = {
         ),
     ),
     "strategies/ops/foreach.py": ("tests/ops/test_variants.py", "tests/ops/test_collected.py"),
-    "strategies/ops/fused.py": ("tests/ops/test_factory.py",),
-    "strategies/ops/matmul_linear.py": (
+    "strategies/ops/pointwise/optimizers.py": ("tests/ops/test_factory.py",),
+    "strategies/ops/lib/linear_parts.py": (
         "tests/ops/test_matmul.py",
         "tests/ops/test_softmax.py",
     ),
-    "strategies/ops/random.py": ("tests/ops/test_factory.py",),
-    "strategies/propagation.py": (
+    "strategies/ops/pointwise/random.py": ("tests/ops/test_factory.py",),
+    "strategies/propagation/model.py": (
         "tests/strategies/test_propagate.py",
         "tests/strategies/test_expansion.py",
     ),
-    "strategies/ops/shared_dims.py": (
+    "strategies/ops/lib/shared_dims.py": (
         "tests/ops/test_gates.py",
         "tests/ops/test_pooling.py",
         "tests/ops/test_linalg.py",
     ),
     **dict.fromkeys(
         (
-            f"strategies/changed_{name}.py"
+            f"strategies/gate/changes/{name}.py"
             for name in [
                 "index",
-                "module",
+                "module_model",
                 "project",
-                "registered",
+                "registrations",
                 "roots",
-                "scopes",
-                "starts",
-                "tree",
-                "view",
+                "changed_scopes",
+                "changed_starts",
+                "changed_tree",
+                "version_view",
             ]
         ),
         (
@@ -140,10 +144,18 @@ def test_files() -> dict[str, Counter[str]]:
 @cache
 def tests_of(path: str) -> tuple[str, ...]:
     """The test files of a room, and the room itself where its docstrings have examples."""
-    stem, folder = Path(path).stem.lstrip("_"), Path(path).parent.name
+    named = Path(FORMER.get(path, path))
+    stem, folder = named.stem.lstrip("_"), named.parent.name
     if stem == "main__":
         stem = folder
-    own = list(SEEN_FROM.get(path, ())) or _named(f"{folder}_{stem}") or _named(stem) or _naming(stem) or _family(stem)
+    own = (
+        list(SEEN_FROM.get(path, ()))
+        or _named(f"{folder}_{stem}")
+        or _named(stem)
+        or _naming(stem)
+        or _family(stem)
+        or _naming(Path(path).stem)
+    )
     examples = (path,) if ">>> " in (ROOT / path).read_text() else ()
     return examples + tuple(own)
 
@@ -187,6 +199,6 @@ def rooms(asked: list[str]) -> list[str]:
         plain = name.removesuffix("/")
         found = [p for p in every if p == plain or p.startswith(plain + "/") or p[:-3].replace("/", ".") == plain]
         if not found:
-            raise ValueError(f"no room {name!r}: give a file, a folder, or a module such as localtensor.shards")
+            raise ValueError(f"no room {name!r}: give a file, a folder, or a module such as localtensor.layout.shards")
         chosen += found
     return chosen

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from localtensor.placement import KINDS
-from strategies.adverse import adverse
-from strategies.book import Book, Entry, Line
-from strategies.own_claims import ask_about, own_claims
-from strategies.probe import try_claims
-from strategies.propagate_rules import made_instead
-from strategies.rules import Sample
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from localtensor.layout.spec import KINDS
+from strategies.inputs.variants.value_variants import adverse
+from strategies.model.oracle import tell
+from strategies.model.rule import Sample
+from strategies.model.verdict import Verdict
+from strategies.ops.semantics.rule_checks import made_instead
+from strategies.ops.semantics.rulebook import Book, Entry, Line
+from strategies.ops.validation.claims import ask_about, own_claims
+from strategies.validation.probe import try_claims
 from tests.strategies.cases import judged
 
 SHORTHANDS = {"P(*)": KINDS, "P(+)": ("sum", "avg")}

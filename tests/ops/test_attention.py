@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.book import Meta, ask_of
-from strategies.ops.attention import RULES
-from strategies.own_claims import own_claims
-from strategies.probe import try_claims
-from strategies.rules import Call, Leaf, Sample
-from strategies.truth import Truth
-from strategies.verdicts import Verdict
+from strategies.model.oracle import Truth
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.model.verdict import Verdict
+from strategies.ops.nn.attention import RULES
+from strategies.ops.semantics.rulebook import Meta, ask_of
+from strategies.ops.validation.claims import own_claims
+from strategies.validation.probe import try_claims
 
 ENTRY = {entry.op: entry for entry in RULES}
 CPU = "aten._scaled_dot_product_flash_attention_for_cpu"

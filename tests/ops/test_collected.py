@@ -2,8 +2,8 @@
 
 import pytest
 
-from strategies.book import Entry, rules
-from strategies.ops import FAMILIES, OUR_RULES, TwoRules, collected
+from strategies.ops.all_rules import FAMILIES, OUR_RULES, TwoRules, collected
+from strategies.ops.semantics.rulebook import Entry, rules
 
 
 def nothing(ask):

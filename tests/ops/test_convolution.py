@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.book import ask_of
-from strategies.ops.convolution import RULES
-from strategies.own_claims import judge
-from strategies.rules import Call, Leaf, Sample
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.ops.nn.convolution import RULES
+from strategies.ops.semantics.rulebook import ask_of
+from strategies.ops.validation.claims import judge
 
 ENTRY = {entry.op: entry for entry in RULES}
 FORWARD, BACKWARD = ENTRY["aten.convolution.default"], ENTRY["aten.convolution_backward.default"]

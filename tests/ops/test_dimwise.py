@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from localtensor.partials import fold
-from localtensor.placement import KINDS
-from strategies.ops.dimwise import filled_with
+from localtensor.layout.partials import fold
+from localtensor.layout.spec import KINDS
+from strategies.ops.lib.dim_maps import filled_with
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

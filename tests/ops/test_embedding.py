@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.ops.embedding import RULES as ROWS
-from strategies.ops.embedding_bags import MAX
-from strategies.ops.embedding_bags import RULES as BAGS
-from strategies.own_claims import ask_about
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.ops.index.embedding import RULES as ROWS
+from strategies.ops.index.embedding_bags import MAX
+from strategies.ops.index.embedding_bags import RULES as BAGS
+from strategies.ops.validation.claims import ask_about
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from strategies.ops import factory, fused, random
+from strategies.ops.pointwise import creation as factory
+from strategies.ops.pointwise import optimizers as fused
+from strategies.ops.pointwise import random
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard
 
-from strategies.ops.gates import RULES
-from strategies.own_claims import judge, own_claims
-from strategies.rules import Call, Leaf, Sample
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.ops.nn.glu import RULES
+from strategies.ops.validation.claims import judge, own_claims
 
 ENTRY = {entry.op: entry for entry in RULES}
 

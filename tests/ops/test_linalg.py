@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.ops import distances, fft, linalg
-from strategies.own_claims import judge, own_claims
-from strategies.rules import Call, Leaf, Sample
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.ops.linalg import distances, fft
+from strategies.ops.linalg import matrix_ops as linalg
+from strategies.ops.validation.claims import judge, own_claims
 
 ENTRY = {entry.op: entry for room in (linalg, fft, distances) for entry in room.RULES}
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from localtensor.placement import KINDS
-from strategies.ops.linear import RULES
-from strategies.ops.pointwise_casts import carries
+from localtensor.layout.spec import KINDS
+from strategies.ops.lib.casts import carries
+from strategies.ops.pointwise.linear import RULES
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample
 

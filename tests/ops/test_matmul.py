@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from localtensor.shards import assemble_axis, split_axis
-from strategies.book import Ask, Book, Meta
-from strategies.ops.matmul import RULES, scaled
-from strategies.own_claims import ask_about, judge
-from strategies.rules import Leaf
+from localtensor.layout.shards import assemble_axis, split_axis
+from strategies.model.rule import Leaf
+from strategies.ops.linalg.matmul import RULES, scaled
+from strategies.ops.semantics.rulebook import Ask, Book, Meta
+from strategies.ops.validation.claims import ask_about, judge
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard
 
-from strategies.book import Book, Meta, ask_of
-from strategies.local_arguments import with_arguments
-from strategies.ops.norms import RULES
-from strategies.own_claims import ask_about
-from strategies.propagate_rules import own_of
+from strategies.ops.nn.normalization import RULES
+from strategies.ops.semantics.local_call import with_arguments
+from strategies.ops.semantics.rule_checks import own_of
+from strategies.ops.semantics.rulebook import Book, Meta, ask_of
+from strategies.ops.validation.claims import ask_about
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.ops.pointwise import RULES
+from strategies.ops.pointwise.unary_binary import RULES
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

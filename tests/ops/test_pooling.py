@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Shard
 
-from strategies.ops import pooling, pooling_resized
-from strategies.own_claims import judge, own_claims
-from strategies.rules import Call, Leaf, Sample
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.ops.nn import pooling
+from strategies.ops.nn import resizing as pooling_resized
+from strategies.ops.validation.claims import judge, own_claims
 from tests.ops.held import assert_lines
 
 ENTRY = {entry.op: entry for entry in (*pooling.RULES, *pooling_resized.RULES)}

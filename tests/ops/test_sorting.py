@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.ops.sorting import RULES
+from strategies.ops.index.sorting import RULES
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample
 

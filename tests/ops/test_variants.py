@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from strategies.book import rules
-from strategies.ops.linear import RULES as LINEAR
-from strategies.ops.pointwise import RULES as POINTWISE
-from strategies.ops.variants import named, variants, with_variants
-from strategies.ops.variants_lists import foreach_ops, on_lists
-from strategies.own_claims import ask_about
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.ops.lib.foreach_lift import foreach_ops, on_lists
+from strategies.ops.lib.overload_variants import named, variants, with_variants
+from strategies.ops.pointwise.linear import RULES as LINEAR
+from strategies.ops.pointwise.unary_binary import RULES as POINTWISE
+from strategies.ops.semantics.rulebook import rules
+from strategies.ops.validation.claims import ask_about
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

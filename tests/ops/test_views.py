@@ -8,16 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.book import Book
-from strategies.ops.views import RULES as NAMED
-from strategies.ops.views_pieces import RULES as PIECES
-from strategies.ops.views_shape import RULES as SHAPED
-from strategies.ops.views_shape import groups
-from strategies.own_claims import own_claims
-from strategies.probe import try_claims
-from strategies.rules import Call, Leaf
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from strategies.model.oracle import tell
+from strategies.model.rule import Call, Leaf
+from strategies.model.verdict import Verdict
+from strategies.ops.semantics.rulebook import Book
+from strategies.ops.shape.reshape import RULES as SHAPED
+from strategies.ops.shape.reshape import groups
+from strategies.ops.shape.slices import RULES as PIECES
+from strategies.ops.shape.views import RULES as NAMED
+from strategies.ops.validation.claims import own_claims
+from strategies.validation.probe import try_claims
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import judged, numbers, sample
 

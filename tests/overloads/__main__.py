@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from localtensor.ways import table
+from localtensor.lockstep.dispatch.op_table import table
 from tests.overloads.capture import captured
 from tests.overloads.judge import Record, sweep
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor.opinfo import drawn
+from localtensor._util.opinfo import drawn
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float64)
 MOST_SAMPLES = 24  # of an OpInfo and dtype that are run

@@ -1,6 +1,6 @@
 """What the sweep lets pass, with the reason; everything else has to be what the op alone does."""
 
-from localtensor.testing.reference import Difference
+from localtensor.testing.lockstep_reference import Difference
 
 # Results that nobody has written yet.
 UNWRITTEN = ("aten::empty", "aten::new_empty")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localtensor import one_cell
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep import LocalTensorMode
-from localtensor.testing.reference import against, envelope, plain, rank_by_rank, within
-from localtensor.ways import facts
+from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.dispatch.op_table import facts
+from localtensor.lockstep.mode import LocalTensorMode
+from localtensor.testing.lockstep_reference import against, envelope, plain, rank_by_rank, within
 from tests.overloads.capture import REFUSED, Call, leaves
 from tests.overloads.excuses import excused
 from tests.overloads.plans import HOW, PLANS, RANKS, filled, fits, operands, outs_of, placed, tensors_of

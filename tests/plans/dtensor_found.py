@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies.dtensor_pairs import Pair
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.audit.pairs import Pair
 
 FILE = Path(__file__).parent / "dtensor_torch_2_13.json"
 TOLD = json.loads(FILE.read_text())

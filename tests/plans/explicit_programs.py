@@ -5,7 +5,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from strategies.explicit import ImplicitCommunication, no_implicit_communication
+from strategies.propagation.explicit.context import ImplicitCommunication, no_implicit_communication
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 

@@ -14,14 +14,14 @@ import time
 import torch
 
 from localtensor.errors import OtherRows
-from localtensor.mesh import Mesh
-from localtensor.orders import ordered
-from localtensor.placement import Spec
-from strategies.planner import NoPlan, searched
-from strategies.plans import Move, Price
-from strategies.price_torch import TorchPrice
-from strategies.pricing import Sent, Time
-from strategies.steps import targets
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shard_order import ordered
+from localtensor.layout.spec import Spec
+from strategies.planner.search.api import NoPlan, searched
+from strategies.planner.steps.legal_steps import targets
+from strategies.planner.steps.plan import Move, Price
+from strategies.planner.steps.prices import Sent, Time
+from strategies.planner.steps.torch_price import TorchPrice
 from tests.plans.oracle import Oracle, without_lone
 from tests.plans.pairs import PLAIN, drawn, every_spec
 

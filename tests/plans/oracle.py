@@ -11,12 +11,12 @@ from dataclasses import replace
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.placement import Spec
-from localtensor.shards import split
-from strategies.cost import REPLICATE
-from strategies.plans import Move, Price
-from strategies.pricing import step_of
-from strategies.steps import Placement, changes
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec
+from strategies.planner.steps.alpha_beta import REPLICATE
+from strategies.planner.steps.legal_steps import Placement, changes
+from strategies.planner.steps.plan import Move, Price
+from strategies.planner.steps.prices import step_of
 
 Cost = tuple[int, int]
 """A price and a number of steps."""

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies.cost import commute
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.steps.alpha_beta import commute
 
 PLAIN = ("R", "S(0)", "S(1)", "P(sum)")
 

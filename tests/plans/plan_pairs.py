@@ -2,9 +2,9 @@
 
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies.dtensor_pairs import Pair
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.audit.pairs import Pair
 
 
 def spec(placements, sizes=(2, 2), shape=(8, 8), dtype=torch.float64, order=()):

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from strategies import cli_plan
+from strategies.cli import plan_options as cli_plan
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("plan", epilog=cli_plan.PLAN_EXAMPLES)(cli_plan.plan)

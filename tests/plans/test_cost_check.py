@@ -7,18 +7,18 @@ from fractions import Fraction
 import pytest
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies import cost_command
-from strategies.cost_check import BadCost, check, specs_of
-from strategies.cost_check_steps import FALLS
-from strategies.cost_check_torch import torch_cost
-from strategies.cost_checked import Checked, Detour, Odd, amount
-from strategies.pricing import Sent
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.cli.commands import cost_check as cost_command
+from strategies.cli.commands.cost_check_torch import torch_cost
+from strategies.planner.metric_check.check import BadCost, check, specs_of
+from strategies.planner.metric_check.report import Checked, Detour, Odd, amount
+from strategies.planner.metric_check.steps import FALLS
+from strategies.planner.steps.prices import Sent
 
 TWO, SMALL = Mesh.of(2), tuple(map(parse, ("R", "S(0)")))
 REDISTRIBUTE = "torch.distributed.tensor._collective_utils.redistribute_cost"
-"""The private part that `strategies.cost_check_torch` needs."""
+"""The private part that `strategies.cli.commands.cost_check_torch` needs."""
 
 
 def size(spec):
@@ -220,7 +220,7 @@ def test_json_has_no_number_that_json_has_not():
 
 
 MINE = """
-from localtensor.placement import short
+from localtensor.layout.spec import short
 def changed(src, dst):
     print("noise")
     return 1e-6 * sum(a != b for a, b in zip(src.placements, dst.placements))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from strategies import dtensor_causes
-from strategies.dtensor_causes import Cause, causes, confirmed, symptom
-from strategies.dtensor_judged import Verdict, judge
-from strategies.dtensor_plans import Refused
-from strategies.dtensor_played import RIGHT, Outcome
-from strategies.dtensor_smaller import Smallest
+from strategies.planner.audit import causes as dtensor_causes
+from strategies.planner.audit.causes import Cause, causes, confirmed, symptom
+from strategies.planner.audit.shrink import Smallest
+from strategies.planner.audit.simulated_run import RIGHT, Outcome
+from strategies.planner.audit.torch_plans import Refused
+from strategies.planner.audit.verdict import Verdict, judge
 from tests.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 

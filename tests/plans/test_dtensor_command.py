@@ -5,14 +5,14 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from strategies import dtensor_command
-from strategies.cli import app
-from strategies.dtensor_causes import Cause
-from strategies.dtensor_command import Asked, BadPlans, command, exit_code, run, sizes
-from strategies.dtensor_judged import Verdict
-from strategies.dtensor_played import RIGHT, Outcome
-from strategies.dtensor_shown import as_json, as_text
-from strategies.dtensor_tried import Tried, rows, wasted
+from strategies.cli.app import app
+from strategies.cli.commands import plans_audit as dtensor_command
+from strategies.cli.commands.plans_audit import Asked, BadPlans, command, exit_code, run, sizes
+from strategies.planner.audit.causes import Cause
+from strategies.planner.audit.dtensor_tried import Tried, rows, wasted
+from strategies.planner.audit.report import as_json, as_text
+from strategies.planner.audit.simulated_run import RIGHT, Outcome
+from strategies.planner.audit.verdict import Verdict
 from tests.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 

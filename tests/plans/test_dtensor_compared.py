@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localtensor.shards import split
-from strategies.dtensor_compared import compared, folded, slack
-from strategies.dtensor_pairs import DTYPES, draw_pairs
-from strategies.dtensor_played import numbers
+from localtensor.layout.shards import split
+from strategies.planner.audit.compare import compared, folded, slack
+from strategies.planner.audit.pairs import DTYPES, draw_pairs
+from strategies.planner.audit.simulated_run import numbers
 from tests.plans.plan_pairs import spec
 
 SPECS = [one for pair in draw_pairs((2, 3), seed=5, budget=60) for one in (pair.src, pair.dst)]

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from localtensor.events import Died, Raised, Waiting
-from localtensor.processes import Pool
-from strategies.dtensor_causes import Cause
-from strategies.dtensor_confirm import Bench, _heard, _lost
-from strategies.dtensor_played import Job, play_all
-from strategies.dtensor_script import script
-from strategies.dtensor_stage import Told
+from localtensor._util.events import Died, Raised, Waiting
+from localtensor.processes.pool import Pool
+from strategies.planner.audit.causes import Cause
+from strategies.planner.audit.rank_run import Told
+from strategies.planner.audit.real_run import Bench, _heard, _lost
+from strategies.planner.audit.script import script
+from strategies.planner.audit.simulated_run import Job, play_all
 from tests.plans.plan_pairs import pair
 from tests.strategies.script_runner import run_script
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from strategies.dtensor_causes import Cause, symptom
-from strategies.dtensor_judged import arrives, cheapest
-from strategies.dtensor_plans import MODES
-from strategies.dtensor_played import Job, play_all
-from strategies.dtensor_shown import finding
+from strategies.planner.audit.causes import Cause, symptom
+from strategies.planner.audit.report import finding
+from strategies.planner.audit.simulated_run import Job, play_all
+from strategies.planner.audit.torch_plans import MODES
+from strategies.planner.audit.verdict import arrives, cheapest
 from tests.plans.dtensor_found import FINDINGS, VERSION, pair_of
 
 HERE = torch.__version__.split("+")[0]

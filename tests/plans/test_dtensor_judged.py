@@ -5,12 +5,23 @@ import math
 import pytest
 import torch
 
-from strategies import dtensor_judged
-from strategies.dtensor_judged import KINDS, Verdict, Waste, _ratio, arrives, cheapest, grown, judge, wasted, weighed
-from strategies.dtensor_pairs import draw_pairs
-from strategies.dtensor_plans import MODES, Refused
-from strategies.dtensor_played import RIGHT, Job, Outcome
-from strategies.dtensor_tried import wasted as summed
+from strategies.planner.audit import verdict as dtensor_judged
+from strategies.planner.audit.dtensor_tried import wasted as summed
+from strategies.planner.audit.pairs import draw_pairs
+from strategies.planner.audit.simulated_run import RIGHT, Job, Outcome
+from strategies.planner.audit.torch_plans import MODES, Refused
+from strategies.planner.audit.verdict import (
+    KINDS,
+    Verdict,
+    Waste,
+    _ratio,
+    arrives,
+    cheapest,
+    grown,
+    judge,
+    wasted,
+    weighed,
+)
 from tests.plans.plan_pairs import pair
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.layouts import has_meaning
-from localtensor.placement import StridedShard
-from strategies import dtensor_pairs
-from strategies.dtensor_pairs import DTYPES, draw_pairs, told
+from localtensor.layout.meaning import has_meaning
+from localtensor.layout.spec import StridedShard
+from strategies.planner.audit import pairs as dtensor_pairs
+from strategies.planner.audit.pairs import DTYPES, draw_pairs, told
 from tests.plans.plan_pairs import pair
 from tests.plans.plan_pairs import spec as lying
 

@@ -10,18 +10,18 @@ import torch
 from torch.distributed.tensor import Shard, _redistribute
 
 import localtensor as lt
-from localtensor.placement import Spec, parse
-from strategies.cost import Network
-from strategies.dtensor_pairs import draw_pairs
-from strategies.dtensor_plans import MODES, Refused, as_read, fault_of, for_dtensor
-from strategies.dtensor_played import Job
-from strategies.dtensor_stage import mesh_on, planner, redistributed
-from strategies.dtensor_transforms import can_flatten
-from strategies.planner import plan
-from strategies.plans import Plan
-from strategies.pricing import Sent, Time, Topology, step_of
-from strategies.steps import changed
-from strategies.undisturbed import quiet
+from localtensor.layout.spec import Spec, parse
+from strategies.base.uninterrupted import quiet
+from strategies.planner.audit.pairs import draw_pairs
+from strategies.planner.audit.rank_run import mesh_on, planner, redistributed
+from strategies.planner.audit.simulated_run import Job
+from strategies.planner.audit.torch_plans import MODES, Refused, as_read, fault_of, for_dtensor
+from strategies.planner.search.api import plan
+from strategies.planner.steps.alpha_beta import Network
+from strategies.planner.steps.legal_steps import changed
+from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.prices import Sent, Time, Topology, step_of
+from strategies.torch_api.redistribute_plans import can_flatten
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from localtensor.errors import LocalTensorError
-from strategies import dtensor_played
-from strategies.dtensor_pairs import draw_pairs
-from strategies.dtensor_plans import MODES
-from strategies.dtensor_played import RIGHT, Job, Outcome, judged, on_threads, play_all
-from strategies.dtensor_stage import Told, planner
-from strategies.meshed import averages
-from strategies.undisturbed import quiet
+from strategies.base.uninterrupted import quiet
+from strategies.planner.audit import simulated_run as dtensor_played
+from strategies.planner.audit.pairs import draw_pairs
+from strategies.planner.audit.rank_run import Told, planner
+from strategies.planner.audit.simulated_run import RIGHT, Job, Outcome, judged, on_threads, play_all
+from strategies.planner.audit.torch_plans import MODES
+from strategies.torch_api.mesh_and_caches import averages
 from tests.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "R", (2,), (3,))

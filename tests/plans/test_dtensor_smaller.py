@@ -3,11 +3,11 @@
 import pytest
 from torch.distributed.tensor import Shard
 
-from localtensor.placement import StridedShard
-from strategies.dtensor_pairs import draw_pairs, told
-from strategies.dtensor_plans import as_read
-from strategies.dtensor_smaller import smaller, smallest, strided, weight
-from strategies.dtensor_stage import users
+from localtensor.layout.spec import StridedShard
+from strategies.planner.audit.pairs import draw_pairs, told
+from strategies.planner.audit.rank_run import users
+from strategies.planner.audit.shrink import smaller, smallest, strided, weight
+from strategies.planner.audit.torch_plans import as_read
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

@@ -6,10 +6,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import _redistribute
 
 import localtensor as lt
-from localtensor.shards import split
-from strategies.dtensor_played import Job, numbers
-from strategies.dtensor_stage import dealt, heard, mesh_on, planner, redistributed, users
-from strategies.undisturbed import quiet
+from localtensor.layout.shards import split
+from strategies.base.uninterrupted import quiet
+from strategies.planner.audit.rank_run import dealt, heard, mesh_on, planner, redistributed, users
+from strategies.planner.audit.simulated_run import Job, numbers
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

@@ -10,11 +10,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 import strategies
 from localtensor.errors import TorchChanged
-from localtensor.mesh import Mesh
-from strategies.dtensor_transforms import Refusal, can_flatten, mesh_seen, spec_seen, transforms
+from localtensor.layout.mesh import Mesh
+from strategies.torch_api.redistribute_plans import Refusal, can_flatten, mesh_seen, spec_seen, transforms
 from tests.plans.plan_pairs import spec
 
-ROOM = Path(strategies.__file__).parent / "dtensor_transforms.py"
+ROOM = Path(strategies.__file__).parent / "torch_api/redistribute_plans.py"
 
 
 def module(name):

@@ -14,23 +14,23 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import embedding, layer_norm
 
 import localtensor as lt
-from localtensor import _context
+from localtensor._util import ambient as _context
 from localtensor.errors import LocalTensorError
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies import explicit
-from strategies.explicit import (
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.model.rule import overload
+from strategies.ops.all_rules import OUR_RULES
+from strategies.planner.search.api import plan
+from strategies.propagation.explicit import context as explicit
+from strategies.propagation.explicit.context import (
     ImplicitCommunication,
     ImplicitCommunicationWarning,
     allow_implicit_communication,
     communicates,
     no_implicit_communication,
 )
-from strategies.ops import OUR_RULES
-from strategies.overlay import overlay_dtensor
-from strategies.planner import plan
-from strategies.propagate import Propagator
-from strategies.rules import overload
+from strategies.propagation.overlay.context import overlay_dtensor
+from strategies.propagation.propagator import Propagator
 from tests.plans.explicit_programs import S0, S1, R, laid, said_by, step_that_is_refused
 
 MUL, SIN = "aten.mul.Tensor", "aten.sin.default"

@@ -12,11 +12,11 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import localtensor as lt
-from localtensor.mesh import Mesh
-from localtensor.placement import StridedShard
-from strategies import explicit_asked
-from strategies.dtensor_specs import device_mesh
-from strategies.explicit_asked import Need, argument_names, communicating_steps, refused
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import StridedShard
+from strategies.propagation.explicit import redistribution_text as explicit_asked
+from strategies.propagation.explicit.redistribution_text import Need, argument_names, communicating_steps, refused
+from strategies.torch_api.specs import device_mesh
 
 R, S0, S1, SS, P = Replicate(), Shard(0), Shard(1), StridedShard(0, split_factor=2), Partial()
 META = TensorMeta(torch.Size((8, 8)), (8, 1), torch.float32)

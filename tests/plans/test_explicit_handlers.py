@@ -14,15 +14,16 @@ from torch.nn.functional import conv2d, cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor import _context
-from strategies import explicit_handlers, overlay_table
-from strategies.explicit import (
+from localtensor._util import ambient as _context
+from strategies.propagation.explicit import handlers as explicit_handlers
+from strategies.propagation.explicit.context import (
     ImplicitCommunicationWarning,
     allow_implicit_communication,
     no_implicit_communication,
 )
-from strategies.explicit_handlers import EQUAL, QUIET, WHOLE, Equal, Watched, watched
-from strategies.overlay import overlay_dtensor
+from strategies.propagation.explicit.handlers import EQUAL, QUIET, WHOLE, Equal, Watched, watched
+from strategies.propagation.overlay.context import overlay_dtensor
+from strategies.torch_api import handler_table as overlay_table
 from tests.plans.explicit_programs import S0, S1, R, laid, said_by
 from tests.strategies.small_book import REPLICATED
 

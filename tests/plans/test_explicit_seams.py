@@ -9,11 +9,11 @@ from torch.distributed.tensor import DTensor, _api
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.utils import _pytree as pytree
 
-from localtensor import _context
-from strategies import overlay_table
-from strategies.explicit import no_implicit_communication
-from strategies.explicit_seams import ARGS, LOCAL, _needs
-from strategies.overlay import overlay_dtensor
+from localtensor._util import ambient as _context
+from strategies.propagation.explicit.context import no_implicit_communication
+from strategies.propagation.explicit.hooks import ARGS, LOCAL, _needs
+from strategies.propagation.overlay.context import overlay_dtensor
+from strategies.torch_api import handler_table as overlay_table
 from tests.plans.test_explicit_asked import MESH, S0, P, R, laid
 from tests.strategies.small_book import REPLICATED
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.plan_alternatives import (
+from strategies.planner.search.alternatives import (
     CHEAPEST,
     LEANEST,
     LIGHTEST,
@@ -16,10 +16,10 @@ from strategies.plan_alternatives import (
     steps_of,
     ways,
 )
-from strategies.plan_text import read
-from strategies.planner import NoPlan, plan
-from strategies.pricing import Sent, Time, move_of
-from strategies.steps import changes, targets
+from strategies.planner.search.api import NoPlan, plan
+from strategies.planner.steps.legal_steps import changes, targets
+from strategies.planner.steps.prices import Sent, Time, move_of
+from strategies.planner.text.parser import read
 
 MEMBERS = ["R", "S(0)", "S(1)", "P(sum)"]
 TEXT = "f32[{},{}] @ dp=2,tp=3: {},{} -> {},{}"

@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from strategies.plan_asked import BadPlanOption, asked, size_of, sizes_of
-from strategies.plan_text import BadPlanText
-from strategies.plans import Move
-from strategies.price_torch import TorchPrice
-from strategies.pricing import TOPOLOGY, Sent, Time
-from strategies.topology import BadTopology
+from strategies.planner.steps.plan import Move
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time
+from strategies.planner.steps.topology import BadTopology
+from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.text.options import BadPlanOption, asked, size_of, sizes_of
+from strategies.planner.text.parser import BadPlanText
 
 TEXT = "f32[8,4] @ dp=2,tp=8: S(0),R -> R,S(1)"
 MOVE = Move("all_gather", (0,), 2, 1000, 500.0, "S", "R")

@@ -1,12 +1,12 @@
 import pytest
 from torch.distributed.tensor import _redistribute
 
-from strategies import plan_beside
-from strategies.dtensor_plans import for_dtensor
-from strategies.plan_beside import layouts, theirs, too_much
-from strategies.plan_text import read
-from strategies.planner import plan
-from strategies.pricing import Sent, Time
+from strategies.planner.audit import compare_with_torch as plan_beside
+from strategies.planner.audit.compare_with_torch import layouts, theirs, too_much
+from strategies.planner.audit.torch_plans import for_dtensor
+from strategies.planner.search.api import plan
+from strategies.planner.steps.prices import Sent, Time
+from strategies.planner.text.parser import read
 from tests.torch_here import before_2_14
 
 

@@ -6,8 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from strategies import plan_command
-from strategies.plan_command import Wanted, run
+from strategies.cli.commands import plan as plan_command
+from strategies.cli.commands.plan import Wanted, run
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
 PLAIN = Wanted(TEXT, "time", None, None, None, None, None, (), True, False, None, False, False)

@@ -5,18 +5,18 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import WrongPieces
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from localtensor.shards import assemble, split
-from strategies import plan_parts
-from strategies.plan_draws import Drawn
-from strategies.plan_lockstep import OtherDtype, redistribute
-from strategies.plan_values import held_of, same, wrong
-from strategies.planner import plan
-from strategies.plans import Plan
-from strategies.pricing import step_of
-from strategies.steps import changes
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import assemble, split
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.execute import row_ops as plan_parts
+from strategies.planner.execute.lockstep import OtherDtype, redistribute
+from strategies.planner.execute.random_specs import Drawn
+from strategies.planner.search.api import plan
+from strategies.planner.steps.legal_steps import changes
+from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.prices import step_of
 from tests.plans.trials import every_step, in_lists, in_lockstep, trials
+from tests.strategies.planner.execute.random_values import held_of, same, wrong
 
 
 def _spec(text, shape, sizes, dtype=torch.float32):

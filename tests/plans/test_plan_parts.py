@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from localtensor.partials import agreed, fold
-from localtensor.placement import KINDS
-from strategies.plan_draws import DTYPES
-from strategies.plan_parts import combs, flat, neutral, packed, padded, put_in, take, unpacked
-from strategies.plan_rows import Piece, kept, parts
+from localtensor.layout.partials import agreed, fold
+from localtensor.layout.spec import KINDS
+from strategies.planner.execute.random_specs import DTYPES
+from strategies.planner.execute.row_ops import combs, flat, neutral, packed, padded, put_in, take, unpacked
+from strategies.planner.execute.rows import Piece, kept, parts
 
 SPECIAL = [3.0, float("nan"), float("inf"), float("-inf"), -0.0]
 

@@ -2,11 +2,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from localtensor.shards import split
-from strategies.plan_picture import Stage, box, dims_drawn, extents, layout_text, lines_of, places, share_text, undrawn
-from strategies.plan_text import read
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.picture.grid import (
+    Stage,
+    box,
+    dims_drawn,
+    extents,
+    layout_text,
+    lines_of,
+    places,
+    share_text,
+    undrawn,
+)
+from strategies.planner.text.parser import read
 
 
 def stages(text):

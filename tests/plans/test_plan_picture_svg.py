@@ -2,10 +2,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from strategies.plan_picture import Stage
-from strategies.plan_picture_svg import SIDE, page, svg
-from strategies.plan_text import read
-from strategies.planner import plan
+from strategies.planner.picture.grid import Stage
+from strategies.planner.picture.svg import SIDE, page, svg
+from strategies.planner.search.api import plan
+from strategies.planner.text.parser import read
 from tests.plans.test_plan_picture_text import TEXTS
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,9 +1,9 @@
 import pytest
 
-from strategies.plan_picture import Stage
-from strategies.plan_picture_text import ASCII, WIDTH, drawn
-from strategies.plan_text import read
-from strategies.planner import plan
+from strategies.planner.picture.ascii import ASCII, WIDTH, drawn
+from strategies.planner.picture.grid import Stage
+from strategies.planner.search.api import plan
+from strategies.planner.text.parser import read
 
 TEXTS = [
     "f32[4096,4096] @ dp=8,tp=16: S(0),P(sum) -> R,S(1)",

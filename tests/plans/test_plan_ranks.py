@@ -6,17 +6,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import localtensor as lt
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from localtensor.shards import assemble, split
-from strategies.plan_draws import Drawn
-from strategies.plan_ranks import NotPlanned, axes_of, groups_along, redistribute_local
-from strategies.plan_values import held_of, same
-from strategies.planner import plan
-from strategies.plans import Plan
-from strategies.pricing import step_of
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import assemble, split
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.execute.process_groups import NotPlanned, axes_of, groups_along, redistribute_local
+from strategies.planner.execute.random_specs import Drawn
+from strategies.planner.search.api import plan
+from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.prices import step_of
 from tests.plans.plan_memory import InUse
 from tests.plans.trials import Trial, by_ranks, trials
+from tests.strategies.planner.execute.random_values import held_of, same
 
 
 def _spec(text, shape, sizes, dtype=torch.float32):

@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from localtensor.shards import split
-from strategies.plan_draws import draw
-from strategies.plan_rows import (
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.execute.random_specs import draw
+from strategies.planner.execute.rows import (
     NotInnermost,
     Piece,
     block,

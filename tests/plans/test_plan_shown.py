@@ -3,13 +3,13 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.plan_alternatives import steps_of, ways
-from strategies.plan_asked import asked
-from strategies.plan_beside import Theirs, theirs
-from strategies.plan_picture import layout_text
-from strategies.plan_shown import as_json, as_text, in_a_line, ratio_text
-from strategies.planner import plan
-from strategies.price_torch import TorchPrice
+from strategies.planner.audit.compare_with_torch import Theirs, theirs
+from strategies.planner.picture.grid import layout_text
+from strategies.planner.search.alternatives import steps_of, ways
+from strategies.planner.search.api import plan
+from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.text.options import asked
+from strategies.planner.text.report import as_json, as_text, in_a_line, ratio_text
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
 

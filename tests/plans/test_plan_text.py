@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
-from localtensor.mesh import Mesh
-from localtensor.partials import agreed
-from localtensor.placement import KINDS, Spec, cuts, parse
-from strategies.cost import commute
-from strategies.plan_text import DTYPES, LONGEST, BadPlanText, read, text_of
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import agreed
+from localtensor.layout.spec import KINDS, Spec, cuts, parse
+from strategies.planner.steps.alpha_beta import commute
+from strategies.planner.text.parser import DTYPES, LONGEST, BadPlanText, read, text_of
 
 MESH = Mesh.of(dp=2, tp=2)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from localtensor.shards import assemble, local_shapes, split
-from strategies.plan_draws import Drawn, draw
-from strategies.plan_values import held_of, same, wrong
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import assemble, local_shapes, split
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.execute.random_specs import Drawn, draw
+from tests.strategies.planner.execute.random_values import held_of, same, wrong
 
 
 def _spec(text, shape=(5, 4), sizes=(2, 2)):

@@ -11,16 +11,16 @@ import torch
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.mesh import Mesh
-from localtensor.once import clear_all
-from localtensor.placement import Spec, parse
-from strategies.cost import Network
-from strategies.plan_text import read
-from strategies.planner import KNOWN, NoPlan, clear, plan, searched
-from strategies.planner_known import Known, by_value
-from strategies.plans import bytes_text, time_text
-from strategies.pricing import TOPOLOGY, Sent, Time, Topology, sent
-from strategies.steps import targets
+from localtensor.concurrency.single_flight import clear_all
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.search.api import KNOWN, NoPlan, clear, plan, searched
+from strategies.planner.search.plan_cache import Known, by_value
+from strategies.planner.steps.alpha_beta import Network
+from strategies.planner.steps.legal_steps import targets
+from strategies.planner.steps.plan import bytes_text, time_text
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, sent
+from strategies.planner.text.parser import read
 from tests.plans.oracle import Oracle
 from tests.plans.pairs import drawn, every_spec
 
@@ -211,7 +211,7 @@ TOLD = """
 import sys
 sys.path.insert(0, {root!r})
 from tests.plans.test_planner import pairs
-from strategies.planner import plan
+from strategies.planner.search.api import plan
 for src, dst in pairs(20):
     print(plan(src, dst))
 """

@@ -6,14 +6,14 @@ import random
 import pytest
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse
-from strategies.planner_bound import FAR, Bound
-from strategies.planner_edges import Edges, need
-from strategies.planner_search import Search
-from strategies.planner_table import STEPS, BadPrice, Table
-from strategies.pricing import Sent, Time, step_of
-from strategies.steps import changes, targets
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.search.astar import Search
+from strategies.planner.search.bound import FAR, Bound
+from strategies.planner.search.edges import Edges, need
+from strategies.planner.search.state_table import STEPS, BadPrice, Table
+from strategies.planner.steps.legal_steps import changes, targets
+from strategies.planner.steps.prices import Sent, Time, step_of
 from tests.plans.oracle import Oracle
 from tests.plans.pairs import drawn, every_spec
 

@@ -4,9 +4,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from strategies.plan_text import read
-from strategies.planner import plan
-from strategies.plans import bytes_text, placed, time_text
+from strategies.planner.search.api import plan
+from strategies.planner.steps.plan import bytes_text, placed, time_text
+from strategies.planner.text.parser import read
 
 
 def test_a_step_says_where_how_from_what_to_what_and_at_what_price():

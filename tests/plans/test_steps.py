@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, parse, short
-from strategies.cost import REPLICATE
-from strategies.plan_draws import Drawn
-from strategies.planner_table import Table
-from strategies.plans import Plan
-from strategies.pricing import Time, step_of
-from strategies.steps import changes, reduces, refusal_of, targets, unmade
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse, short
+from strategies.planner.execute.random_specs import Drawn
+from strategies.planner.search.state_table import Table
+from strategies.planner.steps.alpha_beta import REPLICATE
+from strategies.planner.steps.legal_steps import changes, reduces, refusal_of, targets, unmade
+from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.prices import Time, step_of
 from tests.plans.trials import Trial, in_lists, in_lockstep
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from localtensor.errors import LocalTensorError
-from localtensor.mesh import Mesh
-from strategies.cost import NETWORK, BadNetwork, Network
-from strategies.pricing import TOPOLOGY
-from strategies.topology import BadTopology, Cluster, cluster_of, parse, read
+from localtensor.layout.mesh import Mesh
+from strategies.planner.steps.alpha_beta import NETWORK, BadNetwork, Network
+from strategies.planner.steps.prices import TOPOLOGY
+from strategies.planner.steps.topology import BadTopology, Cluster, cluster_of, parse, read
 
 INNER, OUTER, OWN = Network(1e-6, 1e-12), Network(2e-6, 2e-12), Network(3e-6, 3e-12)
 EXAMPLE = Path(__file__).parents[2] / "docs/topology.json"

@@ -23,18 +23,18 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
-from localtensor.mesh import Mesh
-from localtensor.partials import agreed
-from localtensor.placement import Spec, StridedShard
-from strategies.cost import commute
-from strategies.plan_draws import Drawn, drawn
-from strategies.plan_lockstep import redistribute
-from strategies.plan_ranks import Axes, Groups, axes_of, groups_along, redistribute_local
-from strategies.plan_values import held_of, same, wrong
-from strategies.planner import plan
-from strategies.plans import Plan
-from strategies.pricing import step_of
-from strategies.steps import changes
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import agreed
+from localtensor.layout.spec import Spec, StridedShard
+from strategies.planner.execute.lockstep import redistribute
+from strategies.planner.execute.process_groups import Axes, Groups, axes_of, groups_along, redistribute_local
+from strategies.planner.execute.random_specs import Drawn, drawn
+from strategies.planner.search.api import plan
+from strategies.planner.steps.alpha_beta import commute
+from strategies.planner.steps.legal_steps import changes
+from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.prices import step_of
+from tests.strategies.planner.execute.random_values import held_of, same, wrong
 
 
 @dataclass(frozen=True, slots=True)

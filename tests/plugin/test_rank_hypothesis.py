@@ -3,7 +3,7 @@ import threading
 from hypothesis import HealthCheck, assume, control, given, note, settings
 from hypothesis import strategies as st
 
-from localtensor.rank_hypothesis import at_ease, kept_by_thread, passed_on
+from localtensor.pytest_plugin.hypothesis_support import at_ease, kept_by_thread, passed_on
 
 pytest_plugins = ["pytester"]
 

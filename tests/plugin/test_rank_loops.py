@@ -1,6 +1,6 @@
 import asyncio
 
-from localtensor.rank_loops import Loop
+from localtensor.pytest_plugin.rank_loops import Loop
 
 
 async def loop_and(value):

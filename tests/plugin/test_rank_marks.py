@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from localtensor.rank_marks import Marks, Plan, Settings, marks_of, planned, product
+from localtensor.pytest_plugin.marks import Marks, Plan, Settings, marks_of, planned, product
 
 
 def marks(*levels):

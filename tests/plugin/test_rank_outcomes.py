@@ -4,9 +4,9 @@ from unittest import SkipTest
 import pytest
 
 import localtensor as lt
+from localtensor._util.events import Call, Raised, Wait
 from localtensor.errors import Deadlock, RankOutside, RankRaised
-from localtensor.events import Call, Raised, Wait
-from localtensor.rank_outcomes import first_cause, trimmed
+from localtensor.pytest_plugin.outcomes import first_cause, trimmed
 
 
 def fault(**errors):

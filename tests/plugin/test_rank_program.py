@@ -2,13 +2,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from localtensor._util.events import Call, Place
+from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import KindMismatch, RankRaised
-from localtensor.events import Call, Place
-from localtensor.rank_fixtures import Deferred
-from localtensor.rank_marks import Plan
-from localtensor.rank_program import Program
-from localtensor.schedule import round_robin
-from localtensor.threads import run_in_threads
+from localtensor.pytest_plugin.fixtures import Deferred
+from localtensor.pytest_plugin.marks import Plan
+from localtensor.pytest_plugin.rank_body import Program
+from localtensor.threads.run import run_in_threads
 
 pytest_plugins = ["pytester"]
 

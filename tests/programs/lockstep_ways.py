@@ -9,9 +9,9 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 import localtensor as lt
-from localtensor.lockstep import LocalTensorMode
-from localtensor.rank_ints import is_rank_int, on_rank, rank_int
-from localtensor.tensor import LocalTensor
+from localtensor.lockstep.mode import LocalTensorMode
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int
 
 Program = Callable[..., Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from localtensor.explore import Program
-from localtensor.explore_sync import Scheduled
+from localtensor.concurrency.controlled_sync import Scheduled
+from localtensor.concurrency.explorer import Program
 from tests.races.culprits_values import Culprit, Tiny
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localtensor.explore import Program
-from localtensor.explore_sync import Scheduled
+from localtensor.concurrency.controlled_sync import Scheduled
+from localtensor.concurrency.explorer import Program
 from tests.races.culprits_values import Culprit
 
 

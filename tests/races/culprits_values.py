@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from localtensor.explore import Program
-from localtensor.explore_sync import Scheduled
+from localtensor.concurrency.controlled_sync import Scheduled
+from localtensor.concurrency.explorer import Program
 
 
 @dataclass(frozen=True, slots=True)

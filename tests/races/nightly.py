@@ -6,8 +6,8 @@ import argparse
 import sys
 import time
 
-from localtensor.explore import replay
-from strategies import races
+from localtensor.concurrency.explorer import replay
+from strategies.propagation.races import explore as races
 
 MILLION = 1_000_000
 EXAMPLES = """examples:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from localtensor.once import Once
+from localtensor.concurrency.single_flight import Once
 
 EXAMPLES = """examples:
   python -m tests.races.stress                       ten million operations, many minutes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localtensor.explore import explore, replay
+from localtensor.concurrency.explorer import explore, replay
 from tests.races.culprits import CULPRITS
 
 WITHIN, SILENT = 1000, 5000

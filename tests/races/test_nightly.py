@@ -2,9 +2,9 @@
 
 import pytest
 
-from localtensor.explore_values import Failure
-from strategies import races
-from strategies.races_values import Tried
+from localtensor.concurrency.results import Failure
+from strategies.propagation.races import explore as races
+from strategies.propagation.races.model import Tried
 from tests.races import nightly
 
 

@@ -15,10 +15,10 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.tensor  # registers shard_dim_alltoall
 from torch import Tensor
 
-import localtensor.collectives as c
-from localtensor.events import Died, Outcome, Raised, Returned, Waiting
-from localtensor.processes import Pool
-from localtensor.reductions import CARRIED, FOLDS, PremulSum
+import localtensor.collectives.reference as c
+from localtensor._util.events import Died, Outcome, Raised, Returned, Waiting
+from localtensor.layout.reductions import CARRIED, FOLDS, PremulSum
+from localtensor.processes.pool import Pool
 
 
 def world() -> Any:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import localtensor.collectives as c
+import localtensor.collectives.reference as c
+from localtensor._util.events import Raised
 from localtensor.errors import LocalTensorError
-from localtensor.events import Raised
-from localtensor.processes import Pool
-from localtensor.reductions import FOLDS, PremulSum
+from localtensor.layout.reductions import FOLDS, PremulSum
+from localtensor.processes.pool import Pool
 from tests.real import collective_programs as programs
 from tests.real.collective_programs import Call, count, flat, plain, t, values, what_gloo_does
 from tests.torch_here import before_2_14

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import localtensor as lt
-from localtensor import _context, real
+from localtensor._util import ambient as _context
 from localtensor.errors import LocalTensorError, NeverEnded, RankRaised
+from localtensor.processes import run as real
 from tests.real import api_programs, different_programs, refused_programs
 from tests.real.api_programs import WITH_FOUR, WITH_THREE
 from tests.real.different_programs import BOTH_ANSWER, WE_ANSWER, WE_REFUSE

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.adverse import adverse
-from strategies.arguments import values
-from strategies.form import Form, Values
-from strategies.forms import variations
-from strategies.probe import try_claims
-from strategies.rules import Claim, Rule, Sample
-from strategies.truth import tell
-from strategies.verdicts import Instance, Verdict
+from strategies.inputs.variants.all_variants import variations
+from strategies.inputs.variants.value_variants import adverse
+from strategies.inputs.variants.variant import Form, Values
+from strategies.model.arguments import values
+from strategies.model.oracle import tell
+from strategies.model.rule import Claim, Rule, Sample
+from strategies.model.verdict import Instance, Verdict
+from strategies.validation.probe import try_claims
 from tests.strategies.cases import placements
 
 LIB = torch.library.Library("adverse", "FRAGMENT")  # the ops live as long as this does

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import parse
-from strategies.probe import Probe, try_claims, wild_truth
-from strategies.rules import Claim, Rule, Sample, call_of, overload
-from strategies.truth import tell
-from strategies.verdicts import Instance, Verdict
+from localtensor.layout.spec import parse
+from strategies.model.oracle import tell
+from strategies.model.rule import Claim, Rule, Sample, call_of, overload
+from strategies.model.verdict import Instance, Verdict
+from strategies.validation.probe import Probe, try_claims, wild_truth
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from strategies import modules
+from strategies.torch_api import user_modules as modules
 from tests.strategies import users
 
 PACKAGE = {

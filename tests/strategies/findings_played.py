@@ -1,6 +1,6 @@
 """The findings that a sweep of torch 2.13 confirmed on gloo, as data, and how they are played again on simulated ranks.
 
-`findings_torch_2_13.json` has a line for each: the call and its tensors as `strategies.codec` writes them, the mesh, how
+`findings_torch_2_13.json` has a line for each: the call and its tensors as `strategies.model.codec` writes them, the mesh, how
 each tensor lies, the pieces where that is partial, and what follows the op.
 """
 
@@ -18,17 +18,18 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import LocalTensorError
-from localtensor.errors.faults import in_a_line
-from localtensor.placement import parse
-from localtensor.shards import split_axis
-from strategies import codec, played
-from strategies.hearings import Confirmation
-from strategies.meshed import averages
-from strategies.programs import Program
-from strategies.ran import call_of_program, truth_about
-from strategies.rules import Sample
-from strategies.stage import Part
-from strategies.truth import REFUSALS, Truth, tell
+from localtensor.errors.formatting import in_a_line
+from localtensor.layout.shards import split_axis
+from localtensor.layout.spec import parse
+from strategies.model import codec
+from strategies.model.oracle import REFUSALS, Truth, tell
+from strategies.model.program import Program
+from strategies.model.rule import Sample
+from strategies.programs.run import simulated_run as played
+from strategies.programs.run.program_oracle import call_of_program, truth_about
+from strategies.programs.run.rank_run import Part
+from strategies.programs.run.verdict import Confirmation
+from strategies.torch_api.mesh_and_caches import averages
 
 FILE = Path(__file__).parent / "findings_torch_2_13.json"
 
@@ -121,7 +122,7 @@ def wrong(verdict: Confirmation) -> str:
 
 def main() -> None:
     """Prints what is left wrong under our rules: the table of test_overlay_findings.py is to have just these."""
-    from strategies.overlay import overlay_dtensor
+    from strategies.propagation.overlay.context import overlay_dtensor
 
     with overlay_dtensor():
         left = {rule: wrong(verdict) for rule, verdict in play(findings()).items() if wrong(verdict)}

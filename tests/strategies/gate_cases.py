@@ -3,11 +3,11 @@
 import datetime as dt
 from dataclasses import replace
 
-from localtensor.placement import parse
-from strategies.gate import ignored_finding, keys_of
-from strategies.gate_values import Choice, Entry, GateResult, Judged, Key, SourceLine
-from strategies.rules import Rule
-from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+from localtensor.layout.spec import parse
+from strategies.gate.decision import ignored_finding, keys_of
+from strategies.gate.model import Choice, Entry, GateResult, Judged, Key, SourceLine
+from strategies.model.rule import Rule
+from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 
 HOSTILE = '</testcase>]]> & "q" | `t` %0A::error::\r\n \x00\x1b[31m \ud800 <script>alert(1)</script> ünï,:'
 PICTURE = (

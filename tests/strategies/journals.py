@@ -3,12 +3,14 @@
 import json
 from dataclasses import replace
 
-from strategies import dockets, findings, journal
-from strategies.dockets import Hearing
-from strategies.findings import Settled
-from strategies.settings import Settings
-from strategies.units import Unit
-from strategies.verdicts import Crash, Verdict
+from strategies.base import journal
+from strategies.model.settings import Settings
+from strategies.model.verdict import Crash, Verdict
+from strategies.model.work_unit import Unit
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
+from strategies.validation.finding import Settled
+from strategies.validation.task import Hearing
 from tests.strategies.gate_cases import HOSTILE, RAISES, finding
 
 OPS = ["aten.add.Tensor", "aten.add_.Tensor", "aten.cumprod.default", "aten.gather.default", "aten.neg.default"]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.mesh import Mesh
-from localtensor.placement import KINDS, Spec, parse
-from localtensor.shards import assemble, local_shapes, split
-from localtensor.sync import THREADS
-from strategies.book import Ask, Book, Line, rules
-from strategies.cost import NETWORK
-from strategies.expansion import LIMIT, Problem
-from strategies.propagate_afresh import Afresh
-from strategies.rules import LEAVES, Call, results
+from localtensor.concurrency.sync import THREADS
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import assemble, local_shapes, split
+from localtensor.layout.spec import KINDS, Spec, parse
+from strategies.model.rule import LEAVES, Call, results
+from strategies.ops.semantics.rulebook import Ask, Book, Line, rules
+from strategies.planner.steps.alpha_beta import NETWORK
+from strategies.propagation.compute import Afresh
+from strategies.propagation.mesh_expansion import LIMIT, Problem
 
 MESHES = ((2, 2), (2, 3), (3, 2), (2, 2, 2))
 

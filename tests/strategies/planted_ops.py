@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.rules import Call, Leaf, Sample, overload
+from strategies.model.rule import Call, Leaf, Sample, overload
 
 CALLS: Counter[str] = Counter()
 LIB = torch.library.Library("planted", "FRAGMENT")  # the ops live as long as this does

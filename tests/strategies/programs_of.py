@@ -7,11 +7,11 @@ from typing import Any
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.placement import parse, shorts
-from strategies.hearings import Confirmation
-from strategies.played import play_all
-from strategies.programs import Program
-from strategies.rules import Sample
+from localtensor.layout.spec import parse, shorts
+from strategies.model.program import Program
+from strategies.model.rule import Sample
+from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.verdict import Confirmation
 
 
 def on(one: Sample, text: str, mesh: tuple[int, ...] = (2,), then: str = "", **options: Any) -> Program:

@@ -2,7 +2,7 @@
 
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.book import Book, rules
+from strategies.ops.semantics.rulebook import Book, rules
 
 
 def rows(ask):

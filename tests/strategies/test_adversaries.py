@@ -1,8 +1,18 @@
 import pytest
 import torch
 
-from strategies.adversaries import adversaries, apart, both_signs, fresh, grown, keeps_sizes, numbers, placed, ties
-from strategies.likeness import kind_of
+from strategies.inputs.variants.adversarial_calls import (
+    adversaries,
+    apart,
+    both_signs,
+    fresh,
+    grown,
+    keeps_sizes,
+    numbers,
+    placed,
+    ties,
+)
+from strategies.model.call_signature import kind_of
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import sample
 

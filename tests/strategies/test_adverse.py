@@ -2,9 +2,9 @@ from collections import Counter
 
 import torch
 
-from strategies.adverse import adverse, kind_of, truth_of
-from strategies.truth import tell
-from strategies.values import VALUES
+from strategies.inputs.variants.adversarial_values import VALUES
+from strategies.inputs.variants.value_variants import adverse, kind_of, truth_of
+from strategies.model.oracle import tell
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 

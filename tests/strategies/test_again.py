@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from strategies.again import again, before, others, text_of
-from strategies.rules import Leaf
+from strategies.model.prior_call import again, before, others, text_of
+from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 3)

@@ -9,10 +9,10 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import _redistribute
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from strategies import ambient as room
-from strategies.ambient import PRIVATE, SETTINGS, ambient
-from strategies.keys import key_of
-from strategies.rules import Leaf
+from strategies.model.rule import Leaf
+from strategies.propagation import ambient_state as room
+from strategies.propagation.ambient_state import PRIVATE, SETTINGS, ambient
+from strategies.propagation.cache_key import key_of
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.arguments import called, is_index, is_places, names, repeats_sizes, trusts, values, with_tensors
-from strategies.rules import Leaf, call_of, overload
+from strategies.model.arguments import called, is_index, is_places, names, repeats_sizes, trusts, values, with_tensors
+from strategies.model.rule import Leaf, call_of, overload
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)

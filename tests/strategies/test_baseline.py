@@ -7,9 +7,10 @@ import jsonschema
 import pytest
 
 import strategies
-from strategies import baseline, files
-from strategies.baseline import BadBaseline, Baseline, as_text, read, write
-from strategies.gate_values import Entry, Key
+from strategies.base import atomic_files as files
+from strategies.gate import baseline
+from strategies.gate.baseline import BadBaseline, Baseline, as_text, read, write
+from strategies.gate.model import Entry, Key
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/baseline.json").read_text())
 CUMPROD = Key("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from strategies.binding import ABSENT, JUNK, Bound, Unbound, bind, calm, completed, kind, without_out
-from strategies.rules import overload
+from strategies.inputs.schema_binding import ABSENT, JUNK, Bound, Unbound, bind, calm, completed, kind, without_out
+from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4, 6), numbers(4, 6, seed=1)

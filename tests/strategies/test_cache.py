@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.mesh import Mesh
-from localtensor.once import Once as OnceItself
-from localtensor.placement import Spec, parse
-from strategies.cache import LIMIT, Once, answers, call_parts, clear_all
-from strategies.keys import key_of
-from strategies.rules import Leaf
+from localtensor.concurrency.single_flight import Once as OnceItself
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
+from strategies.model.rule import Leaf
+from strategies.propagation.answer_cache import LIMIT, Once, answers, call_parts, clear_all
+from strategies.propagation.cache_key import key_of
 
 SUM = "aten.sum.dim_IntList"
 

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from strategies import modules
-from strategies.changed_digest import OUTSIDE, digests
+from strategies.gate.changes.digest import OUTSIDE, digests
+from strategies.torch_api import user_modules as modules
 from tests.strategies import edit_styles as styles
 from tests.strategies import edits, users
 from tests.strategies.edits import PACKAGE

@@ -2,9 +2,9 @@
 
 import pytest
 
-from strategies.changed_form import Former
-from strategies.changed_names import Names
-from strategies.changed_tree import Version
+from strategies.gate.changes.changed_tree import Version
+from strategies.gate.changes.name_resolution import Names
+from strategies.gate.changes.normal_form import Former
 
 
 def form(text):

@@ -5,9 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from strategies.changed_module import Unit
-from strategies.changed_reasons import reason
-from strategies.changed_slice import OP, REGISTRATION, RULE, Part, Slice
+from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
+from strategies.gate.changes.explain import reason
+from strategies.gate.changes.module_model import Unit
 
 TEXT = """def rule(x): return rows(x)
 made = partial(rule)

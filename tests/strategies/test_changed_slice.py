@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.changed import select
+from strategies.gate.changes.select import select
 from tests.strategies import edit_styles as styles
 from tests.strategies import edits
 from tests.strategies.edits import PACKAGE

@@ -3,8 +3,8 @@ from math import inf, nan
 import pytest
 import torch
 
-from strategies.choice import choose, features
-from strategies.rules import Leaf
+from strategies.inputs.diverse_subset import choose, features
+from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 
 

@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 import localtensor
-from strategies import cli, command, merging
+from strategies.cli import app as cli
+from strategies.cli.commands import merge as merging
+from strategies.cli.commands import validate as command
 from tests.strategies import users
 from tests.strategies.test_report import check_schema
 
 ROOT = Path(__file__).parents[2]
-START = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from strategies.cli import main; main()"
-)
+START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from strategies.cli.app import main; main()"
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def parsed(asked, line):
 
 
 def test_the_command_line_is_there_before_torch():
-    code = "import sys, strategies.cli; print(sorted({'torch', 'numpy', 'rich.progress'} & set(sys.modules)))"
+    code = "import sys, strategies.cli.app; print(sorted({'torch', 'numpy', 'rich.progress'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -98,7 +98,8 @@ def test_the_version_is_told():
 
 
 def test_the_exit_codes_are_those_of_the_table():
-    from strategies import leaving, verdicts
+    from strategies.base import exits as leaving
+    from strategies.model import verdict as verdicts
 
     codes = (leaving.CLEAN, leaving.WRONG, leaving.USAGE, leaving.NOTHING)
     assert codes == (verdicts.CLEAN, verdicts.WRONG, verdicts.USAGE, verdicts.NOTHING) == (0, 1, 2, 3)

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from strategies import cli, command, covered, discover_command, dtensor_command, merging
-from strategies.units import ALONE, MESHES, PAIRS
+from strategies.cli import app as cli
+from strategies.cli.commands import coverage as covered
+from strategies.cli.commands import discover as discover_command
+from strategies.cli.commands import merge as merging
+from strategies.cli.commands import plans_audit as dtensor_command
+from strategies.cli.commands import validate as command
+from strategies.model.work_unit import ALONE, MESHES, PAIRS
 from tests.strategies.test_report import EMPTY
 
 WORK = {
@@ -101,7 +106,7 @@ def test_ctrl_c_leaves_one_sentence(line, monkeypatch):
 ])  # fmt: skip
 def test_meshes_and_pairs_reach_the_settings(line, trials, monkeypatch):
     asked = []
-    monkeypatch.setattr("strategies.validate.validate", lambda settings, progress: asked.append(settings) or EMPTY)
+    monkeypatch.setattr("strategies.sweep.session.validate", lambda settings, progress: asked.append(settings) or EMPTY)
     called(f"validate {line} --confirm none -q")
     (settings,) = asked
     assert sorted(settings.trials()) == sorted(trials)

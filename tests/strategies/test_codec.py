@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as draw
 from torch.distributed.tensor import Shard
 
-from strategies import codec
-from strategies.codec import NotData, Told
-from strategies.rules import Leaf, Rule
+from strategies.model import codec
+from strategies.model.codec import NotData, Told
+from strategies.model.rule import Leaf, Rule
 from tests.strategies.cases import numbers, rule, sample
 
 DTYPES = (

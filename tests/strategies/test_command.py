@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from localtensor.errors import LocalTensorError
-from strategies import command
-from strategies import report as reports
-from strategies.command import Chosen, run
-from strategies.journal import DiskFull
-from strategies.settings import DEFAULT_DTYPES
-from strategies.verdicts import Counts, Report
+from strategies.base.journal import DiskFull
+from strategies.cli.commands import validate as command
+from strategies.cli.commands.validate import Chosen, run
+from strategies.model.settings import DEFAULT_DTYPES
+from strategies.model.verdict import Counts, Report
+from strategies.sweep.report import text_and_json as reports
 from tests.strategies import users
 from tests.strategies.test_report import FULL, check_schema
 
@@ -39,7 +39,7 @@ def judge(monkeypatch):
                 raise what
             return what
 
-        monkeypatch.setattr("strategies.validate.validate", validate)
+        monkeypatch.setattr("strategies.sweep.session.validate", validate)
         return asked
 
     return answer

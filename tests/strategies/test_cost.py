@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localtensor.mesh import Mesh
-from localtensor.placement import KINDS, Spec, parse
-from localtensor.shards import assemble, assemble_axis, split, split_axis
-from strategies.cost import NETWORK, Network, commute, held_bytes, move_axis
-from strategies.cost import Held as HeldTensor
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import assemble, assemble_axis, split, split_axis
+from localtensor.layout.spec import KINDS, Spec, parse
+from strategies.planner.steps.alpha_beta import NETWORK, Network, commute, held_bytes, move_axis
+from strategies.planner.steps.alpha_beta import Held as HeldTensor
 
 F64 = torch.float64
 ANY = ["R", "S(0)", "S(1)", "SS(0,2)", *(f"P({kind})" for kind in KINDS)]

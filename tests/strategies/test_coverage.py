@@ -5,8 +5,8 @@ import json
 
 from rich.console import Console
 
-from strategies.coverage import UNDECIDED, UNTRIED, Coverage, Tried, as_json, rendered, table
-from strategies.population import Member
+from strategies.sweep.coverage import UNDECIDED, UNTRIED, Coverage, Tried, as_json, rendered, table
+from strategies.torch_api.population import Member
 
 MEMBERS = [
     Member("aten.add.Tensor", "single-dim strategy"),

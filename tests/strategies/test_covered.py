@@ -5,14 +5,17 @@ import json
 import pytest
 
 from localtensor.errors import LocalTensorError
-from strategies import covered, dockets, findings, population
-from strategies.covered import of_lines, run
-from strategies.dockets import Hearing
-from strategies.findings import Settled, of_instance
-from strategies.journal import open_journal
-from strategies.population import Member
-from strategies.units import Unit
-from strategies.verdicts import Crash
+from strategies.base.journal import open_journal
+from strategies.cli.commands import coverage as covered
+from strategies.cli.commands.coverage import of_lines, run
+from strategies.model.verdict import Crash
+from strategies.model.work_unit import Unit
+from strategies.torch_api import population
+from strategies.torch_api.population import Member
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
+from strategies.validation.finding import Settled, of_instance
+from strategies.validation.task import Hearing
 from tests.strategies.test_suspects import instance
 
 CUMPROD, NEG, MM = "aten.cumprod.default", "aten.neg.default", "aten.mm.default"

@@ -7,10 +7,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from strategies import dask_executor, executors
-from strategies.executors import Borrowed, factory
-from strategies.settings import BadSetting
-from strategies.workers import Done, Failed, Lost
+from strategies.base.worker_pool import Done, Failed, Lost
+from strategies.model.settings import BadSetting
+from strategies.sweep import dask_executor, executors
+from strategies.sweep.executors import Borrowed, factory
 from tests.strategies.test_workers import work
 
 

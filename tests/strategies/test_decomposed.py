@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec
-from strategies import decomposed
-from strategies.book import Line, Meta, ask_of, rules
-from strategies.decomposed import decomposition
-from strategies.expansion import combinations
-from strategies.local_arguments import pieces_by_rank
-from strategies.ops import OUR_RULES
-from strategies.propagate import Propagator
-from strategies.propagate_errors import NoRule
-from strategies.rules import LEAVES, Leaf
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec
+from strategies.model.rule import LEAVES, Leaf
+from strategies.ops.all_rules import OUR_RULES
+from strategies.ops.semantics.errors import NoRule
+from strategies.ops.semantics.local_call import pieces_by_rank
+from strategies.ops.semantics.rulebook import Line, Meta, ask_of, rules
+from strategies.propagation import decomposition as decomposed
+from strategies.propagation.decomposition import decomposition
+from strategies.propagation.mesh_expansion import combinations
+from strategies.propagation.propagator import Propagator
 from tests.strategies.little_book import (
     BOOK,
     MESHES,
@@ -72,7 +72,7 @@ def lines_of(op, *shapes, ranks=2):
 
 
 def _meta(spec):
-    from strategies.book import Meta
+    from strategies.ops.semantics.rulebook import Meta
 
     return Meta(spec.shape, spec.dtype)
 

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from strategies import derived
-from strategies.derived import Lacking, gather, lacking, make, siblings
-from strategies.rules import overload
-from strategies.workers import Crew
+from strategies.base.worker_pool import Crew
+from strategies.inputs import sibling_samples as derived
+from strategies.inputs.sibling_samples import Lacking, gather, lacking, make, siblings
+from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4, 6), numbers(4, 6, seed=1)

@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.discover import NoSuchOp, discover, overloads, samples_of
+from strategies.validation.discovery.discover import NoSuchOp, discover, overloads, samples_of
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
@@ -38,7 +38,7 @@ def test_what_cannot_be_searched_is_not_among_the_samples():
 
 
 def test_an_op_without_a_rule_in_dtensor_is_searched_too(monkeypatch):
-    from strategies import torch_dtensor as dtensor
+    from strategies.torch_api import dtensor
 
     monkeypatch.setattr(dtensor, "source_of", lambda op: "")
     assert [str(r).partition(": ")[2] for r in discover("planted.far", given=[planted("far", X)]).missing][:2] == [

@@ -4,8 +4,8 @@ import warnings
 import pytest
 import torch
 
-from strategies.discover_command import discover_command
-from strategies.verdicts import CLEAN, NOTHING, USAGE
+from strategies.cli.commands.discover import discover_command
+from strategies.model.verdict import CLEAN, NOTHING, USAGE
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies import dockets
-from strategies.dockets import Docket, Hearing, describe, keep, merged
-from strategies.suspects import Suspect
-from strategies.trial import alone
-from strategies.units import Unit
-from strategies.verdicts import Crash
+from strategies.model.verdict import Crash
+from strategies.model.work_unit import Unit
+from strategies.validation import task as dockets
+from strategies.validation.candidate import Suspect
+from strategies.validation.overload import alone
+from strategies.validation.task import Docket, Hearing, describe, keep, merged
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from localtensor.layouts import has_meaning
-from localtensor.mesh import Mesh
-from localtensor.orders import lies_alike
-from localtensor.placement import Spec, StridedShard, parse
-from strategies.dtensor_specs import NoSuchSpec, decoded, device_mesh, mesh_of, of_torch, spec_of, to_torch
+from localtensor.layout.meaning import has_meaning
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shard_order import lies_alike
+from localtensor.layout.spec import Spec, StridedShard, parse
+from strategies.torch_api.specs import NoSuchSpec, decoded, device_mesh, mesh_of, of_torch, spec_of, to_torch
 
 MESH = Mesh.of(dp=3, tp=2)
 
@@ -104,7 +104,7 @@ def test_the_order_is_the_one_that_torch_decodes():
 
 @pytest.mark.parametrize("sizes", [(2, 3), (2, 2, 2), (3, 2, 2)], ids=str)
 def test_an_order_is_written_in_strided_shards_as_torch_does(sizes):
-    from localtensor.orders import strided
+    from localtensor.layout.shard_order import strided
 
     mesh = Mesh.of(*sizes)
     for order in itertools.permutations(range(len(sizes))):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.edited import (
+from strategies.inputs.variants.call_edits import (
     changed,
     counts_dims,
     holds_tensors,
@@ -14,9 +14,9 @@ from strategies.edited import (
     with_tensors,
     without,
 )  # fmt: skip
-from strategies.programs import Program
-from strategies.rules import Leaf
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.model.program import Program
+from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 
 SUM = sample("sum.dim_IntList", numbers(2, 3), [0, -1], True, dtype=torch.float32)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.tensor import DTensor
 
-from strategies.discover import Discovery, discover
-from strategies.emit import NotEmitted, emit
-from strategies.rules import overload
+from strategies.model.rule import overload
+from strategies.validation.discovery.codegen import NotEmitted, emit
+from strategies.validation.discovery.discover import Discovery, discover
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import LIB, planted
 
@@ -114,7 +114,7 @@ def test_what_is_emitted_is_judged_and_every_rule_is_sound(tmp_path):
         "all.json",
     ]
     done = subprocess.run(
-        [sys.executable, "-c", "from strategies.cli import main; main()", *command], cwd=tmp_path, capture_output=True,
+        [sys.executable, "-c", "from strategies.cli.app import main; main()", *command], cwd=tmp_path, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

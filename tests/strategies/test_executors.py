@@ -8,11 +8,11 @@ from multiprocessing import get_context
 
 import pytest
 
-from localtensor import wire
-from strategies import executors
-from strategies.executors import BATCH, TRIES, Borrowed, factory
-from strategies.settings import BadSetting
-from strategies.workers import Done, Failed, Lost
+from localtensor._util import pickling as wire
+from strategies.base.worker_pool import Done, Failed, Lost
+from strategies.model.settings import BadSetting
+from strategies.sweep import executors
+from strategies.sweep.executors import BATCH, TRIES, Borrowed, factory
 from tests.strategies import users
 from tests.strategies.test_workers import alive, pid_of, work
 

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.mesh import Mesh
-from localtensor.partials import fold
-from localtensor.placement import Spec, parse
-from localtensor.shards import split
-from strategies.book import Book, Line, rules
-from strategies.expansion import combinations, expand
-from strategies.local_arguments import pieces_by_rank
-from strategies.rules import Leaf
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import fold
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec, parse
+from strategies.model.rule import Leaf
+from strategies.ops.semantics.local_call import pieces_by_rank
+from strategies.ops.semantics.rulebook import Book, Line, rules
+from strategies.propagation.mesh_expansion import combinations, expand
 from tests.strategies.little_book import (
     BOOK,
     MESHES,

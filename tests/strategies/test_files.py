@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies.files import read_bytes, unwritable, write_lines, write_whole
-from strategies.stopping import LEFT
+from strategies.base.atomic_files import read_bytes, unwritable, write_lines, write_whole
+from strategies.base.signals import LEFT
 
 
 def test_a_file_is_written_into_folders_that_are_made(tmp_path):

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies import findings
-from strategies.findings import Settled, of_instance, of_suspect
-from strategies.programs import Program
-from strategies.suspects import Suspect
-from strategies.verdicts import Crash, Verdict
+from strategies.model.program import Program
+from strategies.model.verdict import Crash, Verdict
+from strategies.validation import finding as findings
+from strategies.validation.candidate import Suspect
+from strategies.validation.finding import Settled, of_instance, of_suspect
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 

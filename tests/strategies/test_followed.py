@@ -5,16 +5,17 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies import followed, redistributions
-from strategies import torch_dtensor as dtensor
-from strategies.dockets import Docket
-from strategies.followed import MOVES, on_meshes, with_followers
-from strategies.programs import Program
-from strategies.rules import overload
-from strategies.sources import TooMany
-from strategies.trial import CHARGES
-from strategies.units import CLASSES
-from strategies.verdicts import Verdict
+from strategies.model.program import Program
+from strategies.model.rule import overload
+from strategies.model.verdict import Verdict
+from strategies.model.work_unit import CLASSES
+from strategies.programs import chained_validation as followed
+from strategies.programs import redistributions
+from strategies.programs.chained_validation import MOVES, on_meshes, with_followers
+from strategies.torch_api import dtensor
+from strategies.validation.claim_sources import TooMany
+from strategies.validation.overload import CHARGES
+from strategies.validation.task import Docket
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.users import undone

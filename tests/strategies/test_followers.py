@@ -10,11 +10,11 @@ from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 from torch.distributed.tensor.experimental import register_sharding
 
 from localtensor.errors import BadPlacement
-from localtensor.placement import parse
-from strategies import torch_dtensor as dtensor
-from strategies.followers import GRADS, SIMPLE, Followed, Follower, follower, of_results
-from strategies.rules import overload
-from strategies.scripted import program_script
+from localtensor.layout.spec import parse
+from strategies.model.rule import overload
+from strategies.programs.repro.program_script import program_script
+from strategies.programs.run.follow_ups import GRADS, SIMPLE, Followed, Follower, follower, of_results
+from strategies.torch_api import dtensor
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import assert_goes_wrong, assert_right, on, played
 from tests.strategies.users import undone

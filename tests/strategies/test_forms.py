@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localtensor.tolerance import UNSTABLE
-from strategies.form import Form
-from strategies.forms import FORMS, PER_SAMPLE, PER_TRACED, variations
-from strategies.forms_dims import respelled
-from strategies.forms_sizes import shortened
-from strategies.truth import same_results, tell
+from localtensor.layout.tolerance import UNSTABLE
+from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, variations
+from strategies.inputs.variants.dims_and_layout import respelled
+from strategies.inputs.variants.sizes import shortened
+from strategies.inputs.variants.variant import Form
+from strategies.model.oracle import same_results, tell
 from tests.strategies.cases import numbers, sample
 
 # Dims spelled the other way.

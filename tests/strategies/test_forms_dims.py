@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.forms_dims import keepdim, no_dims, other_dims
+from strategies.inputs.variants.dims_and_layout import keepdim, no_dims, other_dims
 from tests.strategies.cases import numbers, sample
 
 X = numbers(2, 3, 4)

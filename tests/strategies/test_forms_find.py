@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from strategies.forms import FORMS
-from strategies.rules import Sample
-from strategies.values import VALUES
-from strategies.verdicts import Verdict
+from strategies.inputs.variants.adversarial_values import VALUES
+from strategies.inputs.variants.all_variants import FORMS
+from strategies.model.rule import Sample
+from strategies.model.verdict import Verdict
 from tests.strategies.adverse_ops import WrongRule, always, argument, verdicts
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.forms_scalars import (
+from strategies.inputs.variants.scalars import (
     ignored,
     left_out,
     one_output,

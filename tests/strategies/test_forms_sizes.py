@@ -1,7 +1,18 @@
 import pytest
 import torch
 
-from strategies.forms_sizes import SIZES, broadcast, empty, even, few, oblong, resize, scalar_tensors, short, uneven
+from strategies.inputs.variants.sizes import (
+    SIZES,
+    broadcast,
+    empty,
+    even,
+    few,
+    oblong,
+    resize,
+    scalar_tensors,
+    short,
+    uneven,
+)
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from strategies.gaps import gapped, strided
-from strategies.probe import Probe
-from strategies.rules import Claim, Rule
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.model.rule import Claim, Rule
+from strategies.model.strided_kernels import gapped, strided
+from strategies.validation.probe import Probe
 from tests.strategies.cases import assert_sound, assert_wrong, numbers, placements, sample
 
 X, G = numbers(4, 6), numbers(4, 6, seed=1)

@@ -7,16 +7,16 @@ import jsonschema
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies import gate
-from strategies.baseline import Baseline
-from strategies.gate import Tried, amended, judge, keys_of, new_keys, rule_name
-from strategies.gate_values import Entry, GateResult, Key, SourceLine
-from strategies.outputs_json import as_json
-from strategies.outputs_words import happens
-from strategies.programs import Program
-from strategies.report import silent
-from strategies.rules import Rule
-from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+from strategies.gate import decision as gate
+from strategies.gate.baseline import Baseline
+from strategies.gate.decision import Tried, amended, judge, keys_of, new_keys, rule_name
+from strategies.gate.formats.json_output import as_json
+from strategies.gate.formats.wording import happens
+from strategies.gate.model import Entry, GateResult, Key, SourceLine
+from strategies.model.program import Program
+from strategies.model.rule import Rule
+from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
+from strategies.sweep.report.text_and_json import silent
 from tests.strategies.cases import numbers, sample
 
 OP = "my.scale.default"
@@ -290,13 +290,13 @@ def test_nothing_tested_cannot_be_accepted():
 
 
 def test_rules_of_keys_that_are_no_rules_are_in_the_words_of_the_schema():
-    text = (Path(gate.__file__).parent / "schema/baseline.json").read_text()
+    text = (Path(gate.__file__).parents[1] / "schema/baseline.json").read_text()
     assert [word for word in (gate.IGNORED, gate.CRASHED, gate.HANGS) if f"`{word}`" not in text] == []
 
 
 def test_keys_of_what_is_no_rule_obey_the_schema_of_the_result():
     found = gated(ignored=(OP,), crashed=(DIED,), baseline=accepted(entry(SLOW), entry(Key(OP, "x", "any", "any"))))
-    schema = json.loads((Path(gate.__file__).parent / "schema/gate.json").read_text())
+    schema = json.loads((Path(gate.__file__).parents[1] / "schema/gate.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(json.loads(as_json(found)))
     assert (len(found.new), len(found.unseen), len(found.gone)) == (1, 1, 1)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.gate_asked import Asked, BadGate, Files
+from strategies.gate.options import Asked, BadGate, Files
 
 TODAY = dt.date(2026, 11, 21)
 

@@ -8,16 +8,17 @@ import pytest
 from torch.distributed.tensor import Shard
 
 from localtensor.errors import LocalTensorError
-from strategies import baseline as baselines
-from strategies import gate_command, gate_work
-from strategies.gate import Tried
-from strategies.gate_asked import Asked, Files
-from strategies.gate_command import run
-from strategies.gate_values import Entry, Key
-from strategies.gate_work import Work
-from strategies.rules import Rule
-from strategies.settings import BadSetting
-from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+from strategies.cli.commands import gate as gate_command
+from strategies.cli.commands.gate import run
+from strategies.gate import baseline as baselines
+from strategies.gate import plan as gate_work
+from strategies.gate.decision import Tried
+from strategies.gate.model import Entry, Key
+from strategies.gate.options import Asked, Files
+from strategies.gate.plan import Work
+from strategies.model.rule import Rule
+from strategies.model.settings import BadSetting
+from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 from tests.strategies import users
 
 OP = "my.scale.default"

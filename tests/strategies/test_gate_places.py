@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from strategies import gate_places, modules
-from strategies.gate_places import places, within
-from strategies.gate_values import SourceLine
+from strategies.gate import source_lines as gate_places
+from strategies.gate.model import SourceLine
+from strategies.gate.source_lines import places, within
+from strategies.torch_api import user_modules as modules
 from tests.strategies import edit_styles as styles
 from tests.strategies import edits, users
 

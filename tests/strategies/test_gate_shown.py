@@ -4,11 +4,11 @@ from dataclasses import replace
 from rich.console import Console
 from torch.distributed.tensor import Shard
 
-from strategies.gate import ignored_finding
-from strategies.gate_shown import MOST, counted, show, verdict
-from strategies.gate_values import Choice, Entry, GateResult, Judged, Key, SourceLine
-from strategies.rules import Rule
-from strategies.verdicts import Counts, Finding, Report, Verdict
+from strategies.gate.decision import ignored_finding
+from strategies.gate.formats.terminal import MOST, counted, show, verdict
+from strategies.gate.model import Choice, Entry, GateResult, Judged, Key, SourceLine
+from strategies.model.rule import Rule
+from strategies.model.verdict import Counts, Finding, Report, Verdict
 
 OP = "my.scale.default"
 KEY = Key(OP, "S(0) -> S(0)", "real", "1 axis")

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from strategies import gate_work, verdict_cache
-from strategies.baseline import Baseline
-from strategies.changed import Selection
-from strategies.gate_asked import Asked
-from strategies.gate_run import NO_TIME
-from strategies.gate_values import Choice, Entry, Key
-from strategies.gate_work import chosen, work
-from strategies.progress import Silent
-from strategies.settings import UnknownOp
+from strategies.base.progress import Silent
+from strategies.gate import plan as gate_work
+from strategies.gate import verdict_cache
+from strategies.gate.baseline import Baseline
+from strategies.gate.changes.select import Selection
+from strategies.gate.model import Choice, Entry, Key
+from strategies.gate.options import Asked
+from strategies.gate.plan import chosen, work
+from strategies.gate.run import NO_TIME
+from strategies.model.settings import UnknownOp
 from tests.strategies import users
 
 TODAY = dt.date(2026, 11, 21)
@@ -58,7 +59,7 @@ def wrong(tmp_path_factory):
         def never(*_):
             raise AssertionError("nothing is to be tried")
 
-        patch.setattr("strategies.validate.put_on_trial", never)
+        patch.setattr("strategies.sweep.session.put_on_trial", never)
         return cold, found("gate_wrong", WRONG)
 
 

@@ -3,13 +3,18 @@ from collections import Counter
 import pytest
 import torch
 
-from strategies import derived, gathering, modules, samples, selection, torch_dtensor, workers
-from strategies.gathering import Pass, Unknown, capture, draw, gather, run_pass
-from strategies.progress import Silent
-from strategies.rules import overload
-from strategies.selection import Pick, pick
-from strategies.settings import BadSetting, Settings
-from strategies.verdicts import Crash
+from strategies.base import worker_pool as workers
+from strategies.base.progress import Silent
+from strategies.inputs import gathering, selection
+from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import sibling_samples as derived
+from strategies.inputs.gathering import Pass, Unknown, capture, draw, gather, run_pass
+from strategies.inputs.selection import Pick, pick
+from strategies.model.rule import overload
+from strategies.model.settings import BadSetting, Settings
+from strategies.model.verdict import Crash
+from strategies.torch_api import dtensor as torch_dtensor
+from strategies.torch_api import user_modules as modules
 from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 

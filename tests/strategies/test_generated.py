@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies import generated
-from strategies.rules import Leaf, overload
+from strategies.inputs import schema_samples as generated
+from strategies.model.rule import Leaf, overload
 
 LIB = torch.library.Library("drawn", "FRAGMENT")  # the ops live as long as this does
 

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from localtensor.errors import LocalTensorError
-from strategies import git_tree
-from strategies.git_tree import BadRevision, NoGit, NoRepository, blob_name, repository
+from strategies.base import git as git_tree
+from strategies.base.git import BadRevision, NoGit, NoRepository, blob_name, repository
 from tests.strategies.edits import commit, git
 
 

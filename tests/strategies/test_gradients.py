@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate
 
-from strategies.either import uneven
-from strategies.gradients import gradients
-from strategies.rules import results
+from strategies.model.rule import results
+from strategies.programs.run.gradients import gradients
+from strategies.programs.run.tensor_or_dtensor import uneven
 from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4, 3), numbers(3, 2)

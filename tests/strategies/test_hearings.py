@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from strategies.hearings import judged, placements_of
-from strategies.stage import Heard
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.programs.run.rank_run import Heard
+from strategies.programs.run.verdict import judged, placements_of
 from tests.strategies.cases import numbers, placements, sample
 
 X = numbers(4, 2)

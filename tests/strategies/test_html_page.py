@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from strategies.html_page import page
+from strategies.sweep.report.html_page import page
 from tests.strategies.gate_cases import HOSTILE, finding
 from tests.strategies.journals import LOUD, OPS, SILENT, begin, heard, hostile, lines, settled
 

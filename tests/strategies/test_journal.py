@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies.journal import FORMAT, BadJournal, DiskFull, of_kind, open_journal, read, unlike
-from strategies.workers import Crew, Done
+from strategies.base.journal import FORMAT, BadJournal, DiskFull, of_kind, open_journal, read, unlike
+from strategies.base.worker_pool import Crew, Done
 
 ROOT = Path(__file__).parents[2]
 RUN = {"torch": "2.13.0", "seed": 0, "ranks": [2, 3], "shard": None}
@@ -207,7 +207,7 @@ def test_what_cannot_be_cut_is_no_journal():
 HOLD = """
 import sys
 from pathlib import Path
-from strategies.journal import open_journal
+from strategies.base.journal import open_journal
 
 journal = open_journal(Path(sys.argv[1]), resume=True)
 print("held", flush=True)
@@ -255,7 +255,7 @@ def test_a_worker_that_outlives_its_run_does_not_hold_the_journal(file):
 FULL = """
 import resource, sys
 from pathlib import Path
-from strategies.journal import DiskFull, open_journal
+from strategies.base.journal import DiskFull, open_journal
 from tests.strategies.test_journal import RUN
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))

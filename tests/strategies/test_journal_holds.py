@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from strategies.journal import open_journal, read
+from strategies.base.journal import open_journal, read
 from tests.strategies.test_journal import LINES, RUN, assert_refused, written
 
 BAD = "is no line of a journal. It was changed by something else: start anew."

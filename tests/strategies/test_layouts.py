@@ -7,10 +7,10 @@ import torch
 from torch.distributed.tensor import Shard
 
 from localtensor.errors import BadPlacement
-from localtensor.placement import parse, shorts
-from strategies.layouts import on_axes, read_layout
-from strategies.pieces import held_of
-from strategies.programs import Program
+from localtensor.layout.spec import parse, shorts
+from strategies.model.layouts import on_axes, read_layout
+from strategies.model.program import Program
+from strategies.programs.run.local_inputs import held_of
 from tests.strategies.cases import sample
 
 

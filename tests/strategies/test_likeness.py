@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from strategies.likeness import Fact as Said
-from strategies.likeness import holds_tensor, kind_of, letter, scalars, source
-from strategies.rules import Leaf
+from strategies.model.call_signature import Fact as Said
+from strategies.model.call_signature import holds_tensor, kind_of, letter, scalars, source
+from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies.discover import discover
-from strategies.lines import Line, in_words, lines, names_of
+from strategies.validation.discovery.discover import discover
+from strategies.validation.discovery.rule_inference import Line, in_words, lines, names_of
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec, StridedShard
-from localtensor.shards import local_shape, local_shapes
-from strategies.book import Line, Meta, ask_of
-from strategies.local_arguments import (
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import local_shape, local_shapes
+from localtensor.layout.spec import Spec, StridedShard
+from strategies.model.rule import Call, Leaf, frozen
+from strategies.ops.semantics.local_call import (
     Piece,
     length,
     nothing_own,
@@ -21,7 +21,7 @@ from strategies.local_arguments import (
     with_arguments,
     written_leaves,
 )
-from strategies.rules import Call, Leaf, frozen
+from strategies.ops.semantics.rulebook import Line, Meta, ask_of
 
 F32 = torch.float32
 

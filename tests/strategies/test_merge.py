@@ -2,12 +2,13 @@ import json
 
 import pytest
 
-from strategies import journal, merge
-from strategies.journal import BadJournal
-from strategies.merge import Gap, merged
-from strategies.settings import Settings
-from strategies.tally import plan
-from strategies.units import planned, share
+from strategies.base import journal
+from strategies.base.journal import BadJournal
+from strategies.model.settings import Settings
+from strategies.model.work_unit import planned, share
+from strategies.sweep import shards as merge
+from strategies.sweep.aggregate import plan
+from strategies.sweep.shards import Gap, merged
 from tests.strategies.test_tally import RULE, line, settled, suspicion, unit
 
 OPS = [f"aten.op{n}.default" for n in range(12)]

@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, _redistribute, debug
 
 import localtensor as lt
-from localtensor.processes import Pool
-from strategies.meshed import averages, forget, mesh_of
+from localtensor.processes.pool import Pool
+from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of
 
 
 @pytest.mark.parametrize(("owner", "name"), [

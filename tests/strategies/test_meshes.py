@@ -9,9 +9,11 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.hearings import Confirmation
-from strategies.layouts import read_layout
-from strategies.meshes import (
+from strategies.model.layouts import read_layout
+from strategies.model.oracle import tell
+from strategies.model.program import Program
+from strategies.model.rule import Sample
+from strategies.programs.mesh_validation import (
     MESHES,
     MOVED,
     affordable,
@@ -21,11 +23,9 @@ from strategies.meshes import (
     to_blame,
     try_meshes,
 )  # fmt: skip
-from strategies.played import play_all
-from strategies.programs import Program
-from strategies.rules import Sample
-from strategies.sources import claims
-from strategies.truth import tell
+from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.verdict import Confirmation
+from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.programs_of import described

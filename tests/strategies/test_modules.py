@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from strategies import torch_dtensor as dtensor
-from strategies.modules import BadRules, Registered, load
+from strategies.torch_api import dtensor
+from strategies.torch_api.user_modules import BadRules, Registered, load
 from tests.strategies import users
 
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from strategies import modules
-from strategies.journal import BadJournal, read
-from strategies.settings import Settings
-from strategies.validate import validate
+from strategies.base.journal import BadJournal, read
+from strategies.model.settings import Settings
+from strategies.sweep.session import validate
+from strategies.torch_api import user_modules as modules
 from tests.strategies import users
 
 WRONG = 'op("running", lambda x: x.cumsum(0), (R, R), (S0, S0))\n'

@@ -8,14 +8,14 @@ import torch
 from rich.console import Console
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies import ops_coverage
-from strategies.book import Entry
-from strategies.ops import OUR_RULES
-from strategies.ops_coverage import Compared, Lacking, compare, coverage, excuse, serves
-from strategies.ops_coverage_command import shown
-from strategies.rules import Call, Leaf, Rule, Sample, results
-from strategies.verdicts import CLEAN, NOTHING, WRONG
-from strategies.workers import Crew
+from strategies.base.worker_pool import Crew
+from strategies.cli.commands.ops_coverage_command import shown
+from strategies.model.rule import Call, Leaf, Rule, Sample, results
+from strategies.model.verdict import CLEAN, NOTHING, WRONG
+from strategies.ops.all_rules import OUR_RULES
+from strategies.ops.semantics.rulebook import Entry
+from strategies.ops.validation import coverage as ops_coverage
+from strategies.ops.validation.coverage import Compared, Lacking, compare, coverage, excuse, serves
 from tests.strategies.cases import placements
 
 R, S0, S1, SUM = Replicate(), Shard(0), Shard(1), Partial("sum")

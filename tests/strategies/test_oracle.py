@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.oracle import Kind, Witness, kind, program_of, same_kind, still
-from strategies.probe import Probe, wild_truth
-from strategies.programs import Program
-from strategies.rules import Claim
-from strategies.shrink import elements, shrink
-from strategies.sources import claims
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from strategies.model.oracle import tell
+from strategies.model.program import Program
+from strategies.model.rule import Claim
+from strategies.model.verdict import Verdict
+from strategies.programs.shrink.search import elements, shrink
+from strategies.programs.shrink.still_fails import Kind, Witness, kind, program_of, same_kind, still
+from strategies.validation.claim_sources import claims
+from strategies.validation.probe import Probe, wild_truth
 from tests.strategies.cases import judged, numbers, rule, sample
 from tests.strategies.planted_ops import planted
 

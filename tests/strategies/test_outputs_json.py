@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 import strategies
-from strategies.outputs_json import as_json
+from strategies.gate.formats.json_output import as_json
 from tests.strategies.gate_cases import CLEAN, EVERY, FULL
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/gate.json").read_text())

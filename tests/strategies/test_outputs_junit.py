@@ -6,7 +6,7 @@ import pytest
 import xmlschema
 
 import strategies
-from strategies.outputs_junit import junit
+from strategies.gate.formats.junit import junit
 from tests.strategies.gate_cases import CLEAN, EVERY, FULL, hostile
 
 SCHEMA = xmlschema.XMLSchema11(Path(strategies.__file__).parent / "schema/junit.xsd")

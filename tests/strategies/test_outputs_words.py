@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from strategies.outputs_words import accepted, fingerprint, happens, printable, stale, where
+from strategies.gate.formats.wording import accepted, fingerprint, happens, printable, stale, where
 from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
 
 

@@ -15,10 +15,10 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor.parallel import loss_parallel
 
 import localtensor as lt
-from localtensor import _context
-from strategies import overlay_table
-from strategies.book import Book, Entry, rules
-from strategies.overlay import BadOverlay, overlay_dtensor
+from localtensor._util import ambient as _context
+from strategies.ops.semantics.rulebook import Book, Entry, rules
+from strategies.propagation.overlay.context import BadOverlay, overlay_dtensor
+from strategies.torch_api import handler_table as overlay_table
 from tests.strategies.small_book import REPLICATED, RIGHT, WRONG, nothing
 
 X = torch.arange(12.0).reshape(4, 3) + 1

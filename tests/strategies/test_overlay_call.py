@@ -9,11 +9,11 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.utils import _mode_utils, _python_dispatch
 
 import localtensor as lt
-from localtensor.placement import parse
-from strategies.book import Book, rules
-from strategies.overlay import overlay_dtensor
-from strategies.overlay_call import TwoMeshes, moved
-from strategies.overlay_plan import NoSizes
+from localtensor.layout.spec import parse
+from strategies.ops.semantics.rulebook import Book, rules
+from strategies.propagation.overlay.call import TwoMeshes, moved
+from strategies.propagation.overlay.call_plan import NoSizes
+from strategies.propagation.overlay.context import overlay_dtensor
 from tests.strategies.small_book import RIGHT, nothing
 
 X = torch.arange(15.0).reshape(5, 3) - 7

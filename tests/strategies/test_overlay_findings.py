@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from strategies import torch_dtensor
-from strategies.ops import OUR_RULES
-from strategies.overlay import overlay_dtensor
-from strategies.rules import overload
+from strategies.model.rule import overload
+from strategies.ops.all_rules import OUR_RULES
+from strategies.propagation.overlay.context import overlay_dtensor
+from strategies.torch_api import dtensor as torch_dtensor
 from tests.strategies.findings_played import FILE, Found, findings, play, wrong
 
 ON_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the findings are those of torch 2.13")

@@ -9,18 +9,18 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import localtensor as lt
-from localtensor.mesh import Mesh
-from localtensor.placement import Spec
-from localtensor.shards import split
-from strategies import overlay_plan
-from strategies.book import Book, Line, rules
-from strategies.cache import clear_all
-from strategies.dtensor_specs import to_torch
-from strategies.overlay import overlay_dtensor
-from strategies.overlay_plan import CallPlanner, TurnedAxes, global_metas, layout_text
-from strategies.propagate import Propagator
-from strategies.propagate_errors import BadRule
-from strategies.rules import Call, Leaf
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec
+from strategies.model.rule import Call, Leaf
+from strategies.ops.semantics.errors import BadRule
+from strategies.ops.semantics.rulebook import Book, Line, rules
+from strategies.propagation.answer_cache import clear_all
+from strategies.propagation.overlay import call_plan as overlay_plan
+from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
+from strategies.propagation.overlay.context import overlay_dtensor
+from strategies.propagation.propagator import Propagator
+from strategies.torch_api.specs import to_torch
 from tests.strategies.small_book import RIGHT
 
 X = torch.arange(12.0).reshape(4, 3)

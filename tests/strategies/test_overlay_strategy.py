@@ -7,10 +7,10 @@ import pytest
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 
-from strategies.ops import OUR_RULES
-from strategies.overlay_strategy import in_tables, schema_info, strategy_of
-from strategies.torch_dtensor import Question
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.ops.all_rules import OUR_RULES
+from strategies.propagation.overlay.strategies import in_tables, schema_info, strategy_of
+from strategies.torch_api.dtensor import Question
 from tests.strategies.cases import numbers, sample
 from tests.strategies.small_book import RIGHT
 
@@ -61,14 +61,14 @@ def test_dtensors_memory_is_to_tell_all_arguments_apart(op, words):
 
 
 IN_A_PROCESS = """
-import threading, torch, strategies.overlaid as overlaid
+import threading, torch, strategies.propagation.overlay.autoload as overlaid
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import *
 import localtensor as lt
-from strategies import modules, sources, torch_dtensor
-from strategies.rules import call_of, Sample, overload
+from strategies.torch_api import user_modules as modules, dtensor as torch_dtensor; from strategies.validation import claim_sources as sources
+from strategies.model.rule import call_of, Sample, overload
 
-found = modules.load("strategies.overlaid", ".")
+found = modules.load("strategies.propagation.overlay.autoload", ".")
 assert set(found.ops) == {str(op) for op in overlaid.OVERLAY.handlers} and not found.ignored, found
 shift = overload("aten.__lshift__.Scalar")
 assert torch_dtensor.own_dispatch(shift) == "" and torch_dtensor.source_of(shift) == "op strategy"

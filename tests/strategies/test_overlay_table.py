@@ -5,8 +5,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dispatch import OpDispatcher
 
-from strategies import overlay_table
-from strategies.overlay import overlay_dtensor
+from strategies.propagation.overlay.context import overlay_dtensor
+from strategies.torch_api import handler_table as overlay_table
 from tests.strategies.small_book import REPLICATED, nothing
 
 SCAN, SIN = torch.ops.aten.cumsum.default, torch.ops.aten.sin.default

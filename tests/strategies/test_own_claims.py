@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Shard
 
-from strategies import own_claims as room
-from strategies.book import Entry, rules
-from strategies.own_claims import ask_about, judge, own_claims
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from strategies.model.oracle import tell
+from strategies.model.verdict import Verdict
+from strategies.ops.semantics.rulebook import Entry, rules
+from strategies.ops.validation import claims as room
+from strategies.ops.validation.claims import ask_about, judge, own_claims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.small_book import VIEWS
 

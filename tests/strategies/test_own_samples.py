@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from strategies import samples
-from strategies.own_samples import GRADIENT, calls, gradients
-from strategies.selection import Pick
-from strategies.workers import Crew
+from strategies.base.worker_pool import Crew
+from strategies.inputs import opinfo_samples as samples
+from strategies.inputs.selection import Pick
+from strategies.ops.validation.samples import GRADIENT, calls, gradients
 from tests.strategies.cases import sample
 
 
@@ -14,7 +14,8 @@ from tests.strategies.cases import sample
 def test_calls_are_those_of_the_wanted_overloads_and_the_same_for_the_same_seed(monkeypatch):
     wanted = ["aten.embedding_dense_backward.default", "aten.embedding.out"]
     monkeypatch.setattr(
-        "strategies.samples.database", lambda all_=samples.database: [i for i in all_() if "embedding" in i.name]
+        "strategies.inputs.opinfo_samples.database",
+        lambda all_=samples.database: [i for i in all_() if "embedding" in i.name],
     )
     with Crew(1) as crew:
         one, two = (calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",)) for _ in range(2))
@@ -37,7 +38,7 @@ def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted
     names = ("rsub", "nn.functional.threshold", "cumsum")
     few = [info for info in samples.database() if info.name in names]
     assert len(few) == 3
-    monkeypatch.setattr("strategies.samples.database", lambda: few)
+    monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     ticks: list[int] = []
     with Crew(1) as crew:
         found = calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",), tick=ticks.append, near=True)
@@ -47,11 +48,12 @@ def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted
 @pytest.mark.filterwarnings("ignore")
 def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
     few = [info for info in samples.database() if info.name in ("rsub", "cumsum")]
-    monkeypatch.setattr("strategies.samples.database", lambda: few)
+    monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     monkeypatch.setattr(
-        "strategies.own_samples.gather", lambda crew, met, names, seed: ({}, {n: "none" for n in names if n not in met})
+        "strategies.ops.validation.samples.gather",
+        lambda crew, met, names, seed: ({}, {n: "none" for n in names if n not in met}),
     )
-    monkeypatch.setattr("strategies.own_samples.pick_overloads", lambda ops, database: Pick((0,)))
+    monkeypatch.setattr("strategies.ops.validation.samples.pick_overloads", lambda ops, database: Pick((0,)))
     ticks: list[int] = []
     with Crew(1) as crew:
         found = calls(

@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.book import Book, Entry
-from strategies.own_command import chosen, own_command, told
-from strategies.own_trials import Heard, Terms, trials
-from strategies.rules import Call, Leaf, Sample
-from strategies.verdicts import CLEAN, NOTHING, USAGE, WRONG
-from strategies.workers import Crew
+from strategies.base.worker_pool import Crew
+from strategies.cli.commands.ops_validation import chosen, own_command, told
+from strategies.model.rule import Call, Leaf, Sample
+from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
+from strategies.ops.semantics.rulebook import Book, Entry
+from strategies.ops.validation.run import Heard, Terms, trials
 
 TERMS = Terms(ranks=(2,), budget=1)
 

@@ -7,12 +7,12 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies import torch_dtensor as dtensor
-from strategies.pairs import programs, suspects
-from strategies.played import play_all
-from strategies.rules import Claim, Rule, overload
-from strategies.sources import claims
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.model.rule import Claim, Rule, overload
+from strategies.programs.chained_programs import programs, suspects
+from strategies.programs.run.simulated_run import play_all
+from strategies.torch_api import dtensor
+from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.programs_of import on
 from tests.strategies.users import undone

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies import followers
-from strategies import played as room
-from strategies.confirm import program_parts
-from strategies.either import laid
-from strategies.played import in_lockstep, on_threads, play_all
-from strategies.ran import truth_of
+from strategies.programs.run import follow_ups as followers
+from strategies.programs.run import simulated_run as room
+from strategies.programs.run.program_oracle import truth_of
+from strategies.programs.run.real_run import program_parts
+from strategies.programs.run.simulated_run import in_lockstep, on_threads, play_all
+from strategies.programs.run.tensor_or_dtensor import laid
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
@@ -78,7 +78,7 @@ def test_ranks_that_wait_for_each_other_end_and_cost_their_program_only(monkeypa
         y = laid(x, Replicate())
         return y if torch.distributed.get_rank() else laid(y * 2, Shard(0)).full_tensor()
 
-    monkeypatch.setattr("strategies.followers.whole", crooked)
+    monkeypatch.setattr("strategies.programs.run.follow_ups.whole", crooked)
     monkeypatch.setitem(followers.SIMPLE, "crooked", "whole(x) if hasattr(x, 'placements') else x")
     bad = on(MM, "S(0), R", then="crooked")
     first, second, third = play_all([VARIED[0], bad, VARIED[1]])

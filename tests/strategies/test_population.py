@@ -2,9 +2,9 @@
 
 import pytest
 
-from strategies import torch_dtensor as dtensor
-from strategies.population import FAMILIES, Member, everything, family
-from strategies.rules import overload
+from strategies.model.rule import overload
+from strategies.torch_api import dtensor
+from strategies.torch_api.population import FAMILIES, Member, everything, family
 
 
 def test_every_registered_overload_is_a_member_once():

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.placement import KINDS, parse, short
-from localtensor.shards import assemble_axis
-from strategies.adverse import truth_of
-from strategies.probe import DRAWS, Probe, rounding, try_claims
-from strategies.rules import Call, Claim, Leaf, overload
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from localtensor.layout.shards import assemble_axis
+from localtensor.layout.spec import KINDS, parse, short
+from strategies.inputs.variants.value_variants import truth_of
+from strategies.model.oracle import tell
+from strategies.model.rule import Call, Claim, Leaf, overload
+from strategies.model.verdict import Verdict
+from strategies.validation.probe import DRAWS, Probe, rounding, try_claims
 from tests.strategies.cases import assert_sound, assert_wrong, judged, numbers, probe, rule, sample
 from tests.strategies.planted_ops import CALLS, planted
 

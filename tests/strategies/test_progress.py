@@ -4,7 +4,7 @@ import pytest
 import rich.progress
 from rich.console import Console
 
-from strategies.progress import Bar, Silent, bar
+from strategies.base.progress import Bar, Silent, bar
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.mesh import Mesh
-from localtensor.placement import StridedShard
-from strategies.book import Ask, Book, Entry, Line, Meta
-from strategies.propagate import Propagator
-from strategies.propagate_errors import BadRule
-from strategies.propagate_rules import check_book, checked_own
-from strategies.rules import Call, Leaf
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import StridedShard
+from strategies.model.rule import Call, Leaf
+from strategies.ops.semantics.errors import BadRule
+from strategies.ops.semantics.rule_checks import check_book, checked_own
+from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line, Meta
+from strategies.propagation.propagator import Propagator
 from tests.strategies.little_book import BOOK, spec_of
 
 HERE = Path(__file__).name

@@ -2,10 +2,11 @@
 
 import sys
 
-from localtensor.explore import Program, replay
-from localtensor.explore_values import Explored
-from strategies import races, races_once
-from strategies.races_world import World
+from localtensor.concurrency.explorer import Program, replay
+from localtensor.concurrency.results import Explored
+from strategies.propagation.races import cache_programs as races_once
+from strategies.propagation.races import explore as races
+from strategies.propagation.races.races_world import World
 
 
 def good(sync):

@@ -1,7 +1,7 @@
 """Scripts in a process of their own: what they find, and that none of them can hang us."""
 
-from strategies import races_children
-from strategies.races_children import run_script
+from strategies.propagation.races import subprocesses as races_children
+from strategies.propagation.races.subprocesses import run_script
 
 BEGINS = 'import os, sys, time\nprint(\'races: {"begins": "1"}\', flush=True)\n'
 FOUND = 'print(\'races: {"found": "exception", "example": "it raised"}\', flush=True)\n'

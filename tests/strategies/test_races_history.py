@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from strategies.races_history import Call, _told, explained
+from strategies.propagation.races.linearizability import Call, _told, explained
 
 A, B, CLEAR = "get a", "get b", "clear"
 

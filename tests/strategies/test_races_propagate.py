@@ -2,9 +2,10 @@
 
 import pytest
 
-from localtensor.explore import explore
-from strategies import races, races_propagate
-from strategies.propagate import Propagator
+from localtensor.concurrency.explorer import explore
+from strategies.propagation.propagator import Propagator
+from strategies.propagation.races import explore as races
+from strategies.propagation.races import propagator_programs as races_propagate
 
 
 def test_nothing_is_found_in_it():

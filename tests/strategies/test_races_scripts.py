@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
-from strategies.races_children import run_script
-from strategies.races_scripts import SCRIPTS, script
-from strategies.races_values import MEANINGS
+from strategies.propagation.races.model import MEANINGS
+from strategies.propagation.races.races_scripts import SCRIPTS, script
+from strategies.propagation.races.subprocesses import run_script
 
 
 def text_of(name):

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies.ran import call_of_program, has_partial, truth_about, truth_of
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.programs.run.program_oracle import call_of_program, has_partial, truth_about, truth_of
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layouts import has_meaning
-from localtensor.placement import cuts
-from strategies import followers
-from strategies.layouts import read_layout
-from strategies.played import play_all
-from strategies.redistributions import SHAPES, draw_redistributions
+from localtensor.layout.meaning import has_meaning
+from localtensor.layout.spec import cuts
+from strategies.model.layouts import read_layout
+from strategies.programs.redistributions import SHAPES, draw_redistributions
+from strategies.programs.run import follow_ups as followers
+from strategies.programs.run.simulated_run import play_all
 from tests.strategies.programs_of import described
 
 MESHES = [(2, 2), (2, 3), (2, 2, 2)]

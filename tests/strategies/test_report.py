@@ -11,11 +11,11 @@ from rich.console import Console
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import strategies
-from localtensor.placement import parse
-from strategies import report as reports
-from strategies.programs import Program
-from strategies.rules import Rule
-from strategies.verdicts import Counts, Crash, Finding, Report, Verdict
+from localtensor.layout.spec import parse
+from strategies.model.program import Program
+from strategies.model.rule import Rule
+from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
+from strategies.sweep.report import text_and_json as reports
 from tests.strategies.cases import numbers, sample
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/report.json").read_text())

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 
-from strategies.rules import Call, Claim, Leaf, Rule, Sample, call_of, out_leaves, overload, results, written
+from strategies.model.rule import Call, Claim, Leaf, Rule, Sample, call_of, out_leaves, overload, results, written
 from tests.strategies.cases import numbers, sample
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies import samples as room
-from strategies.rules import overload
-from strategies.samples import SIZES, capture, names, seed_all, sizes
+from strategies.inputs import opinfo_samples as room
+from strategies.inputs.opinfo_samples import SIZES, capture, names, seed_all, sizes
+from strategies.model.rule import overload
 from tests.strategies.cases import numbers
 
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from strategies import sources
-from strategies import torch_dtensor as dtensor
-from strategies.discover import discover
-from strategies.search import missing, reason, search, survey, whole
-from strategies.sources import claims
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from strategies.model.oracle import tell
+from strategies.model.verdict import Verdict
+from strategies.torch_api import dtensor
+from strategies.validation import claim_sources as sources
+from strategies.validation.claim_sources import claims
+from strategies.validation.discovery.discover import discover
+from strategies.validation.missing_rules import missing, reason, search, survey, whole
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.missing_list import rows
 from tests.strategies.planted_ops import planted

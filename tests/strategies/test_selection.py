@@ -4,11 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies import samples, selection, torch_dtensor
-from strategies.modules import Registered
-from strategies.rules import Sample, call_of, overload
-from strategies.selection import Pick, chosen, pick
-from strategies.settings import Settings, UnknownOp
+from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import selection
+from strategies.inputs.selection import Pick, chosen, pick
+from strategies.model.rule import Sample, call_of, overload
+from strategies.model.settings import Settings, UnknownOp
+from strategies.torch_api import dtensor as torch_dtensor
+from strategies.torch_api.user_modules import Registered
 from tests.strategies import users
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strategies.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
+from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 
 ADD = {"patterns": ("add",)}
 REFUSALS = {

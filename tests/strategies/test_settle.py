@@ -3,13 +3,14 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies import findings, settle
-from strategies.findings import Settled
-from strategies.hearings import Confirmation
-from strategies.programs import Program
-from strategies.settle import Session, unconfirmed
-from strategies.suspects import Suspect
-from strategies.verdicts import Verdict
+from strategies.model.program import Program
+from strategies.model.verdict import Verdict
+from strategies.programs.run.verdict import Confirmation
+from strategies.sweep import confirmation as settle
+from strategies.sweep.confirmation import Session, unconfirmed
+from strategies.validation import finding as findings
+from strategies.validation.candidate import Suspect
+from strategies.validation.finding import Settled
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from localtensor import wire
-from strategies.programs import Program
-from strategies.shrink import elements, shrink
+from localtensor._util import pickling as wire
+from strategies.model.program import Program
+from strategies.programs.shrink.search import elements, shrink
 from tests.strategies.cases import numbers, sample
 
 START = Program(sample("add.Tensor", numbers(6, 5), numbers(6, 5), alpha=3), (4,), ((Shard(0),), (Shard(0),)))

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies import shrunk as room
-from strategies.dockets import Docket
-from strategies.findings import Settled
-from strategies.followed import _suspect
-from strategies.played import play_all
-from strategies.programs import Program
-from strategies.rules import Rule
-from strategies.shrunk import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
-from strategies.suspects import Suspect, case_of
-from strategies.trial import alone
-from strategies.verdicts import Evidence, Instance, Verdict
+from strategies.model.program import Program
+from strategies.model.rule import Rule
+from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.programs.chained_validation import _suspect
+from strategies.programs.run.simulated_run import play_all
+from strategies.programs.shrink import worker as room
+from strategies.programs.shrink.worker import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
+from strategies.validation.candidate import Suspect, case_of
+from strategies.validation.finding import Settled
+from strategies.validation.overload import alone
+from strategies.validation.task import Docket
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate
 
-from strategies.programs import Program
-from strategies.smaller_values import simpler_scalars, simpler_values
+from strategies.model.program import Program
+from strategies.programs.shrink.values import simpler_scalars, simpler_values
 from tests.strategies.cases import numbers, sample
 
 NAN, INF = math.nan, math.inf

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from localtensor.placement import short, shorts
-from strategies import sources
-from strategies.probe import try_claims
-from strategies.rules import overload
-from strategies.sources import MOST_TUPLES, TooMany, claims, options, tuples
-from strategies.torch_dtensor import Question
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from localtensor.layout.spec import short, shorts
+from strategies.model.oracle import tell
+from strategies.model.rule import overload
+from strategies.model.verdict import Verdict
+from strategies.torch_api.dtensor import Question
+from strategies.validation import claim_sources as sources
+from strategies.validation.claim_sources import MOST_TUPLES, TooMany, claims, options, tuples
+from strategies.validation.probe import try_claims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.torch_here import before_2_14

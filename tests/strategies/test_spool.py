@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from strategies import spool
-from strategies.files import write_lines
+from strategies.base.atomic_files import write_lines
+from strategies.inputs import spool
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor import wire
-from localtensor.processes import Pool
-from localtensor.shards import split_axis
-from strategies.stage import Part, play
+from localtensor._util import pickling as wire
+from localtensor.layout.shards import split_axis
+from localtensor.processes.pool import Pool
+from strategies.programs.run.rank_run import Part, play
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, placements, sample
 from tests.strategies.planted_ops import planted

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from strategies import stopping
+from strategies.base import signals as stopping
 
 ROOT = Path(__file__).parents[2]
 HEAD = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.{before})
-from strategies import stopping
+from strategies.base import signals as stopping
 stopping.watch()
 stopping.begin("; more")
 def stop(number=signal.SIGINT):
@@ -58,7 +58,7 @@ def test_what_must_not_stay_is_removed(tmp_path):
 
 def test_folders_of_ranks_that_have_not_begun_are_removed(tmp_path):
     body = (
-        "from localtensor import _crew\nfolder = _crew.Crew(1, 'gloo').folder\n"
+        "from localtensor.processes import worker_group as _crew\nfolder = _crew.Crew(1, 'gloo').folder\n"
         "print(folder, flush=True)\nassert os.path.isdir(folder)\nstop()"
     )
     code, folder, said = ended(body, tmp_path)

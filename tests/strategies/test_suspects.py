@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies import suspects
-from strategies.codec import NotData
-from strategies.dockets import Docket
-from strategies.programs import Program
-from strategies.suspects import Suspect, case_of
-from strategies.trial import alone
-from strategies.verdicts import Evidence, Instance, Verdict
+from strategies.model.codec import NotData
+from strategies.model.program import Program
+from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.validation import candidate as suspects
+from strategies.validation.candidate import Suspect, case_of
+from strategies.validation.overload import alone
+from strategies.validation.task import Docket
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong

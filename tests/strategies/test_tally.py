@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies import dockets, findings, report, tally
-from strategies.dockets import Hearing
-from strategies.findings import Settled, of_instance
-from strategies.programs import Program
-from strategies.suspects import Suspect
-from strategies.units import Unit, planned
-from strategies.verdicts import Crash, Verdict
+from strategies.model.program import Program
+from strategies.model.verdict import Crash, Verdict
+from strategies.model.work_unit import Unit, planned
+from strategies.sweep import aggregate as tally
+from strategies.sweep.report import text_and_json as report
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
+from strategies.validation.candidate import Suspect
+from strategies.validation.finding import Settled, of_instance
+from strategies.validation.task import Hearing
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 

@@ -16,19 +16,19 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 import strategies
-from localtensor.placement import shorts
-from strategies.rules import overload
-from strategies.truth import tell
+from localtensor.layout.spec import shorts
+from strategies.model.oracle import tell
+from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 
 X = numbers(4, 6)
-ROOM = Path(strategies.__file__).parent / "torch_dtensor.py"
+ROOM = Path(strategies.__file__).parent / "torch_api/dtensor.py"
 
 
 @pytest.fixture
 def dtensor():
-    return importlib.import_module("strategies.torch_dtensor")
+    return importlib.import_module("strategies.torch_api.dtensor")
 
 
 def propagator():
@@ -45,7 +45,7 @@ def module(name):
 
 def outcome(one, *given):
     """What the propagator answers, through the room's own question."""
-    room = importlib.import_module("strategies.torch_dtensor")
+    room = importlib.import_module("strategies.torch_api.dtensor")
     ask = room.Question(one, 2, tell(one).raw)
     return ask.prop.propagate_op_sharding_non_cached(ask.schema(given))
 
@@ -346,7 +346,7 @@ def test_a_dim_smaller_than_the_ranks_is_claimed_where_the_op_says_that_it_may_b
 
 @pytest.mark.parametrize(("inputs", "fits"), [("S(0)", True), ("S(1)", False), ("R", True), ("P(sum)", True)])
 def test_whether_a_line_fits_is_asked_of_each_mesh_size(ask, inputs, fits):
-    from localtensor.placement import parse
+    from localtensor.layout.spec import parse
 
     assert ask(sample("relu.default", numbers(4, 3)), 4).fits(((parse(inputs),), (parse(inputs),))) is fits
 

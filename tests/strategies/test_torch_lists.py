@@ -6,14 +6,14 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._op_schema import TupleStrategy
 from torch.distributed.tensor._ops import single_dim_strategy
 
-from localtensor.placement import shorts
-from strategies import torch_lists
-from strategies.probe import try_claims
-from strategies.rules import overload
-from strategies.sources import claims
-from strategies.torch_dtensor import Question
-from strategies.truth import tell
-from strategies.verdicts import Verdict
+from localtensor.layout.spec import shorts
+from strategies.model.oracle import tell
+from strategies.model.rule import overload
+from strategies.model.verdict import Verdict
+from strategies.torch_api import foreach as torch_lists
+from strategies.torch_api.dtensor import Question
+from strategies.validation.claim_sources import claims
+from strategies.validation.probe import try_claims
 from tests.strategies.cases import numbers, sample
 from tests.torch_here import before_2_14
 

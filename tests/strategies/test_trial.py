@@ -5,13 +5,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from strategies import sources, trial
-from strategies.dockets import Docket, Hearing, merged
-from strategies.rules import Claim, overload
-from strategies.suspects import case_of
-from strategies.trial import CHARGES, PARTIALS, WHOLE, alone
-from strategies.units import Unit, read_unit
-from strategies.verdicts import Verdict
+from strategies.model.rule import Claim, overload
+from strategies.model.verdict import Verdict
+from strategies.model.work_unit import Unit, read_unit
+from strategies.validation import claim_sources as sources
+from strategies.validation import overload as trial
+from strategies.validation.candidate import case_of
+from strategies.validation.overload import CHARGES, PARTIALS, WHOLE, alone
+from strategies.validation.task import Docket, Hearing, merged
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies import sources, trial
-from strategies.forms import FORMS, PER_SAMPLE, variations
-from strategies.truth import same_results, tell
-from strategies.units import Unit
+from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, variations
+from strategies.model.oracle import same_results, tell
+from strategies.model.work_unit import Unit
+from strategies.validation import claim_sources as sources
+from strategies.validation import overload as trial
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.test_trial import by_unit, case, heard

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from localtensor.tolerance import close
-from strategies.truth import REFUSALS, agrees, metadata_only, mutates, same_results, tell
+from localtensor.layout.tolerance import close
+from strategies.model.oracle import REFUSALS, agrees, metadata_only, mutates, same_results, tell
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 

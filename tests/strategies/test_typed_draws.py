@@ -6,9 +6,9 @@ import sys
 import pytest
 import torch
 
-from strategies.binding import Unbound
-from strategies.rules import Leaf
-from strategies.typed_draws import FIRST, MOST, draw_for
+from strategies.inputs.schema_binding import Unbound
+from strategies.inputs.typed_values import FIRST, MOST, draw_for
+from strategies.model.rule import Leaf
 
 
 def shown(found):
@@ -17,7 +17,7 @@ def shown(found):
 
 def test_the_same_seed_draws_the_same_calls_in_any_process():
     code = (
-        "import torch; from strategies.typed_draws import draw_for\n"
+        "import torch; from strategies.inputs.typed_values import draw_for\n"
         "print([(s.arguments(), [t.tolist() for t in s.tensors]) for s in draw_for('aten.lerp.Scalar')])"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from localtensor._context import close_pools
-from strategies import report as reports
-from strategies.settings import Settings, UnknownOp
-from strategies.validate import validate
-from strategies.verdicts import Verdict
+from localtensor._util.ambient import close_pools
+from strategies.model.settings import Settings, UnknownOp
+from strategies.model.verdict import Verdict
+from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.session import validate
 from tests.strategies import users
 
 

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from strategies import gathering, spool, sweep, tally, workers
-from strategies import report as reports
-from strategies import validate as room
-from strategies.journal import BadJournal, DiskFull, of_kind, read
-from strategies.merge import merged
-from strategies.settings import Settings
-from strategies.units import share
-from strategies.validate import validate
+from strategies.base import worker_pool as workers
+from strategies.base.journal import BadJournal, DiskFull, of_kind, read
+from strategies.inputs import gathering, spool
+from strategies.model.settings import Settings
+from strategies.model.work_unit import share
+from strategies.sweep import aggregate as tally
+from strategies.sweep import schedule as sweep
+from strategies.sweep import session as room
+from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.session import validate
+from strategies.sweep.shards import merged
 from tests.strategies import users
 
 ROOT = Path(__file__).parents[2]
@@ -130,8 +133,8 @@ def test_a_finished_run_is_told_again_at_once_and_nothing_is_done(go, whole, tmp
 
 KILLED = """
 import os, signal, sys
-from strategies import journal
-from strategies.cli import main
+from strategies.base import journal
+from strategies.cli.app import main
 
 left, add = int(sys.argv.pop(1)), journal.Journal.add
 

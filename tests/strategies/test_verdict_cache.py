@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from strategies import verdict_cache
-from strategies.files import write_whole
-from strategies.settings import Settings
-from strategies.verdict_cache import VerdictCache, by_overload, judge, remembered
+from strategies.base.atomic_files import write_whole
+from strategies.gate import verdict_cache
+from strategies.gate.verdict_cache import VerdictCache, by_overload, judge, remembered
+from strategies.model.settings import Settings
 
 OP, OTHER = "my.scale.default", "my.shift.default"
 USERS = Settings(rules="my_rules", folder="/")
@@ -148,7 +148,7 @@ def test_another_version_of_anything_installed_is_another_judge(monkeypatch):
 
 def test_an_edit_of_this_tool_makes_it_another_judge(tmp_path, monkeypatch):
     (tmp_path / "room.py").write_text("x = 1\n")
-    monkeypatch.setattr(verdict_cache, "__file__", str(tmp_path / "verdict_cache.py"))
+    monkeypatch.setattr(verdict_cache, "__file__", str(tmp_path / "gate" / "verdict_cache.py"))
     before = judge()
     (tmp_path / "room.py").write_text("x = 2\n")
     assert judge() != before

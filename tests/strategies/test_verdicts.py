@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.verdicts import CLEAN, NOTHING, USAGE, WRONG, Evidence, Verdict, exit_code
+from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Evidence, Verdict, exit_code
 
 HARMLESS = [verdict for verdict in Verdict if verdict is not Verdict.UNSOUND]
 

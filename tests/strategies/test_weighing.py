@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies.adversaries import numbers
-from strategies.weighing import Backing, varied, weigh
+from strategies.inputs.variants.adversarial_calls import numbers
+from strategies.validation.evidence import Backing, varied, weigh
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import rule, sample
 from tests.strategies.planted_ops import planted

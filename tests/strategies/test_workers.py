@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies import workers
-from strategies.workers import Crew, Done, Failed, Lost, death, own_memory, run
+from strategies.base import worker_pool as workers
+from strategies.base.worker_pool import Crew, Done, Failed, Lost, death, own_memory, run
 
 
 def work(task, note):
@@ -135,7 +135,7 @@ def test_few_tasks_need_few_workers(tasks):
 
 ORPHANS = """
 import os
-from strategies.workers import Crew
+from strategies.base.worker_pool import Crew
 from tests.strategies.test_workers import pid_of
 
 with Crew(2) as crew:
@@ -158,7 +158,7 @@ def test_workers_end_when_their_parent_is_killed():
 
 DEAF = """
 import sys
-from strategies.workers import Crew
+from strategies.base.worker_pool import Crew
 from tests.strategies.test_workers import deaf
 
 with Crew(1) as crew:

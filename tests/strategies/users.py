@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from strategies import torch_dtensor as dtensor
+from strategies.torch_api import dtensor
 
 HEAD = """
 import faulthandler

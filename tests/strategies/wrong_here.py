@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from strategies.sources import claims
-from strategies.truth import tell
+from strategies.model.oracle import tell
+from strategies.validation.claim_sources import claims
 from tests.strategies.cases import sample
 
 CUMPROD = sample("cumprod.default", torch.tensor([[1.0, 2.0, 3.0, 4.0]]), -1)

@@ -79,10 +79,10 @@ class Left:
 
 
 WARM = (
-    "torch.testing._internal.common_methods_invocations", "torch.distributed.tensor", "strategies.cli", "strategies.command",
-    "strategies.gate_command", "strategies.gate_asked", "strategies.merging", "strategies.covered", "strategies.html_report",
-    "strategies.discover_command", "strategies.dtensor_command", "strategies.plan_command", "strategies.races_command",
-    "strategies.cost_command", "strategies.cli_plan", "localtensor.script", "strategies.validate",
+    "torch.testing._internal.common_methods_invocations", "torch.distributed.tensor", "strategies.cli.app", "strategies.cli.commands.validate",
+    "strategies.cli.commands.gate", "strategies.gate.options", "strategies.cli.commands.merge", "strategies.cli.commands.coverage", "strategies.cli.commands.report",
+    "strategies.cli.commands.discover", "strategies.cli.commands.plans_audit", "strategies.cli.commands.plan", "strategies.cli.commands.races",
+    "strategies.cli.commands.cost_check", "strategies.cli.plan_options", "localtensor.runner.torchrun", "strategies.sweep.session",
 )  # fmt: skip
 
 

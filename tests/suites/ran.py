@@ -7,8 +7,8 @@ from types import ModuleType
 
 from torch.testing._internal.common_distributed import TEST_SKIPS
 
-from localtensor.suites_bases import on_threads
-from localtensor.suites_ranks import How
+from localtensor.torch_suites.bases import on_threads
+from localtensor.torch_suites.rank_run import How
 
 
 class _Kept(unittest.TestResult):

@@ -1,4 +1,4 @@
-"""localtensor.suites_continuous: MultiProcContinuousTest and DTensorContinuousTestBase on rank threads."""
+"""localtensor.torch_suites.continuous: MultiProcContinuousTest and DTensorContinuousTestBase on rank threads."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
-from localtensor import suites_continuous
-from localtensor.suites_bases import on_threads
-from localtensor.suites_ranks import TorchsOwnWay
+from localtensor.torch_suites import continuous as suites_continuous
+from localtensor.torch_suites.bases import on_threads
+from localtensor.torch_suites.rank_run import TorchsOwnWay
 from tests.suites import foreign_continuous
 from tests.suites.ran import GPU, QUICK, suites_of, went
 

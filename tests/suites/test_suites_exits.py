@@ -1,4 +1,4 @@
-"""localtensor.suites_exits: a rank thread that ends as a process would."""
+"""localtensor.torch_suites.exits: a rank thread that ends as a process would."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from localtensor import run
-from localtensor.suites_exits import Killed, RankProcess, as_processes
+from localtensor.torch_suites.exits import Killed, RankProcess, as_processes
 
 
 @pytest.mark.parametrize(("end", "code"), [

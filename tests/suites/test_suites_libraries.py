@@ -1,4 +1,4 @@
-"""localtensor.suites_libraries: ranks that define the same operators, as each process would."""
+"""localtensor.torch_suites.libraries: ranks that define the same operators, as each process would."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from localtensor import run
 from localtensor.errors import RankRaised
-from localtensor.suites_libraries import PRIVATE, one_registry
+from localtensor.torch_suites.libraries import PRIVATE, one_registry
 
 
 def test_each_rank_defines_an_operator_and_calls_its_own_kernel_and_none_is_left():

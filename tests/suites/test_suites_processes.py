@@ -1,4 +1,4 @@
-"""localtensor.suites_processes: MultiProcessTestCase and DTensorTestBase on rank threads."""
+"""localtensor.torch_suites.multi_process: MultiProcessTestCase and DTensorTestBase on rank threads."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
-from localtensor import suites_processes
 from localtensor.errors import Deadlock, NeverEnded
-from localtensor.suites_ranks import How, TorchsOwnWay
+from localtensor.torch_suites import multi_process as suites_processes
+from localtensor.torch_suites.rank_run import How, TorchsOwnWay
 from tests.suites import foreign_processes
 from tests.suites.ran import GPU, QUICK, suites_of, went
 

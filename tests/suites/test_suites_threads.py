@@ -1,4 +1,4 @@
-"""localtensor.suites_threads: MultiThreadedTestCase, DTensorOpTestBase and torch's decorator on rank threads."""
+"""localtensor.torch_suites.multi_threaded: MultiThreadedTestCase, DTensorOpTestBase and torch's decorator on rank threads."""
 
 import threading
 import unittest
@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
-from localtensor import suites_threads
 from localtensor.errors import EarlyReturn, GroupMismatch
-from localtensor.suites_bases import on_threads
+from localtensor.torch_suites import multi_threaded as suites_threads
+from localtensor.torch_suites.bases import on_threads
 from tests.suites.ran import GPU, QUICK, suites_of, went
 
 NOT_PASSED = {

@@ -11,8 +11,8 @@ from torch.testing._internal.common_distributed import (
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorOpTestBase, DTensorTestBase, with_comms
 
 from localtensor.errors import NeverEnded
-from localtensor.suites_bases import NotASuite
 from localtensor.testing.suites import RankThreads, on_rank_threads
+from localtensor.torch_suites.bases import NotASuite
 from tests.suites.ran import went
 
 

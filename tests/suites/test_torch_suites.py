@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-from localtensor.torch_suites import pytest_configure, pytest_unconfigure
+from localtensor.torch_suites.hooks import pytest_configure, pytest_unconfigure
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -1,0 +1,275 @@
+"""Which rank runs next: the policies that a run asks, and the one line of text that repeats the run.
+
+One rank thread runs at a time.  At each yield point (a collective, a wait, a lock of ours) the engine asks a
+`Schedule`.  Every policy is a short class; `Diary` goes around one and writes the text; `replay` reads it.
+
+    round_robin                  the rank that ran goes on while it can, then the next higher one
+    shuffled:42                  any rank that can run, by the seed 42
+    pct:7:3:1000                 random priorities, changed twice within 1000 steps, by the seed 7
+    shuffled:42=4:1,0x2,n3       the same, and what it answered to 4 ranks: rank 1, rank 0 twice, the number 3
+    shuffled:42@900#1c0ffee5     900 answers, too many to list, and their digest
+
+A schedule is not locked: whoever holds the turn asks it.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import Protocol
+from zlib import crc32
+
+from localtensor.concurrency.policies import Pct, RoundRobin, Shuffled
+from localtensor.errors import BadSchedule, ReplayDiverged
+
+LONGEST = 160  # characters in a text: with the words around it, a line of 200
+_LISTED = LONGEST - len("@999999999999#1c0ffee5")  # of them, what may stand before the digest
+
+
+class Schedule(Protocol):
+    """An oracle with three questions: a new run?  who goes next?  a number, please?"""
+
+    def begin(self, ranks: int) -> None:
+        """A new run of that many ranks; the last one is forgotten, so that the same object repeats the same run."""
+
+    def next(self, runnable: Sequence[int], current: int | None) -> int:
+        """One of `runnable`, which ascends and is not empty.  `current` ran last, and may have to wait now."""
+
+    def number(self, below: int) -> int:
+        """From 0 to `below` - 1: which of several senders, say, a receive from anyone takes."""
+
+    @property
+    def text(self) -> str:
+        """What `replay` takes to repeat the run so far."""
+
+
+def round_robin() -> Schedule:
+    """The default: the rank that ran goes on while it can, then the next higher one, from the last to the first.
+
+    A rank that can always run is never interrupted: an engine that polls leaves the poller out of `runnable`.
+
+    >>> schedule = round_robin()
+    >>> schedule.begin(3)
+    >>> schedule.next([0, 2], current=0), schedule.next([0, 2], current=1), schedule.next([0, 1], current=2)
+    (0, 2, 0)
+    >>> schedule.text
+    'round_robin'
+    """
+    return RoundRobin()
+
+
+def shuffled(seed: int | None = None) -> "Diary":
+    """Any rank that can run, each as likely as the next.  Without a seed it draws one, which the text shows.
+
+    Raises `BadSchedule` for a seed that is no whole number from 0 to 2**64 - 1.
+
+    >>> schedule = shuffled(42)
+    >>> schedule.begin(4)
+    >>> schedule.next([0, 1, 2, 3], current=None), schedule.number(below=10)
+    (2, 0)
+    >>> schedule.text
+    'shuffled:42=4:2,n0'
+    """
+    return Diary(Shuffled(**_checked("shuffled", seed=_seed(seed))))
+
+
+def pct(seed: int | None = None, depth: int = 3, steps: int = 1000) -> "Diary":
+    """The rank of the highest priority; priorities are random, and fall at `depth` - 1 random steps.
+
+    Finds any bug that needs `depth` ordered events with a chance of at least 1 / (ranks * steps ** (depth - 1)), if
+    a run has at most that many steps: S. Burckhardt, P. Kothari, M. Musuvathi, S. Nagarakatte, "A Randomized
+    Scheduler with Probabilistic Guarantees of Finding Bugs", ASPLOS 2010.  A rank may never get its turn.
+
+    Raises `BadSchedule` unless seed < 2**64, 1 <= depth <= 100 and 1 <= steps <= 10**9.
+
+    >>> schedule = pct(7, depth=2, steps=5)
+    >>> schedule.begin(2)
+    >>> [schedule.next([0, 1], current=None) for _ in range(5)]
+    [0, 0, 0, 0, 1]
+    >>> schedule.text
+    'pct:7:2:5=2:0x4,1'
+    """
+    return Diary(Pct(**_checked("pct", seed=_seed(seed), depth=depth, steps=steps)))
+
+
+def replay(text: str) -> Schedule:
+    """The schedule that repeats a run from its text, and after the end of the text goes on as that run would have.
+
+    Takes a policy by itself too, as one writes it on a command line: `shuffled`, `pct:7`.
+
+    Raises `BadSchedule` for a text that cannot be read.  The schedule raises `ReplayDiverged` once the program asks
+    for another number of ranks, another kind of answer, a rank that cannot run, or when the digests differ.
+
+    >>> again = replay("shuffled:42=4:2,n0")
+    >>> again.begin(4)
+    >>> again.next([1, 2, 3], current=None)
+    2
+    >>> again.next([1, 2, 3], current=2)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    localtensor.errors.runs.ReplayDiverged: ...answer 2 in the text is the number 0, and what can run is 1, 2, 3...
+    """
+    read = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= LONGEST else None
+    if read is None:
+        raise BadSchedule(text, f"it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to {LONGEST} characters")
+    made = _named(text, read["policy"], [int(setting) for setting in read["settings"].split(":")[1:]])
+    if not read["ranks"] and not read["count"]:
+        return made
+    policy = made.policy if isinstance(made, Diary) else made
+    if read["ranks"]:
+        policy = _Script(policy, int(read["ranks"]), read["answers"])
+    if len(policy.text) > _LISTED:
+        raise BadSchedule(text, f"what stands before the digest has more than {_LISTED} characters")
+    return Diary(policy, due=(int(read["count"]), int(read["digest"], 16)) if read["count"] else None)
+
+
+parse = replay  # what a command line calls it
+
+
+class Diary:
+    """Goes around a policy and writes down its answers: each one while they fit into a text, else their digest.
+
+    Its memory does not grow with the run.  `due` is how many answers must have which digest, or `ReplayDiverged`
+    is raised.  Two runs of one program under one policy gave the same answers if their
+    texts are equal.
+
+    >>> diary = Diary(round_robin())
+    >>> diary.begin(2)
+    >>> [diary.next([1], current=None) for _ in range(1000)] == [1] * 1000
+    True
+    >>> diary.text
+    'round_robin=2:1x1000'
+    """
+
+    def __init__(self, policy: Schedule, *, due: tuple[int, int] | None = None) -> None:
+        self.policy, self._due = policy, due
+        self._start(0)
+
+    def _start(self, ranks: int) -> None:
+        self._ranks, self._count, self._digest = ranks, 0, crc32(b"%d:" % ranks)
+        self._runs: list[tuple[str, int]] | None = []  # an answer, how often in a row; None: too many to list
+
+    def begin(self, ranks: int) -> None:
+        self._start(ranks)
+        self.policy.begin(ranks)
+
+    def next(self, runnable: Sequence[int], current: int | None) -> int:
+        rank = self.policy.next(runnable, current)
+        self._write(str(rank))
+        return rank
+
+    def number(self, below: int) -> int:
+        number = self.policy.number(below)
+        self._write(f"n{number}")
+        return number
+
+    def _write(self, answer: str) -> None:
+        self._count += 1
+        self._digest = crc32(f"{answer},".encode(), self._digest)
+        if self._due and self._due[0] == self._count and self._due[1] != self._digest:
+            have, want = f"{self._digest:08x}", f"{self._due[1]:08x}"
+            raise ReplayDiverged(f"the digest of the first {self._count} answers is {have}, and the text has {want}")
+        if self._runs is None:
+            return
+        if self._runs and self._runs[-1][0] == answer:
+            self._runs[-1] = answer, self._runs[-1][1] + 1
+        else:
+            self._runs.append((answer, 1))
+            if 2 * len(self._runs) > LONGEST:  # each takes a digit and a comma at least
+                self._runs = None
+
+    @property
+    def text(self) -> str:
+        if not self._count:
+            return self.policy.text
+        if self._runs is not None:
+            answers = ",".join(f"{answer}x{times}" if times > 1 else answer for answer, times in self._runs)
+            listed = f"{self.policy.text.partition('=')[0]}={self._ranks}:{answers}"
+            if len(listed) <= _LISTED:
+                return listed
+        return f"{self.policy.text}@{self._count}#{self._digest:08x}"
+
+
+# -- replays
+
+
+class _Script:
+    """Answers from a list; then, from where it would be by now, the policy that once gave them."""
+
+    def __init__(self, policy: Schedule, ranks: int, answers: str) -> None:
+        self.text = f"{policy.text}={ranks}:{answers}"
+        self._policy, self._ranks, self._answers = policy, ranks, answers
+
+    def begin(self, ranks: int) -> None:
+        if ranks != self._ranks:
+            raise ReplayDiverged(f"the text is of a run of {self._ranks} ranks, and this one has {ranks}")
+        self._policy.begin(ranks)
+        self._left, self._place = _spelled(self._answers), 0
+
+    def next(self, runnable: Sequence[int], current: int | None) -> int:
+        free = self._policy.next(runnable, current)
+        answer = self._answer(f"r{free}")
+        if answer[0] != "r" or int(answer[1:]) not in runnable:
+            ranks = ", ".join(map(str, runnable[:8])) + (f" and {len(runnable) - 8} more" if runnable[8:] else "")
+            raise ReplayDiverged(f"answer {self._place} in the text is {_said(answer)}, and what can run is {ranks}")
+        return int(answer[1:])
+
+    def number(self, below: int) -> int:
+        free = self._policy.number(below)
+        answer = self._answer(f"n{free}")
+        if answer[0] != "n" or int(answer[1:]) >= below:
+            asked = f"the program asks for a number below {below}"
+            raise ReplayDiverged(f"answer {self._place} in the text is {_said(answer)}, and {asked}")
+        return int(answer[1:])
+
+    def _answer(self, free: str) -> str:
+        self._place += 1
+        return next(self._left, free)
+
+
+# -- numbers and words
+
+_TEXT = re.compile(
+    r"(?P<policy>[a-z_]+)(?P<settings>(?::[0-9]+)*)"
+    r"(?:=(?P<ranks>[0-9]+):(?P<answers>n?[0-9]+(?:x[0-9]{1,12})?(?:,n?[0-9]+(?:x[0-9]{1,12})?)*))?"
+    r"(?:@(?P<count>[0-9]{1,12})#(?P<digest>[0-9a-f]{8}))?"
+)
+_RANGES = {"seed": (0, 2**64 - 1), "depth": (1, 100), "steps": (1, 10**9)}
+_MAKERS: dict[str, tuple[Callable[..., Schedule], str]] = {  # and the settings that each takes, in order
+    "round_robin": (round_robin, "no settings"),
+    "shuffled": (shuffled, "seed"),
+    "pct": (pct, "seed, depth, steps"),
+}
+
+
+def _named(text: str, name: str, settings: Sequence[int]) -> Schedule:
+    if name == "bounded":
+        raise BadSchedule(text, "it is of localtensor.concurrency.explorer, whose replay(program, text) reads it")
+    if name not in _MAKERS:
+        raise BadSchedule(text, f"there is no policy {name}, only {', '.join(_MAKERS)}")
+    maker, takes = _MAKERS[name]
+    if len(settings) > sum(setting in _RANGES for setting in takes.split(", ")):
+        raise BadSchedule(text, f"{name} takes {takes}, not {len(settings)} numbers")
+    return maker(*settings)
+
+
+def _checked(policy: str, **settings: int) -> dict[str, int]:
+    for name, value in settings.items():
+        low, high = _RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            text = ":".join([policy, *map(repr, settings.values())])
+            raise BadSchedule(text, f"{name} has to be a whole number from {low} to {high}")
+    return settings
+
+
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(32) if seed is None else seed
+
+
+def _spelled(answers: str) -> Iterator[str]:
+    """One by one: `0x2,n3` is r0, r0, n3.  Lazily, for the text may say 0x999999999999."""
+    runs = (run.partition("x") for run in answers.split(","))
+    return chain.from_iterable(repeat(a if a[0] == "n" else f"r{a}", int(times or 1)) for a, _, times in runs)
+
+
+def _said(answer: str) -> str:
+    return f"{'rank' if answer[0] == 'r' else 'the number'} {answer[1:]}"

@@ -1,0 +1,293 @@
+"""`Once`: a shared cache in which each key is computed once, by whoever asks first; the others wait for it.
+
+What holds, whatever the threads do:
+
+* A hit takes no lock.  Keys are compared, hashed and computed outside of locks, so a key may do anything in `__eq__`.
+* One thread computes a key.  Its value goes to all who wait, and is kept; its exception goes to all who wait, and is not
+  kept: who asks later computes anew.  Each waiter gets a copy of the exception, because raising one object in two threads
+  mixes their tracebacks; one that cannot be copied is shared.
+* If the thread that computes is ended (Ctrl-C, `SystemExit`, any `BaseException`), that is not the others' affair: one of
+  them computes then.
+* Who asks for what it is itself computing, also by way of keys that other threads compute, gets `Circular` at once, and
+  nobody hangs.  This holds across all caches with the same `sync`.
+* A wait can be interrupted, by Ctrl-C and by an exception sent from another thread.
+* `clear` never waits.  What is being computed then goes to those who asked before, and is not kept.
+* At most `limit` values are kept.  The oldest goes first, unless it was hit since it was last looked at.
+* A child forked while others compute starts with what was kept.
+
+A compute function must not wait for another thread that asks the same cache, other than through the cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from localtensor._util import ambient as _context
+from localtensor.concurrency.single_flight_cells import (
+    COMPUTING,
+    FAILED,
+    GONE,
+    KEPT,
+    Cell,
+    Circular,
+    Held,
+    Nested,
+    Room,
+    Tally,
+    circle_of,
+)
+from localtensor.concurrency.single_flight_explain import miss_explained, parts_of
+from localtensor.concurrency.sync import THREADS, Sync
+from localtensor.errors.base import LocalTensorError, refusal
+
+LIMIT = 16384
+SLICE = 0.05  # seconds: what another thread raises in one that waits lands between two slices
+_NONE: tuple[Cell, ...] = ()
+V = TypeVar("V")
+
+
+class BadCache(LocalTensorError):
+    """A cache that could keep nothing, or was not told how to compute."""
+
+    def __init__(self, call: str, argument: str, value: object, problem: str, remedy: str) -> None:
+        super().__init__(refusal(call, argument, repr(value), problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Calls by what became of them: `misses` computed, `waits` were answered by another's computation.
+
+    `failures` are computations that raised; `size` is how many values are kept now.
+    """
+
+    hits: int
+    misses: int
+    waits: int
+    failures: int
+    evictions: int
+    size: int
+
+
+class Once(Generic[V]):
+    """Values by key, each computed once.  `name` is for messages, `parts` names what a key is made of, for `explain`.
+
+    >>> lengths = Once(len, name="lengths")
+    >>> lengths.get("abc"), lengths.get("abc"), lengths.get("abcd", lambda: -1)
+    (3, 3, -1)
+    >>> lengths.stats()
+    Stats(hits=1, misses=2, waits=0, failures=0, evictions=0, size=2)
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Any], V] | None = None,
+        *,
+        name: str,
+        limit: int = LIMIT,
+        sync: Sync = THREADS,
+        parts: Callable[[Any], Mapping[str, Any]] = parts_of,
+    ) -> None:
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise BadCache("Once", "limit", limit, "a cache keeps one value or more", "Pass a whole number from 1 on.")
+        self.name = name
+        self._compute = compute
+        self._limit = limit
+        self._parts = parts
+        self._sync = sync
+        self._tallies = {what: Tally() for what in ("hits", "misses", "waits", "failures", "evictions")}
+        self._hit = self._tallies["hits"].add
+        self._own = Held(sync)
+        self._circle = circle_of(sync)
+        self._room = Room()
+        _context.add_cache(self)
+
+    def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: Any) -> V:
+        """The value of the key; if it is not kept, `compute(*args)`, or what the cache was made with, of the key.
+
+        Raises what computing raises; `Circular`; `BadCache` if nothing says how to compute.
+        """
+        for cell in self._room.get(hash(key), _NONE):
+            known = cell.key
+            if known is key or known == key:
+                if cell.state is KEPT:
+                    cell.used = True
+                    self._hit()
+                    return cell.value  # type: ignore[no-any-return]
+                break
+        return self._missed(key, compute, args)
+
+    def clear(self) -> None:
+        """Nothing is kept.  What is being computed goes to those who asked already, and is not kept either."""
+        self._sync.step("clear")
+        self._room = Room()
+
+    def stats(self) -> Stats:
+        """Exact if nobody uses the cache now; else each number was right at some moment of this call."""
+        counts = {what: tally.read() for what, tally in self._tallies.items()}
+        return Stats(**counts, size=len(self._kept()))
+
+    def explain(self, key: Hashable) -> str:
+        """Whether a key is kept, and if not, in what the nearest kept key differs.
+
+        >>> sums = Once(sum, name="sums")
+        >>> sums.get((1, 2)), sums.explain((1, 2)), sums.explain((1, 3))
+        (3, 'kept', 'same [0]; differs in: [1]=3 vs 2')
+        """
+        room = self._room
+        for cell in room.get(hash(key), _NONE):
+            if cell.key is key or cell.key == key:
+                return "kept" if cell.state is KEPT else "being computed"
+        return miss_explained(key, [cell.key for cell in self._kept()], self._parts)
+
+    def after_fork(self) -> None:
+        """What other threads of the parent were computing is forgotten: in this process they do not exist."""
+        me = self._sync.me()
+        self._circle.begin(self._sync)
+        self._own = Held(self._sync)
+        for cell in [cell for cells in self._room.values() for cell in cells]:
+            if cell.state is not KEPT and cell.owner != me:
+                self._room.without(cell)
+
+    def __repr__(self) -> str:
+        return f"Once({self.name!r}, {len(self._kept())} of {self._limit})"
+
+    def _kept(self) -> list[Cell]:
+        return [cell for cell in self._room.ring.copy() if cell.state is KEPT]
+
+    # -- off the hit path
+
+    def _missed(self, key: Hashable, compute: Callable[..., V] | None, args: tuple[Any, ...]) -> V:
+        if compute is None:
+            if self._compute is None:
+                raise BadCache(f"{self.name}.get", "compute", None, "nothing says how to compute", "Pass a function.")
+            compute, args = self._compute, (key,)
+        number, me = hash(key), self._sync.me()
+        while True:
+            room = self._room
+            mine = Cell(key, number, me, self._sync.gate())
+            try:
+                try:
+                    cell = self._claim(room, mine)
+                    if cell is mine:
+                        del cell  # a failure is part of it, and will have this frame in its traceback
+                        return self._work(room, mine, compute, args)
+                finally:
+                    self._settle(room, mine)
+            finally:
+                self._settle(room, mine)  # what another thread raises in this one may have ended the first
+                del mine
+            try:
+                if cell is not None and self._answered(cell, me):
+                    return cell.value  # type: ignore[no-any-return]
+            except Nested:
+                cell = None
+            if cell is None:  # in the midst of this thread's own lines with the lock: it cannot be kept
+                self._tallies["misses"].add()
+                return compute(*args)
+
+    def _claim(self, room: Room, mine: Cell) -> Cell | None:
+        """The one cell of the key: `mine`, if there was none; None if this thread has the lock already."""
+        key, number, seen = mine.key, mine.number, _NONE
+        while True:
+            cells = room.get(number, _NONE)
+            compared = set(map(id, seen))
+            for cell in cells:
+                if id(cell) not in compared and (cell.key is key or cell.key == key):
+                    return cell
+            self._sync.step("looked")
+            if self._own.by == mine.owner:
+                return None
+            if self._own.run(mine.owner, room.claimed, mine, cells):
+                return mine
+            seen = cells
+
+    def _work(self, room: Room, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
+        self._tallies["misses"].add()
+        self._sync.step("claimed")
+        try:
+            value = compute(*args)
+        except Exception as error:  # why: whatever computing raises goes to all who wait
+            self._tallies["failures"].add()
+            self._sync.step("failed")
+            self._forget(room, cell)  # before it is told: who hears of it and asks again computes anew
+            cell.error, cell.trace = error, error.__traceback__
+            cell.state = FAILED
+            del cell  # the traceback has this frame
+            raise
+        self._sync.step("computed")
+        cell.value = value
+        self._keep(room, cell)
+        return value
+
+    def _keep(self, room: Room, cell: Cell) -> None:
+        for _ in self._own.run(cell.owner, room.kept, cell, self._limit):
+            self._tallies["evictions"].add()
+
+    def _forget(self, room: Room, cell: Cell) -> None:
+        self._own.run(cell.owner, room.without, cell)
+
+    def _settle(self, room: Room, cell: Cell) -> None:
+        """Nobody waits for the cell: if it has no value, whoever waited computes.  Once or twice is the same."""
+        gate = cell.gate
+        if gate is None or not cell.claimed:
+            return
+        if cell.state is COMPUTING:
+            self._sync.step("abandons")
+            self._forget(room, cell)
+            cell.state = GONE
+        gate.open()
+        cell.gate = None
+
+    def _answered(self, cell: Cell, me: int) -> bool:
+        """Whether the value is in the cell, which another thread computes; False if it gave up.
+
+        Raises what computing raised; `Circular`; `Nested`.
+        """
+        if cell.state is KEPT:
+            cell.used = True
+            self._hit()
+            return True
+        before = self._circle.waits(me)
+        try:
+            try:
+                self._wait(cell, me)
+            finally:
+                self._circle.put(me, before)
+        finally:
+            self._circle.put(me, before)  # as above
+        if cell.state is GONE:
+            return False
+        self._tallies["waits"].add()
+        if cell.error is not None:
+            raise _own_copy(cell.error).with_traceback(cell.trace)
+        return True
+
+    def _wait(self, cell: Cell, me: int) -> None:
+        circle = self._circle.enter(me, cell)
+        if circle:
+            raise Circular(self.name, [one.key for one in circle])
+        self._sync.step("waits")
+        gate = cell.gate
+        while gate is not None and cell.state is COMPUTING and not gate.wait(SLICE):
+            pass
+
+
+def clear_all() -> None:
+    """Every cache that lives in this process keeps nothing."""
+    for cache in _context.caches():
+        cache.clear()
+
+
+def _own_copy(error: Exception) -> Exception:
+    try:
+        twin = copy.copy(error)
+    except Exception:  # why: an exception of the user's may refuse in any way, and it must be told all the same
+        return error
+    if type(twin) is not type(error):
+        return error
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin

@@ -1,0 +1,194 @@
+"""The parts of a shared cache: a cell for each key, a room of cells, a circle of who waits for whom, and a tally."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from localtensor.concurrency.sync import Gate, Sync
+from localtensor.errors.base import LocalTensorError, refusal
+
+T = TypeVar("T")
+COMPUTING, KEPT, FAILED, GONE = "computing", "kept", "failed", "gone"
+
+
+class Circular(LocalTensorError):
+    """A computation that waits for itself: by way of the same key, or of keys that other threads compute."""
+
+    def __init__(self, name: str, keys: Sequence[object]) -> None:
+        first, *others = [brief(key) for key in keys]
+        problem = "this thread is computing it now, and asks for it again"
+        if others:
+            problem = f"it waits for {', which waits for '.join(others)}, which this thread is computing"
+        remedy = "Let a computation ask for smaller things only, never for one that may ask for it."
+        super().__init__(refusal(f"{name}.get", "key", first, problem, remedy))
+
+
+class Nested(Exception):
+    """A finaliser or signal handler asks in the midst of the lines that hold a lock: it must not wait for itself."""
+
+
+def brief(thing: object, most: int = 200) -> str:
+    """What it prints, cut short to so many characters; a print that fails says only what class it is of."""
+    try:
+        text = repr(thing)
+    except Exception:  # why: a key of the user's may do anything, and the error must be told all the same
+        return f"<{type(thing).__name__}>"
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+class Cell:
+    """One key: who computes it, then its value.  `state` is written last: what it promises is there."""
+
+    __slots__ = ("claimed", "error", "gate", "key", "number", "owner", "state", "trace", "used", "value")
+
+    def __init__(self, key: Hashable, number: int, owner: int, gate: Gate) -> None:
+        self.key = key
+        self.number = number  # the hash of the key
+        self.owner = owner
+        self.gate: Gate | None = gate  # None: all who waited were told
+        self.state = COMPUTING
+        self.claimed = False
+        self.used = False  # since it was looked at last by who makes space
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.trace: Any = None
+
+
+class Room(dict[int, "tuple[Cell, ...]"]):
+    """Cells by the hash of their keys.  The tuples are replaced, never changed: who reads one needs no lock.
+
+    `ring` has the kept cells, the next to go first.  A cell in it that is in no tuple any more is nothing.
+    """
+
+    __slots__ = ("ring",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring: deque[Cell] = deque()
+
+    def claimed(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
+        """The cell is there, unless others than `beside` have its hash by now."""
+        if self.get(cell.number, ()) is not beside:
+            return False
+        cell.claimed = True
+        self[cell.number] = (*beside, cell)
+        return True
+
+    def kept(self, cell: Cell, limit: int) -> list[Cell]:
+        """The cell has its value; the answer has those that went for it."""
+        gone = self.make_space(limit)
+        self.ring.append(cell)
+        cell.state = KEPT
+        return gone
+
+    def without(self, cell: Cell) -> None:
+        """The cell is in no tuple."""
+        rest = tuple([other for other in self.get(cell.number, ()) if other is not cell])
+        if rest:
+            self[cell.number] = rest
+        else:
+            self.pop(cell.number, None)
+
+    def make_space(self, limit: int) -> list[Cell]:
+        """Fewer than `limit` are kept; the answer has those that went: not used since they were looked at, oldest first."""
+        gone = []
+        looks = len(self.ring)
+        while len(self.ring) >= limit:
+            first = self.ring[0]
+            if first.used and looks > 0:
+                first.used = False
+                self.ring.rotate(-1)
+                looks -= 1
+                continue
+            self.without(first)
+            gone.append(self.ring.popleft())
+        return gone
+
+
+class Held:
+    """A lock that knows which thread has it: what runs in the midst of its lines must not take it again."""
+
+    __slots__ = ("by", "lock")
+
+    def __init__(self, sync: Sync) -> None:
+        self.lock = sync.lock()
+        self.by: int | None = None
+
+    def run(self, me: int, work: Callable[..., T], *args: Any) -> T:
+        """What the work gives, done with the lock by this thread."""
+        with self.lock:
+            try:
+                try:
+                    self.by = me
+                    return work(*args)
+                finally:
+                    self.by = None
+            finally:
+                self.by = None  # what another thread raises in this one may have ended the first
+
+
+class Circle:
+    """Which cell each thread waits for, in all caches with the same services: nobody may close a circle."""
+
+    def __init__(self, sync: Sync) -> None:
+        self.begin(sync)
+
+    def begin(self, sync: Sync) -> None:
+        """Nobody waits."""
+        self.own = Held(sync)
+        self._waits: dict[int, Cell] = {}
+
+    def enter(self, me: int, cell: Cell) -> list[Cell]:
+        """The thread waits for the cell from here on, unless that would close a circle: the answer is the circle then.
+
+        Raises `Nested`.
+        """
+        if self.own.by == me:
+            raise Nested
+        return self.own.run(me, self._closed, me, cell)
+
+    def _closed(self, me: int, cell: Cell) -> list[Cell]:
+        found: list[Cell] = []
+        asked: Cell | None = cell
+        while asked is not None and asked.state is COMPUTING and len(found) <= len(self._waits):
+            found.append(asked)
+            if asked.owner == me:
+                return found
+            asked = self._waits.get(asked.owner)
+        self._waits[me] = cell
+        return []
+
+    def waits(self, me: int) -> Cell | None:
+        """What the thread waits for now: a signal handler may ask in the midst of a wait."""
+        cell = self._waits.get(me)
+        return cell if cell is not None and cell.state is COMPUTING else None
+
+    def put(self, me: int, cell: Cell | None) -> None:
+        """The thread waits for this again, or for nothing."""
+        if cell is None:
+            self._waits.pop(me, None)
+        else:
+            self._waits[me] = cell
+
+
+def circle_of(sync: Sync) -> Circle:
+    """The one circle of these services.  It is kept with them: they are what all these threads have in common."""
+    circle: Circle = vars(sync).get("once") or vars(sync).setdefault("once", Circle(sync))
+    return circle
+
+
+class Tally:
+    """Counts exactly, whoever adds, without a lock: the counter is one step of the interpreter."""
+
+    __slots__ = ("_count", "add")
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self.add = self._count.__next__
+
+    def read(self) -> int:
+        """How often it was added to."""
+        return int(repr(self._count)[len("count(") : -1])  # to ask it for the next number would change it

@@ -1,0 +1,161 @@
+"""Which rows of one dim each rank holds, as runs: exact for uneven and empty pieces, and no slower for more rows.
+
+A cut is an axis and its split factor, 1 but for a strided shard.  Every cut keeps rows in their order, so that equal
+runs are the same rows in the same places.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+
+from localtensor.layout.spec import Spec, cuts
+
+Runs = tuple[tuple[int, int], ...]
+"""(start, length) of rows that stand side by side: ascending, none empty, and no two that touch."""
+Cuts = tuple[tuple[int, int], ...]
+"""(axis, split factor) of all that cut one dim, in the order in which they do."""
+
+
+def cuts_of(spec: Spec) -> tuple[Cuts, ...]:
+    """For each dim its cuts, without those by axes of one rank, which leave it as it is.
+
+    >>> import torch
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> placements = tuple(map(parse, ("SS(0,3)", "S(1)", "S(0)", "S(0)")))
+    >>> cuts_of(Spec(Mesh.of(2, 2, 3, 1), placements, (7, 4), torch.float32))
+    (((0, 3), (2, 1)), ((1, 1),))
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in spec.shape]
+    sizes, placements = spec.mesh.sizes, spec.placements
+    for axis in spec.sequence if spec.shard_order else range(len(sizes)):
+        cut = cuts(placements[axis])
+        if cut is not None and sizes[axis] > 1:
+            found[cut[0]].append((axis, cut[1]))
+    return tuple(map(tuple, found))
+
+
+def chunk(runs: Runs, factor: int, ranks: int, place: int) -> Runs:
+    """What the rank at that place keeps of these rows: its chunk of every one of `factor` blocks.
+
+    >>> chunk(((0, 5),), 1, 4, 1), chunk(((0, 5),), 2, 2, 0), chunk(((0, 2), (6, 2)), 1, 2, 1)
+    (((2, 2),), ((0, 2), (3, 1)), ((6, 2),))
+    """
+    total = sum(length for _, length in runs)
+    block = -(-total // factor)
+    wanted = []
+    for start in range(0, total, block or 1):
+        length = min(block, total - start)
+        step = -(-length // ranks)
+        wanted.append((start + min(step * place, length), start + min(step * (place + 1), length)))
+    if len(runs) == 1:
+        start = runs[0][0]
+        return _joined((start + first, start + last) for first, last in wanted)
+    return _joined(_rows(runs, wanted))
+
+
+def _rows(runs: Runs, wanted: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The (first, last) rows at these (first, last) places among the rows of the runs; both ascend."""
+    left, before = list(reversed(runs)), 0
+    for first, last in wanted:
+        at = first
+        while at < last:
+            start, length = left[-1]
+            stop = min(last, before + length)
+            if at < stop:
+                yield start + at - before, start + stop - before
+                at = stop
+            else:
+                before += left.pop()[1]
+
+
+def _joined(pieces: Iterator[tuple[int, int]]) -> Runs:
+    found: list[tuple[int, int]] = []
+    for first, last in pieces:
+        if found and found[-1][0] + found[-1][1] == first:
+            found[-1] = (found[-1][0], last - found[-1][0])
+        elif first < last:
+            found.append((first, last - first))
+    return tuple(found)
+
+
+def held_at(size: int, cut: Cuts, sizes: Sequence[int], place: Sequence[int]) -> Runs:
+    """The rows of the rank that stands there on the axes of a mesh of these sizes."""
+    runs: Runs = ((0, size),) if size else ()
+    for axis, factor in cut:
+        runs = chunk(runs, factor, sizes[axis], place[axis])
+    return runs
+
+
+@functools.lru_cache(maxsize=1024)
+def held_by(size: int, cut: Cuts, sizes: tuple[int, ...]) -> tuple[Runs, ...]:
+    """The rows of every rank, by rank number.
+
+    >>> held_by(5, ((1, 1), (0, 1)), (2, 2))
+    (((0, 2),), ((3, 1),), ((2, 1),), ((4, 1),))
+    """
+    held: list[Runs] = [((0, size),) if size else ()] * math.prod(sizes)
+    for axis, factor in cut:
+        ranks, inner = sizes[axis], math.prod(sizes[axis + 1 :])
+        known: dict[tuple[Runs, int], Runs] = {}
+        for rank, runs in enumerate(held):
+            asked = runs, rank // inner % ranks
+            if asked not in known:
+                known[asked] = chunk(runs, factor, ranks, asked[1])
+            held[rank] = known[asked]
+    return tuple(held)
+
+
+def first_unlike(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> int | None:
+    """The first rank that holds other rows by the one than by the other cuts; None if there is none.
+
+    >>> first_unlike(5, ((0, 1), (1, 1)), ((1, 1), (0, 1)), (2, 2))
+    1
+    """
+    both = zip(held_by(size, one, sizes), held_by(size, other, sizes), strict=True)
+    return next((rank for rank, (mine, theirs) in enumerate(both) if mine != theirs), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def cut_alike(size: int, one: Cuts, other: Cuts, sizes: tuple[int, ...]) -> bool:
+    """Whether all ranks hold the same rows by both.
+
+    >>> [cut_alike(size, ((0, 2), (1, 1)), ((1, 1), (0, 1)), (3, 2)) for size in (10**9, 10**9 + 3)]
+    [True, False]
+    """
+    if one == other:
+        return True
+    for place in beside(sizes):
+        if held_at(size, one, sizes, place) != held_at(size, other, sizes, place):
+            return False
+    return first_unlike(size, one, other, sizes) is None
+
+
+def beside(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Where the ranks stand that are second on one axis and first on all others: most that differ differ there."""
+    for axis, size in enumerate(sizes):
+        if size > 1:
+            yield tuple(int(axis == other) for other in range(len(sizes)))
+
+
+def never_empty(size: int, cut: Cuts, sizes: Sequence[int]) -> bool:
+    """Whether there are so many rows that these cuts leave some to every rank; there may be enough where it is false.
+
+    One cut of n rows leaves the last rank at least n / (factor * ranks) - ranks of them.
+    """
+    ranks, blocks = math.prod(sizes[axis] for axis, _ in cut), math.prod(factor for _, factor in cut)
+    return size > blocks * ranks * ranks
+
+
+def runs_text(runs: Runs, most: int = 3) -> str:
+    """Rows in words.
+
+    >>> runs_text(((0, 2), (4, 1))), runs_text(()), runs_text(tuple((2 * i, 1) for i in range(9)))
+    ('rows 0 to 1, 4', 'no rows', 'rows 0, 2, 4 and more')
+    """
+    shown = [str(start) if length == 1 else f"{start} to {start + length - 1}" for start, length in runs[:most]]
+    if not shown:
+        return "no rows"
+    return "rows " + ", ".join(shown) + (" and more" if len(runs) > most else "")

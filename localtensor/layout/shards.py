@@ -1,0 +1,211 @@
+"""Placements as arithmetic: what each rank holds of a tensor, and the tensor that they hold.
+
+`assemble(split(x, spec, rng), spec) == x` is both the documentation and the law.  Pieces follow
+torch.chunk, as DTensor's Shard does: every rank gets ceil(size / ranks) rows until none are left,
+so the last pieces may be short or empty.  A strided shard cuts the dim into `split_factor` blocks
+in this way first, and each rank holds its chunk of every block.
+
+Axes apply from left to right, as where DTensor distributes a tensor, unless the spec has a shard order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import fold, parts
+from localtensor.layout.spec import Spec, cuts, is_defined, short
+
+T = TypeVar("T")
+
+
+def bounds(size: int, ranks: int) -> tuple[tuple[int, int], ...]:
+    """The (start, length) of each rank's piece of one dim.
+
+    >>> bounds(5, 4)
+    ((0, 2), (2, 2), (4, 1), (5, 0))
+    """
+    step = -(-size // ranks)
+    starts = [min(step * rank, size) for rank in range(ranks)]
+    return tuple((start, min(step, size - start)) for start in starts)
+
+
+def strided_bounds(size: int, factor: int, ranks: int) -> list[tuple[tuple[int, int], ...]]:
+    """For each of the `factor` blocks of one dim, the (start, length) of each rank's chunk of it.
+
+    >>> strided_bounds(5, 2, 2)
+    [((0, 2), (2, 1)), ((3, 1), (4, 1))]
+    """
+    return [
+        tuple((start + inner, count) for inner, count in bounds(length, ranks))
+        for start, length in bounds(size, factor)
+    ]
+
+
+def local_shape(shape: Sequence[int], placement: Placement, ranks: int, rank: int) -> tuple[int, ...]:
+    """The shape of one rank's piece along one mesh axis of `ranks` ranks.  Raises `NoSuchDim`."""
+    cut = cuts(placement)
+    if cut is None:
+        return tuple(shape)
+    dim, factor = cut
+    _check_dim("shards.local_shape", dim, shape)
+    return (*shape[:dim], length_of(shape[dim], factor, ranks, rank), *shape[dim + 1 :])
+
+
+def length_of(size: int, factor: int, ranks: int, rank: int) -> int:
+    """How many of the rows of one dim that rank holds, of `factor` blocks its chunk each: the sum of `strided_bounds`.
+
+    >>> [length_of(5, 2, 2, rank) for rank in range(2)]
+    [3, 2]
+    """
+    block = -(-size // factor)
+    if not block:
+        return 0
+    step, (whole, rest) = -(-block // ranks), divmod(size, block)
+    last = -(-rest // ranks)
+    return whole * max(0, min(step, block - step * rank)) + max(0, min(last, rest - last * rank))
+
+
+def split_axis(x: Tensor, placement: Placement, ranks: int, rng: torch.Generator | None = None) -> list[Tensor]:
+    """What each rank of one axis holds, in rank order; shards and replicas are views of x, strided shards are not.
+
+    A Partial needs `rng`, a torch.Generator: there are many ways to split a sum.
+    Raises `BadPlacement` for a placement that is none of R, S, SS and the five P.
+
+    >>> from localtensor.layout.spec import parse
+    >>> split_axis(torch.arange(5), parse("SS(0,2)"), 2)  # of the blocks 0, 1, 2 and 3, 4
+    [tensor([0, 1, 3]), tensor([2, 4])]
+    """
+    _check_defined("shards.split_axis", placement)
+    if isinstance(placement, Partial):
+        if rng is None:
+            problem = "there are many ways to split a sum, and no generator says which"
+            raise BadPlacement("shards.split_axis", short(placement), problem, "Pass rng=torch.Generator().")
+        return list(parts(x, placement.reduce_op, ranks, rng).unbind())
+    cut = cuts(placement)
+    if cut is None:
+        return [x] * ranks
+    dim, factor = cut
+    _check_dim("shards.split_axis", dim, x.shape)
+    pieces = [[x.narrow(dim, *chunk) for chunk in block] for block in strided_bounds(x.shape[dim], factor, ranks)]
+    return pieces[0] if factor == 1 else [torch.cat(held, dim) for held in zip(*pieces, strict=True)]
+
+
+def assemble_axis(held: Sequence[Tensor], placement: Placement) -> Tensor:
+    """The tensor that the ranks of one axis hold together.  A replica is rank 0's."""
+    _check_defined("shards.assemble_axis", placement)
+    if isinstance(placement, Partial):
+        return fold(torch.stack(list(held)), placement.reduce_op)
+    cut = cuts(placement)
+    if cut is None:
+        return held[0]
+    dim, factor = cut
+    if factor == 1:
+        return torch.cat(list(held), dim)
+    blocks = strided_bounds(sum(x.shape[dim] for x in held), factor, len(held))
+    pieces = [x.split([block[rank][1] for block in blocks], dim) for rank, x in enumerate(held)]
+    return torch.cat([piece for block in zip(*pieces, strict=True) for piece in block], dim)
+
+
+def shapes_on(shape: Sequence[int], placements: Sequence[Placement], mesh: Sequence[int]) -> list[tuple[int, ...]]:
+    """Each rank's local shape on a mesh of these sizes, by rank number.  Raises `NoSuchDim`.
+
+    >>> from localtensor.layout.spec import parse
+    >>> shapes_on((5,), (parse("S(0)"), parse("SS(0,2)")), (2, 2))
+    [(2,), (1,), (2,), (0,)]
+    """
+    shapes = [tuple(shape)]
+    for size, placement in zip(mesh, placements, strict=True):
+        if cuts(placement) is None:
+            shapes = [whole for whole in shapes for _ in range(size)]
+            continue
+        known = {whole: [local_shape(whole, placement, size, place) for place in range(size)] for whole in set(shapes)}
+        shapes = [piece for whole in shapes for piece in known[whole]]
+    return shapes
+
+
+def local_shapes(spec: Spec) -> list[tuple[int, ...]]:
+    """Each rank's local shape, by rank number."""
+    return by_rank(shapes_on(spec.shape, *in_sequence(spec)), spec)
+
+
+def in_sequence(spec: Spec) -> tuple[Sequence[Placement], Sequence[int]]:
+    """The placements and the sizes of the axes, in the order in which they apply."""
+    if not spec.shard_order:
+        return spec.placements, spec.mesh.sizes
+    return [spec.placements[axis] for axis in spec.sequence], [spec.mesh.sizes[axis] for axis in spec.sequence]
+
+
+def by_rank(held: list[T], spec: Spec) -> list[T]:
+    """What the ranks hold by rank number, given with the axes in the order in which they apply, the last one fastest."""
+    return [held[place] for place in _places(spec)] if spec.shard_order else held
+
+
+def _places(spec: Spec) -> list[int]:
+    """For each rank its place where the axes stand in the order in which they apply."""
+    applied = Mesh(tuple(in_sequence(spec)[1]), tuple(map(str, spec.sequence)))
+    at = map(spec.mesh.coordinate, range(spec.mesh.ranks))
+    return [applied.rank(tuple(where[axis] for axis in spec.sequence)) for where in at]
+
+
+def spread(
+    x: Tensor,
+    placements: Sequence[Placement],
+    mesh: Sequence[int],
+    cut: Callable[[Tensor, Placement, int], Sequence[Tensor]],
+) -> list[Tensor]:
+    """Every rank's piece, by rank number, where `cut(whole, placement, ranks)` deals along one axis of so many ranks.
+
+    Replicas are one object, and stay replicas where they are cut again: each object is cut once.
+    """
+    held = [x]
+    for ranks, placement in zip(mesh, placements, strict=True):
+        pieces: dict[int, Sequence[Tensor]] = {}
+        for whole in held:
+            if id(whole) not in pieces:
+                pieces[id(whole)] = cut(whole, placement, ranks)
+        held = [piece for whole in held for piece in pieces[id(whole)]]
+    return held
+
+
+def split(x: Tensor, spec: Spec, rng: torch.Generator | None = None) -> list[Tensor]:
+    """Every rank's piece, by rank number; raises `WrongShape` if x has not the spec's, and what `split_axis` raises."""
+    if tuple(x.shape) != tuple(spec.shape):
+        raise WrongShape("shards.split", x.shape, spec.shape)
+    held = spread(x, *in_sequence(spec), lambda x, placement, ranks: split_axis(x, placement, ranks, rng))
+    return by_rank(held, spec)
+
+
+def assemble(held: Sequence[Tensor], spec: Spec) -> Tensor:
+    """The whole tensor from every rank's piece; raises `WrongPieces` if a local shape is not the spec's.
+
+    Of the spec, all but the dtype counts; the dtype is that of the pieces.
+    """
+    want, got = local_shapes(spec), [tuple(piece.shape) for piece in held]
+    if got != want:
+        raise WrongPieces("shards.assemble", got, want)
+    level = list(held)
+    if spec.shard_order:
+        for rank, place in enumerate(_places(spec)):
+            level[place] = held[rank]
+    for placement, size in reversed(list(zip(*in_sequence(spec), strict=True))):
+        level = [assemble_axis(level[i : i + size], placement) for i in range(0, len(level), size)]
+    return level[0]
+
+
+def _check_dim(call: str, dim: int, shape: Sequence[int]) -> None:
+    if not 0 <= dim < len(shape):
+        raise NoSuchDim(call, dim, shape)
+
+
+def _check_defined(call: str, placement: Placement) -> None:
+    if not is_defined(placement) and not isinstance(placement, Replicate):
+        problem = "only R, S(dim), SS(dim,factor) and the five P have a definition here"
+        raise BadPlacement(call, short(placement), problem)

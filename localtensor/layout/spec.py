@@ -1,0 +1,209 @@
+"""Placements are torch's own classes; here they get a short print that is also accepted as input.
+
+`R`, `S(0)`, `SS(0,2)` (strided shard: dim, split factor), `P(sum)`; a spec prints as
+`f32[8,4] @ dp:S(0), tp:R`.
+
+| torch part                                              | read on     | run on |
+|---------------------------------------------------------|-------------|--------|
+| torch.distributed.tensor.placement_types._StridedShard  | 2.11 - 2.15 | 2.13   |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from localtensor.errors import BadPlacement, BadShardOrder, NoSuchDim
+from localtensor.layout.mesh import Mesh
+
+StridedShard = _StridedShard
+"""torch's own class, for the other rooms: its name there is private."""
+KINDS = ("sum", "avg", "min", "max", "product")
+"""The reductions that a Partial may be pending on."""
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+_WRITTEN = re.compile(r"(R)|S\((\d+)\)|SS\((\d+), ?(\d+)\)|P\((\w+)\)")
+
+
+def parse(text: str) -> Placement:
+    """The placement that a short print stands for.
+
+    Raises `BadPlacement` for anything else; a negative dim is refused, not repaired.
+
+    >>> [parse(p) for p in ("R", "S(1)", "P(max)")]
+    [Replicate(), Shard(dim=1), Partial(max)]
+    """
+    found = _WRITTEN.fullmatch(text.strip()) if isinstance(text, str) else None
+    if not found:
+        raise BadPlacement("placement.parse", text, "this is no placement")
+    whole, dim, strided, factor, kind = found.groups()
+    if whole:
+        return Replicate()
+    if dim is not None:
+        return Shard(int(dim))
+    if strided is not None:
+        return _StridedShard(int(strided), split_factor=int(factor))
+    if kind not in KINDS:
+        raise BadPlacement("placement.parse", text, f"no reduction is called {kind}")
+    return Partial(kind)
+
+
+def is_plain(placement: Placement | None) -> bool:
+    """Whether it is R, S(dim) or one of the five Partials, and no subclass that means more."""
+    if type(placement) is Partial:
+        return placement.reduce_op in KINDS
+    return type(placement) in (Replicate, Shard)
+
+
+def is_defined(placement: Placement | None) -> bool:
+    """Whether its arithmetic is known here: it is plain, or a strided shard that cuts into one block or more."""
+    return is_plain(placement) or (type(placement) is _StridedShard and placement.split_factor > 0)
+
+
+def cuts(placement: Placement | None) -> tuple[int, int] | None:
+    """The dim that a placement cuts and its split factor, which is 1 but for strided shards; None if it cuts none.
+
+    >>> cuts(Shard(1)), cuts(parse("SS(0,3)")), cuts(Partial())
+    ((1, 1), (0, 3), None)
+    """
+    if isinstance(placement, _StridedShard):
+        return placement.dim, int(placement.split_factor)
+    return (placement.dim, 1) if isinstance(placement, Shard) else None
+
+
+def short(placement: Placement | None) -> str:
+    """The short print.  A Partial subclass keeps its own name: a norm partial is not a sum.
+
+    >>> short(Shard(0)), short(Partial("avg")), short(None)
+    ('S(0)', 'P(avg)', '-')
+    """
+    if placement is None:
+        return "-"
+    if isinstance(placement, _StridedShard):
+        return f"SS({placement.dim},{placement.split_factor})"
+    if isinstance(placement, Shard):
+        return f"S({placement.dim})"
+    if isinstance(placement, Partial):
+        own = type(placement).__name__.strip("_").removesuffix("Partial").lower()
+        return f"P({own or placement.reduce_op})"
+    return "R" if isinstance(placement, Replicate) else str(placement)
+
+
+def shorts(placements: Sequence[Placement | None]) -> str:
+    """Their short prints, in one line."""
+    return ", ".join(map(short, placements))
+
+
+def shape_text(shape: Sequence[int], dtype: torch.dtype) -> str:
+    """`f32[8,4]`."""
+    return f"{_SHORT.get(dtype, str(dtype).removeprefix('torch.'))}[{','.join(map(str, shape))}]"
+
+
+ShardOrder = tuple[tuple[int, tuple[int, ...]], ...]
+"""For a dim that several axes cut, the axes in the order in which they cut it, as torch's `DTensorSpec.shard_order`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How one tensor lies on a mesh: a placement for each axis, and the whole tensor's metadata.
+
+    Axes cut from left to right, unless `shard_order` says otherwise for a dim: it holds those dims alone whose order is
+    another one, sorted, however it was given.  Each cut is of what the cuts before it have left.  `localtensor.layout.shard_order`
+    turns shard orders into strided shards and back.
+
+    Raises `BadPlacement` or `NoSuchDim` for placements that do not fit the mesh or the shape, and `BadShardOrder` for an
+    order of other axes than those that cut the dim, as of `dataclasses.replace` with other placements.
+
+    >>> Spec(Mesh.of(dp=2), (Shard(0),), (8, 4), torch.float32)
+    f32[8,4] @ dp:S(0)
+    >>> Spec(Mesh.of(dp=2, tp=2), (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),))
+    f32[8,4] @ dp:S(0)[1], tp:S(0)[0]
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    shard_order: ShardOrder = ()
+
+    def __post_init__(self) -> None:
+        if len(self.placements) != len(self.mesh.sizes):
+            count = f"{len(self.placements)} placements for {len(self.mesh.sizes)} mesh axes"
+            raise BadPlacement("Spec", shorts(self.placements), count)
+        for cut in map(cuts, self.placements):
+            if cut is not None and not 0 <= cut[0] < len(self.shape):
+                raise NoSuchDim("Spec", cut[0], self.shape)
+            if cut is not None and cut[1] < 1:
+                raise BadPlacement("Spec", shorts(self.placements), "a split factor is 1 or more")
+        if self.shard_order != ():
+            object.__setattr__(self, "shard_order", self._reordered())
+
+    def cut_by(self, dim: int) -> tuple[int, ...]:
+        """The axes that cut this dim, in the order in which they do.
+
+        >>> Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32, ((0, (1, 0)),)).cut_by(0)
+        (1, 0)
+        """
+        for ordered, axes in self.shard_order:
+            if ordered == dim:
+                return axes
+        return tuple(axis for axis, cut in enumerate(map(cuts, self.placements)) if cut is not None and cut[0] == dim)
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """All axes in an order in which they may be applied: from left to right, but for the dims of `shard_order`."""
+        order = list(range(len(self.placements)))
+        for _, axes in self.shard_order:
+            for place, axis in zip(sorted(axes), axes, strict=True):
+                order[place] = axis
+        return tuple(order)
+
+    def _reordered(self) -> ShardOrder:
+        cutting: dict[int, list[int]] = {}
+        for axis, cut in enumerate(map(cuts, self.placements)):
+            if cut is not None:
+                cutting.setdefault(cut[0], []).append(axis)
+        found: dict[int, tuple[int, ...]] = {}
+        if not isinstance(self.shard_order, tuple | list):
+            raise self._no_order("it is no tuple of dims with their axes")
+        for entry in self.shard_order:
+            try:
+                dim, axes = index(entry[0]), tuple(map(index, entry[1]))
+                paired = isinstance(entry, tuple) and len(entry) == 2
+            except (TypeError, IndexError, KeyError):
+                paired = False
+            if not paired:
+                raise self._no_order(f"{entry!r} is no pair of a dim and its axes")
+            if dim in found:
+                raise self._no_order(f"it names dim {dim} twice")
+            if sorted(axes) != cutting.get(dim, []):
+                raise self._no_order(f"dim {dim} is cut by the axes {cutting.get(dim, [])}, and not by {list(axes)}")
+            found[dim] = axes
+        return tuple(sorted((dim, axes) for dim, axes in found.items() if list(axes) != cutting[dim]))
+
+    def _no_order(self, problem: str) -> BadShardOrder:
+        return BadShardOrder(f"{self.shard_order} of {shorts(self.placements)}", problem)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What Hypothesis prints in a failing example: a call that makes the same spec."""
+        mesh = f"Mesh({self.mesh.sizes}, {self.mesh.names})"
+        placements = ", ".join(f"parse({short(placement)!r})" for placement in self.placements)
+        order = f", {self.shard_order}" if self.shard_order else ""
+        printer.text(f"Spec({mesh}, ({placements},), {self.shape}, {self.dtype}{order})")
+
+    def __repr__(self) -> str:
+        turns = {axis: f"[{turn}]" for _, axes in self.shard_order for turn, axis in enumerate(axes)}
+        named = zip(self.mesh.names, self.placements, strict=True)
+        placed = ", ".join(f"{n}:{short(p)}{turns.get(axis, '')}" for axis, (n, p) in enumerate(named))
+        return f"{shape_text(self.shape, self.dtype)} @ {placed}"

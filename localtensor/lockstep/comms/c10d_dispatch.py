@@ -1,0 +1,237 @@
+"""Collectives of torch.distributed on LocalTensors: c10d's ops, functional collectives, and DTensor's own one.
+
+c10d's ops are read by the table that serves rank threads (collectives/c10d_table.py), so that a call means the same in either way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from localtensor._util.call_sites import origin
+from localtensor.collectives.argument_checks import check_offer, flat
+from localtensor.collectives.c10d_registration import plain, positions
+from localtensor.collectives.c10d_table import SERVED, Brought
+from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
+from localtensor.lockstep.comms import c10d_kernels as by_kind
+from localtensor.lockstep.comms import collectives as exchange
+from localtensor.lockstep.comms import outcomes
+from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.comms.group_families import Family, one_size
+from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.comms.process_groups import group_of
+from localtensor.lockstep.comms.work import LockstepWork, calls_of, over
+from localtensor.lockstep.dispatch.dispatcher import brief, check_write, plainly
+from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.storage import overwrite
+
+_NO_PAIRS = "who sends to whom differs from rank to rank"
+
+
+def serve(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One of c10d's ops, for all groups of the family that its process group stands for."""
+    name = func._schema.name.removeprefix("c10d::")
+    if name == "check_for_nan":
+        return None
+    if name not in SERVED:
+        raise NotInLockstep(f"torch.distributed ({name})", _NO_PAIRS)
+    at, when, count = _positions(func)
+    rest = [plain(a) for a in (*args[:at], *args[at + 1 :])][:count]
+    later = when is not None and (len(args) <= when or bool(args[when]))
+    work = collective(mode, name, args[at], rest, later=later and origin(sys._getframe(2)).hands_work_out)
+    served = SERVED[name]
+    if served.kind == "monitored_barrier":
+        return None
+    boxed = over() if work is None else work.boxed()
+    return boxed if served.returns is None else (rest[served.returns], boxed)
+
+
+@lru_cache(256)
+def _positions(func: Any) -> tuple[int, int | None, int]:
+    return positions(func._schema.name.removeprefix("c10d::"), func._schema)
+
+
+def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, later: bool) -> LockstepWork | None:
+    """What c10d's op of this name says is done; a Work if it is to be waited for."""
+    group = group_of(mode, group)
+    whole, served = group.family, SERVED[name]
+    meant, brought = served.brings(arguments)
+    if brought.root is not None:
+        brought = replace(brought, root=group.place(brought.root))
+    check_offers(meant.kind, brought, whole)
+    for x in flat(brought.reads) if mode.in_flight else ():
+        mode.check_read(x, meant.kind)
+    for buffer in brought.writes:
+        check_write(mode, buffer, meant.kind)
+    with plainly():
+        for buffer, value in zip(brought.writes, by_kind.results(mode, meant, brought, whole), strict=True):
+            write(mode, buffer, value, meant.kind, brought, whole)
+    return LockstepWork(mode, meant.kind, brought, whole) if later else None
+
+
+# -- before and after
+
+
+def check_offers(kind: str, brought: Brought, whole: Family) -> None:
+    """Each shape of what the ranks offer is fit by itself; see collectives/argument_checks.py."""
+    for each in _seen_by_ranks(brought):
+        for part in one_size(whole):
+            group, root = part.groups[0], brought.root or 0
+            check_offer(kind, each, group[root] if 0 <= root < len(group) else -1, group)
+
+
+def _seen_by_ranks(brought: Brought) -> Iterator[Brought]:
+    """The same with plain tensors: as some rank of each cell has them."""
+    cells = max(
+        [len(x._cells) for x in (*flat(brought.reads), *brought.writes) if isinstance(x, LocalTensor)], default=1
+    )
+    with plainly():
+        for cell in range(cells):
+            writes = [_seen(x, cell) for x in brought.writes]
+            yield replace(brought, reads=_seen(brought.reads, cell), writes=writes)
+
+
+def _seen(x: Any, cell: int) -> Any:
+    if isinstance(x, LocalTensor):
+        cell = min(cell, len(x._cells) - 1)
+        return x._cells[cell][0] if x._partition.sizes[cell] > 1 else x._cells[cell]
+    return x if isinstance(x, Tensor) else [_seen(each, cell) for each in x]
+
+
+def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, whole: Family) -> None:
+    """The buffer holds the value; one from outside the mode can, if all ranks agree on it."""
+    old = value_of(mode, buffer)
+    if value.held is not old.held:
+        has, gets = old.held.row_of >= 0, value.held.row_of >= 0
+        if (gets & ~has).any():
+            raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())
+        if (has & ~gets).any():  # who is in no group keeps what it had
+            _check_fits(old, value, kind, brought, whole)
+            value = exchange.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
+    _check_fits(old, value, kind, brought, whole)
+    if isinstance(buffer, LocalTensor):
+        outside = buffer._memory is not None and buffer._memory.outside
+        if not outside or value.held.rows * buffer._partition.rows == 1:
+            overwrite(buffer, value.cells, value.held)
+            return
+    elif value.held is mode.everyone or value.held.row_of.tobytes() == mode.everyone.row_of.tobytes():
+        buffer.detach().copy_(value.cells[0].reshape(buffer.shape))
+        return
+    raise OutsideWrite(kind, origin(sys._getframe(2)).place, brief(buffer))
+
+
+def _check_fits(old: Value, value: Value, kind: str, brought: Brought, whole: Family) -> None:
+    """Each rank's buffer takes what it gets: as many elements, of the same dtype."""
+    if old.cells[0].dtype == value.cells[0].dtype:
+        if len(old.cells) == len(value.cells) == 1:
+            if old.cells[0].numel() * value.held.rows == value.cells[0].numel() * old.held.rows:
+                return
+        elif not (_numels(old) != _numels(value))[value.held.row_of >= 0].any():
+            return
+    both = (old.held.row_of >= 0) & (value.held.row_of >= 0)
+    differ = both & ((_numels(old) != _numels(value)) | (old.cells[0].dtype != value.cells[0].dtype))
+    rank = int(np.flatnonzero(differ)[0])
+    mine, result = old.on(rank), value.on(rank)
+    got, want = f"{tuple(mine.shape)} of {mine.dtype}", f"{tuple(result.shape)} of {result.dtype}"
+    detail = f"rank {rank} offers a buffer of shape {got} for a result of shape {want}"
+    raise CollectiveFailed([calls_of(kind, brought, whole, origin(sys._getframe(3)).place, [rank])[0]], detail)
+
+
+def _numels(value: Value) -> Any:
+    """The elements that each rank holds."""
+    sizes = [cell.numel() // rows for cell, rows in zip(value.cells, value.held.sizes, strict=True)]
+    return np.repeat(sizes, value.held.sizes)[value.held.row_of]
+
+
+# -- functional collectives: what comes back is a tensor of its own
+
+
+def _reduced(mode: Any, value: Value, whole: Family, op: Any) -> Value:
+    return outcomes.all_reduced(value, whole, op)
+
+
+def _broadcast(mode: Any, value: Value, whole: Family, root: int) -> Value:
+    return outcomes.broadcasted(value, whole, root)
+
+
+def _gathered(mode: Any, value: Value, whole: Family, size: Any) -> Value:
+    return outcomes.joined_rows(outcomes.gathered(value, whole))
+
+
+def _scattered(mode: Any, value: Value, whole: Family, op: Any, size: Any) -> Value:
+    return outcomes.reduce_scattered(value, whole, op)
+
+
+def _exchanged(mode: Any, value: Value, whole: Family, got: Any, sent: Any) -> Value:
+    return outcomes.exchanged(outcomes.contiguous(value), whole, list(sent), list(got))
+
+
+def _moved(mode: Any, value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
+    return outcomes.moved_shards(value, whole, gather_dim, shard_dim)
+
+
+# By the name of the op without its endings; the last argument is the group, which comes third here.
+_FUNCTIONAL: dict[str, tuple[str, Callable[..., Value]]] = {
+    "all_reduce": ("all_reduce", _reduced),
+    "broadcast": ("broadcast", _broadcast),
+    "all_gather_into_tensor": ("all_gather_into_tensor", _gathered),
+    "reduce_scatter_tensor": ("reduce_scatter_tensor", _scattered),
+    "all_to_all_single": ("all_to_all_single", _exchanged),
+    "shard_dim_alltoall": ("shard_dim_alltoall", _moved),
+}
+
+
+def serve_functional(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One of torch's functional collectives."""
+    name = func._schema.name.split("::")[1]
+    if name in ("wait_tensor", "_wrap_tensor_autograd"):
+        return args[0]
+    base = name.removesuffix("_out").removesuffix("_").removesuffix("_coalesced")
+    if base not in _FUNCTIONAL:
+        raise NotInLockstep(f"torch.ops.{func}", _NO_PAIRS)
+    many = isinstance(args[0], list | tuple)
+    sources = list(args[0]) if many else [args[0]]
+    targets = [kwargs["out"]] if "out" in kwargs else sources if name.endswith("_") else []
+    values = _functional_values(mode, base, sources, targets, args)
+    if not targets:
+        found = [wrap(*value, mode) for value in values]
+        return found if many else found[0]
+    return args[0] if name.endswith("_") else targets[0]
+
+
+def _functional_values(
+    mode: Any, base: str, sources: list[Tensor], targets: list[Tensor], args: tuple[Any, ...]
+) -> list[Value]:
+    group, (kind, do) = group_of(mode, args[-1]), _FUNCTIONAL[base]
+    rest, op, root = list(args[1:-1]), None, None
+    if do in (_reduced, _scattered):
+        op = rest[0] = rest[0].lower()
+    elif do is _broadcast:
+        root = rest[0] = group.place(rest[0])
+    brought = Brought(sources, targets, op=op, root=root)
+    check_offers(kind, brought, group.family)
+    for x in sources if mode.in_flight else ():
+        mode.check_read(x, kind)
+    for target in targets:
+        check_write(mode, target, kind)
+    with plainly():
+        values = [do(mode, value_of(mode, x), group.family, *rest) for x in sources]
+        for target, value in zip(targets, values):
+            write(mode, target, value, kind, brought, group.family)
+    return values
+
+
+@lru_cache(256)
+def handler(namespace: str) -> Any:
+    """Who serves the ops of a namespace; None for those of torch itself."""
+    if namespace == "c10d":
+        return serve
+    if namespace in ("_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
+        return serve_functional
+    return None

@@ -1,0 +1,236 @@
+"""Collectives on values with a partition: what every rank holds afterwards, for all groups of a family at once.
+
+Cost follows the different values and the groups, not the ranks (lockstep/comms/stacked_collectives.py): who reads which row is worked out once
+for a partition and a family, and kept.  Whatever these do not cover is done by the plain functions of collectives/reference.py,
+on each rank's own tensors; so are refusals, which are then in the same words.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from localtensor.errors import NotHeld
+from localtensor.layout.reductions import Op
+from localtensor.lockstep.comms import index_plans as recipes
+from localtensor.lockstep.comms import stacked_collectives as folded
+from localtensor.lockstep.comms.group_families import Family
+from localtensor.lockstep.comms.stacked_collectives import Plan, pick, taken
+from localtensor.lockstep.values.partition import NOWHERE, Partition, partition, rows_apart
+from localtensor.lockstep.values.stacks import Cells, joined, of_rows
+
+Plain = Callable[[list[Any]], Sequence[Any]]  # a function of collectives/reference.py, on the tensors of one group
+_MOST_KEPT = 4096
+
+
+class Value(NamedTuple):
+    """Cells, and which rank reads what."""
+
+    cells: Cells
+    held: Partition
+
+    def on(self, rank: int) -> Tensor:
+        """What a rank holds, not copied; it must hold something."""
+        cell, row = self.held.place(rank)
+        return self.cells[cell][row] if self.held.sizes[cell] > 1 else self.cells[cell]
+
+    def stack(self, cell: int) -> Tensor:
+        """The rows of a cell, one or more."""
+        return self.cells[cell] if self.held.sizes[cell] > 1 else self.cells[cell][None]
+
+
+class _Unlike(Exception):
+    """Members of one group bring different shapes, or such as do not divide: the plain function says so, or can do it."""
+
+
+def check_held(call: str, held: Partition, whole: Family) -> None:
+    """Raises `NotHeld` unless every member of a group holds something."""
+    if not held.complete and (held.row_of[whole.members] < 0).any():
+        missing = np.flatnonzero(whole.members & (held.row_of < 0))
+        raise NotHeld(call, missing.tolist(), np.flatnonzero(held.row_of >= 0).tolist())
+
+
+def _over(
+    call: str, value: Value, whole: Family, planned: recipes.Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
+    *, keep: bool = False, root: int = 0,
+) -> Value:  # fmt: skip
+    """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
+    check_held(call, value.held, whole)
+    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
+    how = recipes.recipe(planned, root, value.held, whole, keep)
+    if how is None:
+        return rank_by_rank(value, whole, plain, keep=keep)
+    try:
+        stacks = [do(value.stack(cell), plan) for cell, plan in how.steps]
+    except _Unlike:
+        return rank_by_rank(value, whole, plain, keep=keep)
+    stacks += [taken(value.stack(cell), rows) for cell, rows in how.kept]
+    return _of_stacks(stacks, how.held, value.cells)
+
+
+def _of_stacks(stacks: Sequence[Tensor], held: Partition, brought: Sequence[Tensor]) -> Value:
+    """The value of these stacks, which shares no memory with what was brought."""
+    cells, held = joined(tuple(x if x.shape[0] > 1 else x[0] for x in stacks), held)
+    taken_up = {cell.untyped_storage().data_ptr() for cell in brought}
+    return Value(tuple(x.clone() if x.untyped_storage().data_ptr() in taken_up else x for x in cells), held)
+
+
+def rank_by_rank(value: Value, whole: Family, plain: Plain, *, keep: bool) -> Value:
+    """The plain function on the tensors of each group, one after the other."""
+    found: dict[int, Tensor] = {}
+    for group in whole.groups:
+        found.update(zip(group, plain([value.on(rank) for rank in group]), strict=True))
+    done = of_ranks(found, whole.world)
+    rest = ~whole.members & (value.held.row_of >= 0)
+    return combined([done, value], np.where(rest, 1, 0)) if keep and rest.any() else done
+
+
+def of_ranks(values: dict[int, Tensor], world: int) -> Value:
+    """The value of which these ranks hold these tensors."""
+    row_of = np.full(world, NOWHERE)
+    row_of[list(values)] = np.arange(len(values))
+    return Value(*of_rows(list(values.values()), rows_apart(partition(row_of, [len(values)]))))
+
+
+def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:
+    """Each rank holds what it, or the rank `source` of it, has of the value of this number; nothing if negative."""
+    row_of, stacks, sizes, start = np.full(len(number), NOWHERE), [], [], 0
+    order = np.argsort(number, kind="stable")
+    bounds = np.searchsorted(number[order], np.arange(len(values) + 1))
+    for index, value in enumerate(values):
+        ranks = order[bounds[index] : bounds[index + 1]]
+        rows = value.held.row_of[ranks if source is None else source[ranks]]
+        ranks, rows = ranks[rows >= 0], rows[rows >= 0]
+        used, inverse = np.unique(rows, return_inverse=True)
+        row_of[ranks] = start + inverse
+        for cell in np.unique(value.held.cell_of[used]):
+            here = used[value.held.cell_of[used] == cell] - value.held.starts[cell]
+            stacks.append(taken(value.stack(int(cell)), pick(here)))
+            sizes.append(len(here))
+        start += len(used)
+    return _of_stacks(stacks, partition(row_of, sizes), [cell for value in values for cell in value.cells])
+
+
+# -- the collectives
+
+
+def all_reduce(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
+    """Every member holds what its group's tensors fold into."""
+    return _over(
+        "all_reduce", value, whole, recipes.by_fold, lambda x, plan: folded.reduced(x, plan, op), plain, keep=True
+    )
+
+
+def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Value:
+    """The root of each group holds what its tensors fold into; the others hold what they had."""
+
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        return folded.reduced(x, plan, op)
+
+    return _over("reduce", value, whole, recipes.to_root, do, plain, keep=True, root=root)
+
+
+def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
+    """Every member holds its root's tensor."""
+    check_held("broadcast", value.held, whole)
+    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
+    how = _as_roots_have(value.held, whole, root)
+    if how is None:
+        return rank_by_rank(value, whole, plain, keep=True)
+    return _of_stacks([taken(value.stack(cell), rows) for cell, rows in how.kept], how.held, value.cells)
+
+
+@lru_cache(_MOST_KEPT)
+def _as_roots_have(held: Partition, whole: Family, root: int) -> recipes.Recipe | None:
+    """Members read what their root reads, the others what they did; None if shapes differ within a group."""
+    if recipes.spots(held, whole) is None:
+        return None
+    roots = np.array([group[root] for group in whole.groups])
+    rows = held.row_of[np.where(whole.members, roots[whole.index], np.arange(whole.world))]
+    used, inverse = np.unique(rows[rows >= 0], return_inverse=True)
+    row_of = np.full(whole.world, NOWHERE)
+    row_of[rows >= 0] = inverse.reshape(-1)
+    cells, sizes = np.unique(held.cell_of[used], return_counts=True)
+    kept = [(int(cell), pick(used[held.cell_of[used] == cell] - held.starts[cell])) for cell in cells]
+    return recipes.Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
+
+
+def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
+    """Every member holds its group's tensors along a new dim 0."""
+    return _over("all_gather", value, whole, recipes.together, folded.gathered, plain)
+
+
+def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
+    """The root of each group holds its tensors along a new dim 0; the others hold nothing."""
+    check_held("gather", value.held, whole)
+    value = Value(*joined(*value, by_shape=True))  # what travels has no strides
+    how = recipes.recipe(recipes.at_root, root, value.held, whole, False)
+    if how is not None:
+        stacks = [folded.gathered(value.stack(cell), plan) for cell, plan in how.steps]
+        return _of_stacks(stacks, how.held, value.cells)
+    found = {group[root]: plain([value.on(rank) for rank in group])[root] for group in whole.groups}
+    return of_ranks(found, whole.world)
+
+
+def reduce_scatter(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
+    """Each member holds its piece, along dim 0, of what its group's tensors fold into; dim 0 must divide."""
+
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        _must_divide(x, plan)
+        return _cut(folded.reduced(x, plan, op), plan.members)
+
+    return _over("reduce_scatter_tensor", value, whole, recipes.dealt, do, plain)
+
+
+def _must_divide(x: Tensor, plan: Plan) -> None:
+    if x.dim() < 2 or x.shape[1] % plan.members:
+        raise _Unlike
+
+
+def _cut(x: Tensor, members: int) -> Tensor:
+    """Each row in so many pieces along dim 1, which become rows."""
+    return x.reshape(x.shape[0] * members, x.shape[1] // members, *x.shape[2:])
+
+
+def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
+    """Each member holds the pieces that the others have for it, one behind the other; dim 0 must divide."""
+
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        _must_divide(x, plan)
+        rows = folded.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
+        return rows.reshape(rows.shape[0], *x.shape[1:])
+
+    return _over("all_to_all_single", value, whole, recipes.crosswise, do, plain)
+
+
+def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, plain: Plain) -> Value:
+    """Shards of one dim have become shards of another; that dim must divide."""
+
+    def do(x: Tensor, plan: Plan) -> Tensor:
+        members, dims = plan.members, range(x.dim() - 1)
+        if shard_dim not in dims or gather_dim not in dims or x.shape[shard_dim + 1] % members:
+            raise _Unlike
+        size = x.shape[shard_dim + 1] // members
+        cut = x.unflatten(shard_dim + 1, (members, size)).movedim(shard_dim + 1, 1)
+        rows = folded.exchanged(cut, plan)
+        return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
+
+    return _over("shard_dim_alltoall", value, whole, recipes.crosswise, do, plain)
+
+
+def permuted(value: Value, whole: Family, destinations: Sequence[int]) -> Value:
+    """The member at `destinations[i]` holds the tensor of the i-th; each group has as many members."""
+    check_held("permute", value.held, whole)
+    source = np.arange(whole.world)
+    matrix: Any = whole.matrix
+    source[matrix[:, list(destinations)]] = matrix
+    held = value.held.row_of >= 0
+    return combined([value], np.where(held, 0, -1), source)
+
+
+def of_roots(values: Sequence[Value], whole: Family, root: int) -> Value:
+    """The i-th member holds the i-th of the values, as its root has it; each group has as many members as values."""
+    roots = np.array([group[root] for group in whole.groups])
+    return combined(values, whole.position, np.where(whole.members, roots[whole.index], 0))

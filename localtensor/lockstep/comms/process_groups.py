@@ -1,0 +1,299 @@
+"""torch.distributed's groups in lockstep: a world of its own for each mode, whose groups are families."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from localtensor._util import ambient as _context
+from localtensor._util.own_world import OwnWorld
+from localtensor.errors import BadGroup
+from localtensor.errors.formatting import rank_names
+from localtensor.lockstep.comms.group_families import Family, of_lists, within
+from localtensor.lockstep.values.partition import Partition
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, values_of
+
+cpp: Any = torch._C._distributed_c10d  # its stubs lag behind
+
+
+class LockstepGroup(dist.ProcessGroup):
+    """A process group as all ranks have it at once: each rank is in its own of the family's groups.
+
+    `rank()` and `size()` are ints for each rank where they differ.  `by_number` marks the default group: there, as in
+    any job, a rank's place is its number, also where a mode has not all numbers from 0.
+    """
+
+    def __init__(self, mode: Any, groups: Sequence[Sequence[int]], name: str, *, by_number: bool = False) -> None:
+        super().__init__(0, len(groups[0]))  # type: ignore[call-arg]  # the stubs know one form only
+        self.mode, self.name_in_mode, self.by_number = mode, name, by_number
+        self._groups = list(groups)
+        self._family: Family | None = None
+        make = getattr(cpp.FakeProcessGroup, "_create_internal", cpp.FakeProcessGroup)
+        backend = make(0, len(groups[0]))
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        self._set_group_name(name)  # type: ignore[arg-type]
+
+    @property
+    def family(self) -> Family:
+        """All its groups."""
+        if self._family is None:
+            self._family = of_lists(self._groups, self.mode.world)
+        only = self.mode.groups.only
+        return self._family if only is None else within(self._family, only)
+
+    def add(self, members: Sequence[int]) -> None:
+        """One more group, of other ranks."""
+        self._groups.append(members)
+        self._family = None
+
+    def places(self) -> Any:
+        """Each rank's place in its group, -1 outside of all: int64 of shape [world]."""
+        return np.arange(self.mode.world) if self.by_number else self.family.position
+
+    def place(self, root: int) -> int:
+        """The position in the group of what torch calls a group rank."""
+        known = self.by_number and 0 <= root < self.mode.world and not self.mode.everyone.complete
+        return int(self.family.position[root]) if known else root
+
+    def rank(self) -> Any:
+        """The place of each rank in its group, -1 outside of all."""
+        if self.mode.standing is not None:
+            return int(self.places()[self.mode.standing])
+        return rank_int(self.places(), self.mode.everyone.held)
+
+    def size(self) -> Any:
+        """How many ranks its group has."""
+        if self.family.matrix is not None:
+            return self.family.matrix.shape[1]
+        if self.mode.standing is not None:
+            return int(self.family.sizes()[self.mode.standing])
+        return rank_int(self.family.sizes(), self.mode.everyone.held)
+
+
+class Places(Mapping[Any, Any]):
+    """Global rank to place in its own group, and an int for each rank likewise; iterates over this group's ranks.
+
+    A rank that asks for itself, and is in none of the groups, is at -1.
+    """
+
+    def __init__(self, group: LockstepGroup) -> None:
+        self.group = group
+
+    def __getitem__(self, rank: Any) -> Any:
+        if rank not in self:
+            raise KeyError(rank)
+        places, asked = self.group.places(), values_of(rank, self.group.mode.world)
+        return int(places[int(rank)]) if asked is None else rank_int(places[asked], _holders(rank))
+
+    def __contains__(self, rank: Any) -> bool:
+        group, asked = self.group, values_of(rank, self.group.mode.world)
+        if asked is None:
+            inside = 0 <= int(rank) < group.mode.world and bool(group.places()[int(rank)] >= 0)
+            return inside or int(rank) == group.mode.standing
+        held = _holders(rank)
+        mine, asked = (np.arange(group.mode.world), asked) if held is None else (np.flatnonzero(held), asked[held])
+        within = ((asked >= 0) & (asked < group.mode.world)).all()
+        return bool((asked == mine).all() or (within and (group.places()[asked] >= 0).all()))
+
+    def __iter__(self) -> Iterator[Any]:
+        whole = self.group.family
+        if len(whole.groups) == 1:
+            return iter(whole.groups[0])
+        if self.group.mode.standing is not None:
+            return iter(whole.group_of(self.group.mode.standing))
+        if whole.matrix is None:
+            raise BadGroup(
+                "get_process_group_ranks", "group", repr(whole), "its groups are of different sizes",
+                "Ask for the ranks of one group at a time, inside localtensor.run.",
+            )  # fmt: skip
+        held = None if whole.everybody else whole.members
+        return iter([rank_int(whole.matrix[whole.index, place], held) for place in range(whole.matrix.shape[1])])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def _holders(x: Any) -> Any:
+    """Which ranks hold an int; None if all do."""
+    return x.node.held
+
+
+class _Known(dict[Any, Any]):
+    """What torch knows of each group; a group of another mode, or of a real backend, is refused."""
+
+    def get(self, group: Any, otherwise: Any = None) -> Any:
+        if group not in self:
+            raise _foreign(group)
+        return self[group]
+
+
+def _foreign(group: Any) -> BadGroup:
+    name = group if isinstance(group, str) else getattr(group, "group_name", None)
+    return BadGroup(
+        "collective", "group", f"group={name or group!r}", "it is not of this LocalTensorMode",
+        "Make it inside the mode, with init_device_mesh, new_group or lists of ranks.",
+    )  # fmt: skip
+
+
+class LockstepWorld(OwnWorld):
+    """The groups of one mode, and how they are made."""
+
+    def __init__(self, mode: Any, serial: int) -> None:
+        super().__init__()
+        self.mode, self.serial = mode, serial
+        self.numbers = itertools.count()
+        self._own_pg_map = _Known()  # as _util/own_world.py keeps it
+        self.by_name: dict[str, LockstepGroup] = {}
+        self.implicit = False  # the default group was made by us, and the program has not asked for it
+        self.only: Partition | None = (
+            None  # the ranks for which a function runs now, see lockstep/patches/by_rank_group.py
+        )
+        # The families of the mesh that is being built, and their ranks.
+        self.building: list[tuple[LockstepGroup, set[int]]] | None = None
+
+    def open(self) -> None:
+        """There is a default group of all ranks, as after init_process_group."""
+        self.implicit = True
+        self.default_pg = self.make([list(self.mode.ranks)], by_number=True)
+
+    def close(self) -> None:
+        """There is no group any more."""
+        for name in list(self.by_name):
+            self.forget(name)
+        self.default_pg = None
+        self.pg_coalesce_state.clear()
+
+    def forget(self, name: str) -> None:
+        """The group of this name is gone; nothing happens if there is none."""
+        group = self.by_name.pop(name, None)
+        if group is not None:
+            cpp._unregister_process_group(name)
+            for table in (self.pg_map, self.pg_names, self.pg_group_ranks, self.pg_backend_config, self.pg_to_tag):
+                table.pop(group, None)
+            for groups in self.tags_to_pg.values():
+                if group in groups:
+                    groups.remove(group)
+
+    def make(self, groups: Sequence[Sequence[int]], *, by_number: bool = False) -> LockstepGroup:
+        """A process group of these groups of ranks, of which each rank is in its own."""
+        name = f"lockstep{self.serial}:{next(self.numbers)}"
+        group = LockstepGroup(self.mode, groups, name, by_number=by_number)
+        self.by_name[name] = group
+        tables: Any = self  # torch keeps a store, and lists of ranks, where we need none
+        tables.pg_map[group] = ("gloo", None)
+        tables.pg_names[group] = name
+        tables.pg_group_ranks[group] = Places(group)
+        self.pg_backend_config[group] = "cpu:gloo,cuda:nccl"
+        self.pg_to_tag[group] = f"ptd:{name}"
+        self.tags_to_pg.setdefault(f"ptd:{name}", []).append(group)
+        self.tags_to_pg.setdefault("", []).append(group)
+        cpp._register_process_group(name, group)
+        return group
+
+    def new_group(self, ranks: Sequence[Any] | None) -> LockstepGroup:
+        """What `new_group(ranks)` gives; while a mesh is built, disjoint groups of one size become one family.
+
+        Where the ranks differ from rank to rank, so does the group.
+        """
+        if ranks is not None and any(is_rank_int(rank) for rank in ranks):
+            tables = {tuple(sorted(on_rank(x, rank) for x in ranks)) for rank in self.mode.ranks}
+            return self.family_group("new_group", sorted(tables))
+        members = list(self.mode.ranks) if ranks is None else sorted(int(rank) for rank in ranks)
+        self.check("new_group", [members])
+        if self.building is None:
+            return self.make([members])
+        last = self.building[-1] if self.building else None
+        if last is not None and len(last[0]._groups[0]) == len(members) and last[1].isdisjoint(members):
+            last[0].add(members)
+            last[1].update(members)
+            return last[0]
+        self.building.append((self.make([members]), set(members)))
+        return self.building[-1][0]
+
+    def family_group(self, call: str, groups: Sequence[Sequence[int]]) -> LockstepGroup:
+        """A process group of these groups, each rank in its own.  Raises `BadGroup`."""
+        self.check(call, groups)
+        return self.make(groups)
+
+    def check(self, call: str, groups: Sequence[Sequence[int]]) -> None:
+        """Raises `BadGroup` if they are not different ranks of the mode, each in one group."""
+        row_of = self.mode.everyone.row_of
+        flat = [rank for members in groups for rank in members]
+        known = all(isinstance(rank, SupportsIndex) and 0 <= rank < len(row_of) and row_of[rank] >= 0 for rank in flat)
+        if not flat or not all(groups) or not known or len(set(flat)) < len(flat):
+            problem = f"they must be different ranks of this mode, which has {rank_names(self.mode.ranks)}"
+            shown = f"ranks={[list(members) for members in groups] if len(groups) > 1 else [*groups[:1]]}"
+            raise BadGroup(call, "ranks", shown, problem, "Name each rank at most once, and leave no group empty.")
+
+
+class RoutedWorld(c10d._World):
+    """Whose groups are meant: those of the calling thread's mode, or torch's own where it has none."""
+
+    def __init__(self, original: Any) -> None:
+        object.__setattr__(self, "_original", original)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_original", "__class__", "__dict__"):
+            return object.__getattribute__(self, name)
+        mode = _context.lockstep()
+        return getattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        mode = _context.lockstep()
+        setattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name, value)
+
+
+class Lists:
+    """Groups given as lists of ranks; a root is a place in its list."""
+
+    def __init__(self, whole: Family) -> None:
+        self.family = whole
+
+    def place(self, root: int) -> int:
+        return root
+
+
+def group_of(mode: Any, group: Any) -> LockstepGroup | Lists:
+    """The groups that a collective is about: a process group, its name, a mesh of one axis or an axis of one, or lists.
+
+    None are all ranks.  Raises `BadGroup` if it is not of this mode, and where a mesh has no such axis, or several.
+    """
+    kind = type(group)
+    if kind is torch.ScriptObject:
+        group = dist.ProcessGroup.unbox(group)
+    elif group is None:
+        return mode.groups.default_pg or Lists(of_lists([mode.ranks], mode.world))
+    elif kind is tuple and len(group) == 2 and hasattr(group[0], "get_group"):
+        group = _of_mesh(*group)
+    elif kind is list or kind is tuple:
+        lists = group if group and isinstance(group[0], list | tuple | range) else [group]
+        mode.groups.check("collective", lists)
+        return Lists(of_lists(lists, mode.world))
+    elif hasattr(group, "get_group"):
+        group = _of_mesh(group, None)
+    name = group if isinstance(group, str) else getattr(group, "group_name", None)
+    found: LockstepGroup | None = mode.groups.by_name.get(name)
+    if found is None:
+        raise _foreign(group)
+    return found
+
+
+def _of_mesh(mesh: Any, axis: Any) -> Any:
+    """The group of an axis of a mesh; None is the only one."""
+    names = tuple(mesh.mesh_dim_names or range(mesh.ndim))
+    if axis is None and mesh.ndim > 1:
+        problem = "a mesh has a group along each of its axes, and which one is meant is not said"
+        raise BadGroup("collective", "group", f"group={mesh}", problem, f"Name one: (mesh, {names[0]!r}).")
+    try:
+        return mesh.get_group(axis)
+    except (LookupError, AssertionError) as error:  # torch's words for names, and numbers, that it does not know
+        shown, remedy = f"group=({mesh}, {axis!r})", f"Its axes are {', '.join(map(repr, names))}."
+        raise BadGroup("collective", "group", shown, "the mesh has no such axis", remedy) from error

@@ -1,0 +1,119 @@
+"""What an asynchronous collective hands back in lockstep: it is done at once, and still has to be waited for."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from localtensor._util.call_sites import origin
+from localtensor._util.events import Call, Place
+from localtensor.collectives.argument_checks import flat
+from localtensor.collectives.c10d_table import Brought
+from localtensor.layout.reductions import name_of
+from localtensor.layout.spec import shape_text
+from localtensor.lockstep.comms.group_families import Family
+from localtensor.lockstep.values.local_tensor import LocalTensor
+
+
+@functools.cache
+def over() -> Any:
+    """A Work that is over, as the dispatcher carries it."""
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_result(None)
+    cpp: Any = torch._C._distributed_c10d
+    return cpp._create_work_from_future(future).boxed()
+
+
+class LockstepWork(Work):
+    """The Work of all ranks' parts in one collective; until it is waited for, its tensors are not to be touched.
+
+    What it reads must not be written, and what it writes neither read nor written.
+    """
+
+    def __init__(self, mode: Any, kind: str, brought: Brought, whole: Family) -> None:
+        super().__init__()
+        self._mode = mode
+        self.reads = list(flat(brought.reads))
+        self.outputs = list(brought.writes)
+        self._described: Any = (kind, brought, whole, origin(sys._getframe(4)).place)
+        mode.in_flight.append(self)
+
+    def calls(self) -> list[Call]:
+        """The part of each rank, for an error."""
+        kind, brought, whole, place = self._described
+        return calls_of(kind, brought, whole, place, [rank for group in whole.groups for rank in group])
+
+    def wait(self, timeout: object = None) -> bool:
+        if self in self._mode.in_flight:
+            self._mode.in_flight.remove(self)
+            self.reads, self._described = [], None
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Once it says so, the outputs can be used: torch's documentation asks for no wait() after that."""
+        return self.wait()
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self.outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self.result())
+        return future
+
+
+def touches(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors are one, or views of one memory."""
+    if x is y:
+        return True
+    mine, theirs = _outside(x), _outside(y)
+    if mine is not None or theirs is not None:
+        return mine is not None and mine == theirs
+    memory = getattr(x, "_memory", None)
+    return memory is not None and memory is getattr(y, "_memory", None)
+
+
+def _outside(x: Tensor) -> int | None:
+    """Where the memory begins of a tensor that was made outside of the mode; None if it was made inside."""
+    if isinstance(x, LocalTensor):
+        if x._memory is None or not x._memory.outside:
+            return None
+        x = x._cells[0]
+    return x.untyped_storage().data_ptr()
+
+
+def calls_of(kind: str, brought: Brought, whole: Family, place: Place | None, ranks: Sequence[int]) -> list[Call]:
+    """The parts that these ranks have in a collective, in words."""
+    op = None if brought.op is None else name_of(brought.op)
+    found = []
+    for rank in ranks:
+        group = whole.group_of(rank)
+        root = None if brought.root is None else group[brought.root]
+        texts = tuple(_texts(brought, rank))
+        found.append(Call(rank, kind, "lockstep", group, 0, texts, op=op, root=root, place=place))
+    return found
+
+
+def _texts(brought: Brought, rank: int) -> Iterator[str]:
+    for x in flat(brought.reads):
+        mine = x.__localtensor_on__(rank) if isinstance(x, LocalTensor) else x
+        yield shape_text(mine.shape, mine.dtype)

@@ -1,0 +1,1 @@
+"""One op on all ranks: op table, batching, execution, results."""

@@ -1,0 +1,213 @@
+"""Ops with a dim, and products, on whole stacks: the dim of rows comes before the others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor.lockstep.dispatch.batching import FORMS, Stacked, behind_rows, each_row_of, form, inside
+from localtensor.lockstep.values.stacks import in_blocks
+
+aten = torch.ops.aten
+
+
+@form("cumsum", "cumprod", "logcumsumexp", "flip", "cummax", "cummin", "max.dim", "min.dim", "any.dim", "all.dim",
+      "_softmax", "_log_softmax", "index_fill.int_Scalar", "kthvalue", "mode", "median.dim", "glu",
+      "sort", "topk", "argsort")  # fmt: skip
+def _dim_first(op: Any, stacked: Stacked, x: Tensor, *rest: Any, **named: Any) -> Any:
+    """The dim, or dims, where the schema has it."""
+    place = next(i for i, a in enumerate(op._schema.arguments) if a.name in ("dim", "dims")) - 1
+    if not stacked[0] or any(stacked[1:]):
+        return NotImplemented
+    n, given = x.dim() - 1, list(rest)
+    if place >= len(given):
+        given += [a.default_value for a in op._schema.arguments[len(given) + 1 : place + 2]]
+    dims = given[place] if isinstance(given[place], list) else [given[place]]
+    if not inside(n, *dims):
+        return NotImplemented
+    moved = [dim % n + 1 for dim in dims]
+    given[place] = moved if isinstance(given[place], list) else moved[0]
+    return op(x, *given, **named)
+
+
+@form("sort.stable")
+def _sorted(
+    op: Any, stacked: Stacked, x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> Any:
+    n = x.dim() - 1
+    return op(x, stable=stable, dim=dim % n + 1, descending=descending) if inside(n, dim) else NotImplemented
+
+
+@form("argmax", "argmin")
+def _extreme_place(op: Any, stacked: Stacked, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    n = x.dim() - 1
+    if dim is None:
+        return NotImplemented if keepdim or not n or not x.numel() else op(x.flatten(1), 1)
+    return op(x, dim % n + 1, keepdim) if inside(n, dim) else NotImplemented
+
+
+@form("max", "min")
+def _extreme(op: Any, stacked: Stacked, x: Tensor) -> Any:
+    whole = aten.amax if op is aten.max.default else aten.amin
+    return whole(x.flatten(1), [1]) if x.dim() > 1 and x.numel() else NotImplemented
+
+
+@form("any", "all")
+def _truth(op: Any, stacked: Stacked, x: Tensor) -> Any:
+    return (aten.any if op is aten.any.default else aten.all).dim(x.flatten(1), 1) if x.dim() > 1 else NotImplemented
+
+
+@form("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
+def _spread(op: Any, stacked: Stacked, x: Tensor, dims: Sequence[int] | None = None, **named: Any) -> Any:
+    n = x.dim() - 1
+    if not n or (dims and not inside(n, *dims)):
+        return NotImplemented
+    return op(x, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), **named)
+
+
+@form("linalg_vector_norm")
+def _norm(
+    op: Any, stacked: Stacked, x: Tensor, order: Any = 2, dims: Sequence[int] | None = None, *rest: Any, **named: Any
+) -> Any:
+    n = x.dim() - 1
+    if not n or (dims and not inside(n, *dims)):
+        return NotImplemented
+    return op(x, order, [dim % n + 1 for dim in dims] if dims else list(range(1, n + 1)), *rest, **named)
+
+
+@form("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_back(op: Any, stacked: Stacked, grad: Tensor, out: Tensor, dim: int, dtype: Any) -> Any:
+    n = out.dim() - 1
+    return op(grad, out, dim % n + 1, dtype) if all(stacked[:2]) and inside(n, dim) else NotImplemented
+
+
+@form("cat", "stack")
+def _joined(op: Any, stacked: Stacked, xs: Sequence[Tensor], dim: int = 0) -> Any:
+    dims = {x.dim() - has_rows for x, has_rows in zip(xs, stacked[0], strict=True)}
+    n = dims.pop() + (op is aten.stack.default)
+    if dims or not inside(n, dim) or not all(x.is_contiguous() for x in xs):
+        return NotImplemented  # rows of three dims in another order would look like channels_last in a stack
+    rows = next(x.shape[0] for x, has_rows in zip(xs, stacked[0], strict=True) if has_rows)
+    return op([each_row_of(rows, x, has_rows) for x, has_rows in zip(xs, stacked[0], strict=True)], dim % n + 1)
+
+
+@form("index_select")
+def _index_select(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor) -> Any:
+    n = x.dim() - 1
+    return op(x, dim % n + 1, index) if not stacked[2] and inside(n, dim) else NotImplemented
+
+
+@form("gather", "scatter.src", "scatter.value", "scatter_add", "scatter_.src", "scatter_.value", "scatter_add_")
+def _along(op: Any, stacked: Stacked, x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Any:
+    rows = x.shape[0] if stacked[0] else index.shape[0] if stacked[2] else 0
+    if not rows:
+        return NotImplemented
+    x, index = each_row_of(rows, x, stacked[0]), each_row_of(rows, index, stacked[2])
+    values = [
+        each_row_of(rows, one, flag) if isinstance(one, Tensor) else one
+        for one, flag in zip(rest, stacked[3:], strict=True)
+    ]
+    n = x.dim() - 1
+    if not inside(n, dim) or index.dim() != x.dim():
+        return NotImplemented
+    return op(x, dim % n + 1, index, *values, **named)
+
+
+@form("index.Tensor")
+def _index(op: Any, stacked: Stacked, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Where the indices stand side by side, what they make stands where they stood."""
+    places = [place for place, index in enumerate(indices) if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in indices if index is not None):
+        return NotImplemented
+    if not places or places[-1] - places[0] >= len(places) or (stacked[1] and places[0]):
+        return NotImplemented
+    if not stacked[1]:
+        return op(x, [None, *indices])
+    lifted = _lifted(indices, stacked[1])
+    if not stacked[0]:
+        return op(x, lifted)
+    rows = torch.arange(x.shape[0], device=x.device)
+    most = max(index.dim() for index in lifted if index is not None)
+    return op(x, [rows.view(-1, *[1] * (most - 1)), *lifted])
+
+
+def _lifted(indices: Sequence[Tensor | None], stacked: Stacked) -> list[Tensor | None]:
+    """Indices that broadcast row by row."""
+    dims = [index.dim() - has_rows for index, has_rows in zip(indices, stacked, strict=True) if index is not None]
+    return [
+        behind_rows(index, max(dims) - index.dim() + 1) if index is not None and has_rows else index
+        for index, has_rows in zip(indices, stacked, strict=True)
+    ]
+
+
+@form("constant_pad_nd")
+def _pad(op: Any, stacked: Stacked, x: Tensor, pad: Sequence[int], *value: Any) -> Any:
+    return op(x, pad, *value) if len(pad) // 2 < x.dim() else NotImplemented
+
+
+@form("repeat")
+def _repeat(op: Any, stacked: Stacked, x: Tensor, times: Sequence[int]) -> Any:
+    new = len(times) - (x.dim() - 1)
+    return op(behind_rows(x, new), [1, *times]) if new >= 0 else NotImplemented
+
+
+@form("tril", "triu")
+def _triangle(op: Any, stacked: Stacked, x: Tensor, *diagonal: int) -> Any:
+    return op(x, *diagonal) if x.dim() > 2 else NotImplemented
+
+
+@form("as_strided_scatter")
+def _as_strided_scatter(
+    op: Any,
+    stacked: Stacked,
+    x: Tensor,
+    source: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> Any:
+    if not stacked[0]:
+        return NotImplemented
+    x = in_blocks(x, x.shape[0])
+    start = x.storage_offset() if offset is None else offset
+    whole = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0).clone()
+    whole.as_strided((x.shape[0], *size), (x.stride(0), *stride), start).copy_(source)
+    return whole.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+# -- products
+
+
+@form("bmm")
+def _bmm(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+    rows = a.shape[0] if stacked[0] else b.shape[0]
+    a, b = each_row_of(rows, a, stacked[0]), each_row_of(rows, b, stacked[1])
+    if a.dim() != 4 or b.dim() != 4:
+        return NotImplemented
+    return op(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, (rows, a.shape[1]))
+
+
+@form("baddbmm")
+def _baddbmm(op: Any, stacked: Stacked, bias: Tensor, a: Tensor, b: Tensor, **scales: Any) -> Any:
+    if not (stacked[1] and stacked[2]) or a.dim() != 4 or b.dim() != 4 or bias.dim() != 3 + stacked[0]:
+        return NotImplemented
+    shape = (*a.shape[:3], b.shape[3])
+    lifted = bias.expand(shape).flatten(0, 1)
+    return op(lifted, a.flatten(0, 1), b.flatten(0, 1), **scales).unflatten(0, shape[:2])
+
+
+@form("mv")
+def _mv(op: Any, stacked: Stacked, a: Tensor, x: Tensor) -> Any:
+    rows = a.shape[0] if stacked[0] else x.shape[0]
+    return torch.bmm(each_row_of(rows, a, stacked[0]), each_row_of(rows, x, stacked[1]).unsqueeze(2)).squeeze(2)
+
+
+@form("dot")
+def _dot(op: Any, stacked: Stacked, a: Tensor, b: Tensor) -> Any:
+    rows = a.shape[0] if stacked[0] else b.shape[0]
+    a, b = each_row_of(rows, a, stacked[0]), each_row_of(rows, b, stacked[1])
+    return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(rows) if a.shape == b.shape else NotImplemented
+
+
+__all__ = ["FORMS"]

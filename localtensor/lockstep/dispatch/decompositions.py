@@ -1,0 +1,110 @@
+"""Calls that are done as other calls: out= is the op itself and a copy; lists of tensors go in groups of one partition."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor.lockstep.values.partition import Partition, common
+
+aten = torch.ops.aten
+# Ops on lists of tensors, which do at each place of the lists the same and nothing else.
+LISTS = ("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")
+
+
+def rewrite_of(op: Any) -> Any:
+    """The function that does a call of this overload as other calls; None if it is done as it is.
+
+    That function answers `NotImplemented` for a call that has to be done as it is after all.
+    """
+    functional = functional_of(op)
+    if functional is not None:
+        return lambda mode, func, known, args, kwargs: _with_out(mode, func, functional, args, kwargs)
+    if op.overloadpacket.__name__.startswith(LISTS) and len(op._schema.returns) < 2:
+        return _in_groups
+    return None
+
+
+def functional_of(op: Any) -> Any:
+    """The overload that does the same as this one with out=, and makes its results itself.
+
+    >>> functional_of(torch.ops.aten.add.out)
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    if not any(argument.is_out for argument in op._schema.arguments):
+        return None
+    wanted = _takes(op)
+    packet = op.overloadpacket
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        if not any(argument.is_out for argument in other._schema.arguments) and _takes(other) == wanted:
+            return other
+    return None
+
+
+def _takes(op: Any) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in op._schema.arguments if not argument.is_out]
+
+
+def _with_out(mode: Any, func: Any, functional: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    given = [argument.name for argument in func._schema.arguments if argument.is_out]
+    outs = list(_tensors([kwargs[name] for name in given]))
+    try:
+        values = list(_tensors(mode.run(functional, args, {k: v for k, v in kwargs.items() if k not in given})))
+    except RuntimeError:  # the op itself will say so, or can do what the other cannot
+        return NotImplemented
+    if len(values) != len(outs) or not all(
+        torch.can_cast(v.dtype, out.dtype) for v, out in zip(values, outs, strict=True)
+    ):
+        return NotImplemented
+    for value, out in zip(values, outs, strict=True):
+        if _differ(value.shape, out.shape):
+            mode.run(aten.resize_.default, (out, value.shape), {})
+    if any(value.dtype != out.dtype for value, out in zip(values, outs, strict=True)):
+        return NotImplemented  # the op converts by itself: a sum adds up in the dtype of its out
+    for value, out in zip(values, outs, strict=True):
+        mode.run(aten.copy_.default, (out, value), {})
+    if not func._schema.returns:
+        return None
+    return outs[0] if len(func._schema.returns) == 1 else tuple(outs)
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two shapes are not the same on each rank."""
+    return len(one) != len(other) or any(
+        type(a) is not type(b) or (a != b if type(a) is int else (a.node.values != b.node.values).any())
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, Tensor):
+        yield value
+
+
+def _in_groups(mode: Any, func: Any, known: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Places whose tensors refine to the same partition are done together: one that ranks share stays shared."""
+    length = len(args[0])
+    parallel = [isinstance(value, list | tuple) and len(value) == length for value in args]
+    groups: dict[Partition | None, list[int]] = {}
+    for place in range(length):
+        key = None
+        for value, is_parallel in zip(args, parallel, strict=True):
+            held = getattr(value[place], "_partition", None) if is_parallel else None
+            if held is not None:
+                key = held if key is None else common(key, held)
+        groups.setdefault(key, []).append(place)
+    if len(groups) < 2:
+        return NotImplemented
+    results: list[Any] = [None] * length
+    for places in groups.values():
+        some = [[value[i] for i in places] if own else value for value, own in zip(args, parallel, strict=True)]
+        done = mode.run(func, tuple(some), kwargs)
+        if done is not None:
+            for place, result in zip(places, done, strict=True):
+                results[place] = result
+    return results if known.returns else None

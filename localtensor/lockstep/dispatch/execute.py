@@ -1,0 +1,228 @@
+"""One op on one cell: on its stacks as they are, under vmap, or row after row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+
+from localtensor.lockstep.dispatch.batching import behind_rows
+from localtensor.lockstep.dispatch.op_table import Facts, Way
+from localtensor.lockstep.dispatch.results import Rowwise
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.partition import Partition, takes
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
+from localtensor.lockstep.values.stacks import dense_strides
+from localtensor.lockstep.values.storage import RowsApart
+
+
+def on_cell(func: Any, known: Facts, args: Any, kwargs: Any, final: Partition, cell: int) -> Any:
+    """What the op gives on one cell: a stack of results if the cell has several rows."""
+    rows = final.sizes[cell]
+    reader = Reader(final, cell)
+    if rows == 1:
+        return func(*reader.map(args), **{name: reader(value) for name, value in kwargs.items()})
+    if known.way is Way.STACK:
+        try:
+            done = _on_stack(func, known, reader, args, kwargs)
+            if done is not NotImplemented:
+                return done
+        except (RuntimeError, IndexError):  # the rows will say in their own words what is wrong, if it is not our form
+            if known.lists and known.writes:  # some of them may be written already
+                raise
+    if known.vmap and not _of_mixed_precision(args):
+        try:
+            return _under_vmap(func, known, reader, args, kwargs)
+        except (RuntimeError, IndexError):  # vmap cannot, for whatever reason
+            pass
+    if known.views:
+        raise RowsApart
+    return row_after_row(func, reader, args, kwargs)
+
+
+def _of_mixed_precision(args: Any) -> bool:
+    """Floats of several dtypes: a batching rule promotes where the op does not, as layer_norm's does under autocast."""
+    return len({x.dtype for x in args if isinstance(x, Tensor) and x.dtype.is_floating_point}) > 1
+
+
+class Reader:
+    """What of each argument one cell reads."""
+
+    __slots__ = ("cell", "final", "rank", "rows", "stacked")
+
+    def __init__(self, final: Partition, cell: int) -> None:
+        self.final, self.cell, self.rows = final, cell, final.sizes[cell]
+        self.stacked = False  # whether the last tensor read has a row for each value
+        self.rank = -1
+
+    def __call__(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is LocalTensor:
+            if value._partition is self.final:
+                self.stacked = self.rows > 1
+                return value._cells[self.cell]
+            take = takes(self.final, value._partition)[self.cell]
+            self.stacked = take.stacked
+            return take.of(value._cells)
+        self.stacked = False
+        if kind is list or kind is tuple:
+            return self.map(value)
+        if kind is torch.SymInt and is_rank_int(value):
+            if self.rank < 0:
+                self.rank = self.final.ranks(self.final.starts[self.cell])[0]
+            return on_rank(value, self.rank)
+        return value
+
+    def map(self, values: Any) -> Any:
+        """Each of several arguments; `stacked` says whether any of them has a row for each value."""
+        any_stacked, found = False, []
+        for value in values:
+            found.append(self(value))
+            any_stacked = any_stacked or self.stacked
+        self.stacked = any_stacked
+        return found if type(values) is list else tuple(found)
+
+
+# -- on the stacks
+
+
+def _on_stack(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -> Any:
+    flat: list[Any] = []
+    stacked: list[Any] = []
+    for value in args:
+        kind = type(value)
+        if kind is list or kind is tuple:
+            items, flags = [], []
+            for one in value:
+                items.append(reader(one))
+                flags.append(reader.stacked)
+            flat.append(items)
+            stacked.append(tuple(flags) if True in flags else False)
+        else:
+            flat.append(reader(value))
+            stacked.append(reader.stacked)
+    named = {}
+    for name, value in kwargs.items():
+        named[name] = reader(value)
+        if reader.stacked:
+            return NotImplemented
+    if known.form is not None:
+        return known.form(func, tuple(stacked), *flat, **named)
+    return _pointwise(func, flat, named, stacked)
+
+
+def _pointwise(func: Any, args: list[Any], named: dict[str, Any], stacked: list[bool]) -> Any:
+    """A pointwise op broadcasts: a row with fewer dims gets new ones behind the dim of rows, not before it."""
+    dims, most, alike = [], 0, True
+    for value, is_stacked in zip(args, stacked, strict=True):
+        if isinstance(value, Tensor):
+            dim = value.dim() - is_stacked
+            dims.append(dim)
+            most = max(most, dim)
+        else:
+            if is_stacked:
+                return NotImplemented
+            dims.append(-1)
+    for index, dim in enumerate(dims):
+        if dim < 0:
+            continue
+        if dim < most and stacked[index]:
+            if dim == 0:
+                alike = False  # a scalar in a stack is no scalar: it would count when dtypes are promoted
+            args[index] = behind_rows(args[index], most - dim)
+    if not alike and len({x.dtype for x, dim in zip(args, dims, strict=True) if dim >= 0}) > 1:
+        return NotImplemented
+    return func(*args, **named)
+
+
+# -- under vmap
+
+
+def _under_vmap(func: Any, known: Facts, reader: Reader, args: Any, kwargs: Any) -> Any:
+    """The op under vmap.  What it writes is a copy, until it is done: a batching rule may write to a copy of its own,
+    or fail when half of it is written."""
+    level = _functorch._vmap_increment_nesting(reader.rows, "error")
+    written = {index for index, _ in known.writes}
+    names = {name for _, name in known.writes}
+    fresh: list[tuple[Tensor, Tensor]] = []
+    plain_order = True
+
+    def lift(value: Any, *, writes: bool) -> Any:
+        nonlocal plain_order
+        if isinstance(value, list | tuple):
+            return type(value)([lift(one, writes=writes) for one in value])
+        found = reader(value)
+        if not reader.stacked:
+            return found
+        plain_order = plain_order and found.is_contiguous()
+        if writes:
+            fresh.append((found, found.clone(memory_format=torch.contiguous_format)))
+            found = fresh[-1][1]
+        return _functorch._add_batch_dim(found, 0, level)
+
+    try:
+        lifted = [lift(value, writes=index in written) for index, value in enumerate(args)]
+        batched = func(*lifted, **{name: lift(value, writes=name in names) for name, value in kwargs.items()})
+        done = _lowered(batched, lambda x: _functorch._remove_batch_dim(x, level, reader.rows, 0))
+    finally:
+        _functorch._vmap_decrement_nesting()
+    for cell, values in fresh:
+        cell.copy_(values)
+    if known.views or known.writes or (plain_order and _in_plain_order(done)):
+        return done
+    return _as_alone(func, reader, args, kwargs, done)
+
+
+def _in_plain_order(done: Any) -> bool:
+    if isinstance(done, list | tuple):
+        return all(_in_plain_order(one) for one in done)
+    return not isinstance(done, Tensor) or done.is_contiguous()
+
+
+def _lowered(value: Any, lower: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return lower(value)
+    return type(value)([_lowered(one, lower) for one in value]) if isinstance(value, list | tuple) else value
+
+
+def _as_alone(func: Any, reader: Reader, args: Any, kwargs: Any, done: Any) -> Any:
+    """The results, with the rows laid out as the op lays out the first: its operands have their dims in some order."""
+    first, named = next(each_row(reader, args, kwargs))
+    return _relaid(done, func(*first, **named))
+
+
+def _relaid(done: Any, alone: Any) -> Any:
+    if not isinstance(done, Tensor):
+        return (
+            type(done)([_relaid(*each) for each in zip(done, alone, strict=True)])
+            if isinstance(done, list | tuple)
+            else done
+        )
+    strides, step = dense_strides(alone.shape, alone.stride())
+    if done.stride()[1:] == strides:
+        return done
+    return torch.empty_strided(done.shape, (step, *strides), dtype=done.dtype, device=done.device).copy_(done)
+
+
+# -- row after row
+
+
+def row_after_row(func: Any, reader: Reader, args: Any, kwargs: Any) -> Rowwise:
+    """The result of each row, in order."""
+    return Rowwise([func(*each, **named) for each, named in each_row(reader, args, kwargs)])
+
+
+def each_row(reader: Reader, args: Any, kwargs: Any) -> Iterator[Any]:
+    """The arguments of each row."""
+
+    def of_row(value: Any, row: int) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)([of_row(one, row) for one in value])
+        found = reader(value)
+        return found[row] if reader.stacked else found
+
+    for row in range(reader.rows):
+        yield [of_row(value, row) for value in args], {name: of_row(value, row) for name, value in kwargs.items()}

@@ -1,0 +1,218 @@
+"""How each overload is done for many values at once, and what it does to its arguments: a table that can be listed.
+
+    stack     on the stacks as they are: ops that torch tags as pointwise, and those with a form in lockstep/dispatch/batching.py
+    vmap      the same op under vmap: it has a batching rule
+    ranks     row by row: the shape of its result depends on data, or it has no batching rule
+    draws     row by row with the random stream of each rank, see lockstep/values/rng_streams.py
+    parts     by its parts: composite ops, which only show up in inference mode
+
+Whatever the way, an op on a value that all ranks share is done once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from localtensor.lockstep.dispatch.decompositions import LISTS, rewrite_of
+from localtensor.lockstep.dispatch.forms import FORMS
+
+# Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the
+# same on all ranks of one shape.
+VALUE_FREE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full",
+        "new_empty_strided",
+    )
+)  # fmt: skip
+# Random ops whose result depends on the streams and on shapes only.
+SHAPE_ONLY = frozenset(
+    f"aten::{name}" for name in ("rand_like", "randn_like", "randint_like", "randint_like.low_dtype")
+)
+# Random ops that overwrite their first argument without reading it.
+DRAWS_INTO = frozenset(
+    f"aten::{name}"
+    for name in (
+        "normal_", "uniform_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_", "cauchy_",
+        "log_normal_", "random_", "random_.from", "random_.to",
+    )
+)  # fmt: skip
+
+
+# Ops that reshape their first argument in place and lack the tag that says so, torch.Tag.inplace_view.
+RESHAPING = frozenset(f"aten::{name}" for name in ("squeeze_", "squeeze_.dim", "squeeze_.dims", "resize_"))
+
+
+class Way(Enum):
+    """How an op is done where ranks differ; see the top of this file."""
+
+    STACK = "stack"
+    VMAP = "vmap"
+    RANKS = "ranks"
+    DRAWS = "draws"
+    PARTS = "parts"
+
+
+# Ops that write to arguments without saying so in their schema.
+UNSAID_WRITES = dict.fromkeys(
+    ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), ("running_mean", "running_var")
+)
+
+# Overloads whose batching rule says something else than the op does, row by row.  Found by the sweep in
+# tests/localtensor/test_every_overload.py, tried on torch 2.13.0; the last also on 2.14.1.
+RANK_BY_RANK: dict[str, str] = {
+    "aten::index_fill.int_Tensor": "a scalar that differs is filled into a tensor of no dims that is shared",
+    "aten::linalg_pinv.atol_rtol_tensor": "the rows of an empty matrix are lost",
+    "aten::embedding": "an index that is out of range reads the table of another row",
+    "aten::_cdist_backward": "what is shared is read as if each row had its own",
+}
+
+# torch gives these a batching rule, a decomposition in Python, when a process calls torch.vmap for the first time
+# (torch/_functorch: lazy_load_decompositions; tried on torch 2.13.0, the same eight read in 2.14.1).  What a program
+# gives may not depend on that.
+BATCHED_LATE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "addr", "huber_loss_backward", "mse_loss_backward", "nll_loss_backward", "nll_loss_forward",
+        "nll_loss2d_backward", "nll_loss2d_forward", "smooth_l1_loss_backward",
+    )
+)  # fmt: skip
+
+_BATCHED = ("FuncTorchBatched", "FuncTorchBatchedDecomposition")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What is known of one overload.
+
+    `form` is how its stack is done, see lockstep/dispatch/batching.py; `vmap` that vmap knows how, if no form does; `another` does the
+    call as other calls, see lockstep/dispatch/decompositions.py; `lists` says that it takes lists of tensors, an op for each place in them.
+
+    `writes` are the positions and names of arguments that it writes to, `returns` says of each result which argument
+    it is, by position, or None if it is a tensor of its own; `if_training` is the argument that says whether it writes
+    at all; `views` that results share memory with the first tensor argument; `reshapes` that it changes the shape of
+    its first argument in place; `value_free` that only shapes and dtypes of its tensors matter.
+    """
+
+    way: Way
+    form: Any
+    vmap: bool
+    another: Any
+    if_training: tuple[int, str] | None
+    lists: bool
+    writes: tuple[tuple[int, str], ...]
+    returns: tuple[int | None, ...]
+    views: bool
+    reshapes: bool
+    value_free: bool
+
+
+_known: dict[Any, Facts] = {}
+
+
+def facts(op: Any) -> Facts:
+    """The facts of an overload; quick after the first time."""
+    found = _known.get(op)
+    if found is None:
+        found = _known[op] = _learn(op)
+    return found
+
+
+def _learn(op: Any) -> Facts:
+    schema = op._schema
+    writes: list[tuple[int, str]] = []
+    aliases: dict[str, int] = {}
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None:
+            aliases.update(dict.fromkeys(argument.alias_info.before_set, index))
+            if argument.alias_info.is_write:
+                writes.append((index, argument.name))
+    returns: list[int | None] = []
+    views = op.name() == "aten::_unsafe_view"
+    for result in schema.returns:
+        info = result.alias_info
+        place = next((aliases[name] for name in info.before_set if name in aliases), None) if info else None
+        written = info is not None and info.is_write
+        returns.append(place if written else None)
+        views = views or (info is not None and not written)
+    way = way_of(op)
+    for index, argument in enumerate(schema.arguments):
+        if argument.name in UNSAID_WRITES.get(op.overloadpacket.__name__, ()):
+            writes.append((index, argument.name))
+    return Facts(
+        way=way,
+        form=FORMS.get(op.name()),
+        vmap=way is not Way.RANKS and has_vmap(op),
+        another=rewrite_of(op),
+        if_training=_if_training(schema, writes),
+        lists=op.overloadpacket.__name__.startswith(LISTS),
+        writes=tuple(writes),
+        returns=tuple(returns),
+        views=views,
+        reshapes=torch.Tag.inplace_view in op.tags or op.name() in RESHAPING,
+        value_free=op.name() in VALUE_FREE,
+    )
+
+
+def _if_training(schema: Any, writes: list[tuple[int, str]]) -> tuple[int, str] | None:
+    """Batch norm: `training` says whether the running statistics are written."""
+    if writes and all(name.startswith("running_") for _, name in writes):
+        return next(((i, a.name) for i, a in enumerate(schema.arguments) if a.name in ("training", "train")), None)
+    return None
+
+
+def way_of(op: Any) -> Way:
+    """Which way an overload takes where ranks differ.
+
+    >>> way_of(torch.ops.aten.mul.Tensor), way_of(torch.ops.aten.nonzero.default)
+    (<Way.STACK: 'stack'>, <Way.RANKS: 'ranks'>)
+    """
+    name, tags = op.name(), op.tags
+    if torch.Tag.nondeterministic_seeded in tags:
+        return Way.DRAWS
+    if _is_composite(name):
+        return Way.PARTS
+    if torch.Tag.data_dependent_output in tags:
+        return Way.RANKS
+    if torch.Tag.pointwise in tags or name in FORMS:
+        return Way.STACK
+    if torch.Tag.dynamic_output_shape in tags and not name.startswith("aten::index."):
+        return Way.RANKS
+    return Way.VMAP if has_vmap(op) else Way.RANKS
+
+
+def has_vmap(op: Any) -> bool:
+    """Whether there is a batching rule that is right, in every process."""
+    name = op.name()
+    if name in RANK_BY_RANK or name in BATCHED_LATE or torch.Tag.data_dependent_output in op.tags:
+        return False
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _BATCHED)
+
+
+def _is_composite(name: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(name, "CompositeImplicitAutograd") and not has(name, "CPU")
+
+
+def table() -> Iterator[tuple[str, Way]]:
+    """Every aten overload that can be called from Python, by name, with its way."""
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        op = overload(name) if name.startswith("aten::") else None
+        if op is not None:
+            yield name, way_of(op)
+
+
+def overload(name: str) -> Any:
+    """The overload of that name, as `aten::add.Tensor`; None if Python cannot call it.
+
+    >>> overload("aten::add.Tensor")
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    packet, _, variant = name.removeprefix("aten::").partition(".")
+    try:
+        return getattr(getattr(torch.ops.aten, packet), variant or "default")
+    except (AttributeError, RuntimeError):  # of TorchScript only, or without an implementation
+        return None

@@ -1,0 +1,301 @@
+"""LocalTensorMode: one control flow for all ranks, whose tensors hold every rank's value."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from localtensor._util import ambient as _context
+from localtensor._util.call_sites import origin
+from localtensor.errors import (
+    BufferReused,
+    ModeBusy,
+    NoMode,
+    NoRanks,
+    NotATensor,
+    NotHeld,
+    ReadBeforeWait,
+    ValuesDiffer,
+    WorkNotWaited,
+)
+from localtensor.lockstep.comms import c10d_dispatch as c10d
+from localtensor.lockstep.comms.process_groups import LockstepWorld
+from localtensor.lockstep.comms.work import touches
+from localtensor.lockstep.dispatch import dispatcher as engine
+from localtensor.lockstep.patches import distributed_calls as lockstep_calls
+from localtensor.lockstep.patches import dtensor
+from localtensor.lockstep.patches import nn_modules as lockstep_modules
+from localtensor.lockstep.patches import rank_queries as lockstep_doors
+from localtensor.lockstep.values.local_tensor import LocalTensor, by_rank, size_of
+from localtensor.lockstep.values.partition import Partition, everyone, partition
+from localtensor.lockstep.values.rank_int import rank_int
+from localtensor.lockstep.values.rng_streams import Streams
+
+_SIZES = frozenset(
+    f"aten::{name}" for name in ("dim", "sym_size", "size", "sym_stride", "stride", "sym_numel", "numel",
+                                 "sym_storage_offset", "is_contiguous", "sym_is_contiguous", "is_contiguous.memory_format",
+                                 "is_strides_like_format", "is_non_overlapping_and_dense", "sym_size.int", "sym_stride.int")
+)  # fmt: skip
+
+_PLAIN = Tensor.__torch_dispatch__  # of types that leave dispatch to torch: `p.data` brings that of any tensor
+_get_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+
+# torch keeps once per process whether a mode is on, and puts back what was before: wrong, if two threads take turns.
+_FLAGS = [
+    name
+    for name in (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    )
+    if hasattr(_python_dispatch, name)
+]
+
+
+class LocalTensorMode(TorchDispatchMode):
+    """All ranks at once, in one thread: under this mode every tensor holds each rank's value, equal ones once.
+
+    `ranks` is their number, or the ranks themselves.  A default process group of all of them exists inside, and
+    `init_device_mesh`, `new_group` and DTensor work as in a job of so many processes.  A tensor made outside may be
+    used: it is the same on every rank, and can be written only with what is.  Every rank's random stream starts where
+    the generator is when the mode is entered, and the generator is put back when it ends.
+
+    Raises `NoRanks`; `ModeBusy` on entering inside of a rank of `run`, or while another thread is in one.
+
+    >>> with LocalTensorMode(1024):
+    ...     x = rank_map(torch.tensor)
+    ...     torch.distributed.all_reduce(x)
+    >>> x
+    LocalTensor(1024 ranks, the same on all: tensor(523776))
+    """
+
+    def __init__(self, ranks: int | Iterable[int]) -> None:
+        super().__init__()
+        self.ranks = _ranks(ranks)
+        self.world = self.ranks[-1] + 1
+        rows = np.full(self.world, -1)
+        rows[list(self.ranks)] = 0
+        self.everyone: Partition = partition(rows, [1]) if len(self.ranks) < self.world else everyone(self.world)
+        self.serial = _context.next_serial()
+        self.streams = Streams(self.everyone)
+        self.in_flight: list[Any] = []
+        self.standing: int | None = None  # the rank as which torch's own code runs now
+        self._paused = False
+        self._outer: Any = None  # the mode within which this one is, and whether it was paused
+        self.groups = LockstepWorld(self, self.serial)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes longer than most programs
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What torch's compiler does inside is no op of any rank."""
+        return True
+
+    def __enter__(self) -> LocalTensorMode:
+        outer = _context.lockstep()
+        _context.open_mode(self, ModeBusy)
+        try:
+            lockstep_doors.install()
+            lockstep_calls.install()
+            dtensor.install()
+            self.streams.of()
+            self.groups.open()
+            super().__enter__()
+            self._outer = None if outer is None else (outer, outer._paused)
+            if outer is not None:
+                outer._paused = True  # an op that this mode lets pass is not for that one either
+        except BaseException:  # why: whatever interrupts, this thread is not in the mode
+            self.groups.close()
+            _context.close_mode(self)
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self.groups.close()
+            if _context.close_mode(self) and not torch._C._len_torch_dispatch_stack():
+                for flag in _FLAGS:
+                    setattr(_python_dispatch, flag, False)
+            if self._outer is not None:
+                self._outer[0]._paused, self._outer = self._outer[1], None
+            self.streams.close()
+            left, self.in_flight = self.in_flight, []
+        if left and kind is None:
+            raise WorkNotWaited([call for work in left for call in work.calls()])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._paused:
+            return func(*args, **(kwargs or {}))
+        for each in types:
+            if each is not LocalTensor and each.__torch_dispatch__ is not _PLAIN:
+                # Under a fake mode shapes are worked out, and no rank is meant.
+                return func(*args, **(kwargs or {})) if _get_mode(_FAKE) is not None else NotImplemented
+        if LocalTensor not in types and _get_mode(_FAKE) is not None:
+            return func(*args, **(kwargs or {}))
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op on every rank."""
+        route = _routes.get(func)
+        if route is None:
+            route = _routes[func] = _route(func)
+        return route(self, func, args, kwargs)
+
+    # -- making LocalTensors
+
+    def rank_map(self, make: Callable[[int], Tensor]) -> LocalTensor:
+        """The LocalTensor of what `make(rank)` gives for each rank, with that rank's random stream.
+
+        Raises `ValuesDiffer` if ranks give different dtypes, devices, layouts or numbers of dims; `NotATensor`.
+        """
+        return self.gather(self._as_each(self.ranks, make, lambda rank: (rank,)), "rank_map")
+
+    def tensor_map(self, x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
+        """The LocalTensor of what `change(rank, its tensor)` gives; a rank for which that is None holds nothing.
+
+        A plain tensor is the same on every rank.  Raises `ValuesDiffer` as `rank_map`; `NotHeld` if nothing is left.
+        """
+        ranks, on = (x.ranks, x.__localtensor_on__) if isinstance(x, LocalTensor) else (self.ranks, lambda rank: x)
+        found = self._as_each(ranks, change, lambda rank: (rank, on(rank)))
+        return self.gather({rank: value for rank, value in found.items() if value is not None}, "tensor_map")
+
+    def _as_each(self, ranks: Iterable[int], do: Callable[..., Any], args: Callable[[int], Any]) -> dict[int, Any]:
+        """What a function gives for each rank, with that rank's random stream, and with no mode at work."""
+        found = {}
+        with self.streams.by_rank() as at, self.disable():
+            for rank in ranks:
+                at(rank)
+                with self.standing_at(rank):
+                    found[rank] = do(*args(rank))
+        return found
+
+    def gather(self, values: Mapping[int, Tensor], call: str = "LocalTensor") -> LocalTensor:
+        """The LocalTensor of these ranks' plain tensors.  Raises `ValuesDiffer`, `NotATensor`, `NotHeld`."""
+        if not values:
+            raise NotHeld(call, self.ranks, ())
+        if not set(values) <= set(self.ranks):
+            raise NotHeld(call, set(values) - set(self.ranks), self.ranks)
+        values = {rank: value.on(rank) if isinstance(value, LocalTensor) else value for rank, value in values.items()}
+        _check_alike(values, call)
+        with torch._C._DisableTorchDispatch():
+            return by_rank(values, self)
+
+    # -- for a while
+
+    @contextmanager
+    def disable(self) -> Iterator[None]:
+        """While inside, plain tensors stay plain."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
+    def standing_at(self, rank: int | None) -> Iterator[None]:
+        """While inside, `get_rank()` is that rank: for code that has to be some rank, and means the same on all."""
+        before, self.standing = self.standing, rank
+        try:
+            yield
+        finally:
+            self.standing = before
+
+    def rank(self) -> int | torch.SymInt:
+        """Each rank's own number."""
+        return rank_int(np.arange(self.world), self.everyone.held) if self.standing is None else self.standing
+
+    def check_not_in_flight(self, x: Tensor, op: str) -> None:
+        """Raises `BufferReused` if a collective that was not waited for reads or writes this tensor's memory."""
+        for work in self.in_flight:
+            if any(touches(x, y) for y in (*work.reads, *work.outputs)):
+                raise BufferReused(work.calls()[0], op, origin(sys._getframe(1)).place)
+
+    def check_read(self, x: Tensor, op: str) -> None:
+        """Raises `ReadBeforeWait` if a collective that was not waited for writes this tensor's memory."""
+        for work in self.in_flight:
+            if any(touches(x, y) for y in work.outputs):
+                raise ReadBeforeWait(work.calls()[0], op, origin(sys._getframe(1)).place)
+
+
+def _ranks(ranks: Any) -> tuple[int, ...]:
+    if isinstance(ranks, int) and not isinstance(ranks, bool) and ranks > 0:
+        return tuple(range(ranks))
+    found = list(ranks) if isinstance(ranks, Iterable) and not isinstance(ranks, str) else []
+    if not found or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in found):
+        raise NoRanks("LocalTensorMode", ranks)
+    return tuple(sorted(set(found)))
+
+
+def _check_alike(values: Mapping[int, Any], call: str) -> None:
+    first = min(values)
+    for rank, value in sorted(values.items()):
+        if not isinstance(value, Tensor):
+            raise NotATensor(call, rank, type(value).__name__)
+        for name in ("dtype", "device", "layout", "ndim"):
+            mine, theirs = getattr(value, name), getattr(values[first], name)
+            if mine != theirs:
+                raise ValuesDiffer(call, name, rank, first, mine, theirs)
+
+
+def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return size_of(func._schema.name.removeprefix("aten::"), *args)
+
+
+def _as_it_is(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+_routes: dict[Any, Any] = {}
+
+
+def _route(func: Any) -> Any:
+    if func.namespace in ("profiler", "prim"):
+        return _as_it_is
+    if func.name() in _SIZES:
+        return _metadata
+    return lockstep_modules.OPS.get(func.name()) or c10d.handler(func.namespace) or engine.run
+
+
+def current(call: str) -> LocalTensorMode:
+    """The mode of this thread.  Raises `NoMode` outside of any."""
+    mode = _context.lockstep()
+    if mode is None:
+        raise NoMode(call, origin(sys._getframe(2)).place)
+    return mode  # type: ignore[no-any-return]
+
+
+def rank_map(make: Callable[[int], Tensor]) -> LocalTensor:
+    """The LocalTensor of what `make(rank)` gives for each rank of the mode; see `LocalTensorMode.rank_map`.
+
+    >>> with LocalTensorMode(2):
+    ...     rank_map(lambda rank: torch.full((2,), rank))
+    LocalTensor(2 ranks, 2 different values,
+      rank 0: tensor([0, 0]),
+      rank 1: tensor([1, 1]))
+    """
+    return current("rank_map").rank_map(make)
+
+
+def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> LocalTensor:
+    """The LocalTensor of what `change(rank, its tensor)` gives; see `LocalTensorMode.tensor_map`.
+
+    >>> with LocalTensorMode(2):
+    ...     tensor_map(rank_map(torch.tensor), lambda rank, x: x + 10 if rank else None)
+    LocalTensor(rank 1 of 2, the same on all: tensor(11))
+    """
+    return current("tensor_map").tensor_map(x, change)
+
+
+_context.makes_idle_modes(LocalTensorMode)

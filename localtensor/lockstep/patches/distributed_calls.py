@@ -1,0 +1,243 @@
+"""Functions of torch.distributed that ask which rank they are, for all ranks at once.
+
+Most need nothing.  Where torch's own code is right if it is the root, it runs as the root (`standing_at`); the others
+are written anew.  Messages between two ranks cannot be: in one control flow, all ranks would send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as with_gradients
+from torch.distributed import distributed_c10d as c10d
+
+from localtensor.errors import NotInLockstep, WrongListLength
+from localtensor.lockstep.comms import c10d_dispatch as served
+from localtensor.lockstep.comms import collectives as exchange
+from localtensor.lockstep.comms.group_families import Family
+from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.comms.process_groups import LockstepGroup, group_of
+from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.patches.lockstep_objects import as_sent, picked
+from localtensor.lockstep.patches.rank_queries import Door, route, route_call
+from localtensor.lockstep.values.local_tensor import wrap
+from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
+from localtensor.threads.dist_patches import named
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
+PRIVATE = {
+    "torch.distributed.distributed_c10d._canonicalize_group_rank": "a root that differs within groups is told so",
+    "torch.distributed.distributed_c10d._check_p2p_op_list": "batch_isend_irecv is refused, whoever has imported it",
+    "torch.distributed.distributed_c10d._find_pg_by_ranks_and_tag": "functional collectives take lists of ranks",
+    "torch.distributed.nn.functional._Broadcast": "its backward asks whether it is the root",
+    "torch.distributed.nn.functional._Gather": "its forward asks whether it is the root",
+    "torch.distributed.nn.functional._Scatter": "its forward asks whether it is the root",
+    "torch.distributed.nn.functional._AlltoAll": "its forward scatters from one rank after the other",
+    "torch.utils._pytree": "the tensors and ints within an object",
+}
+
+
+_installed: list[bool] = []
+
+
+def install() -> None:
+    """These functions ask the thread's mode, from now on."""
+    if _installed:
+        return
+    _installed.append(True)
+    for name, ours in CALLS.items():
+        route_call(name, ours)
+    for owner, name, ours in OTHERS:
+        if hasattr(owner, name):
+            route(owner, name, ours)
+
+
+def _of(group: Any) -> LockstepGroup:
+    found: Any = group or c10d._get_default_group()
+    return found  # type: ignore[no-any-return]
+
+
+def _root(asked: dict[str, Any], name: str, otherwise: int | None = 0) -> int:
+    """The position of the root that a call names by global or by group rank."""
+    group = _of(asked.get("group"))
+    given, by_group = asked.get(name), asked.get(f"group_{name}")
+    if given is None and by_group is None:
+        given = otherwise
+    return group.place(c10d._canonicalize_group_rank(group, given, by_group))
+
+
+@contextmanager
+def _as_root(mode: Any, whole: Family, root: int) -> Any:
+    with mode.standing_at(whole.groups[0][root] if 0 <= root < len(whole.groups[0]) else whole.groups[0][0]):
+        yield
+
+
+def _from_the_root(name: str) -> Door:
+    """The list that is given is the root's; torch's own code sends it as the root."""
+
+    def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = named(original, args, kwargs)
+        whole = group_of(mode, _of(asked.get("group"))).family
+        with _as_root(mode, whole, _root(asked, name)):
+            return original(*args, **kwargs)
+
+    return ours
+
+
+def _barrier(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with mode.standing_at(mode.ranks[0]):
+        return original(*args, **kwargs)
+
+
+def _no_message(call: str) -> Door:
+    def ours(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotInLockstep(f"torch.distributed.{call}", "who sends to whom differs from rank to rank")
+
+    return ours
+
+
+def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """c10d's op takes no ints that differ by rank, so what has them goes past it."""
+    asked = named(original, args, kwargs)
+    splits = [list(asked.get(f"{name}_split_sizes") or ()) for name in ("output", "input")]
+    if not any(map(is_rank_int, [*splits[0], *splits[1]])):
+        return original(*args, **kwargs)
+    later = bool(asked.get("async_op"))
+    arguments = [asked["output"], asked["input"], *splits]
+    return served.collective(mode, "alltoall_base_", _of(asked.get("group")), arguments, later=later)
+
+
+# -- objects
+
+
+def _sources(whole: Family, place: int) -> Any:
+    """The member of each rank's group at this place; -1 for ranks that are in none."""
+    return np.where(whole.members, whole.matrix[whole.index, place], -1)  # type: ignore[index]
+
+
+def _whole_of(mode: Any, call: str, asked: dict[str, Any]) -> Family:
+    whole = group_of(mode, _of(asked.get("group"))).family
+    if whole.matrix is None:
+        raise NotInLockstep(
+            f"torch.distributed.{call}", "its groups are of different sizes, and so would be their lists"
+        )
+    return whole
+
+
+def _all_gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    asked = named(original, args, kwargs)
+    whole = _whole_of(mode, "all_gather_object", asked)
+    for place in range(len(whole.groups[0])):
+        asked["object_list"][place] = as_sent(mode, asked["obj"], _sources(whole, place))
+
+
+def _gather_object(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    asked = named(original, args, kwargs)
+    whole, root, found = _whole_of(mode, "gather_object", asked), _root(asked, "dst"), asked.get("object_gather_list")
+    if found is None:
+        with _as_root(mode, whole, root):
+            original(*args, **kwargs)  # says so in its own words
+    for place in range(len(whole.groups[0])):
+        source = np.where(whole.position == root, _sources(whole, place), -1)
+        found[place] = as_sent(mode, asked["obj"], source)  # type: ignore[index]
+
+
+def _broadcast_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    asked = named(original, args, kwargs)
+    whole, things = _whole_of(mode, "broadcast_object_list", asked), asked["object_list"]
+    own = np.where(whole.members, _sources(whole, _root(asked, "src")), np.arange(whole.world))
+    things[:] = [as_sent(mode, thing, own) for thing in things]
+
+
+def _scatter_object_list(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    asked = named(original, args, kwargs)
+    whole, root = _whole_of(mode, "scatter_object_list", asked), _root(asked, "src")
+    things = asked.get("scatter_object_input_list") or ()
+    if len(things) != len(whole.groups[0]):
+        raise WrongListLength("scatter_object_list", whole.groups[0][root], len(things), len(whole.groups[0]))
+    asked["scatter_object_output_list"][0] = picked(mode, things, whole.position, _sources(whole, root))
+
+
+CALLS: dict[str, Door] = {
+    "gather": _from_the_root("dst"),
+    "scatter": _from_the_root("src"),
+    "barrier": _barrier,
+    "all_to_all_single": _all_to_all_single,
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "broadcast_object_list": _broadcast_object_list,
+    "scatter_object_list": _scatter_object_list,
+    **{name: _no_message(name) for name in ("send", "recv", "send_object_list", "recv_object_list")},
+}
+
+
+# -- functional collectives, and those with gradients
+
+
+def _permute_tensor(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Each rank sends all its elements to one other: the sizes differ by rank."""
+    asked = named(original, args, kwargs)
+    x, order, group = asked["self"], list(asked["src_dst"]), asked["group"]
+    position, held = group_of(mode, group).family.position, mode.everyone.held
+    to = np.array(order)[position]
+    source = np.argsort(order)[position]
+    count = x.numel()
+    sent: list[Any] = [rank_int(np.where(to == place, count, 0), held) for place in range(len(order))]
+    got: list[Any] = [rank_int(np.where(source == place, count, 0), held) for place in range(len(order))]
+    return functional.all_to_all_single(x, got, sent, group, asked.get("tag", ""))
+
+
+def _find_group(mode: Any, original: Any, tag: str, ranks: list[int]) -> Any:
+    for group in mode.groups.by_name.values():
+        if len(group.family.groups) == 1 and list(group.family.groups[0]) == list(ranks):
+            return group
+    return mode.groups.new_group(ranks)
+
+
+def _root_runs(mode: Any, original: Any, ctx: Any, root: int, group: Any, *tensors: Any) -> Any:
+    whole = group_of(mode, _of(group)).family
+    with _as_root(mode, whole, _of(group).place(c10d._canonicalize_group_rank(_of(group), root))):
+        return original(ctx, root, group, *tensors)
+
+
+def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
+    """What is reduced to the root, and zeros on the others."""
+    group = _of(ctx.group)
+    total = with_gradients._Reduce.apply(ctx.src, c10d.ReduceOp.SUM, ctx.group, grad)
+    root = group.place(c10d._canonicalize_group_rank(group, ctx.src))
+    position = group.family.position
+    others = (position >= 0) & (position != root)
+    with plainly():
+        mine = value_of(mode, total)
+        zeros = exchange.Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in mine.cells), mine.held)
+        kept = exchange.combined([mine, zeros], np.where(mine.held.row_of >= 0, others.astype(int), -1))
+    return None, None, wrap(*kept, mode)
+
+
+def _all_to_all_forward(mode: Any, original: Any, ctx: Any, group: Any, out: Any, *tensors: Any) -> Any:
+    ctx.group = group
+    ctx.input_tensor_size_list = [x.size() for x in tensors]
+    c10d.all_to_all(out, [x.contiguous() for x in tensors], group=group)
+    return tuple(out)
+
+
+def _canonical(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A rank within its group: the same on all ranks, or they name different peers."""
+    found = original(*args, **kwargs)
+    return found if kwargs.get("return_global") else int(found)
+
+
+OTHERS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (c10d, "_canonicalize_group_rank", _canonical),
+    (c10d, "_check_p2p_op_list", _no_message("batch_isend_irecv")),
+    (c10d, "_find_pg_by_ranks_and_tag", _find_group),
+    (functional, "permute_tensor", _permute_tensor),
+    (with_gradients._Gather, "forward", _root_runs),
+    (with_gradients._Scatter, "forward", _root_runs),
+    (with_gradients._Broadcast, "backward", _broadcast_backward),
+    (with_gradients._AlltoAll, "forward", _all_to_all_forward),
+]

@@ -1,0 +1,387 @@
+"""DTensor in lockstep: the few functions of DTensor in which ranks differ, for all ranks at once.
+
+Most of DTensor needs nothing: coordinates, offsets and sizes that differ are ints for each rank, with which its own
+arithmetic works.  `FORMS` are the functions for which that is not enough; each is installed once and asks the
+thread's mode, and the test of this room compares each with torch's own, run for every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
+from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
+
+from localtensor.lockstep.comms.collectives import combined
+from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.patches import device_mesh as lockstep_mesh
+from localtensor.lockstep.patches import nn_modules as lockstep_modules
+from localtensor.lockstep.patches import uneven
+from localtensor.lockstep.patches.by_rank_group import arrived, for_each_kind, only
+from localtensor.lockstep.patches.chunks import take_chunk
+from localtensor.lockstep.patches.rank_queries import Door, route
+from localtensor.lockstep.patches.shard_offsets import shards
+from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.partition import NOWHERE, by_value, partition
+from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, values_of
+
+
+def _differs(*values: Any) -> bool:
+    return any(is_rank_int(value) for value in values)
+
+
+def kinds_of(place: int, name: str) -> Door:
+    """Torch's own, for each kind of ranks by one of its arguments: ints, or a tensor's sizes."""
+
+    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = args[place] if place < len(args) else kwargs[name]
+        if isinstance(asked, Tensor):
+            asked = _sizes(asked)
+        ints = asked if isinstance(asked, Sequence) else (asked,)
+        return for_each_kind(mode, ints, lambda of: original(*map(of, args), **{k: of(v) for k, v in kwargs.items()}))
+
+    return door
+
+
+# -- cutting
+
+
+def _select_split(
+    mode: Any, original: Any, shard: Any, tensor: Any, num_chunks: int, index: Any, **options: Any
+) -> Any:
+    """Each rank's own chunk: torch cuts all of them on each rank."""
+    if not is_rank_int(index):
+        return for_each_kind(mode, _sizes(tensor), lambda of: original(shard, of(tensor), num_chunks, index, **options))
+    if type(shard) is Shard and not options.get("with_padding", True) and 0 <= shard.dim < tensor.dim():
+        return _chunk(mode, tensor, shard.dim, num_chunks, index, keep_order=options.get("clone", True))
+    padding = options.get("with_padding", True)
+
+    def cut(of: Any) -> Any:
+        whole = shard._split_tensor(of(tensor), num_chunks, with_padding=padding, contiguous=False)[0]
+        return _picked(mode, whole, of(index))
+
+    return for_each_kind(mode, _sizes(tensor), cut)
+
+
+def _sizes(x: Any) -> Any:
+    """The sizes of a tensor, if they may differ between ranks."""
+    return x.shape if isinstance(x, LocalTensor) and len(x._cells) > 1 else ()
+
+
+def _places(index: Any) -> Any:
+    held = index.node.held
+    return np.array(index.node.values) if held is None else np.where(held, index.node.values, -1)
+
+
+def _chunk(mode: Any, tensor: Tensor, dim: int, chunks: int, index: Any, *, keep_order: bool) -> LocalTensor:
+    with plainly():
+        return wrap(*take_chunk(value_of(mode, tensor), dim, chunks, _places(index), keep_order=keep_order), mode)
+
+
+def _picked(mode: Any, listed: Sequence[Tensor], index: Any) -> Any:
+    """Each rank's own of these tensors, a copy."""
+    if not is_rank_int(index):
+        return listed[index].clone()
+    with plainly():
+        return wrap(*combined([value_of(mode, x) for x in listed], _places(index)), mode)
+
+
+def _select_shard(mode: Any, original: Any, shards: Sequence[Tensor], shard_index: Any) -> Any:
+    return _picked(mode, shards, shard_index)
+
+
+def _unpad_with_sizes(
+    mode: Any, original: Any, dim: int, local_tensor: Tensor, pad_sizes: Sequence[int], rank: Any, contiguous: bool
+) -> Any:
+    """Each rank drops its own padding: the list of paddings is indexed by rank."""
+    places = values_of(rank, mode.world)
+    if places is None:
+        return original(dim, local_tensor, pad_sizes, rank, contiguous)
+    padding = rank_int(np.array(pad_sizes, np.int64)[places], rank.node.held)
+    local_tensor = _of_holders(mode, local_tensor, rank)
+    if type(padding) is int and padding == 0:
+        return local_tensor
+    kept = local_tensor.narrow(dim, 0, local_tensor.size(dim) - padding)
+    return kept.contiguous() if contiguous else kept
+
+
+def _pad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
+    if not _differs(pad_size):
+        return original(tensor, pad_dim, pad_size)
+    pad: list[Any] = [0, 0] * (tensor.dim() - pad_dim)
+    pad[-1] = pad_size
+    return torch.nn.functional.pad(tensor, pad)
+
+
+def _unpad(mode: Any, original: Any, tensor: Tensor, pad_dim: int, pad_size: Any) -> Any:
+    if not _differs(pad_size):
+        return original(tensor, pad_dim, pad_size)
+    tensor = _of_holders(mode, tensor, pad_size)
+    return tensor.narrow(pad_dim, 0, tensor.size(pad_dim) - pad_size)
+
+
+def _of_holders(mode: Any, x: Tensor, number: Any) -> Any:
+    """What those ranks hold of it that hold this int: on a mesh of some ranks, the others have none."""
+    held = number.node.held
+    return x if held is None else only(mode, x, partition(np.where(held, 0, NOWHERE), [1]))
+
+
+# -- communicating
+
+
+def _scatter(
+    mode: Any, original: Any, output: Any, scatter_list: Any, mesh: Any, mesh_dim: int = 0, async_op: bool = False,
+    *, group_src: int = 0,
+) -> Any:  # fmt: skip
+    """The roots of all groups scatter at once: they all have a list, as every rank has here."""
+    if output.is_meta:
+        return None
+    group = mesh.get_group(mesh_dim)
+    members = group.family.groups[0]
+    if not 0 <= group_src < len(members):
+        with mode.standing_at(members[0]):
+            return original(output, scatter_list, mesh, mesh_dim, async_op, group_src=group_src)  # which says so
+    with mode.standing_at(members[group_src]):
+        return dist.scatter(output, scatter_list, group=group, async_op=async_op, group_src=group_src)
+
+
+def _all_to_all(mode: Any, original: Any, local: Any, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Any:
+    """As DTensor does it on this device: on the CPU, gather all, then keep a chunk."""
+    index = mesh.get_local_rank(mesh_dim)
+    if mesh.device_type != "cpu" or not is_rank_int(index):
+        return original(local, gather_dim, shard_dim, mesh, mesh_dim)
+    functional: Any = torch.distributed._functional_collectives
+    gather = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
+    whole = arrived(gather(local, gather_dim, (mesh, mesh_dim)))
+    return _chunk(mode, whole, shard_dim, mesh.size(mesh_dim), index, keep_order=False)
+
+
+def _to_replicate(
+    mode: Any, original: Any, shard: Any, local: Any, mesh: Any, mesh_dim: int, current_logical_shape: Any
+) -> Any:
+    """Uneven shards in three steps; what is even, or uneven on several axes, as torch does it."""
+    size = current_logical_shape[shard.dim]
+    quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
+    if quick and not (local.requires_grad and torch.is_grad_enabled()):
+        return uneven.gather(mode, local, shard.dim, size, mesh, mesh_dim)
+    return _to_replicate_by_kind(mode, original, shard, local, mesh, mesh_dim, current_logical_shape)
+
+
+_to_replicate_by_kind = kinds_of(4, "current_logical_shape")
+
+
+def _chunk_cat(mode: Any, original: Any, tensor: Tensor, num_chunks: int, narrow_dim: int, cat_dim: int = 0) -> Any:
+    """Chunks along one dim, joined along another: what a gather or scatter does on dims other than 0."""
+
+    def of_kind(of: Any) -> Any:
+        x, size = of(tensor), of(tensor.shape[narrow_dim])
+        if narrow_dim == cat_dim or num_chunks < 2 or not size or size % num_chunks:
+            return original(x, num_chunks, narrow_dim, cat_dim)
+        apart = x.unflatten(narrow_dim, (num_chunks, size // num_chunks)).movedim(narrow_dim, cat_dim)
+        return apart.flatten(cat_dim, cat_dim + 1)
+
+    return for_each_kind(mode, _sizes(tensor), of_kind)
+
+
+# -- the rows of an embedding
+
+
+def _mask(mode: Any, original: Any, tensor: Any, offset: Any, size: Any) -> Any:
+    """Which rows a rank does not have, and the others' places in its own shard."""
+    if not _differs(offset, size):
+        return original(tensor, offset, size)
+    start, length = _as_tensor(mode, offset), _as_tensor(mode, size)
+    mask = (tensor < start) | (tensor >= start + length)
+    return mask, torch.where(mask, 0, tensor - start).to(tensor.dtype)
+
+
+def _as_tensor(mode: Any, number: Any) -> Any:
+    """The int of each rank as a tensor without dims."""
+    values = values_of(number, mode.world)
+    if values is None:
+        return number
+    held = number.node.held
+    with plainly():
+        rows = torch.from_numpy(np.unique(values if held is None else values[held]))
+    return wrap((rows,), partition(by_value(values, held).row_of, [len(rows)]), mode)
+
+
+# -- shapes
+
+
+def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: Any) -> Any:
+    """The sum of all ranks' sizes on the sharded dim: torch gathers them."""
+    if len(placements) != 1 or mesh.ndim != 1 or not isinstance(placements[0], Shard):
+        return original(shape, mesh, placements)
+    dim, whole = placements[0].dim, list(shape)
+    if any(is_rank_int(size) for place, size in enumerate(shape) if place != dim % len(whole)):
+        raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # as torch says it
+    sizes, total = values_of(shape[dim], mode.world), np.zeros(mode.world, np.int64)
+    with mode.disable():
+        ranks = lockstep_mesh.ranks_of(mesh)
+    total[ranks] = ranks.shape[1] * shape[dim] if sizes is None else sizes[ranks].sum(1, keepdims=True)
+    held = np.isin(np.arange(mode.world), ranks)
+    whole[dim] = rank_int(total, None if held.all() else held)
+    return torch.Size(whole)
+
+
+def _shapes_and_offsets(
+    mode: Any,
+    original: Any,
+    global_shape: Any,
+    mesh_shape: Any,
+    my_coordinate: Any,
+    placements: Any,
+    skip_offset: bool = False,
+) -> Any:
+    """The shape of each rank's shard, and where it begins in the whole tensor."""
+    if my_coordinate is None or _differs(*global_shape):
+        return original(global_shape, mesh_shape, my_coordinate, placements, skip_offset)
+    listed = isinstance(my_coordinate, list | tuple)
+    places = [my_coordinate[axis] if listed else my_coordinate(axis) for axis in range(len(placements))]
+    cut = {axis: _cut(placed, mesh_shape[axis]) for axis, placed in enumerate(placements) if _is_shard(placed)}
+    if not _differs(*(places[axis] for axis in cut)):
+        return original(global_shape, mesh_shape, places, placements, skip_offset)
+    shape, offset = list(global_shape), [0] * len(global_shape)
+    for dim in {placements[axis].dim for axis in cut}:
+        axes = [axis for axis in cut if placements[axis].dim == dim]
+        sizes, starts = shards(int(shape[dim]), tuple(cut[axis] for axis in axes), int(shape[dim]))
+        shape[dim], offset[dim] = _at(mode, (sizes, starts), [places[axis] for axis in axes])
+    return tuple(shape), () if skip_offset else tuple(offset)
+
+
+def _is_shard(placement: Any) -> bool:
+    return isinstance(placement, Shard | _StridedShard)
+
+
+def _cut(placement: Any, chunks: int) -> tuple[int, int]:
+    return int(chunks), int(placement.split_factor) if isinstance(placement, _StridedShard) else 0
+
+
+def _at(mode: Any, tables: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """The entry of each rank in each table, by its coordinates."""
+    index: list[Any] = []
+    held = np.ones(mode.world, bool)
+    for place in places:
+        values = values_of(place, mode.world)
+        index.append(np.full(mode.world, place) if values is None else values)
+        if values is not None and place.node.held is not None:
+            held &= place.node.held
+    where = tuple(np.where(held, one, 0) for one in index)
+    return [rank_int(table[where], None if held.all() else held) for table in tables]
+
+
+def _size(mode: Any, original: Any, curr_local_size: Any, num_chunks: Any, rank: Any) -> Any:
+    """The size of each rank's shard, and its first index; 2.11 asks of each rank whether it has any."""
+    by = [curr_local_size, rank] if torch.__version__.startswith("2.11.") else [curr_local_size]
+    return for_each_kind(mode, by, lambda of: original(of(curr_local_size), of(num_chunks), of(rank)))
+
+
+def _strided_size(
+    mode: Any, original: Any, shard: Any, curr_local_size: Any, num_chunks: int, rank: Any, *offsets: Any, **named: Any
+) -> Any:
+    """The size of each rank's strided shard, and its first index, or what `offset_mode` asks for.
+
+    Before 2.13 that is `return_first_offset`, a bool.
+    """
+    asked = next(iter((*offsets, *named.values())), None)
+    wants_all = asked is False or getattr(asked, "name", "") == "ALL"
+
+    def of_kind(of: Any) -> Any:
+        size, place = of(curr_local_size), of(rank)
+        if not is_rank_int(place) or wants_all:
+            return for_each_kind(
+                mode, [place], lambda of: original(shard, size, num_chunks, of(place), *offsets, **named)
+            )
+        sizes, starts = shards(size, (_cut(shard, num_chunks),), -1)
+        own, first = _at(mode, (sizes, starts), [place])
+        return own, None if getattr(asked, "name", "") == "NONE" else first
+
+    return for_each_kind(mode, [curr_local_size], of_kind)
+
+
+def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: Any) -> Any:
+    if not is_rank_int(rank):
+        return original(sharded_indices, rank)
+    return _at(mode, [np.array([len(one) for one in sharded_indices])], [rank])[0]
+
+
+# -- meshes that leave ranks out
+
+
+def _shard(mode: Any, original: Any, shard: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
+    return only(mode, found, lockstep_mesh.members(mode, mesh))
+
+
+_shard_by_kind = kinds_of(1, "tensor")
+
+
+def _replicate(mode: Any, original: Any, cls: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    return only(mode, original(cls, tensor, mesh, *args, **kwargs), lockstep_mesh.members(mode, mesh))
+
+
+def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(ctx, only(mode, local, lockstep_mesh.members(mode, mesh)), mesh, *args, **kwargs)
+
+
+# Where a function stands, and what serves it.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
+FORMS: list[tuple[Any, str, Door]] = [
+    (Shard, "_select_split_tensor", _select_split),
+    (Shard, "_maybe_unpad_tensor_with_sizes", _unpad_with_sizes),
+    (Shard, "_shard_tensor", _shard),
+    (Shard, "_reduce_shard_tensor", kinds_of(1, "tensor")),
+    (Shard, "_to_replicate_tensor", _to_replicate),
+    (Shard, "_to_new_shard_dim", kinds_of(4, "current_logical_shape")),
+    (Shard, "local_shard_size_and_offset", _size),
+    (_StridedShard, "_select_split_tensor", _select_split),
+    (_StridedShard, "_select_shard", _select_shard),
+    (_StridedShard, "_shard_tensor", _shard),
+    (_StridedShard, "_to_replicate_tensor", kinds_of(4, "current_logical_shape")),
+    (_StridedShard, "_local_shard_size", _length),
+    (_StridedShard, "local_shard_size_and_offset", _strided_size),
+    (_MaskPartial, "_mask_tensor", _mask),
+    (Replicate, "_make_replicate_tensor", _replicate),
+    (_api._FromTorchTensor, "forward", _from_local),
+    (_utils, "_compute_local_shape_and_global_offset", _shapes_and_offsets),
+    (_utils, "compute_global_tensor_shape", _global_shape),
+    (torch._utils, "_maybe_view_chunk_cat", kinds_of(0, "res")),
+    (torch._utils, "_chunk_or_narrow_cat", _chunk_cat),
+    (_collective_utils, "pad_tensor", _pad),
+    (_collective_utils, "unpad_tensor", _unpad),
+    (_collective_utils, "mesh_scatter", _scatter),
+    (_collective_utils, "shard_dim_alltoall", _all_to_all),
+]
+_installed: list[bool] = []
+
+
+def install() -> None:
+    """DTensor asks the thread's mode, from now on; also where one of its modules has imported a function by name."""
+    if _installed:
+        return
+    _installed.append(True)
+    lockstep_mesh.install()
+    lockstep_modules.install()
+    for owner, name, ours in FORMS:
+        if not hasattr(owner, name):
+            continue  # this version of torch does it elsewhere
+        before = getattr(owner, name)
+        route(owner, name, _of_arrived(ours))
+        for module in (placement_types, _redistribute, _utils, torch.distributed._functional_collectives):
+            if module is not owner and getattr(module, name, None) is before:
+                setattr(module, name, getattr(owner, name))
+
+
+def _of_arrived(ours: Door) -> Door:
+    """The same, whose tensors are waited for: one that a collective brings is wrapped."""
+
+    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(mode, original, *map(arrived, args), **{name: arrived(value) for name, value in kwargs.items()})
+
+    return door

@@ -1,0 +1,164 @@
+"""torch.nn and the libraries above it in lockstep, where they hold tensors in a way that LocalTensors do not bear:
+`FORMS` are functions of torch's and what serves them, `REFUSED` those that cannot be served, and why."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor.errors import NotInLockstep
+from localtensor.lockstep.comms.collectives import combined
+from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.patches.rank_queries import Door, route
+from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.rank_int import is_rank_int
+from localtensor.lockstep.values.texts import as_if_padded
+
+# -- torch.nn
+
+
+def _swap(original: Any, one: Tensor, other: Tensor) -> None:
+    """Two tensors are each other, as `Module.to` makes them: torch takes none that others refer to weakly.
+
+    A memory does, to know its views.
+    """
+    ours = [x for x in (one, other) if isinstance(x, LocalTensor) and x._memory is not None]
+    for x in ours:
+        x._memory.leave(x)  # type: ignore[union-attr]
+    try:
+        original(one, other)
+    finally:
+        both: tuple[Any, ...] = (one, other) if ours else ()
+        for each in both:
+            memory = each.__dict__.get("_memory")
+            if memory is not None:
+                each._memory = None
+                memory.join(each)
+
+
+def _hash_of(original: Any) -> Any:
+    def __hash__(self: Any) -> int:  # noqa: N807
+        if is_rank_int(self):
+            why = "it would be another key on each rank; the sizes of a whole DTensor, for one, are the same on all"
+            raise NotInLockstep(f"hash({self.node.words})", why)
+        return original(self)  # type: ignore[no-any-return]
+
+    return __hash__
+
+
+def _waiting() -> list[Any]:
+    """What `torch.load` has read and is still to be looked at: since 2.15 one list a thread."""
+    found = getattr(torch._utils, "_get_sparse_tensors_to_validate", None)
+    return found() if found else getattr(torch._utils, "_sparse_tensors_to_validate", [])
+
+
+def _validated(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    """What `torch.load` has read is looked at in memory, below any mode: the sparse tensors of each rank."""
+    waiting = _waiting()
+    waiting[:] = [own for one in waiting for own in (one._cells if isinstance(one, LocalTensor) else (one,))]
+    with plainly():
+        original(*args, **kwargs)
+
+
+# -- FSDP2: its shards are chunks of dim 0, padded to the length of the first
+
+
+class Chunks(list[Any]):
+    """The chunks of a tensor, of which each rank takes its own."""
+
+    def __init__(self, mode: Any, chunks: Sequence[Tensor]) -> None:
+        super().__init__(chunks)
+        self.mode = mode
+
+    def __getitem__(self, place: Any) -> Any:
+        if not is_rank_int(place):
+            return super().__getitem__(place)
+        with plainly():
+            return wrap(*combined([value_of(self.mode, x) for x in self], place.node.values), self.mode)
+
+
+def _chunk_with_empty(mode: Any, original: Any, tensor: Tensor, num_chunks: int, dim: int) -> Any:
+    """Those that get nothing get none of the rows: torch gives them a tensor of one dim."""
+    found = list(torch.chunk(tensor, num_chunks, dim=dim))
+    return Chunks(mode, found + [tensor.narrow(dim, 0, 0)] * (num_chunks - len(found)))
+
+
+def _size_of_chunk(mode: Any, original: Any, chunk: Tensor, unchunked_size: Any, dim: int) -> Any:
+    return chunk.size() if is_rank_int(chunk.numel()) else original(chunk, unchunked_size, dim)
+
+
+def _padded(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with as_if_padded():
+        return original(*args, **kwargs)
+
+
+def _storage(mode: Any, original: Any, tensor: Tensor) -> None:
+    """A LocalTensor keeps its memory: FSDP2 fills it anew before it reads it."""
+    if not isinstance(tensor, LocalTensor):
+        original(tensor)
+
+
+def copy_in(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a rank brings to the gather; FSDP2 writes it to the rank's place in the output, which the gather does too."""
+    inputs, output, *_ = args
+    return torch.cat([x.reshape(-1) for x in inputs]).to(output.dtype), output
+
+
+OPS: dict[str, Any] = {"fsdp::all_gather_copy_in": copy_in}
+
+_FSDP = "torch.distributed.fsdp._fully_shard"
+# Module, class or nothing, name, and what serves it.  Tried on torch 2.11.0, 2.13.0 and 2.15.0; read in the sources of 2.12 and 2.14.
+FORMS: list[tuple[str, str, str, Door]] = [
+    ("torch._utils", "", "_validate_loaded_sparse_tensors", _validated),
+    (f"{_FSDP}._fsdp_param", "", "_chunk_with_empty", _chunk_with_empty),
+    (f"{_FSDP}._fsdp_param", "", "_get_dim_chunked_size", _size_of_chunk),
+    (f"{_FSDP}._fsdp_param", "", "alloc_storage", _storage),
+    (f"{_FSDP}._fsdp_param", "", "free_storage", _storage),
+    (f"{_FSDP}._fsdp_param_group", "", "alloc_storage", _storage),
+    (f"{_FSDP}._fsdp_param", "FSDPParam", "_init_sharded_param", _padded),
+    (f"{_FSDP}._fsdp_param", "FSDPParam", "reset_sharded_param", _padded),
+]
+
+# What cannot be served: module, class, and why.
+REFUSED: list[tuple[str, str, str]] = [
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "its reducer, in C++, reads the bytes of gradients"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel",
+     "it keeps all weights in one tensor, whose memory it takes apart; fully_shard works"),
+]  # fmt: skip
+_installed: list[bool] = []
+
+
+def install() -> None:
+    """They treat LocalTensors as they have to be treated, from now on; any other tensor as before."""
+    if _installed:
+        return
+    _installed.append(True)
+    original = torch.utils.swap_tensors
+
+    def swap_tensors(t1: Tensor, t2: Tensor) -> None:
+        _swap(original, t1, t2)
+
+    swap_tensors.__doc__ = original.__doc__
+    torch.utils.swap_tensors = swap_tensors
+    torch.SymInt.__hash__ = _hash_of(torch.SymInt.__hash__)  # type: ignore[method-assign]
+    for name, kind, function, ours in FORMS:
+        module = importlib.import_module(name)
+        owner = getattr(module, kind, None) if kind else module
+        if owner is not None and hasattr(owner, function):
+            route(owner, function, ours)
+    for name, kind, why in REFUSED:
+        owner = getattr(importlib.import_module(name), kind, None)
+        if owner is not None:
+            route(owner, "__init__", _refusal(kind, why))
+
+
+def _refusal(what: str, why: str) -> Door:
+    def door(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotInLockstep(what, why)
+
+    return door

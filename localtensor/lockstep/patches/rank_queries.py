@@ -1,0 +1,211 @@
+"""The doors of torch through which a program asks who it is: each asks the thread's mode first.
+
+Installed once, when the first mode is entered; in a thread without a mode they are what they were.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils._device
+from torch.distributed import distributed_c10d as c10d
+
+from localtensor._util import ambient as _context
+from localtensor.errors import BadGroup, TorchChanged
+from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, group_of
+from localtensor.lockstep.values.indexing import stacked
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.rank_int import values_of
+from localtensor.threads.dist_patches import must_fit, named
+from localtensor.threads.rank_world import innermost
+
+_installed: list[bool] = []
+
+Door = Callable[..., Any]  # (mode, original, *args, **kwargs)
+
+
+def install() -> None:
+    """All doors ask the mode, from now on."""
+    if _installed:
+        return
+    _installed.append(True)
+    torch.utils._device._device_constructors()  # kept by torch: a default device goes by the functions as they are
+    c10d._world = RoutedWorld(c10d._world)
+    for name, ours in _GROUPS.items():
+        route_call(name, ours)
+    for owner, name, ours in _RANDOM:
+        if hasattr(owner, name):
+            route(owner, name, ours)
+
+
+def route_call(name: str, ours: Door) -> None:
+    """A function of torch.distributed asks the thread's mode first, whoever has imported it by name."""
+    found = getattr(c10d, name, None)
+    if found is None:
+        return
+    if hasattr(found, "__wrapped__"):
+        _within(found, ours)
+        return
+    made = router(found, ours)
+    for owner in (c10d, torch.distributed):
+        if getattr(owner, name, None) is found:
+            setattr(owner, name, made)
+
+
+def route(owner: Any, name: str, ours: Door) -> None:
+    """`owner.name` asks the thread's mode first."""
+    raw = vars(owner).get(name, getattr(owner, name)) if isinstance(owner, type) else getattr(owner, name)
+    kind = type(raw) if isinstance(raw, staticmethod | classmethod) else None
+    made = router(raw if kind is None else raw.__func__, ours)
+    setattr(owner, name, made if kind is None else kind(made))
+
+
+def router(original: Any, ours: Door) -> Any:
+    """A function that is ours in a thread with a mode, else the original."""
+
+    def routed(*args: Any, **kwargs: Any) -> Any:
+        mode = _context.lockstep()
+        return original(*args, **kwargs) if mode is None else ours(mode, original, *args, **kwargs)
+
+    for name in ("__name__", "__qualname__", "__doc__", "__module__"):
+        if hasattr(original, name):
+            setattr(routed, name, getattr(original, name))
+    with suppress(ValueError, TypeError):  # a function of C has no signature
+        routed.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return routed
+
+
+def _within(decorated: Any, ours: Door) -> None:
+    """Within torch's logging decorators, so that whoever has imported the function by name reaches ours."""
+    original = innermost(decorated)
+    while decorated is not original:
+        for cell in decorated.__closure__ or ():
+            if cell.cell_contents is original:
+                cell.cell_contents = router(original, ours)
+                decorated.__wrapped__ = cell.cell_contents
+                return
+        decorated = decorated.__wrapped__
+    raise TorchChanged(
+        f"torch.distributed.{original.__name__}", "it is no longer wrapped in torch's logging decorators"
+    )
+
+
+def _init_process_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> None:
+    asked = named(original, args, kwargs)
+    rank = asked.pop("rank", -1)
+    by_rank = values_of(rank, mode.world)
+    if by_rank is not None or rank != -1:
+        numbers = np.full(mode.world, rank) if by_rank is None else by_rank
+        if (numbers != np.arange(mode.world))[list(mode.ranks)].any():
+            problem = "in one control flow each rank has a number of its own"
+            remedy = "Leave it out, or pass torch.distributed.get_rank()."
+            raise BadGroup("init_process_group", "rank", f"rank={rank}", problem, remedy)
+    must_fit(asked, -1, len(mode.ranks))
+    world = mode.groups
+    if world.default_pg is None:
+        world.open()
+    elif not world.implicit:
+        original(*args, **kwargs)  # refuses a second default group in its own words
+    world.implicit = False
+
+
+def _new_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
+    made: LockstepGroup = mode.groups.new_group(named(original, args, kwargs).get("ranks"))
+    return made
+
+
+def _subgroups(mode: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    lists = [sorted(ranks) for ranks in named(original, args, kwargs)["ranks_per_subgroup_list"] or ()]
+    if not lists:
+        return original(*args, **kwargs)  # says so in its own words
+    mine = mode.groups.family_group("new_subgroups_by_enumeration", lists)
+    return mine, [mine if len(lists) == 1 else mode.groups.make([ranks]) for ranks in lists]
+
+
+def _split_group(mode: Any, original: Any, *args: Any, **kwargs: Any) -> LockstepGroup:
+    """Each rank gets the group of its part; each group of the parent is split alike."""
+    asked = named(original, args, kwargs)
+    parent, splits = asked.get("parent_pg") or mode.groups.default_pg, asked.get("split_ranks")
+    members = parent.family.groups
+    flat = [place for split in splits or () for place in split]
+    if not splits or not all(splits) or len(set(flat)) != len(flat) or not set(flat) <= set(range(len(members[0]))):
+        problem = f"they must be lists of different ranks below {len(members[0])}, none of them empty"
+        raise BadGroup("split_group", "split_ranks", f"split_ranks={splits}", problem, "Name each rank at most once.")
+    lists = [[group[place] for place in sorted(split)] for group in members for split in splits]
+    made: LockstepGroup = mode.groups.family_group("split_group", lists)
+    return made
+
+
+def _destroy(mode: Any, original: Any, group: Any = None) -> None:
+    if group is None or group is mode.groups.default_pg:
+        if mode.groups.default_pg is None:
+            original(group)  # says so in its own words
+        mode.groups.close()
+    else:
+        group_of(mode, group)
+        mode.groups.forget(group.group_name)
+
+
+_GROUPS: dict[str, Door] = {
+    "init_process_group": _init_process_group,
+    "new_group": _new_group,
+    "split_group": _split_group,
+    "new_subgroups_by_enumeration": _subgroups,
+    "destroy_process_group": _destroy,
+}
+
+
+def _manual_seed(mode: Any, original: Any, seed: Any) -> Any:
+    by_rank = values_of(seed, mode.world)
+    if by_rank is None:
+        made = original(seed)
+        mode.streams.agree()
+        return made
+    mode.streams.seed(by_rank)
+    return torch.default_generator
+
+
+def _get_rng_state(mode: Any, original: Any) -> Any:
+    stream = mode.streams.of()
+    return mode.gather({r: stream.state_on(r) for r in mode.ranks}) if stream.states else original()
+
+
+def _set_rng_state(mode: Any, original: Any, new_state: Any) -> None:
+    stream = mode.streams.of()
+    if not isinstance(new_state, LocalTensor):
+        original(new_state)
+        stream.agree()
+        return
+    held = new_state._partition
+    with mode.disable():  # copies: torch reads a state from where its storage begins
+        states = {row: new_state.__localtensor_on__(held.ranks(row)[0]).clone() for row in range(held.rows)}
+    stream.set_on(held.row_of, states)
+
+
+def _tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+    """Lists of tensors become a tensor without asking for their numbers, which may differ."""
+    found = stacked(data, LocalTensor, original)
+    if found is None:
+        return original(data, **options)
+    found = found.to(dtype=options.get("dtype"), device=options.get("device"), copy=True)
+    return found.requires_grad_(options.get("requires_grad", False))
+
+
+def _as_tensor(mode: Any, original: Any, data: Any, **options: Any) -> Any:
+    return _tensor(mode, original, data, **options) if isinstance(data, list | tuple) else original(data, **options)
+
+
+_RANDOM: list[tuple[Any, str, Door]] = [
+    (torch, "tensor", _tensor),
+    (torch, "as_tensor", _as_tensor),
+    (torch.random, "_manual_seed_impl", _manual_seed),
+    (torch, "get_rng_state", _get_rng_state),
+    (torch.random, "get_rng_state", _get_rng_state),
+    (torch, "set_rng_state", _set_rng_state),
+    (torch.random, "set_rng_state", _set_rng_state),
+]

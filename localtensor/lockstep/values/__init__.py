@@ -1,0 +1,1 @@
+"""LocalTensor and its storage: partition of ranks, stacked values, ints and random streams."""

@@ -1,0 +1,368 @@
+"""LocalTensor: a tensor that holds every rank's value, and each different value once."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localtensor._util import ambient as _context
+from localtensor._util.call_sites import origin
+from localtensor.collectives.compare import how_far, said, same_bits
+from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
+from localtensor.lockstep.values.formatting import shown
+from localtensor.lockstep.values.indexing import differs, picked
+from localtensor.lockstep.values.partition import Partition, by_value, of_ranks, partition
+from localtensor.lockstep.values.rank_int import rank_int
+from localtensor.lockstep.values.stacks import equal_once, of_rows
+from localtensor.lockstep.values.storage import Memory
+
+_make = torch.Tensor._make_wrapper_subclass
+
+
+class Mode(Protocol):
+    """What a LocalTensor asks of the LocalTensorMode that it belongs to."""
+
+    world: int
+    everyone: Partition
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def gather(self, values: Mapping[int, Tensor]) -> Any: ...
+
+
+class LocalTensor(Tensor):
+    """A tensor with a value on each rank; ranks that hold the same value hold it once.
+
+    Of one shape on all ranks, it looks like an ordinary tensor of that shape; where a size differs, `x.shape` has an
+    int for each rank there.  Made by `rank_map` and by everything that makes a tensor under a `LocalTensorMode`.
+
+    >>> from localtensor import LocalTensorMode, rank_map
+    >>> with LocalTensorMode(4):
+    ...     x = rank_map(lambda rank: torch.tensor([rank // 2, 1]))
+    >>> x
+    LocalTensor(4 ranks, 2 different values,
+      ranks 0, 1: tensor([0, 1]),
+      ranks 2, 3: tensor([1, 1]))
+    >>> (x * 10).on(3)
+    tensor([10, 10])
+    """
+
+    _cells: tuple[Tensor, ...]
+    _partition: Partition
+    _memory: Memory | None
+    _mode: Mode
+
+    def __new__(
+        cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
+    ) -> LocalTensor:
+        """As torch's own: {rank: tensor}, or a list with a tensor for each rank."""
+        mode = _context.lockstep() or _context.idle_mode(_world_of(local_tensors))
+        given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
+        made: LocalTensor = mode.gather(given)
+        if requires_grad:
+            made.requires_grad_()
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """An op outside of the mode: the mode that the tensor was made in does it."""
+        for kind in types:
+            if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                return NotImplemented
+        mode = _context.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
+        return mode.run(func, args, kwargs or {})
+
+    # -- what one rank holds
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold a value."""
+        return tuple(np.flatnonzero(self._partition.row_of >= 0).tolist())
+
+    def on(self, rank: int) -> Tensor:
+        """What that rank holds: a plain tensor, a copy, without history.  Raises `NotHeld`.
+
+        >>> from localtensor import LocalTensorMode, rank_map
+        >>> with LocalTensorMode(2):
+        ...     rank_map(torch.tensor).on(1)
+        tensor(1)
+        """
+        with torch._C._DisableTorchDispatch():
+            return self.__localtensor_on__(rank).clone().requires_grad_(self.requires_grad)
+
+    def __localtensor_on__(self, rank: int) -> Tensor:
+        """What that rank holds, not copied: how `run` deals a LocalTensor to its ranks."""
+        held = self._partition
+        if not isinstance(rank, SupportsIndex) or not 0 <= rank < held.world or held.row_of[int(rank)] < 0:
+            raise NotHeld("LocalTensor.on", [rank], list(self.ranks))
+        cell, row = held.place(int(rank))
+        found = self._cells[cell]
+        with torch._C._DisableTorchDispatch():
+            return found[row] if held.sizes[cell] > 1 else found
+
+    @property
+    def _local_tensors(self) -> dict[int, Tensor]:
+        """As torch's own LocalTensor calls it: what each rank holds, by rank."""
+        return {rank: self.__localtensor_on__(rank) for rank in self.ranks}
+
+    def values(self) -> list[tuple[list[int], Tensor]]:  # type: ignore[override]  # of sparse tensors only
+        """Each value that is held once, with the ranks that read it, by first rank; nothing is copied."""
+        rows = [(self._partition.ranks(row), row) for row in range(self._partition.rows)]
+        return [(ranks, self.__localtensor_on__(ranks[0])) for ranks, _ in sorted(rows)]
+
+    def reconcile(self) -> Tensor:
+        """The one value on which all ranks agree, bit for bit; a copy without history.
+
+        Raises `RanksDisagree`, which says which ranks differ, where, and by how much.
+
+        >>> from localtensor import LocalTensorMode, all_reduce, rank_map
+        >>> with LocalTensorMode(4):
+        ...     all_reduce(rank_map(torch.tensor), "sum").reconcile()
+        tensor(6)
+        """
+        (first, value), *others = self.values()
+        with torch._C._DisableTorchDispatch():
+            for ranks, other in others:
+                if not same_bits(value, other):
+                    shorts = {rank: said(held) for holders, held in self.values() for rank in holders}
+                    how = f"rank {ranks[0]} from rank {first[0]} {how_far(value, other)}".strip()
+                    place = origin(sys._getframe(1)).place
+                    raise RanksDisagree(
+                        "value", shorts, dict.fromkeys(shorts, place), how, call="LocalTensor.reconcile"
+                    )
+        return self.on(first[0])
+
+    # -- as any tensor
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        with torch._C._DisableTorchDispatch():
+            return shown(self.values(), self._partition, self.requires_grad)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The one value of all ranks.  Raises `RanksDisagree`."""
+        value = self.reconcile()
+        with torch._C._DisableTorchDispatch():
+            return value.numpy(force=force)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.numpy(), dtype)  # a copy already
+
+    def tolist(self) -> Any:
+        """The one value of all ranks as lists of numbers.  Raises `RanksDisagree`."""
+        value = self.reconcile()
+        with torch._C._DisableTorchDispatch():
+            return value.tolist()
+
+    def __format__(self, how: str) -> str:
+        return format(self.item() if how and not self.dim() else str(self), how)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The one value of all ranks, a copy.  Raises `RanksDisagree`."""
+        value = self.reconcile()
+        with torch._C._DisableTorchDispatch():
+            return value.__dlpack__(**options)
+
+    def __getitem__(self, index: Any) -> Any:
+        return picked(self, index) if differs(index) else super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if differs(index):
+            picked(self, index)[...] = value
+        else:
+            super().__setitem__(index, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalTensor:
+        if id(self) not in memo:
+            if not self.is_leaf:  # as torch says it of any tensor
+                raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+            with torch._C._DisableTorchDispatch():
+                cells = tuple(cell.clone() for cell in self._cells)
+            twin = memo[id(self)] = wrap(cells, self._partition, self._mode)
+            twin.requires_grad_(self.requires_grad)
+            twin.__dict__.update(copy.deepcopy(self._extra(), memo))
+            if self.grad is not None:
+                twin.grad = copy.deepcopy(self.grad, memo)
+        found: LocalTensor = memo[id(self)]
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with torch._C._DisableTorchDispatch():
+            cells = tuple(cell.detach().clone() for cell in self._cells)
+        return unpickled, (cells, self._partition, self.requires_grad, self._extra())
+
+    def _extra(self) -> dict[str, Any]:
+        """What a program has hung on it; a parameter is one by such a mark."""
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """The cells are the inner tensors; the context is the partition and the mode."""
+        return [f"_cell_{number}" for number in range(len(self._cells))], (self._partition, self._mode)
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, size: Any, stride: Any) -> LocalTensor:
+        partition, mode = context
+        return wrap(tuple(inner[f"_cell_{number}"] for number in range(len(inner))), partition, mode)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_cell_"):
+            return self._cells[int(name.removeprefix("_cell_"))]
+        raise AttributeError(f"'LocalTensor' object has no attribute {name!r}")
+
+    @property
+    def nbytes(self) -> Any:  # type: ignore[override]
+        return self.numel() * self.element_size()
+
+    @property
+    def data(self) -> Any:
+        return self.detach()
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        """The same tensor, with another's values: the two share memory from now on."""
+        with torch._C._DisableTorchDispatch():
+            self._mode.run(torch.ops.aten.set_.source_Tensor, (self, other), {})
+
+
+_OWN = ("_cells", "_partition", "_memory", "_mode")
+
+
+def wrap(cells: tuple[Tensor, ...], partition: Partition, mode: Mode, memory: Memory | None = None) -> LocalTensor:
+    """A LocalTensor of these cells; one that shares `memory` joins it."""
+    first = cells[0]
+    shape: Any = first.shape
+    stride: Any = first.stride() if first.layout is torch.strided else None
+    policy = None
+    if len(cells) == 1:
+        if partition.sizes[0] > 1:
+            shape, stride = shape[1:], stride[1:] if stride is not None else None
+    else:
+        shape, stride = _sizes(partition, *_shapes(cells, partition))
+        policy = "sizes" if any(type(size) is not int for size in (*shape, *(stride or ()))) else None
+    x: LocalTensor = _make(
+        LocalTensor, shape, strides=stride, storage_offset=_offset(first), dtype=first.dtype, layout=first.layout,
+        device=first.device, dispatch_sizes_strides_policy=policy,
+    )  # fmt: skip
+    x._cells = cells
+    x._partition = partition
+    x._mode = mode
+    x._memory = None
+    if memory is not None:
+        memory.join(x)
+    return x
+
+
+def _offset(cell: Tensor) -> Any:
+    return cell.storage_offset() if cell.layout is torch.strided else None
+
+
+def _shapes(cells: Sequence[Tensor], partition: Partition) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Of each cell's rows: the shapes, and the strides."""
+    shapes = tuple(tuple(c.shape[1:] if k > 1 else c.shape) for c, k in zip(cells, partition.sizes, strict=True))
+    if cells[0].layout is not torch.strided:
+        return shapes, ()
+    strides = tuple(c.stride()[1:] if k > 1 else c.stride() for c, k in zip(cells, partition.sizes, strict=True))
+    return shapes, strides
+
+
+@lru_cache(4096)
+def _sizes(partition: Partition, shapes: Any, strides: Any) -> tuple[list[Any], list[Any] | None]:
+    """Each dim's size, and stride: an int, or an int for each rank."""
+
+    def by_rank(numbers: Any) -> list[Any]:
+        rows = np.repeat(np.array(numbers, np.int64).reshape(len(partition.sizes), -1), partition.sizes, axis=0)
+        held = partition.held
+        return [rank_int(rows[:, dim][partition.row_of], held) for dim in range(rows.shape[1])]
+
+    dims = {len(shape) for shape in shapes}
+    if len(dims) > 1:
+        raise NotInLockstep("a tensor", f"it has {' or '.join(map(str, sorted(dims)))} dims, depending on the rank")
+    if not shapes[0]:
+        return [], [] if strides else None
+    return by_rank(shapes), by_rank(strides) if strides else None
+
+
+def size_of(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -> Any:
+    """A size, or the like, of a tensor whose shape differs between ranks: an int for each rank where it does."""
+    shape, stride = _sizes(x._partition, *_shapes(x._cells, x._partition))
+    if name == "dim":
+        return len(shape)
+    if name in ("sym_size", "size"):
+        return tuple(shape) if dim is None else shape[dim]
+    if name in ("sym_stride", "stride"):
+        return tuple(stride or ()) if dim is None else (stride or [])[dim]
+    if name in ("sym_numel", "numel"):
+        return math.prod(shape)
+    if name == "sym_storage_offset":
+        return x._cells[0].storage_offset()
+    with torch._C._DisableTorchDispatch():  # whether it is contiguous, in one sense or another: on all ranks
+        pairs = zip(x._cells, x._partition.sizes, strict=True)
+        return all((cell[0] if rows > 1 else cell).is_contiguous(**options) for cell, rows in pairs)
+
+
+def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, extra: dict[str, Any]) -> LocalTensor:
+    """A LocalTensor in the mode of this thread, or outside of any."""
+    mode = _context.lockstep()
+    if mode is None or mode.world != held.world:
+        mode = _context.idle_mode(held.world)
+    plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # unpickled in the mode
+    x = wrap(plain, held, mode)
+    x.requires_grad_(requires_grad)
+    x.__dict__.update(extra)
+    return x
+
+
+torch.serialization.add_safe_globals(
+    [
+        unpickled,
+        partition,
+        (unpickled, "localtensor.tensor.unpickled"),
+        (partition, "localtensor.folding.partition"),
+    ]
+)  # so that `torch.load` needs no word more
+
+
+def by_rank(values: Mapping[int, Tensor], mode: Mode) -> LocalTensor:
+    """A LocalTensor of one plain tensor for each rank; equal ones are held once."""
+    ranks = sorted(values)
+    rows = equal_once([values[rank].detach() for rank in ranks])
+    if all(row is rows[0] for row in rows):
+        same = np.full(mode.world, -1)
+        same[ranks] = 0
+        return wrap((rows[0].clone(),), _one_row(same), mode)
+    cells, held = of_rows(rows, of_ranks(ranks, mode.world))
+    # A stack is a copy; what is alone in its cell would still be the caller's own tensor.
+    own = tuple(cell if size > 1 else cell.clone() for cell, size in zip(cells, held.sizes, strict=True))
+    return wrap(own, held, mode)
+
+
+def _one_row(rows: Any) -> Partition:
+    return by_value(np.zeros(len(rows)), None if (rows >= 0).all() else rows >= 0)
+
+
+def _world_of(values: Mapping[int, Tensor] | Sequence[Tensor]) -> int:
+    return max(values) + 1 if isinstance(values, Mapping) else len(values)
+
+
+def _first_mode(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, LocalTensor):
+            return value._mode
+        if isinstance(value, list | tuple):
+            found = _first_mode(value)
+            if found is not None:
+                return found
+    return None

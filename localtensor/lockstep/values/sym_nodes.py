@@ -1,0 +1,397 @@
+"""What torch's SymInt and SymBool ask, and its C++: nodes that compute for all ranks at once.
+
+What comes out the same for all ranks is a plain int or bool again; what does not cannot steer the one control flow,
+and says so.  `rank_ints` makes them.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch.fx.experimental.sym_node import SymNode
+
+from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
+from localtensor.lockstep.values.texts import accumulates, by_rank, cut, one_answer, place_here, short
+
+Array = np.ndarray[Any, Any]
+_MOST = 2**63 - 1  # of torch's ints and of numpy's
+# These of torch's files, where they guess that no, go on to what is right for each rank, or raise.
+_UNHURT = ("c10/core/Contiguity.h", "c10/core/SymbolicShapeMeta.cpp", "ATen/EmptyTensor.cpp", "/input_metadata.cpp")
+_FLOATS = "it would be a float of its own on each rank, and only ints can be that"
+
+
+class _Node:
+    """What torch asks of any node.
+
+    It asks for its own SymNode by isinstance, which is all that we share with that: it holds an expression of sympy's.
+    """
+
+    __slots__ = ()
+    __class__ = property(lambda self: SymNode)
+    constant: Any = None
+    held: Array | None = None
+    expr = shape_env = _hint = None  # torch's `statically_known_true` and its like find that nothing is known
+    words: Any = property(repr)
+    pytype: type
+    values: Any
+    most: int
+
+    def is_int(self) -> bool:
+        return self.pytype is int
+
+    def is_bool(self) -> bool:
+        return self.pytype is bool
+
+    def is_float(self) -> bool:
+        return self.pytype is float
+
+    def is_constant(self) -> bool:
+        return False
+
+    is_nested_int = is_symbolic = is_constant
+    has_hint = is_constant  # with a hint, torch would ask for the sizes one by one, and not for the answer of each rank
+
+    def maybe_as_int(self) -> int | None:
+        return None
+
+    def clone(self) -> "_Node":
+        return self
+
+    def wrap_int(self, num: int) -> "_Node":
+        return Same(num)
+
+    wrap_bool = wrap_float = wrap_int
+
+    def sym_float(self) -> NoReturn:
+        raise NotInLockstep(f"float({self.words})", _FLOATS)
+
+    def _graph_repr(self) -> str:
+        return repr(self)
+
+    str = _str = _graph_repr
+
+
+Method = Callable[[_Node, Any], _Node]
+
+
+def _arithmetic(
+    sign: str, fn: Callable[[int, int], int], quick: Any = None, bound: Callable[[int, int], int] | None = None
+) -> Method:
+    """The method for one operator: numpy's `quick` where `bound` says that the result fits, else Python's own."""
+
+    def method(self: _Node, other: Any) -> _Node:
+        other = _operand(sign, other)
+        if type(self) is Same and type(other) is Same:
+            return Same(fn(self.constant, other.constant))
+        held = _held(sign, self, other)
+        if bound is None or (most := bound(self.most, other.most)) > _MOST:
+            return _slowly(sign, fn, self, other, held)
+        return ints(quick(self.values, other.values), held, most)
+
+    return method
+
+
+def _division(sign: str, fn: Callable[[int, int], int], quick: Any) -> Method:
+    """The same, for an operator that refuses zero."""
+    plainly = _arithmetic(sign, fn, quick, max)
+
+    def method(self: _Node, other: Any) -> _Node:
+        return plainly(self, _divisor(sign, fn, self, other))
+
+    return method
+
+
+def _divisor(sign: str, fn: Callable[[int, int], Any], one: _Node, other: Any) -> Any:
+    """The other operand, with no zero left in it."""
+    other = _operand(sign, other)
+    zero = other.values == 0
+    if zero is True:
+        fn(1, 0)  # raises what it does on each rank
+    if type(other) is not Same and zero.any():
+        held = _held(sign, one, other)
+        if (zero if held is None else zero & held).any():
+            raise RanksDiverge(sign, "divisor, zero on some ranks", by_rank(other.values, other.held), place_here())
+        return RankInts(np.where(zero, 1, other.values), other.held)
+    return other
+
+
+def _comparison(sign: str, fn: Callable[[Any, Any], Any], kind: type | None = None) -> Method:
+    def method(self: _Node, other: Any) -> _Node:
+        other = _operand(sign, other, kind)
+        if kind is bool and type(other) is Same:
+            return self if other.constant is (sign == "and") else other
+        if type(self) is Same and type(other) is Same:
+            return Same(fn(self.constant, other.constant))
+        held = _held(sign, self, other)
+        return _bools(fn(self.values, other.values), held, lambda: f"{self.words} {sign} {other.words}")
+
+    return method
+
+
+class _Ints(_Node):
+    """The operators of ints, on a number of each rank or one for all."""
+
+    __slots__ = ()
+    add = _arithmetic("+", operator.add, np.add, operator.add)
+    sub = _arithmetic("-", operator.sub, np.subtract, operator.add)
+    mul = _arithmetic("*", operator.mul, np.multiply, operator.mul)
+    sym_max = _arithmetic("max", max, np.maximum, max)
+    sym_min = _arithmetic("min", min, np.minimum, max)
+    bitwise_and = _arithmetic("&", operator.and_, np.bitwise_and, lambda a, b: max(a, b, _MOST))
+    bitwise_or = _arithmetic("|", operator.or_, np.bitwise_or, lambda a, b: max(a, b, _MOST))
+    bitwise_xor = _arithmetic("^", operator.xor, np.bitwise_xor, lambda a, b: max(a, b, _MOST))
+    lshift = _arithmetic("<<", operator.lshift)
+    rshift = _arithmetic(">>", operator.rshift)
+    pow = pow_by_natural = _arithmetic("**", operator.pow, np.power, lambda a, b: max(a, 1) ** min(b, 64))
+    floordiv = int_floordiv = _division("//", operator.floordiv, np.floor_divide)
+    mod = _division("%", operator.mod, np.remainder)
+    eq = _comparison("==", operator.eq)
+    ne = _comparison("!=", operator.ne)
+    lt = _comparison("<", operator.lt)
+    le = _comparison("<=", operator.le)
+    gt = _comparison(">", operator.gt)
+    ge = _comparison(">=", operator.ge)
+
+    def int_truediv(self, other: Any) -> _Node:
+        other = _divisor("/", operator.truediv, self, other)
+        quotients = set(_exactly(operator.truediv, self, other, _held("/", self, other)))
+        if len(quotients) > 1:
+            raise NotInLockstep(f"{self.words} / {other.words}", _FLOATS)
+        return Same(quotients.pop())
+
+    truediv = int_truediv
+
+    def neg(self) -> _Node:
+        return Same(0).sub(self)
+
+    def abs(self) -> _Node:
+        return self.sym_max(self.neg())
+
+    def floor(self) -> _Node:
+        return self
+
+    ceil = trunc = pos = round = floor
+
+    def is_non_overlapping_and_dense(self, sizes: Sequence[Any], strides: Sequence[Any]) -> _Node:
+        """Torch answers it for each different tensor."""
+        nodes = [_operand("layout", node) for node in (*sizes, *strides)]
+        held, world = _held("layout", self, *nodes), len(self.values)
+        ranks = np.arange(world) if held is None else np.flatnonzero(held)
+        columns = [*zip(*(np.broadcast_to(node.values, world)[ranks].tolist() for node in nodes), strict=True)]
+        answers, values = {column: _dense(column) for column in set(columns)}, np.zeros(world, bool)
+        values[ranks] = [answers[column] for column in columns]
+        return _bools(values, held, lambda: "is_non_overlapping_and_dense")
+
+    def sym_sum(self, terms: Sequence[Any]) -> _Node:
+        total: _Node = Same(0)
+        for term in terms:
+            total = _Ints.add(total, term)
+        return total
+
+
+class Same(_Ints):
+    """A number that all ranks share, as an operand or a result; torch takes `constant` out of it."""
+
+    __slots__ = ("constant", "most", "pytype", "values")
+
+    def __init__(self, constant: Any) -> None:
+        self.constant = self.values = constant
+        self.pytype, self.most = type(constant), abs(constant)
+
+    def __repr__(self) -> str:
+        return repr(self.constant)
+
+    def is_constant(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> Any:
+        return self.constant if self.pytype is int else None
+
+    def int_(self) -> Any:
+        return self.constant
+
+    def guard_int(self, file: str, line: int) -> Any:
+        return self.constant
+
+    bool_ = int_
+    guard_bool = guard_float = guard_size_oblivious = expect_true = guard_int
+    guard_or_false = guard_or_true = statically_known_true = guard_int
+
+    def sym_and(self, other: Any) -> Any:
+        return other if self.constant else self
+
+    def sym_or(self, other: Any) -> Any:
+        return self if self.constant else other
+
+    def sym_not(self) -> _Node:
+        return Same(not self.constant)
+
+    def sym_ite(self, then: Any, otherwise: Any) -> Any:
+        return then if self.constant else otherwise
+
+
+class RankInts(_Ints):
+    """The node of an int that differs between ranks: `values` int64 of shape [world], `held` bool of that shape or None.
+
+    None stands for all ranks; where `held` is False, the value means nothing.  The values are read-only from now on.
+
+    >>> RankInts(np.array([0, 1, 2])).add(2)
+    RankInts(2, 3, 4)
+    """
+
+    __slots__ = ("_most", "held", "values")
+    pytype = int
+
+    def __init__(self, values: Array, held: Array | None = None, most: int = _MOST) -> None:
+        values.setflags(write=False)
+        self.values, self.held, self._most = values, held, most
+
+    @property
+    def most(self) -> int:  # type: ignore[override]
+        """No value is further from zero; exact where it may be so large that a product no longer fits."""
+        if self._most >= 2**31:
+            self._most = max(int(self.values.max()), -int(self.values.min()))
+        return self._most
+
+    def __repr__(self) -> str:
+        return f"RankInts({short(self.values, self.held)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankInts, (np.array(self.values), self.held)
+
+    def int_(self) -> NoReturn:
+        raise RanksDiverge("int", "value", by_rank(self.values, self.held), place_here())
+
+    def guard_int(self, file: str, line: int) -> NoReturn:
+        self.int_()
+
+
+class RankBools(_Node):
+    """The node of a bool that differs between ranks: `values` bool of shape [world], `held` as for `RankInts`.
+
+    `words` say what was asked.  Where torch must know one answer, it raises `RanksDiverge`.
+    """
+
+    __slots__ = ("held", "values", "words")
+    pytype = bool
+    most = 1  # as an operand of ints
+
+    def __init__(self, values: Array, held: Array | None, words: str) -> None:
+        values.setflags(write=False)
+        self.values, self.held, self.words = values, held, words
+
+    def __repr__(self) -> str:
+        return f"RankBools({short(self.values, self.held)})"
+
+    def bool_(self) -> bool:
+        return one_answer(self.words, self.values, self.held)
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return accumulates(self.words) or self.bool_()
+
+    guard_size_oblivious = guard_bool
+
+    def expect_true(self, file: str, line: int) -> NoReturn:
+        raise RanksDiverge("torch._check", self.words, by_rank(self.values, self.held), place_here())
+
+    def guard_or_false(self, file: str, line: int) -> bool:
+        """Torch goes on with either answer, and not always to what eager computes: so it is refused."""
+        if not file.endswith(_UNHURT):
+            self.bool_()
+        return False
+
+    def guard_or_true(self, file: str, line: int) -> bool:
+        return not self.guard_or_false(file, line)
+
+    def statically_known_true(self, file: str, line: int) -> bool:
+        return False
+
+    sym_and = _comparison("and", operator.and_, bool)
+    sym_or = _comparison("or", operator.or_, bool)
+    eq = _comparison("==", operator.eq)
+
+    def sym_not(self) -> _Node:
+        return RankBools(~self.values, self.held, cut(f"not ({self.words})"))
+
+    def sym_ite(self, then: Any, otherwise: Any) -> _Node:
+        then, otherwise = _operand("sym_ite", then), _operand("sym_ite", otherwise)
+        values, held = np.where(self.values, then.values, otherwise.values), _held("sym_ite", self, then, otherwise)
+        if then.pytype is bool and otherwise.pytype is bool:
+            return _bools(values, held, lambda: f"{then.words} if {self.words} else {otherwise.words}")
+        return ints(values.astype(np.int64), held)
+
+
+def _operand(sign: str, x: Any, kind: type | None = None) -> Any:
+    """A node of ours; of this kind, if one is given."""
+    if type(x) not in (RankInts, Same, RankBools):
+        constant = x if type(x) is int else getattr(x, "maybe_as_int", lambda: None)()
+        if constant is None:
+            raise NotInLockstep(f"{sign} with {cut(repr(x))}", "it is neither one int nor an int of each rank")
+        x = Same(constant)
+    if x.pytype is float or (kind is not None and x.pytype is not kind):
+        raise NotInLockstep(f"{sign} with {x.words}", _FLOATS if x.pytype is float else "its operands are bools")
+    return x
+
+
+def _held(sign: str, *nodes: _Node) -> Array | None:
+    """Who holds all of them."""
+    found, world = None, 0
+    for node in nodes:
+        if type(node) is Same:
+            continue
+        if world not in (0, len(node.values)):
+            raise AnotherMode(sign, place_here())
+        world = len(node.values)
+        held = node.held
+        if found is None or held is None or held is found:
+            found = held if found is None else found
+            continue
+        both = found & held
+        if not both.any():
+            raise NotHeld(sign, np.flatnonzero(found).tolist(), np.flatnonzero(held).tolist())
+        found = both
+    return found
+
+
+def ints(values: Array, held: Array | None, most: int = _MOST) -> _Node:
+    """The node for int64 of shape [world]: one number if all that hold one have the same."""
+    if held is not None:
+        values = np.where(held, values, 0)
+        first = values.item(int(held.argmax()))
+        same = bool(((values == first) | ~held).all())
+    else:
+        first = values.item(0)
+        same = first == values.item(-1) and bool((values == first).all())
+    return Same(first) if same else RankInts(values, held, most)
+
+
+def _bools(values: Array, held: Array | None, words: Callable[[], str]) -> _Node:
+    true = np.count_nonzero(values if held is None else values & held)
+    if true == 0 or true == (len(values) if held is None else np.count_nonzero(held)):
+        return Same(bool(true))
+    return RankBools(values, held, cut(words()))
+
+
+def _dense(sizes_strides: tuple[int, ...]) -> bool:
+    half, aten = len(sizes_strides) // 2, torch.ops.aten
+    with torch._C._DisableTorchDispatch():
+        x = aten.empty_strided.default(sizes_strides[:half], sizes_strides[half:], device="meta")
+        return bool(aten.is_non_overlapping_and_dense.default(x))
+
+
+def _exactly(fn: Callable[[int, int], Any], one: _Node, other: _Node, held: Array | None) -> list[Any]:
+    """The results of those ranks that hold both, by Python's own arithmetic."""
+    a, b = np.broadcast_arrays(np.asarray(one.values, object), np.asarray(other.values, object))
+    pairs = zip(a if held is None else a[held], b if held is None else b[held], strict=True)
+    return [fn(x, y) for x, y in pairs]
+
+
+def _slowly(sign: str, fn: Callable[[int, int], int], one: _Node, other: _Node, held: Array | None) -> _Node:
+    results = _exactly(fn, one, other, held)
+    if any(type(x) is not int or not -_MOST - 1 <= x <= _MOST for x in results):
+        raise NotInLockstep(f"{one.words} {sign} {other.words}", "an int of each rank has 64 bits, which are too few")
+    values = np.zeros(len(results) if held is None else len(held), np.int64)
+    values[slice(None) if held is None else held] = results
+    return ints(values, held)

@@ -1,0 +1,209 @@
+"""The ground truth: a program run by real processes, one a rank, over real torch.distributed.
+
+    with Pool(2) as pool:
+        outcomes = pool.call(my_module.program, [(x0,), (x1,)])   # one Outcome a rank, in rank order
+
+The processes start at the first call and are reused.  Between two calls nothing of the first may reach the
+second: whenever a group could be out of step the processes are killed, and the next call starts others.  That is
+cheap where there is a fork server (it has imported torch already, and new ranks meet within some 30 ms).
+
+A rank's process keeps what a job leaves behind: modules, caches, random state, default dtype.
+
+Everything stays on this machine: the ranks meet through a file in a private folder, and gloo and NCCL are bound
+to the loopback interface.  All that travels is pickle bytes over pipes between parent and child.
+"""
+
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from localtensor import errors
+from localtensor._util.events import Died, Outcome, Raised, Returned, Waiting
+from localtensor.processes.worker import PATIENCE, Reply, packed
+from localtensor.processes.worker_group import Crew, tidy
+from localtensor.processes.worker_group import prepare as start_early
+
+BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
+
+Args = Sequence[Any]
+
+
+class Pool:
+    """`ranks` processes that run functions together, with torch.distributed's default group initialised.
+
+    `timeout` is for one call, in seconds.  Once a rank has raised or died, its silent peers get `grace` seconds.
+    A rank that has returned waits for its peers; `leave` seconds after the last reply it is ended instead, and who
+    waits for it is told by its backend, as where each process runs for itself.
+    Threads may share a pool: their calls take turns.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        *,
+        backend: str = "gloo",
+        timeout: float = 30.0,
+        grace: float = 2.0,
+        leave: float | None = None,
+    ) -> None:
+        if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+            raise errors.NoRanks("Pool", ranks)
+        _check_backend(backend, ranks)
+        self.ranks, self.backend = ranks, backend
+        self.timeout = _positive("Pool", "timeout", timeout)
+        self.grace = _positive("Pool", "grace", grace)
+        self.leave = None if leave is None else _positive("Pool", "leave", leave)
+        self._crew: Crew | None = None
+        self._end: Callable[[], object] | None = None  # ends the crew, also when the pool is garbage
+        self._closed = False
+        self._turn = threading.Lock()
+
+    def call(
+        self, fn: Callable[..., object], args_per_rank: Sequence[Args], *, timeout: float | None = None
+    ) -> list[Outcome]:
+        """What became of `fn(*args)` on each rank, in rank order.  Whatever the ranks do, the call ends.
+
+        `fn` is found by its name in each process, so it stands at the top level of a module.  A rank that has not
+        come back in time is Waiting, and all processes are killed; the next call starts others.
+        """
+        limit = self.timeout if timeout is None else _positive("Pool.call", "timeout", timeout)
+        jobs = _jobs(fn, args_per_rank, self.ranks)
+        with self._turn, tidy():
+            if self._closed:
+                raise errors.PoolClosed("Pool.call", self.ranks)
+            try:
+                crew = self._ready_crew()
+                deadline = time.monotonic() + limit
+                crew.send(jobs, limit)
+                replies = crew.gather(deadline, self.grace, self.leave)
+                silent = crew.whereabouts([rank for rank, reply in enumerate(replies) if reply is None])
+            except BaseException:  # why: Ctrl-C too must leave no process behind
+                self._dismiss()
+                raise
+            if not crew.in_step(replies):
+                self._dismiss()
+        return [
+            Waiting(rank, silent[rank]) if reply is None else _outcome(rank, reply, fn)
+            for rank, reply in enumerate(replies)
+        ]
+
+    def close(self) -> None:
+        """No process of this pool is left.  Closing twice is fine; calling after it is not."""
+        with self._turn:
+            self._closed = True
+            self._dismiss()
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process of each rank, in rank order; empty while none run."""
+        return tuple(member.pid for member in self._crew.members) if self._crew else ()
+
+    def _ready_crew(self) -> Crew:
+        if self._crew and not self._crew.fit():
+            self._dismiss()
+        if self._crew is None:
+            self._crew = Crew(self.ranks, self.backend)
+            self._end = finalize = weakref.finalize(self, self._crew.kill)
+            finalize.atexit = False  # the crew sees to that itself
+            self._crew.start()
+        return self._crew
+
+    def _dismiss(self) -> None:
+        self._crew = None
+        if self._end:
+            self._end()
+
+
+def prepare() -> None:
+    """Begin what the first call of a pool would wait for; returns at once.  Nothing is lost where no call follows."""
+    start_early()
+
+
+def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
+    body: Any = reply.body
+    match reply.kind:
+        case "returned":
+            try:
+                return Returned(rank, pickle.loads(body))
+            except Exception as error:  # why: reading a value back runs its own code
+                raise errors.NotSendable("Pool.call", "returned value", rank, "value", _brief(error)) from error
+        case "raised":
+            return Raised(rank, *body)
+        case "died":
+            return Died(rank, body)
+        case "no_function":
+            raise errors.NotImportable("Pool.call", name_of(fn), f"{body[0]}: {body[1]}")
+        case "no_arguments":
+            raise errors.NotSendable("Pool.call", "args_per_rank", rank, "tuple", f"{body[0]}: {body[1]}")
+    kind, detail = body
+    raise errors.NotSendable("Pool.call", "returned value", rank, kind, detail)
+
+
+def _check_backend(backend: str, ranks: int) -> None:
+    if backend not in BACKENDS:
+        raise errors.NoSuchBackend("Pool", backend, "no such backend is known", BACKENDS)
+    if "nccl" in backend:
+        import torch  # deferred: gloo needs no torch in the parent
+
+        have = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
+        if have < ranks:
+            problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
+            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[:1])
+
+
+def _positive(call: str, argument: str, seconds: float) -> float:
+    if not isinstance(seconds, int | float) or not 0 < seconds <= PATIENCE:
+        raise errors.NoTime(call, argument, seconds)
+    return float(seconds)
+
+
+def _jobs(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) -> list[bytes]:
+    """One message a rank.  All are written before any is sent, so that a refusal finds the ranks idle."""
+    if len(args_per_rank) != ranks:
+        problem = f"there are {ranks} ranks"
+        raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
+    try:
+        head = pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # why: pickle refuses with three kinds of exception
+        raise errors.NotImportable("Pool.call", name_of(fn), _brief(error)) from error
+    return [head + _packed(rank, args) for rank, args in enumerate(args_per_rank)]
+
+
+def _packed(rank: int, args: Args) -> bytes:
+    if not isinstance(args, tuple | list):
+        problem = "the arguments of a rank are a tuple or a list"
+        raise errors.WrongArguments("Pool.call", f"{type(args).__name__} for rank {rank}", problem)
+    try:
+        return packed(args)
+    except Exception as error:  # why: pickling an argument runs its own code
+        raise errors.NotSendable("Pool.call", "args_per_rank", rank, _culprit(args), _brief(error)) from error
+
+
+def _culprit(args: Args) -> str:
+    for arg in args:
+        try:
+            packed(arg)
+        except Exception:  # why: it is the exception that we look for
+            return type(arg).__name__
+    return "tuple"
+
+
+def name_of(fn: object) -> str:
+    """The module and the name by which other processes find a function."""
+    return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', repr(fn))}"
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,276 @@
+"""The pytest plugin: test bodies that run as rank programs.  Loading it imports neither torch nor numpy.
+
+    @pytest.mark.ranks(4)                   the body runs on 4 ranks; (2, 4, 8) makes a test of each
+    @pytest.mark.mesh((2, 2))               on a mesh of 2 x 2 ranks
+    rank, world_size, mesh, comms           fixtures with a value in each rank
+    world                                   runs functions on ranks from an ordinary test
+
+Options and ini settings of the same names are under `pytest --help`.
+"""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from localtensor.pytest_plugin.fixture_values import World
+from localtensor.pytest_plugin.fixtures import PER_RANK, Asked, asked_by, deferred
+from localtensor.pytest_plugin.marks import (
+    LEFTOVERS,
+    PLAN,
+    SETTINGS,
+    WAYS,
+    Check,
+    Marks,
+    Settings,
+    check_flaky,
+    check_leftovers,
+    check_ranks,
+    check_schedule,
+    check_seed,
+    check_timeout,
+    check_way,
+    marks_of,
+    planned,
+    refused,
+)
+from localtensor.pytest_plugin.rank_comms import Comms
+
+_CHOSEN = "_ranks"  # the parameter of a test that is there once for each number of ranks
+_TEST = pytest.StashKey[Any]()
+_REFUSED = pytest.StashKey[str]()
+_OURS = PER_RANK | {"world"}
+_OPTIONS: dict[str, tuple[str, str, Check, str]] = {
+    # setting: option, metavar, check, help
+    "ranks": ("--ranks", "N", check_ranks, ("run tests that ask for rank, world_size, mesh or comms on N ranks; "
+              "@pytest.mark.ranks without a number takes N too (2 without this option)")),
+    "on": ("--ranks-on", "|".join(WAYS), check_way, ("what ranks are: threads of this process, one at a time (default), "
+           "or processes over gloo or NCCL")),
+    "schedule": ("--rank-schedule", "TEXT", check_schedule, ("the order in which rank threads run: round_robin (default), "
+                 "shuffled:7, pct:7, or the text that a failure prints to repeat it")),
+    "seed": ("--rank-seed", "N", check_seed, "the seed of every rank's random generators (0)"),
+    "flaky": ("--rank-flaky", "N", check_flaky, "run each rank test under N schedules, up to the first that it fails under"),
+    "timeout": ("--rank-timeout", "SECONDS", check_timeout, "for one run of all ranks of a test; 0 is no limit (300)"),
+    "leftovers": ("--rank-leftovers", "|".join(LEFTOVERS), check_leftovers, ("what becomes of process groups that a test "
+                  "made and did not destroy: nothing (default), a warning, or a failure")),
+}  # fmt: skip
+
+
+# -- what a session says
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ranks", "distributed tests on simulated ranks (localtensor)")
+    for name, (option, metavar, _, words) in _OPTIONS.items():
+        group.addoption(option, metavar=metavar, default=None, dest=f"localtensor_{name}", help=words)
+        parser.addini(_ini(option), f"as {option}: {words}", default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "ranks(*numbers, schedule=None, schedules=1, seed=None, timeout=None, leftovers=None): the test body runs as a "
+        "rank program on so many ranks; several numbers make a test of each, and none takes --ranks; it runs under so "
+        "many schedules, up to the first that it fails under (localtensor)",
+    )
+    config.addinivalue_line(
+        "markers",
+        "mesh(shape, names=None): the test body runs on the ranks of a mesh, which the fixture mesh gives it: "
+        'mesh((2, 2), names=("dp", "tp")) (localtensor)',
+    )
+    config.stash[SETTINGS] = _settings(config)
+
+
+def _ini(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _settings(config: pytest.Config) -> Settings:
+    said: dict[str, Any] = {}
+    typed = set()
+    for name, (option, _, check, _) in _OPTIONS.items():
+        value, said_by = config.getoption(f"localtensor_{name}"), option
+        if value is None:
+            value, said_by = config.getini(_ini(option)) or None, _ini(option)
+        else:
+            typed.add(name)
+        if value is not None:
+            said[name] = check("pytest", said_by, value)
+    return Settings(typed=frozenset(typed), **said)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    settings = config.stash[SETTINGS]
+    typed = [
+        f"{_OPTIONS[name][0].removeprefix('--')} {getattr(settings, name)}"
+        for name in _OPTIONS
+        if name in settings.typed
+    ]
+    return [f"localtensor: {', '.join(typed)}"] if typed else []
+
+
+# -- which tests run on ranks
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    numbers = marks_of(_marks_with_nodes(metafunc.definition)).numbers
+    if len(numbers) > 1:
+        metafunc.fixturenames.append(_CHOSEN)
+        metafunc.parametrize(_CHOSEN, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
+
+
+def _marks_with_nodes(node: Any) -> list[tuple[Any, pytest.Mark]]:
+    return [(where, mark) for where, mark in node.iter_markers_with_node() if mark.name in ("ranks", "mesh")]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each rank test has its plan.  Raises `pytest.UsageError` for the first that cannot run, in a sentence; under xdist that test fails."""
+    settings = config.stash[SETTINGS]
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        marks = marks_of(_marks_with_nodes(item))
+        if marks.there or not _OURS.isdisjoint(item.fixturenames):
+            try:
+                _sort(item, marks, asked_by(item), settings)
+            except pytest.UsageError as refusal:
+                if not hasattr(config, "workerinput"):
+                    raise
+                item.stash[_REFUSED] = str(refusal)  # a worker of xdist that ends here would be a crash to it
+
+
+def _sort(item: pytest.Function, marks: Marks, asked: Asked, settings: Settings) -> None:
+    per_rank = sorted(asked.ours & PER_RANK)
+    if asked.wide is not None:
+        fixture, scope, needs = asked.wide
+        problem = f"it has {scope} scope, and {needs} has a value in each rank of one test"
+        raise refused(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope.")
+    beside = "world" in asked.ours
+    if marks.there or (settings.ranks is not None and per_rank and not beside):
+        if beside:
+            problem = "the ranks of a test cannot start another run"
+            raise refused(
+                item.nodeid, "fixture world", "asked for in a rank test", problem, "Leave out the mark or the fixture."
+            )
+        callspec = getattr(item, "callspec", None)
+        chosen = callspec.params.get(_CHOSEN) if callspec is not None else None
+        item.stash[PLAN] = planned(item.nodeid, marks, settings, chosen)
+        return
+    outside = [name for name in per_rank if not (beside and name == "comms")]
+    if outside:
+        problem = "it has a value in each rank, and this test does not run on ranks"
+        raise refused(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
+                      "Mark the test with @pytest.mark.ranks(4), or give --ranks 4.")  # fmt: skip
+
+
+# -- how they run
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _REFUSED in item.stash:
+        pytest.fail(item.stash[_REFUSED], pytrace=False)
+    plan = item.stash.get(PLAN, None)
+    if plan is not None:
+        from localtensor.pytest_plugin.item import RankTest
+
+        item.stash[_TEST] = RankTest(item, plan)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Any:
+    plan = request._pyfuncitem.stash.get(PLAN, None)  # pytest's private part: in the table of rank_fixtures
+    if plan is None:
+        return None
+    return deferred(fixturedef, request, has_log=plan.on == "threads")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    __tracebackhide__ = True
+    test = item.stash.get(_TEST, None)
+    if test is None:
+        return (yield)
+    with test.in_place():
+        return (yield)
+
+
+def pytest_assertion_pass(item: pytest.Item, lineno: int, expl: str) -> None:
+    if PLAN in item.stash:
+        from localtensor.pytest_plugin.assertions import note
+
+        note(item.stash, lineno, expl)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        test = item.stash.get(_TEST, None)
+        if test is not None:
+            test.environment.tidy_up()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    test = item.stash.get(_TEST, None)
+    if test is not None and call.excinfo is not None:
+        from localtensor.pytest_plugin.report import explain
+
+        explain(report, call.excinfo.value, test)
+    return report
+
+
+# -- fixtures
+
+
+@pytest.fixture
+def _ranks(request: pytest.FixtureRequest) -> int:
+    """The number of ranks of a test that is there for several."""
+    return int(request.param)
+
+
+def _outside(name: str) -> Any:
+    pytest.fail(
+        f"fixture {name}: asked for outside a rank test. Mark the test with @pytest.mark.ranks(4).", pytrace=False
+    )
+
+
+@pytest.fixture
+def rank() -> int:
+    """In a rank test: this rank, from 0 to world_size - 1."""
+    return int(_outside("rank"))
+
+
+@pytest.fixture
+def world_size() -> int:
+    """In a rank test: the number of ranks."""
+    return int(_outside("world_size"))
+
+
+@pytest.fixture
+def mesh() -> Any:
+    """In a rank test: the DeviceMesh of @pytest.mark.mesh, or a mesh of one dim of all ranks."""
+    return _outside("mesh")
+
+
+@pytest.fixture
+def world(pytestconfig: pytest.Config) -> World:
+    """In an ordinary test: `world.run(fn, *args, ranks=4)` runs fn on ranks, as localtensor.run does, with the
+    session's options as defaults."""
+    return World(pytestconfig.stash[SETTINGS])
+
+
+@pytest.fixture
+def comms(request: pytest.FixtureRequest) -> Comms:
+    """The event log.  In a rank test: what this rank called so far (`comms.of_all_ranks`: all).  Beside `world`: what
+    the ranks of the last `world.run` called."""
+    if "world" not in request.fixturenames:
+        _outside("comms")
+    ran: World = request.getfixturevalue("world")
+    return Comms(lambda: ran.calls, None)

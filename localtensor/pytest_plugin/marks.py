@@ -1,0 +1,265 @@
+"""What the marks, the command line and the ini file say about a test: on how many ranks it runs, and how.
+
+Nothing here needs torch, so that a session without rank tests never pays for it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from localtensor.errors.base import LocalTensorError, refusal
+
+Check = Callable[[str, str, Any], Any]
+WAYS = ("threads", "gloo", "nccl")
+LEFTOVERS = ("ignore", "warn", "raise")
+RANKS = 2  # of a test whose mark says no number, where the command line says none either
+_DAY = 24 * 3600.0
+_NUMBER = "a number of ranks is a whole number from 1 up"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a session says for all its rank tests; None is not said.  `typed` are the names said on the command line."""
+
+    ranks: int | None = None
+    on: str = "threads"
+    schedule: str | None = None
+    seed: int | None = None
+    flaky: int | None = None
+    timeout: float | None = None
+    leftovers: str | None = None
+    typed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one test runs.  `words` are the options, beside schedule and seed, that whoever repeats it must give."""
+
+    ranks: int
+    shape: tuple[int, ...]
+    names: tuple[str, ...] | None = None
+    on: str = "threads"
+    schedule: str = "round_robin"
+    seed: int = 0
+    flaky: int = 1
+    timeout: float | None = None
+    leftovers: str = "ignore"
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What the marks of a test say, the closest first: its numbers of ranks, its mesh, and keywords."""
+
+    there: bool = False
+    numbers: tuple[Any, ...] = ()
+    mesh: pytest.Mark | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAN = pytest.StashKey[Plan]()
+SETTINGS = pytest.StashKey[Settings]()
+
+
+def marks_of(pairs: Iterable[tuple[Any, pytest.Mark]]) -> Marks:
+    """Those of `ranks` and `mesh` among the pairs of node and mark, the closest node first.
+
+    The closest node that says how many ranks there are decides: by `ranks` with numbers, by `mesh`, or by both.  A
+    mesh of a node farther out stays if it has as many ranks.  Of each keyword the closest is heard.
+    """
+    found = [(node, mark) for node, mark in pairs if mark.name in ("ranks", "mesh")]
+    numbers: tuple[Any, ...] = ()
+    mesh, decided = None, None
+    keywords: dict[str, Any] = {}
+    for node, mark in found:
+        if mark.name == "ranks":
+            keywords = {**mark.kwargs, **keywords}
+            if mark.args and not numbers and decided in (None, node):
+                numbers, decided = mark.args, node
+        elif mesh is None and (decided in (None, node) or product(mark) in numbers):
+            mesh = mark
+            decided = decided or node
+    return Marks(bool(found), numbers, mesh, keywords)
+
+
+def product(mesh: pytest.Mark) -> int | None:
+    """The ranks of a mesh mark, or None if it has no proper shape."""
+    shape = _shape(mesh)
+    return math.prod(shape) if shape and all(map(is_number, shape)) else None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -> Plan:
+    """The plan of a test; `chosen` is its number, where the mark has several.
+
+    Raises `pytest.UsageError`, in a sentence, for marks that cannot be followed.
+    """
+    for number in marks.numbers:
+        if not is_number(number):
+            raise refused(
+                nodeid, "@pytest.mark.ranks", repr(number), _NUMBER, "Write for instance @pytest.mark.ranks(4)."
+            )
+    if len(set(marks.numbers)) < len(marks.numbers):
+        problem = "each number makes a test, and one is there twice"
+        raise refused(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, "Leave one out.")
+    if len(marks.numbers) > 1 and chosen is None:
+        problem = (
+            "several numbers make a test of each, which goes with functions and methods that pytest can parametrize"
+        )
+        remedy = "Give one number, or write the mark as a decorator of a function."
+        raise refused(nodeid, "@pytest.mark.ranks", str(marks.numbers), problem, remedy)
+    number = chosen or (marks.numbers[0] if marks.numbers else None)
+    shape, names = _mesh(nodeid, marks.mesh) if marks.mesh else (None, None)
+    if shape is not None and number is not None and math.prod(shape) != number:
+        problem = f"that is a mesh of {math.prod(shape)} ranks, and @pytest.mark.ranks says {number}"
+        raise refused(
+            nodeid, "@pytest.mark.mesh", str(shape), problem, "Make them agree, or leave one of the marks out."
+        )
+    by_option = shape is None and number is None
+    ranks = math.prod(shape) if shape is not None else number or settings.ranks or RANKS
+    said = _keywords(nodeid, marks.keywords)
+    words = ["--ranks", str(ranks)] if by_option and "ranks" in settings.typed else []
+    words += ["--ranks-on", settings.on] if settings.on != "threads" else []
+    leftovers = _heard("leftovers", said, settings) or "ignore"
+    words += ["--rank-leftovers", leftovers] if "leftovers" in settings.typed else []
+    schedule = _heard("schedule", said, settings) or "round_robin"
+    return Plan(
+        ranks, shape or (ranks,), names, settings.on, schedule, _heard("seed", said, settings) or 0,
+        _flaky(said, settings), _heard("timeout", said, settings), leftovers, tuple(words),
+    )  # fmt: skip
+
+
+def _heard(name: str, said: Mapping[str, Any], settings: Settings) -> Any:
+    """The command line before the mark, for a replay is typed there; the mark before the ini file."""
+    general = getattr(settings, name)
+    return general if name in settings.typed else said.get(name, general)
+
+
+def _flaky(said: Mapping[str, Any], settings: Settings) -> int:
+    """Whoever types a schedule wants that one, whatever the mark or the ini file says.  Processes have no schedules."""
+    if "flaky" in settings.typed:
+        return settings.flaky or 1
+    if "schedule" in settings.typed:
+        return 1
+    return (said.get("schedules") if settings.on == "threads" else None) or settings.flaky or 1
+
+
+def _shape(mesh: pytest.Mark) -> tuple[Any, ...]:
+    shape = mesh.args[0] if mesh.args else mesh.kwargs.get("shape", ())
+    return tuple(shape) if isinstance(shape, tuple | list) else (shape,)
+
+
+def _mesh(nodeid: str, mesh: pytest.Mark) -> tuple[tuple[int, ...], tuple[str, ...] | None]:
+    shape, call = _shape(mesh), "@pytest.mark.mesh"
+    if set(mesh.kwargs) - {"shape", "names"} or len(mesh.args) > 1 or ("shape" in mesh.kwargs and mesh.args):
+        takes = ", ".join([*map(repr, mesh.args), *mesh.kwargs])
+        raise refused(
+            nodeid, call, takes, "it takes a shape and names=", 'Write @pytest.mark.mesh((2, 2), names=("dp", "tp")).'
+        )
+    if not shape or not all(map(is_number, shape)):
+        raise refused(
+            nodeid,
+            call,
+            str(shape),
+            "a shape is whole numbers from 1 up",
+            "Write for instance @pytest.mark.mesh((2, 2)).",
+        )
+    names = mesh.kwargs.get("names")
+    if names is None:
+        return shape, None
+    names = tuple(names) if isinstance(names, tuple | list) else (names,)
+    if len(names) != len(shape) or len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
+        problem = f"a mesh of {len(shape)} dim{'s' * (len(shape) != 1)} has as many names, and no two alike"
+        raise refused(nodeid, call, f"names={names} of {shape}", problem, "Give one name for each dim.")
+    return shape, names
+
+
+def _keywords(nodeid: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    checks: dict[str, Check] = {
+        "schedule": check_schedule, "schedules": check_flaky, "seed": check_seed, "timeout": check_timeout,
+        "leftovers": check_leftovers,
+    }  # fmt: skip
+    unknown = sorted(set(keywords) - set(checks))
+    if unknown:
+        problem = f"the keywords are {', '.join(checks)}"
+        raise refused(nodeid, "@pytest.mark.ranks", ", ".join(unknown), problem, "Leave it out.")
+    return {name: checks[name](nodeid, f"@pytest.mark.ranks: {name}", value) for name, value in keywords.items()}
+
+
+# -- values, wherever they were said: in which call, as which argument
+
+
+def refused(call: str, argument: str, value: str, problem: str, remedy: str) -> pytest.UsageError:
+    return pytest.UsageError(refusal(call, argument, value, problem, remedy))
+
+
+def check_ranks(call: str, argument: str, value: object) -> int:
+    return _count(call, argument, value, _NUMBER)
+
+
+def check_flaky(call: str, argument: str, value: object) -> int:
+    return _count(call, argument, value, "a number of schedules is a whole number from 1 up")
+
+
+def _count(call: str, argument: str, value: object, problem: str) -> int:
+    number = _whole(value)
+    if number is None or number < 1:
+        raise refused(call, argument, str(value), problem, "Write for instance 4.")
+    return number
+
+
+def check_seed(call: str, argument: str, value: object) -> int:
+    number = _whole(value)
+    if number is None or not 0 <= number < 2**63:
+        problem = "a seed is a whole number from 0 to 2**63 - 1"
+        raise refused(call, argument, str(value), problem, "Write for instance 7.")
+    return number
+
+
+def check_timeout(call: str, argument: str, value: object) -> float:
+    """Seconds; 0 is no limit."""
+    try:
+        seconds = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]  # what is none is refused
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds <= _DAY:
+        problem = "a limit is a number of seconds up to a day, and 0 is no limit"
+        raise refused(call, argument, str(value), problem, "Write for instance 60.")
+    return seconds
+
+
+def check_way(call: str, argument: str, value: object) -> str:
+    return _one_of(WAYS, call, argument, value, "there is no such way to run")
+
+
+def check_leftovers(call: str, argument: str, value: object) -> str:
+    return _one_of(LEFTOVERS, call, argument, value, "that is nothing to do about groups that a test leaves")
+
+
+def _one_of(words: Sequence[str], call: str, argument: str, value: object, problem: str) -> str:
+    if value not in words:
+        raise refused(call, argument, str(value), problem, f"Choose one of {', '.join(words)}.")
+    return str(value)
+
+
+def check_schedule(call: str, argument: str, value: Any) -> str:
+    """A text that `localtensor.replay` reads; the policy `shuffled` without a seed gets one here, once for all."""
+    from localtensor.concurrency.schedule import replay  # not at the top: it is quick, but few sessions say a schedule
+
+    try:
+        read = replay(value)
+    except LocalTensorError as problem:
+        raise pytest.UsageError(f"{call}: {argument}: {str(problem).removeprefix('run: schedule: ')}") from None
+    return str(value) if "=" in value or "@" in value else read.text
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, str):
+        return int(value) if value.strip().isdecimal() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,67 @@
+"""The one failure of a rank test in pytest's report.
+
+pytest's private parts (for: tried on 9.0, 9.2):
+    _pytest._code.code: ExceptionChainRepr, ReprFileLocation    where a fault without a traceback happened
+    _pytest._code.code: ReprEntryNative, ReprTraceback          what a real process said of its failure
+"""
+
+from typing import Any
+
+import pytest
+from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
+
+from localtensor.errors.failure_report import told
+from localtensor.errors.formatting import first_line
+from localtensor.errors.programs import RankRaised
+from localtensor.pytest_plugin.assertions import compared
+from localtensor.pytest_plugin.fixtures import shadowed
+from localtensor.pytest_plugin.item import Failure, RankTest
+
+
+def explain(report: pytest.TestReport, error: BaseException, test: RankTest) -> None:
+    """The report says which ranks failed how, and how to see it again.  `error` is what pytest reports."""
+    failure = test.failure
+    if failure is None or failure.error is not error or not report.failed:
+        return
+    text = told(failure.fault, test.plan.ranks, failure.replay, compared(test.item.stash, failure.fault))
+    if failure.tried:
+        text = f"{failure.tried}\n{text}"
+    text += "".join(f"\n{line}" for line in shadowed(test.item))
+    longrepr: Any = report.longrepr
+    rendered = _rendered(failure)
+    if rendered is not None:
+        longrepr = report.longrepr = _in_its_words(longrepr, rendered)
+    elif not isinstance(failure.fault, RankRaised) and isinstance(longrepr, ExceptionChainRepr):
+        longrepr = report.longrepr = _at_its_place(longrepr, failure)
+    if hasattr(longrepr, "addsection"):
+        longrepr.addsection("ranks", text)
+    else:
+        report.longrepr = f"{longrepr}\n---- ranks ----\n{text}"
+
+
+def _rendered(failure: Failure) -> str | None:
+    """What a real process said of its failure."""
+    if not isinstance(failure.fault, RankRaised):
+        return None
+    by_rank: dict[int, str] = getattr(failure.fault, "rendered", {})
+    return by_rank.get(failure.fault.raised[0].rank)
+
+
+def _in_its_words(longrepr: Any, rendered: str) -> Any:
+    """The text that the process wrote, where the source of its lines still was at hand."""
+    if not isinstance(longrepr, ExceptionChainRepr):
+        return rendered
+    _, crash, _ = longrepr.chain[-1]
+    words = ReprTraceback([ReprEntryNative(f"{rendered}\n".splitlines(keepends=True))], None, "native")
+    return ExceptionChainRepr([(words, crash, None)])
+
+
+def _at_its_place(longrepr: ExceptionChainRepr, failure: Failure) -> ExceptionChainRepr:
+    """A fault that nobody's code raised: its own text, and the line that it names first."""
+    traceback, crash, _ = longrepr.chain[-1]
+    traceback.extraline = None
+    places = getattr(failure.fault, "places", ())
+    if places:
+        words = f"{type(failure.error).__name__}: {first_line(str(failure.error))}"
+        crash = ReprFileLocation(places[0].file, places[0].line, words)
+    return ExceptionChainRepr([(traceback, crash, None)])

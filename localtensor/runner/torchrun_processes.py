@@ -1,0 +1,179 @@
+"""A script on real processes, one a rank, as torchrun starts them: on this machine, by loopback only.
+
+The ranks meet at a store in this process, which listens on the loopback interface only.  When one rank fails, or
+this process ends, all are killed.
+"""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch.distributed as dist
+
+from localtensor._util.events import Waiting
+from localtensor._util.rank_output import RankLines, Tagged
+from localtensor.errors import NeverEnded, ScriptFailed
+from localtensor.processes.worker_group import deaf, environ
+from localtensor.threads.state.special_slots import torchrun_environment
+
+UNREAD = 141  # exit code, as of a process that SIGPIPE ends
+LOOK = 0.02  # seconds between two looks at who has ended
+_HOME = str(Path(__file__).parents[2])
+_RANK = f"import sys; sys.path.append({_HOME!r}); from localtensor.runner.torchrun_rank import main; main(sys.argv[1:])"
+DRAIN = 2.0  # seconds for what the ranks have printed; a grandchild may hold the pipe for ever
+
+
+@dataclass
+class _Who:
+    rank: int
+    ranks: int
+    seed: int
+
+
+def run_processes(
+    name: str,
+    arguments: Sequence[str],
+    ranks: int,
+    *,
+    module: bool,
+    seed: int,
+    timeout: float | None,
+    prefix: bool,
+) -> int:
+    """The exit code of the first rank that failed, 0 if none did.  Raises `NeverEnded`."""
+    command = [str(seed), "-m" if module else "-f", name, *arguments]
+    lost: list[OSError] = []  # why what they print cannot be shown
+    shared = environ(ranks)  # refuses a machine on which the ranks could not meet, before there is a store
+    with _store() as port, _ranks(command, ranks, seed, shared, port, lost, prefix=prefix) as processes:
+        codes = _codes(processes, timeout, lost)
+    if lost:
+        if nobody_reads():
+            return UNREAD
+        sys.stderr.write(f"run: the ranks' output: cannot be written ({lost[0].strerror}). Make room for it.\n")
+        return next((code for code in codes.values() if code > 0), 1)
+    if any(codes.values()):
+        sys.stderr.write(f"{ScriptFailed(codes)}\n")
+    return next((code if code > 0 else 128 - code for code in codes.values() if code), 0)
+
+
+def nobody_reads() -> bool:
+    """Standard output was a pipe whose reader has gone, as after `| head`; what is still to be written goes nowhere."""
+    if not hasattr(select, "poll"):
+        return False
+    pipe = select.poll()
+    pipe.register(1, 0)
+    if not any(what & select.POLLERR for _, what in pipe.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
+
+
+def _codes(
+    processes: Sequence[subprocess.Popen[str]], timeout: float | None, lost: Sequence[OSError]
+) -> dict[int, int]:
+    """Each rank's exit code, in the order in which they ended; the first that fails is the last that counts."""
+    codes: dict[int, int] = {}
+    end = None if timeout is None else time.monotonic() + timeout
+    while len(codes) < len(processes):
+        for rank, process in enumerate(processes):
+            code = process.poll()
+            if rank not in codes and code is not None:
+                codes[rank] = code
+        if any(codes.values()) or lost:
+            return codes
+        if timeout is not None and end is not None and time.monotonic() > end:
+            late = [Waiting(rank, "unknown") for rank in range(len(processes)) if rank not in codes]
+            raise NeverEnded(timeout, None, None, busy=late)
+        time.sleep(LOOK)
+    return codes
+
+
+@contextmanager
+def _store() -> Iterator[int]:
+    """Where the ranks meet, as torchrun's agent keeps it: the port of a store on the loopback interface."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port: int = listener.getsockname()[1]
+        store = dist.TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    try:
+        yield port
+    finally:
+        del store
+
+
+@contextmanager
+def _ranks(
+    command: Sequence[str],
+    ranks: int,
+    seed: int,
+    shared: dict[str, str],
+    port: int,
+    lost: list[OSError],
+    *,
+    prefix: bool,
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes; none is left afterwards, and all that they printed is out."""
+    way_out = subprocess.PIPE if ranks > 1 else None  # whole lines, whoever is faster
+    pipe, ours = os.pipe()  # ends when this process does
+    processes: list[subprocess.Popen[str]] = []
+    readers: list[threading.Thread] = []
+    outs = [RankLines(stream, prefix=prefix) for stream in (sys.stdout, sys.stderr)]
+    try:
+        for rank in range(ranks):
+            own = {**shared, **torchrun_environment(_Who(rank, ranks, seed)), **_rendezvous(port)}
+            with deaf():
+                process = subprocess.Popen(
+                    [sys.executable, "-c", _RANK, str(pipe), *command],
+                    env=own, pass_fds=[pipe], text=True, errors="replace",
+                    stdout=way_out, stderr=way_out,
+                )  # fmt: skip
+                processes.append(process)
+            for stream, out in zip((process.stdout, process.stderr), outs):
+                if stream is not None:
+                    readers.append(threading.Thread(target=_pass_on, args=(stream, out, rank, lost), daemon=True))
+                    readers[-1].start()
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
+        os.close(pipe)
+        os.close(ours)
+        end = time.monotonic() + DRAIN
+        for reader in readers:
+            reader.join(max(0.0, end - time.monotonic()))
+
+
+def _rendezvous(port: int) -> dict[str, str]:
+    """What torchrun tells its ranks of the store, and that their output is a pipe's."""
+    return {
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "none", "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }  # fmt: skip
+
+
+def _pass_on(stream: IO[str], out: RankLines, rank: int, lost: list[OSError]) -> None:
+    try:
+        with stream, out.of(rank) as lines:
+            _copy(stream, lines)
+    except OSError as error:
+        lost.append(error)
+
+
+def _copy(stream: IO[str], lines: Tagged) -> None:
+    for line in stream:
+        lines.write(line)

@@ -1,0 +1,1 @@
+"""Hypothesis strategies for meshes, specs, tensors, op calls, schedules."""

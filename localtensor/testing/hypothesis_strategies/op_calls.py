@@ -1,0 +1,203 @@
+"""Concrete calls of torch's ops, from the database that torch tests itself with; opened on first use, in seconds.
+
+| torch part (under torch.testing._internal)                   | why                        | read on     | run on |
+|---------------------------------------------------------------|----------------------------|-------------|--------|
+| common_methods_invocations.op_db                              | there is no public one     | 2.11 - 2.15 | 2.13   |
+| OpInfo.name, .variant_test_name, .op                          | which op, by which name    | 2.11 - 2.15 | 2.13   |
+| OpInfo.supported_dtypes, .supports_autograd                   | what it can be asked for   | 2.11 - 2.15 | 2.13   |
+| .input, .args, .kwargs of a sample                            | the arguments              | 2.11 - 2.15 | 2.13   |
+
+`tests/localtensor/test_testing_draws_ops.py` names each part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from localtensor._util.opinfo import drawn
+from localtensor.layout.spec import shape_text
+from localtensor.testing.hypothesis_strategies.checks import BadDraw, check_count, check_dtype
+
+MOST_SAMPLES = 12
+"""Samples of one op and dtype that are looked at."""
+MOST_NUMEL = 20_000
+"""Elements of a tensor in a sample; what is larger is passed over."""
+
+
+@functools.cache
+def database() -> Mapping[str, Any]:
+    """torch's OpInfos by full name, such as `add` and `div.floor_rounding`, in their own order."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return MappingProxyType({_full(info): info for info in op_db})
+
+
+def _full(info: Any) -> str:
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+
+
+def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tuple[str, ...]:
+    """Every op of these names, variants included, that knows one of the dtypes and has a sample of it to show.
+
+    Raises `BadDraw` for a name that is not in the database, and where nothing is left.
+    """
+    known = database()
+    wanted = list(known) if names is None else [full for name in names for full in _named(name)]
+    found = tuple(full for full in wanted if any(dtype in _dtypes(full) for dtype in dtypes))
+    if not found:
+        asked = ", ".join(map(str, dtypes))
+        raise BadDraw("op_calls", "names", names, f"none of them knows {asked}", "Pass other names, or other dtypes.")
+    return found
+
+
+def _named(name: str) -> list[str]:
+    known = database()
+    found = [name] if name in known else [full for full, info in known.items() if info.name == name]
+    if not found:
+        close = [full for full in known if name.lower() in full.lower()][:5] if isinstance(name, str) else []
+        remedy = f"Did you mean {', '.join(close)}?" if close else "Names are those of torch's OpInfos, such as 'add'."
+        raise BadDraw("op_calls", "names", name, "torch's database has no such op", remedy)
+    return found
+
+
+@functools.cache
+def _dtypes(full: str) -> frozenset[torch.dtype]:
+    return frozenset(database()[full].supported_dtypes("cpu"))
+
+
+def knows(full: str, dtype: torch.dtype) -> bool:
+    """Whether torch says that this op runs on such tensors."""
+    return dtype in _dtypes(full)
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of one op: `op(*args, **kwargs)`, which `call()` makes.  The name, dtype, number and seed make it again.
+
+    `says` is the call in words.  If it is given, the sample has to be that one still: `BadDraw` says when another
+    torch has other samples, so that a kept example does not quietly become another.  The tensors are fresh, and belong
+    to whoever holds the value.
+
+    >>> call = OpCall("add", torch.float32, 1)  # doctest: +SKIP
+    >>> call  # doctest: +SKIP
+    OpCall('add', torch.float32, 1, 0, 'add(f32[5,5], f32[5,5])')
+    """
+
+    name: str
+    dtype: torch.dtype
+    number: int
+    seed: int = 0
+    says: str = ""
+    op: Callable[..., Any] = field(init=False, compare=False)
+    args: tuple[Any, ...] = field(init=False, compare=False)
+    kwargs: Mapping[str, Any] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_dtype("OpCall", self.dtype if self.dtype is not None else "None")
+        check_count("OpCall", "number", self.number, 0)
+        if self.name not in database():
+            _named(self.name)
+            raise BadDraw("OpCall", "name", self.name, "it is several variants", f"Pass one: {_named(self.name)}.")
+        args, kwargs = _fresh(_sample(self.name, self.dtype, self.number, self.seed))
+        object.__setattr__(self, "op", database()[self.name].op)
+        object.__setattr__(self, "args", args)
+        object.__setattr__(self, "kwargs", kwargs)
+        said = f"{self.name}({', '.join([*map(_said, args), *(f'{k}={_said(v)}' for k, v in kwargs.items())])})"
+        if self.says not in ("", said):
+            problem = f"in this torch it is {said}"
+            raise BadDraw("OpCall", "says", self.says, problem, "Leave it out to take what this torch has.")
+        object.__setattr__(self, "says", said)
+
+    def call(self) -> Any:
+        """What the op gives for these arguments."""
+        return self.op(*self.args, **self.kwargs)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would else print the fields."""
+        printer.text(repr(self))
+
+    def __repr__(self) -> str:
+        return f"OpCall({self.name!r}, {self.dtype}, {self.number}, {self.seed}, {self.says!r})"
+
+
+def _sample(name: str, dtype: torch.dtype, number: int, seed: int) -> tuple[Any, ...]:
+    samples = _samples(name, dtype, seed)
+    if not samples:
+        problem = f"torch has no sample of it for {dtype} on a CPU"
+        raise BadDraw("OpCall", "name", name, problem, "Pass another op, or another dtype.")
+    return samples[number % len(samples)]
+
+
+def count(name: str, dtype: torch.dtype, seed: int) -> int:
+    """How many samples there are of it."""
+    return len(_samples(name, dtype, seed))
+
+
+@functools.lru_cache(256)
+def _samples(name: str, dtype: torch.dtype, seed: int) -> tuple[tuple[Any, ...], ...]:
+    """The first samples of an op that are small enough, the same for a seed in any process."""
+    info = database()[name]
+    if dtype not in _dtypes(name):
+        return ()
+    with _seeded(zlib.crc32(f"{seed} {name} {dtype}".encode())), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own samples
+        with drawn(info, "cpu", dtype) as samples:
+            few = list(itertools.islice(samples, MOST_SAMPLES))
+    found = [((sample.input, *sample.args), dict(sample.kwargs)) for sample in few]
+    return tuple(one for one in found if _numel(one) <= MOST_NUMEL)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Every generator that the database draws from has this seed, and afterwards the state that it had."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def _numel(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel()
+    if isinstance(value, dict):
+        return _numel(list(value.values()))
+    return max(map(_numel, value), default=0) if isinstance(value, list | tuple) else 0
+
+
+def _fresh(value: Any) -> Any:
+    """The same with tensors of its own."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {name: _fresh(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_fresh, value))
+    return value
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return shape_text(value.shape, value.dtype)
+    if type(value) in (list, tuple):
+        ends = "[]" if isinstance(value, list) else "()"
+        return f"{ends[0]}{', '.join(map(_said, value))}{',' * (ends == '()' and len(value) == 1)}{ends[1]}"
+    return getattr(value, "__name__", None) or repr(value)

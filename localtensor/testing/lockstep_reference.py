@@ -1,0 +1,367 @@
+"""The slow twin of lockstep: an op done rank by rank with plain tensors, and what a lockstep result is held against.
+
+The twin knows nothing of stacks: it copies each rank's plain tensors, with their strides and what they share, and
+calls the op as that rank's process would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor.collectives.compare import how_far, said
+from localtensor.lockstep.dispatch.results import same
+from localtensor.lockstep.mode import LocalTensorMode, current
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
+from localtensor.lockstep.values.stacks import dense_strides, is_in_blocks
+
+NOISE_DRAWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What one rank got: the result, or what the op raised, and its own arguments, as the op left them."""
+
+    result: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One place at which lockstep and the twin differ: `what` is "value", "stride", "shape", "dtype" or the like."""
+
+    rank: int
+    place: str
+    what: str
+    lockstep: Any
+    alone: Any
+
+    def __str__(self) -> str:
+        far = how_far(self.lockstep, self.alone)
+        told = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
+        return f"rank {self.rank}, {self.place}: {self.what}: {told}{far and ', '}{far}"
+
+
+def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the op gives in lockstep, once it is sure that each rank alone would get the same.
+
+    Values to the bit or, of floating point, within the measured `envelope` of the op; shapes, strides and dtypes; the
+    arguments as they are afterwards.  Raises `AssertionError`, or what the op alone raises.
+
+    >>> from localtensor import LocalTensorMode, rank_map
+    >>> with LocalTensorMode(2):
+    ...     check_op(torch.mul, rank_map(torch.tensor), 10)
+    LocalTensor(2 ranks, 2 different values,
+      rank 0: tensor(0),
+      rank 1: tensor(10))
+    """
+    mode = current("check_op")
+    twin = rank_by_rank(op, *args, **kwargs)
+    with mode.disable():
+        before = {rank: plain((args, kwargs), rank, {}) for rank in twin}
+    result = op(*args, **kwargs)
+    found = against(twin, result, args, kwargs)
+    with mode.disable():
+        far = [one for one in found if one.what != "value" or not within(one, envelope(op, *before[one.rank]))]
+    if far:
+        raise AssertionError("\n".join([f"{op} in lockstep is not what it is alone:", *map(str, far)]))
+    return result
+
+
+def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, Alone]:
+    """What each rank that holds all the operands gets from the op, by a plain loop; the operands are left alone.
+
+    >>> from localtensor import LocalTensorMode, rank_map
+    >>> with LocalTensorMode(2):
+    ...     {rank: alone.result for rank, alone in rank_by_rank(torch.neg, rank_map(torch.tensor)).items()}
+    {0: tensor(0), 1: tensor(-1)}
+    """
+    mode = current("rank_by_rank")
+    held = set(mode.ranks).intersection(*(x.ranks for x in leaves((args, kwargs)) if isinstance(x, LocalTensor)))
+    return {rank: _alone(mode, op, args, kwargs, rank) for rank in sorted(held)}
+
+
+def _alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any, rank: int) -> Alone:
+    with mode.disable():
+        blocks: dict[Any, Tensor] = {}
+        mine, named = plain(args, rank, blocks), plain(kwargs, rank, blocks)
+        stream = mode.streams.of(kwargs.get("generator"))
+        before = stream.generator.get_state()
+        stream.generator.set_state(stream.state_on(rank))
+        try:
+            return Alone(op(*mine, **named), mine, named)
+        except Exception as error:  # why: whatever the op raises is what lockstep has to raise
+            return Alone(None, mine, named, error)
+        finally:
+            stream.generator.set_state(before)
+
+
+def plain(value: Any, rank: int, blocks: dict[Any, Tensor]) -> Any:
+    """The value as that rank has it: private copies, which share memory where its tensors do."""
+    if isinstance(value, Tensor):
+        if id(value) not in blocks:  # one tensor given twice is one tensor
+            blocks[id(value)] = _own(value, rank, blocks) if isinstance(value, LocalTensor) else value.clone()
+        return blocks[id(value)]
+    if isinstance(value, list | tuple):
+        return type(value)([plain(one, rank, blocks) for one in value])
+    if isinstance(value, dict):
+        return {name: plain(one, rank, blocks) for name, one in value.items()}
+    return on_rank(value, rank) if is_rank_int(value) else value
+
+
+def _own(x: LocalTensor, rank: int, blocks: dict[Any, Tensor]) -> Tensor:
+    row = x.__localtensor_on__(rank)
+    if row.layout is not torch.strided or row.is_meta or not row.numel():
+        return row.clone()
+    cell, _ = x._partition.place(rank)
+    whole, rows = x._cells[cell], x._partition.sizes[cell]
+    if rows > 1 and not is_in_blocks(whole):
+        return _strided_copy(row)
+    key = "memory", id(x if x._memory is None else x._memory)
+    if key not in blocks:
+        step = whole.untyped_storage().nbytes() // rows
+        start = (row.storage_offset() - whole.storage_offset()) * row.element_size()
+        blocks[key] = torch.tensor([], dtype=torch.uint8).set_(row.untyped_storage())[start : start + step].clone()
+    found: Tensor = torch.tensor([], dtype=row.dtype).set_(
+        blocks[key].untyped_storage(), whole.storage_offset(), row.shape, row.stride()
+    )
+    return _with_bits_of(row, found)
+
+
+def _with_bits_of(row: Tensor, fresh: Tensor) -> Tensor:
+    fresh = torch._conj(fresh) if row.is_conj() else fresh
+    return torch._neg_view(fresh) if row.is_neg() else fresh
+
+
+def _strided_copy(x: Tensor) -> Tensor:
+    """A copy with the same strides, those of 0 too."""
+    fresh = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    fresh.as_strided(_once(x), x.stride()).copy_(x.as_strided(_once(x), x.stride()))
+    return _with_bits_of(x, fresh)
+
+
+def _once(x: Tensor) -> list[int]:
+    return [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
+
+
+# -- held against the twin
+
+
+def against(twin: Mapping[int, Alone], result: Any, args: Any = None, kwargs: Any = None) -> list[Difference]:
+    """Where what lockstep gave differs from the twin: the result, and the arguments as they are afterwards.
+
+    Values bit for bit (any NaN is like any other), shape, dtype, layout and strides; and that what is returned is an
+    argument exactly where it is one for the op alone.  Without `args`, the result only.
+    """
+    with current("against").disable():
+        return list(_against(twin, result, args, kwargs or {}))
+
+
+def _against(twin: Mapping[int, Alone], result: Any, args: Any, kwargs: Any) -> Iterator[Difference]:
+    for rank, alone in twin.items():
+        if alone.error is not None:
+            raise alone.error
+        yield from compared(rank, "result", result, alone.result)
+        if args is None:
+            continue
+        yield from compared(rank, "argument", tuple(args), tuple(alone.args))
+        yield from compared(rank, "argument", kwargs, alone.kwargs)
+        mine, theirs = _handed_back(result, args, kwargs), _handed_back(alone.result, alone.args, alone.kwargs)
+        if mine != theirs:
+            yield Difference(rank, "result", "identity", mine, theirs)
+
+
+def _handed_back(result: Any, args: Any, kwargs: Any) -> list[int]:
+    """Of each tensor of the result, which argument it is."""
+    given = [id(x) for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
+    return [given.index(id(x)) if id(x) in given else -1 for x in leaves(result) if isinstance(x, Tensor)]
+
+
+def compared(rank: int, place: str, mine: Any, alone: Any) -> Iterator[Difference]:
+    """Where a value in lockstep differs from the value of one rank."""
+    if isinstance(mine, LocalTensor):
+        mine = mine.__localtensor_on__(rank)
+    if isinstance(mine, Tensor) and isinstance(alone, Tensor):
+        yield from _tensors(rank, place, mine.detach(), alone.detach())
+    elif isinstance(mine, dict) and isinstance(alone, dict):
+        for name in alone:
+            yield from compared(rank, f"{place} {name}", mine[name], alone[name])
+    elif isinstance(mine, list | tuple) and isinstance(alone, list | tuple):
+        if type(mine) is not type(alone) or len(mine) != len(alone):
+            yield Difference(rank, place, "structure", mine, alone)
+            return
+        for number, (one, other) in enumerate(zip(mine, alone, strict=True)):
+            yield from compared(rank, f"{place} {number}", one, other)
+    elif not same_plain(on_rank(mine, rank) if is_rank_int(mine) else mine, alone):
+        yield Difference(rank, place, "value", mine, alone)
+
+
+def same_plain(one: Any, other: Any) -> bool:
+    """Equal and of one type, or both not a number."""
+    if type(one) is not type(other):
+        return False
+    return one is other or same(one, other)
+
+
+def _tensors(rank: int, place: str, mine: Tensor, alone: Tensor) -> Iterator[Difference]:
+    for what in ("dtype", "layout", "device", "shape"):
+        if getattr(mine, what) != getattr(alone, what):
+            yield Difference(rank, place, what, getattr(mine, what), getattr(alone, what))
+            return
+    if mine.layout is torch.strided and steps(mine) != steps(alone) and not _without_gaps(mine, alone):
+        yield Difference(rank, place, "stride", mine.stride(), alone.stride())
+    if not same_to_the_bit(mine, alone):
+        yield Difference(rank, place, "value", mine, alone)
+
+
+def steps(x: Tensor) -> list[int | None]:
+    """The strides that matter: none of a dim of one element, or of an empty tensor."""
+    return [step if size > 1 and x.numel() else None for size, step in zip(x.shape, x.stride(), strict=True)]
+
+
+def _without_gaps(mine: Tensor, alone: Tensor) -> bool:
+    """Whether it lies as the other does, but for gaps between elements: a stack of fresh results has none."""
+    return list(mine.stride()) == list(dense_strides(alone.shape, alone.stride())[0])
+
+
+def same_to_the_bit(one: Tensor, other: Tensor) -> bool:
+    """Equal elements with equal signs, those of zeros too; any NaN is like any other."""
+    if one.is_meta:
+        return True
+    one, other = _comparable(one), _comparable(other)
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    alike = (one == other) & (one.signbit() == other.signbit()) | one.isnan() & other.isnan()
+    return bool(alike.all())
+
+
+def _comparable(x: Tensor) -> Tensor:
+    x = (x if x.layout is torch.strided else x.to_dense()).resolve_conj().resolve_neg()
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    return x.float() if x.is_floating_point() and x.element_size() < 4 else x
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What lists, tuples and dicts hold in the end."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from leaves(one)
+    else:
+        yield value
+
+
+# -- within an envelope
+
+
+def within(difference: Difference, room: float) -> bool:
+    """Whether two values of floating point differ by no more than `room`, with NaN and infinities in the same places."""
+    mine, alone = difference.lockstep, difference.alone
+    if difference.what != "value" or not isinstance(mine, Tensor) or not isinstance(alone, Tensor):
+        return False
+    if mine.shape != alone.shape or not (mine.is_floating_point() or mine.is_complex()):
+        return False
+    return bool(_apart(mine, alone) <= room)
+
+
+def envelope(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """How far the op alone may be off, measured: of plain arguments, which are left alone.
+
+    The larger of what one unit in the last place of random signs in the arguments does to the results, and twice the
+    op's own distance from the same op in double precision: two that are as far off as that may be on either side.
+    Where that is nothing, because all is computed from ints, as if these were given in single precision.
+    """
+    room = _envelope(op, tuple(args), dict(kwargs))
+    try:
+        return room or _envelope(op, _in_single(tuple(args)), _in_single(dict(kwargs)))
+    except (RuntimeError, TypeError, IndexError):  # an index has to be an int
+        return room
+
+
+def _envelope(op: Callable[..., Any], args: Any, kwargs: Any) -> float:
+    results, given, left = _outcome(op, args, kwargs, lambda x: x)
+    written = [not same_to_the_bit(one, other) for one, other in zip(given, left, strict=True)]
+    before = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
+
+    def apart(change: Callable[[Tensor], Tensor]) -> float:
+        results, _, left = _outcome(op, args, kwargs, change)
+        after = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
+        return max((_apart(one, other) for one, other in zip(before, after, strict=True)), default=0.0)
+
+    room = max(apart(partial(_nudged, torch.Generator().manual_seed(draw))) for draw in range(NOISE_DRAWS))
+    try:
+        return max(room, 2 * apart(_doubled))
+    except (RuntimeError, TypeError):  # the op knows no double precision
+        return room
+
+
+def _outcome(
+    op: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]
+) -> tuple[list[Tensor], ...]:
+    """What the op gives for changed arguments: its results, its arguments before, and its arguments afterwards."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            copy = _strided_copy(value) if value.layout is torch.strided else value.clone()
+            return change(copy) if value.is_floating_point() or value.is_complex() else copy
+        if isinstance(value, list | tuple):
+            return type(value)([changed(one) for one in value])
+        return value
+
+    mine = changed(tuple(args)), {name: changed(value) for name, value in kwargs.items()}
+    given = [x.clone() for x in _rough(mine)]
+    state = torch.default_generator.get_state()
+    result = op(*mine[0], **mine[1])
+    torch.default_generator.set_state(state)
+    return _rough(result), given, _rough(mine)
+
+
+def _in_single(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() or value.is_complex() else value.float()
+    if isinstance(value, dict):
+        return {name: _in_single(one) for name, one in value.items()}
+    return type(value)([_in_single(one) for one in value]) if isinstance(value, list | tuple) else value
+
+
+def _rough(value: Any) -> list[Tensor]:
+    """Its tensors of floating point."""
+    found = [x for x in leaves(value) if isinstance(x, Tensor)]
+    return [x for x in found if x.is_floating_point() or x.is_complex()]
+
+
+def _nudged(generator: torch.Generator, x: Tensor) -> Tensor:
+    if x.is_complex():
+        return torch.view_as_complex(
+            _nudged(generator, torch.view_as_real(x.resolve_conj().resolve_neg()).contiguous())
+        )
+    if x.element_size() < 2 or x.layout is not torch.strided:
+        return x
+    towards = torch.randint(0, 2, x.shape, generator=generator) * 2.0 - 1
+    moved = torch.nextafter(x, (towards * float("inf")).to(x.dtype))
+    return moved.where(x.isfinite(), x)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest distance of two elements; infinite where one is finite, and the other not."""
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    one, other = _comparable(one).double(), _comparable(other).double()
+    same = (one == other) | (one.isnan() & other.isnan())
+    return float((one - other).abs().nan_to_num(nan=float("inf")).masked_fill(same, 0).max())

@@ -1,0 +1,1 @@
+"""Generated rank programs and their reference."""

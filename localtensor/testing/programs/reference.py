@@ -1,0 +1,282 @@
+"""The slow obvious twin of a rank program: plain loops over numpy arrays, one rank after the other.
+
+It shares no line with the engine.  It says what each rank must hold in the end, or `Illegal`: what is wrong with the
+program, whatever the schedule.  So an injected fault is harmless exactly if the twin still gets to the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localtensor.testing.programs.model import (
+    IN_PLACE,
+    MESSAGES,
+    OBJECTS,
+    PRIME,
+    REDUCING,
+    ROOTED,
+    SIZE,
+    SPLITS,
+    Event,
+    Step,
+)
+
+PAIR = {
+    "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+class Illegal(Exception):
+    """The program is wrong: it hangs, or its numbers are not what anybody could want."""
+
+
+def fold(held: list[Any], op: str) -> Any:
+    total = held[0]
+    for x in held[1:]:
+        total = PAIR[op](total, x)
+    return (total / len(held)).astype(total.dtype) if op == "avg" else total
+
+
+def got(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) -> list[Any]:
+    """What the rank holds after a collective, as it asked for it."""
+    me, held = step.members.index(rank), [brought[member] for member in step.members]
+    match step.kind:
+        case "broadcast" | "broadcast_object_list":
+            return [brought[step.root]]
+        case "all_gather" | "gather" | "all_gather_object" | "gather_object":
+            return held
+        case "all_gather_into_tensor":
+            return [np.concatenate(held, step.dim)]
+        case "scatter":
+            return [brought[step.root][me]]
+        case "scatter_object_list":
+            return [[*brought[step.root], me]]
+        case "all_to_all":
+            return [x[me] for x in held]
+        case "all_to_all_single":
+            starts = [sum(steps[member].splits[i][:me]) for i, member in enumerate(step.members)]
+            rows = [steps[member].splits[i][me] for i, member in enumerate(step.members)]
+            return [
+                np.concatenate([x[start : start + many] for x, start, many in zip(held, starts, rows, strict=True)])
+            ]
+        case "permute":
+            return [held[step.order.index(me)]]
+    return reduced(step, me, held, steps)
+
+
+def reduced(step: Step, me: int, held: list[Any], steps: dict[int, Step]) -> list[Any]:
+    match step.kind:
+        case "all_reduce" | "reduce":
+            return [fold(held, step.op)]
+        case "reduce_scatter":
+            return [fold([x[me] for x in held], step.op)]
+        case "reduce_scatter_tensor":
+            dims = [steps[member].dim for member in step.members]
+            wire = [np.concatenate(np.split(x, len(held), dim)) for x, dim in zip(held, dims, strict=True)]
+            return [np.split(fold(wire, step.op), len(held))[me]]
+    return []
+
+
+def fits(steps: list[Step]) -> bool:
+    """What these ranks say of one collective goes together."""
+    if len({said(step) for step in steps}) > 1:
+        return False
+    many = range(len(steps))
+    if steps[0].kind == "permute":
+        return all(np.prod(steps[i].shape) == np.prod(steps[steps[0].order[i]].shape) for i in many)
+    return steps[0].kind not in SPLITS or all(
+        steps[i].splits[i][j] == steps[j].splits[i][j] for i in many for j in many
+    )
+
+
+def said(step: Step) -> tuple[object, ...]:
+    """What has to be the same on all ranks."""
+    root = step.root if step.kind in ROOTED else None
+    if step.kind in ("barrier", *OBJECTS):
+        return step.kind, root
+    shape = {"permute": step.order, "all_to_all_single": step.shape[1]}.get(step.kind, step.shape)
+    return step.kind, root, step.op if step.kind in REDUCING else "", step.dtype, shape
+
+
+class Rank:
+    """One rank of the twin: how far it is, and what it holds."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.at, self.left = rank, 0, False
+        self.acc = np.arange(SIZE) * (rank + 1)
+        self.out: dict[int, list[Any]] = {}
+        self.made: list[int] = []  # groups, in the order in which it made them
+        self.launched = False  # the sync call at which it stands
+        self.flying: dict[
+            int, tuple[bool, bool]
+        ] = {}  # step -> whether writing its input, reading its output is a race
+
+    def fed(self, step: Step) -> Any:
+        shape = step.brought(self.rank)
+        if step.kind in OBJECTS:
+            return self.acc[: self.rank % 3 + 1].tolist()
+        if shape is None:
+            return None
+        count, times = int(np.prod(shape)), len(step.members) if step.op == "avg" and step.kind in REDUCING else 1
+        numbers = (self.acc[:count] * step.feed[0] + step.feed[1]) % 11 - (0 if step.dtype == "uint8" else 5)
+        numbers = (numbers * times).astype(step.dtype)
+        return numbers.reshape(shape[::-1]).T if step.layout == "transposed" else numbers.reshape(shape)
+
+    def mix(self, results: list[Any]) -> None:
+        flat = [int(number) for x in results for number in np.asarray(x).reshape(-1)]
+        for i, number in enumerate(flat):
+            self.acc[i] = self.acc[i] * 3 + number
+        self.acc %= PRIME
+
+
+class Referee:
+    """All ranks of the twin, and what is under way between them."""
+
+    def __init__(self, groups: Sequence[tuple[int, ...]], events: Sequence[Sequence[Event]]) -> None:
+        self.groups, self.events = groups, events
+        self.ranks = [Rank(rank) for rank in range(len(events))]
+        self.count: dict[tuple[int, int], int] = defaultdict(int)  # (group, rank) -> collectives so far
+        self.meetings: dict[tuple[int, int], dict[int, tuple[Step, Any]]] = defaultdict(dict)
+        self.sends: dict[object, list[tuple[Step, Any]]] = defaultdict(list)
+        self.recvs: dict[object, list[Step]] = defaultdict(list)
+        self.stake: dict[tuple[int, int], list[Any]] = {}  # (rank, step) -> what has to be over
+
+    def play(self) -> list[tuple[Any, dict[int, list[Any]]]]:
+        """What each rank holds in the end.  Raises `Illegal`."""
+        while any([self.moved(rank) for rank in self.ranks]):
+            pass
+        if not all(rank.left for rank in self.ranks):
+            raise Illegal("ranks wait for ever")
+        if any(len(self.sends[channel]) != len(self.recvs[channel]) for channel in {*self.sends, *self.recvs}):
+            raise Illegal("messages that nobody meets")
+        if any(rank.flying for rank in self.ranks):
+            raise Illegal("work that nobody waits for")
+        if any(len(parts) < len(step.members) for parts in self.meetings.values() for step, _ in parts.values()):
+            raise Illegal("a collective that not everybody came to")
+        for n in range(max(len(rank.made) for rank in self.ranks)):
+            makers = self.check_made(n)
+            if 0 < sum(rank in makers for rank in makers[min(makers)]) < len(makers[min(makers)]):
+                raise Illegal("a group that one of its members never makes")  # who is no member may leave the last out
+        return [(rank.acc, rank.out) for rank in self.ranks]
+
+    def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
+        """The members of the n-th group that each rank has made so far: all of them mean the same by it."""
+        made = {rank.rank: self.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
+        if len(set(made.values())) > 1:
+            raise Illegal("groups made in another order")
+        return made
+
+    def moved(self, rank: Rank) -> bool:
+        """The rank has gone as far as it can; whether that was any way at all."""
+        before = rank.at
+        events = self.events[rank.rank]
+        while not rank.left and (rank.at == len(events) or self.done(rank, events[rank.at])):
+            rank.left = rank.left or rank.at == len(events)
+            rank.at += 1
+        return rank.at != before
+
+    def done(self, rank: Rank, event: Event) -> bool:
+        """The event has happened; False if the rank must wait."""
+        step = event.call
+        match event.what:
+            case "group":
+                rank.made.append(int(event.how))
+                self.check_made(len(rank.made) - 1)
+            case "local":
+                rank.acc = (rank.acc * int(event.how) + 1) % PRIME
+            case "return":
+                rank.left = True
+            case "raise":
+                raise Illegal("a rank raises")
+            case "launch":
+                return self.launch(rank, step)
+            case "wait":
+                if not self.over(rank, step):
+                    return False
+                rank.flying.pop(step.id, None)
+            case "mix":
+                return self.mixed(rank, step)
+            case "read" if rank.flying.get(step.id, (False, False))[1]:
+                raise Illegal("an output is read before its wait")
+            case "write" if rank.flying.get(step.id, (False, False))[0]:
+                raise Illegal("a buffer is written before its wait")
+        return True
+
+    def launch(self, rank: Rank, step: Step) -> bool:
+        if not rank.launched:
+            x = rank.fed(step)
+            (self.post if step.kind in MESSAGES else self.join)(rank.rank, step, x)
+            if step.style == "async":
+                held = x is not None and x.size > 0
+                takes = step.kind in IN_PLACE and held
+                rank.flying[step.id] = held, takes or (step.kind not in IN_PLACE and self.size(step, rank.rank) > 0)
+        rank.launched = step.blocks and not self.over(rank, step)
+        return not rank.launched
+
+    def size(self, step: Step, rank: int) -> int:
+        rows, columns = step.shape
+        if step.kind in SPLITS:
+            rows = sum(row[step.members.index(rank)] for row in step.splits)
+        return rows * columns if step.gets(rank) else 0
+
+    def known(self, rank: int, step: Step) -> int:
+        """The group as all ranks know it: by when it was made.  Two may have the same members."""
+        return self.ranks[rank].made.index(step.group) + 1 if step.group else 0
+
+    def join(self, rank: int, step: Step, x: Any) -> None:
+        group = self.known(rank, step)
+        place = group, self.count[group, rank]
+        self.count[group, rank] += 1
+        self.meetings[place][rank] = step, x
+        self.stake[rank, step.id] = [place]
+        parts = self.meetings[place]
+        if len(parts) == len(step.members) and not fits([parts[member][0] for member in step.members]):
+            raise Illegal("parts that do not fit")
+
+    def post(self, rank: int, step: Step, x: Any) -> None:
+        stake: list[Any] = []
+        group = self.known(rank, step)
+        self.stake[rank, step.id] = stake
+        for i, to in enumerate(step.sends(rank)):
+            channel = (group, rank, to, step.tag)
+            self.sends[channel].append((step, x[i]))
+            stake.append((channel, len(self.sends[channel]), False))
+        for by in step.recvs(rank):
+            channel = (group, by, rank, step.tag)
+            self.recvs[channel].append(step)
+            stake.append((channel, len(self.recvs[channel]), True))
+
+    def over(self, rank: Rank, step: Step) -> bool:
+        for place in self.stake[rank.rank, step.id]:
+            if step.kind not in MESSAGES:
+                if len(self.meetings[place]) < len(step.members):
+                    return False
+                continue
+            channel, number, _ = place
+            if min(len(self.sends[channel]), len(self.recvs[channel])) < number:
+                return False
+            sent, taken = self.sends[channel][number - 1][0], self.recvs[channel][number - 1]
+            if (sent.dtype, sent.shape) != (taken.dtype, taken.shape):
+                raise Illegal("a message that does not fit")
+        return True
+
+    def mixed(self, rank: Rank, step: Step) -> bool:
+        if rank.flying.get(step.id, (False, False))[1]:
+            raise Illegal("an output is read before its wait")
+        if not self.over(rank, step):  # a functional collective waits here; so does nobody whose output is empty
+            return step.style == "async"
+        if step.kind in MESSAGES:
+            stakes = self.stake[rank.rank, step.id]
+            results = [self.sends[channel][number - 1][1] for channel, number, receives in stakes if receives]
+        else:
+            parts = self.meetings[self.stake[rank.rank, step.id][0]]
+            steps, brought = ({m: part[i] for m, part in parts.items()} for i in (0, 1))
+            results = got(step, rank.rank, steps, brought)
+        rank.out[step.id] = results
+        rank.mix(results)
+        return True

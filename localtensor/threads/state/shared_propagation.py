@@ -1,0 +1,279 @@
+"""DTensor's propagation, shared between the ranks of a run: who asks first computes, the others get theirs at once.
+
+torch keeps propagated shardings per thread, because they may depend on the rank.  Most do not: what a rule says
+follows from placements, shapes and arguments, and a rank comes in only through the size of its own piece.  So a
+result is shared if every tensor in it is cut into equal pieces, if it holds none of the placements that carry
+state (_MaskPartial) or other geometry (_StridedShard), and if it was found by rules that torch brought: anybody else's
+may ask for the rank, and then ranks that disagree wait for each other for ever, which a simulation must show.  Each
+rank gets it on its own mesh.  The rest is computed by each rank for itself, as before; so is everything that a thread
+asks while it is `alone()`: in a patch of a test's, which may watch propagation, or change it.
+
+What is shared is kept in a `Once`.  Ranks take turns, and a rank that computes may lose its turn (a rule of the user's
+may do anything): who comes for the same then does not wait, which could be for ever, but computes alone.
+
+torch's private parts are touched through `PRIVATE`.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight_cells import Circular
+from localtensor.concurrency.sync import Gate, Threads
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
+PRIVATE = {
+    "torch.distributed.tensor.DTensor._op_dispatcher": "where the one propagator of the process is",
+    "torch.distributed.tensor._sharding_prop.LocalLRUCache": "torch's cache per thread, which stays in front of ours",
+    "torch.distributed.tensor._op_schema.OutputSharding": "what propagation answers",
+    "torch.distributed.tensor._op_schema.OpSchema": "what it is asked",
+    "torch.distributed.tensor._redistribute": "flags that change the choice of a plan",
+}
+_RULES = "torch.distributed.tensor._ops."
+_TORCHS = ("aten", "prims")  # what torch has rules for; ops of others are no part of these
+_VALUES = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def wanted(share: bool | None) -> bool:
+    """Whether ranks share: as asked, or as LOCALTENSOR_SHARE in the environment says, or else they do."""
+    return os.environ.get("LOCALTENSOR_SHARE") != "0" if share is None else share
+
+
+class Alone(Exception):
+    """Not for sharing: each rank finds out for itself."""
+
+
+class _OwnMatter(Exception):
+    """What was found out is for the rank that asked: `answer`."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+class _Turns(Threads):
+    """Ranks run one at a time: none waits for another here."""
+
+    def gate(self, name: str = "") -> Gate:
+        return _NoWait()
+
+
+class _NoWait:
+    def open(self) -> None:
+        """Nobody waits."""
+
+    def wait(self, seconds: float | None = None) -> bool:
+        raise Alone
+
+
+class Sharing:
+    """What the ranks of one run share; nothing before the program has imported DTensor, which takes a second."""
+
+    def __init__(self, alone: Callable[[], bool]) -> None:
+        self.alone = alone
+        self.known: Once[Any] = Once(name="propagation of the ranks", sync=_Turns())
+        self._propagator: Any = None
+        self._before: Any = None
+
+    def look(self) -> None:
+        """Sharing goes on from here if DTensor is there now.  Asked at each hand-over, so it must be quick."""
+        if self._propagator is None and "torch.distributed.tensor" in sys.modules:
+            self._begin()
+
+    def _begin(self) -> None:
+        dispatcher = getattr(getattr(sys.modules["torch.distributed.tensor"], "DTensor", None), "_op_dispatcher", None)
+        if dispatcher is None:
+            return  # it is just being imported
+        from torch.distributed.tensor._sharding_prop import LocalLRUCache
+
+        self._propagator = propagator = dispatcher.sharding_propagator
+        self._before = propagator.propagate_op_sharding
+        ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, self.known, self.alone)
+        propagator.propagate_op_sharding = LocalLRUCache(ours)  # asked where torch has no C++ cache for a call
+        propagator.propagate_op_sharding_non_cached = ours
+
+    def end(self) -> None:
+        """torch's propagator is as it was."""
+        if self._propagator is not None:
+            self._propagator.propagate_op_sharding = self._before
+            del self._propagator.propagate_op_sharding_non_cached  # the method of the class is there again
+
+
+class NotSharing(Sharing):
+    """Each rank finds out everything for itself, as in a process of its own."""
+
+    def look(self) -> None:
+        """torch's propagator stays as it is."""
+
+
+@contextmanager
+def shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> Iterator[Sharing]:
+    """While inside, threads share what they propagate, but for one that is `alone()` when it asks; none if not `on`."""
+    sharing = Sharing(alone) if on else NotSharing(alone)
+    sharing.look()
+    try:
+        yield sharing
+    finally:
+        sharing.end()
+
+
+def _sharing(
+    propagator: Any, compute: Callable[[Any], Any], known: Once[Any], alone: Callable[[], bool]
+) -> Callable[[Any], Any]:
+    def shareable(schema: Any) -> Any:
+        answer = compute(schema)
+        try:
+            _check_shareable(answer)
+        except Alone:
+            raise _OwnMatter(answer) from None
+        return answer
+
+    def propagate(schema: Any) -> Any:
+        if alone():
+            return compute(schema)
+        try:
+            mesh, key = _question(propagator, schema)
+            return _on(mesh, known.get(key, shareable, schema))
+        except (Alone, Circular):
+            return compute(schema)
+        except _OwnMatter as own:
+            return own.answer
+
+    return propagate
+
+
+def _question(propagator: Any, schema: Any) -> tuple[Any, Any]:
+    """The one mesh of a schema, and all else that the answer depends on."""
+    meshes: list[Any] = []
+    asked = (_key(schema.args_schema, meshes), _key(schema.kwargs_schema, meshes))
+    if not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0].get_coordinate() is None:
+        raise Alone
+    mesh = meshes[0]
+    return mesh, (
+        schema.op,
+        asked,
+        tuple(mesh.shape),
+        mesh.mesh_dim_names,
+        mesh.device_type,
+        _ambient(propagator, schema),
+    )
+
+
+class _Same:
+    """An object that equals itself only, and lives as long as it is part of a key: its id is nobody else's."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+
+def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
+    """What changes an answer and stands in no argument: the rule itself, and torch's switches.  Raises `Alone`."""
+    from torch.distributed.tensor import _redistribute
+
+    tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
+    rules = [table.get(schema.op) for table in tables]
+    used = [rule for rule in rules if rule is not None]
+    # Without a rule of its own an op goes by its decomposition, which is made of torch's own ops, whichever.
+    used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCHS]
+    if not all(map(_is_torchs, used)):
+        raise Alone
+    flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
+    return (
+        *map(_Same, rules),
+        *(getattr(_redistribute, flag, None) for flag in flags),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+    )
+
+
+def _is_torchs(rule: Any) -> bool:
+    """Whether torch wrote the rule.  A wrapper may have taken its name, but not the module that it was made in."""
+    return str(getattr(getattr(rule, "func", rule), "__globals__", {}).get("__name__", "")).startswith(_RULES)
+
+
+def _key(value: Any, meshes: list[Any]) -> Any:
+    """A value as part of a key; its type counts, because 1 and 1.0 and True are equal and mean different things."""
+    if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
+        _check_even(value)
+        meshes.append(value.mesh)
+        meta = value.tensor_meta
+        order = getattr(value, "shard_order", None)
+        return (value.placements, order, tuple(meta.shape), tuple(meta.stride), meta.dtype)
+    if isinstance(value, list | tuple):
+        return (type(value), *[_key(item, meshes) for item in value])
+    if isinstance(value, dict):
+        return tuple((name, _key(item, meshes)) for name, item in value.items())
+    if type(value) in _VALUES:
+        return (type(value), value)
+    if isinstance(value, float | complex):
+        return (type(value), repr(value))  # 0.0 and -0.0 are equal, too, and NaN not even to itself
+    raise Alone
+
+
+def _check_even(spec: Any) -> None:
+    """Every rank holds a piece of the same size, and the placements are plain values.  Raises `Alone`."""
+    from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
+
+    if spec.tensor_meta is None:
+        raise Alone
+    sizes = list(spec.tensor_meta.shape)
+    for size, placement in zip(spec.mesh.shape, spec.placements, strict=True):
+        if type(placement) is Shard:
+            if not isinstance(sizes[placement.dim], int) or sizes[placement.dim] % size:
+                raise Alone
+            sizes[placement.dim] //= size
+        elif type(placement) not in (Replicate, Partial):
+            raise Alone
+
+
+def _check_shareable(answer: Any) -> None:
+    """All specs in an answer are on one mesh and even.  Raises `Alone`."""
+    meshes: list[Any] = []
+    output = answer.output_spec
+    for spec in output if isinstance(output, list | tuple) else (output,):
+        if spec is not None:
+            _key(spec, meshes)
+    wanted = answer.redistribute_schema
+    if wanted is not None:
+        _key(wanted.args_schema, meshes)
+        _key(wanted.kwargs_schema, meshes)
+    if any(mesh is not meshes[0] for mesh in meshes):
+        raise Alone
+
+
+def _on(mesh: Any, value: Any) -> Any:
+    """The same answer, on another rank's mesh; nothing that can change is shared with the first."""
+    if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
+        changes = {"mesh": mesh} | {
+            f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init and f.name != "mesh"
+        }
+        return type(value)(**changes)
+    if hasattr(value, "args_schema"):
+        return dataclasses.replace(
+            value, args_schema=_on(mesh, value.args_schema), kwargs_schema=_on(mesh, value.kwargs_schema)
+        )
+    if hasattr(value, "redistribute_schema"):
+        return dataclasses.replace(
+            value, output_spec=_on(mesh, value.output_spec), redistribute_schema=_on(mesh, value.redistribute_schema)
+        )
+    if isinstance(value, list | tuple):
+        return type(value)([_on(mesh, item) for item in value])
+    if isinstance(value, dict):
+        return {name: _on(mesh, item) for name, item in value.items()}
+    return value

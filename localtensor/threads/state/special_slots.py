@@ -1,0 +1,179 @@
+"""The environment, the warnings and context_parallel's sharding rules: slots that take more than a name or a flag.
+
+Such a slot has a `name`, says `why` it is one, and has `ready()`, whether what it is about is there by now; `save()`, what
+the running rank has; `load(want, held)`, another's in its place; `initial(who)`, what a rank begins with.  It may have
+`bind()`, called once, when it is ready; `late(who)` and `outside()`, what a rank and the caller had before it was ready
+(else `initial(who)`, and what the run leaves); and `over()`, called when the run has ended.
+"""
+
+import os
+import sys
+import warnings
+from typing import Any
+
+from localtensor.threads.state.generators import Who
+from localtensor.threads.state.patched_attributes import PATCHES
+from localtensor.threads.state.sharding_rules import ShardingRules
+from localtensor.threads.state.slots import TRIED
+
+TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "GROUP_RANK": "0"}  # nothing ever listens there
+
+
+def torchrun_environment(who: Who) -> dict[str, str]:
+    """What torchrun sets for a rank, all ranks on one host."""
+    mine = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(who.rank))
+    all_of_us = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(who.ranks))
+    return mine | all_of_us | {"GROUP_WORLD_SIZE": "1"} | TORCHRUN
+
+
+class RankEnvironment(dict[Any, Any]):
+    """The dict inside a rank's os.environ.  It notes in `changed` which keys any rank of the run has set."""
+
+    __slots__ = ("changed",)
+
+    def __init__(self, base: dict[Any, Any], changed: set[Any]) -> None:
+        super().__init__(base)
+        self.changed = changed
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.changed.add(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.changed.add(key)
+        super().__delitem__(key)
+
+    def clear(self) -> None:  # os.reload_environ (3.14) uses these two
+        self.changed.update(self)
+        super().clear()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        new = dict(*args, **kwargs)
+        self.changed.update(new)
+        super().update(new)
+
+
+class Environment:
+    """os.environ and os.environb are two views of one dict of encoded strings; C code sees what putenv was told.
+
+    A hand-over swaps that dict, and tells putenv of the keys in which any two ranks may differ.
+    """
+
+    name, tried = "environment", TRIED
+    why = "RANK and its like differ, and what a rank sets in os.environ is its own"
+
+    def __init__(self) -> None:
+        self.views = [vars(view) for view in (os.environ, getattr(os, "environb", None)) if view is not None]
+        self.front = self.views[0]
+        self.base: Any = None
+        self.changed: set[Any] = set()
+
+    def ready(self) -> bool:
+        return True
+
+    def save(self) -> dict[Any, Any]:
+        held: dict[Any, Any] = self.front["_data"]
+        return held
+
+    def load(self, want: dict[Any, Any], held: dict[Any, Any]) -> None:
+        if want is held:
+            return
+        for view in self.views:
+            view["_data"] = want
+        mine, others = getattr(want, "changed", None), getattr(held, "changed", None)
+        keys = mine if mine is others and mine is not None else {*want, *held}
+        for key in keys:
+            value = want.get(key)
+            if value != held.get(key):
+                if value is None:
+                    os.unsetenv(key)
+                else:
+                    os.putenv(key, value)
+
+    def initial(self, who: Who) -> dict[Any, Any]:
+        held = self.save()
+        if held is not self.base:  # the first rank of a run: its peers share the set of changed keys
+            self.base, self.changed = held, set()
+        encode = os.environ.encodekey
+        own = {encode(key): encode(value) for key, value in torchrun_environment(who).items()}
+        self.changed.update(encode(key) for key in ("RANK", "LOCAL_RANK", "ROLE_RANK"))
+        return RankEnvironment({**held, **own}, self.changed)
+
+
+class Warnings:
+    """Filters, and the functions that show a warning.
+
+    When filters differ, Python is told; it then forgets which warnings it has shown, so each may be shown again.
+    """
+
+    name, tried = "warnings", TRIED
+    why = "filters and ways to show a warning are process-wide: assertWarns on one rank must not hear another's"
+    wanted = ("filters", "onceregistry", "showwarning", "_showwarnmsg_impl", "formatwarning", "defaultaction")
+
+    def __init__(self) -> None:
+        self.space = vars(warnings)
+        self.names = tuple(name for name in self.wanted if name in self.space)
+
+    def ready(self) -> bool:
+        return True
+
+    def save(self) -> list[Any]:
+        space = self.space
+        return [space[name] for name in self.names]
+
+    def load(self, want: list[Any], held: list[Any]) -> None:
+        self.space.update(zip(self.names, want))
+        if want[0] != held[0]:
+            with warnings.catch_warnings():  # entering and leaving a block is the public way to tell Python
+                pass
+
+    def initial(self, who: Who) -> list[Any]:
+        return [value.copy() if isinstance(value, list | dict) else value for value in self.save()]
+
+
+class MainModule:
+    """sys.modules["__main__"]: each rank of a script has its own, where pickle finds the classes that it defines."""
+
+    name, tried = "main_module", TRIED
+    why = "localtensor run gives each rank the script as a module of its own"
+
+    def ready(self) -> bool:
+        return True
+
+    def save(self) -> Any:
+        return sys.modules["__main__"]
+
+    def load(self, want: Any, held: Any) -> None:
+        sys.modules["__main__"] = want
+
+    def initial(self, who: Who) -> Any:
+        return self.save()
+
+
+class ContextParallelRules:
+    """While a rank is in context_parallel, torch's table of sharding rules holds other rules for attention.
+
+    The table itself is shared: rules that a module registers when it is imported are for all ranks.  This slot comes
+    before that of the table, which has the last word; so it is ready as early, though its own module may never come.
+    """
+
+    name, tried = "context_parallel_rules", TRIED
+    why = "the first rank to leave context_parallel would take the rules from those still in it"
+    module = "torch.distributed.tensor.experimental._context_parallel._sharding_rules"
+
+    def ready(self) -> bool:
+        return "torch.distributed.tensor" in sys.modules
+
+    def save(self) -> bool:
+        return bool(getattr(sys.modules.get(self.module), "_cp_strategy_contexts", None))
+
+    def load(self, want: bool, held: bool) -> None:
+        if want != held:
+            rules = sys.modules[self.module]
+            rules.register_cp_sharding_rules() if want else rules.unregister_cp_sharding_rules()
+
+    def initial(self, who: Who) -> bool:
+        return False
+
+
+SPECIALS = (*PATCHES, MainModule, Environment, Warnings, ContextParallelRules, ShardingRules)  # last: the last word

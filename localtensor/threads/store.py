@@ -1,0 +1,110 @@
+"""The key-value store of one simulation: who waits for a key lets the others run."""
+
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store
+
+from localtensor._util.call_sites import origin
+from localtensor.collectives.rendezvous import Group, Part, Ticket
+from localtensor.threads.simulation import Simulation
+
+
+class RankStore(Store):
+    """torch.distributed's Store over one dict; keys and values as torch passes them, values as bytes."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+        self._values: dict[str, bytes] = {}
+        self._waiting: list[tuple[tuple[str, ...], Ticket]] = []
+        self._everyone = Group("store", tuple(range(simulation.ranks)))
+        self._timeout = timedelta(seconds=300)
+
+    def set(self, key: str, value: Any) -> None:
+        self._values[key] = _bytes(value)
+        for entry in list(self._waiting):
+            keys, ticket = entry
+            if all(one in self._values for one in keys):
+                self._waiting.remove(entry)
+                self._simulation.wake(ticket)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        if amount == 0:
+            self._polled()
+        total = int(self._values.get(key, b"0")) + amount
+        self.set(key, str(total))
+        return total
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        if (key not in self._values and not _bytes(expected)) or self._values.get(key) == _bytes(expected):
+            self.set(key, desired)
+            return _bytes(desired)
+        held = self._values.get(key, _bytes(expected))
+        self._polled()
+        return held
+
+    def append(self, key: str, value: Any) -> None:
+        self.set(key, self._values.get(key, b"") + _bytes(value))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        found = all(key in self._values for key in keys)
+        if not found:
+            self._polled()
+        return found
+
+    def _polled(self) -> None:
+        """The others have had a turn: this may be a question in a loop."""
+        if self._simulation.is_rank():
+            self._simulation.baton.step_aside(self._simulation.rank())
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    # The next three are asked for by C++, under its own names; Python's are those of the base class.
+
+    def deleteKey(self, key: str) -> bool:  # noqa: N802
+        return self._values.pop(key, None) is not None
+
+    def getNumKeys(self) -> int:  # noqa: N802
+        return len(self._values)
+
+    def clone(self) -> Store:
+        return self
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """All keys are there; until then the others run, and a key that nobody can set is a deadlock."""
+        if all(key in self._values for key in keys):
+            return
+        rank = self._simulation.rank()
+        others = tuple(other for other in self._everyone.ranks if other != rank)
+        kind = f"store.wait({', '.join(map(repr, keys))})"
+        part = Part(rank, kind, self._everyone, None, (), None, line=origin(sys._getframe(1)).line)
+        part.number = 0
+        ticket = Ticket(part, lambda: others)
+        self._waiting.append((tuple(keys), ticket))
+        self._simulation.block(ticket)
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

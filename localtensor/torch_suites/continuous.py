@@ -1,0 +1,110 @@
+"""Tests of torch's MultiProcContinuousTest, and so of DTensorContinuousTestBase, on rank threads.
+
+torch keeps the processes of such a class from one test to the next, and each of them keeps its rank on the class.
+Here each test has ranks of its own, and each rank a class of its own under that of the test, so that what a rank
+writes to its class is its own.  A test that fails does not keep the others from running.
+"""
+
+import inspect
+import tempfile
+import types
+import unittest
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch.testing._internal import common_distributed, common_utils
+
+from localtensor.torch_suites.exits import RankProcess
+from localtensor.torch_suites.multi_threaded import judge
+from localtensor.torch_suites.rank_run import How, kept, precisions, run_ranks
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+PRIVATE = {
+    "torch.testing._internal.common_distributed.MultiProcContinuousTest._spawn_processes": "no process is started",
+    "torch.testing._internal.common_distributed.MultiProcContinuousTest._worker_run_main_wait": "where ranks run",
+    "torch.testing._internal.common_distributed.MultiProcContinuousTest._worker_loop": "what a process runs",
+    "torch.testing._internal.common_utils.set_rng_seed": "the seed that every process begins with",
+}
+
+
+def base() -> type:
+    return common_distributed.MultiProcContinuousTest
+
+
+class _Tasks:
+    """The queue from which a worker takes its tests: one, and then the end."""
+
+    def __init__(self, test_id: str) -> None:
+        self.left = [test_id, None]
+
+    def get(self) -> str | None:
+        return self.left.pop(0)
+
+
+class _Answers:
+    """The queue to which a worker says how a test went.  A failure goes on its way as the exception that it was."""
+
+    def __init__(self) -> None:
+        self.skip: unittest.SkipTest | None = None
+
+    def put(self, answer: Any) -> None:
+        if isinstance(answer, unittest.SkipTest):
+            self.skip = answer
+        elif isinstance(answer, BaseException):
+            raise answer.__cause__ or answer
+
+
+class _Nobody:
+    """What stands for the processes and their queues.  Whoever waits for an answer is told that nobody runs there."""
+
+    def put(self, test_id: str | None) -> None:
+        """Ranks start all together, where their test waits for them."""
+
+    def join(self) -> None:
+        """There is no process."""
+
+    def get(self, timeout: float | None = None) -> None:
+        raise RuntimeError("this test waits for processes in its own way, and there are none: its ranks are threads")
+
+
+def methods(owner: Any, how: How) -> dict[str, Any]:
+    """What `owner`, torch's base or a class over it, has instead of its own, by name."""
+    stock_spawn = inspect.getattr_static(owner, "_spawn_processes")
+
+    def _spawn_processes(cls: Any, world_size: int) -> None:
+        if cls._worker_run_main_wait is not _worker_run_main_wait:
+            kept(f"{cls.__name__} waits for its processes itself")
+            stock_spawn.__get__(None, cls)(world_size)
+            return
+        cls.processes, cls.task_queues, cls.completion_queues = [_Nobody()], [_Nobody()], [_Nobody()]
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            cls.rdvz_file = file.name
+
+    def _worker_run_main_wait(self: Any, fn: Callable[..., Any]) -> Any:
+        @wraps(fn)
+        def wrapper(self: Any) -> None:
+            __tracebackhide__ = True
+            if self.rank == self.MAIN_PROCESS_RANK:
+                judge(run_ranks(_body(type(self), self.id()), int(type(self).world_size), how))
+            else:
+                fn()
+
+        return types.MethodType(wrapper, self)
+
+    return {"_spawn_processes": classmethod(_spawn_processes), "_worker_run_main_wait": _worker_run_main_wait}
+
+
+def _body(kind: Any, test_id: str) -> Callable[[RankProcess], None]:
+    ranks, file, give = int(kind.world_size), kind.rdvz_file, precisions(kind)
+
+    def body(process: RankProcess) -> None:
+        give()
+        common_utils.set_rng_seed()
+        answers = _Answers()
+        own = type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+        own._worker_loop(process.rank, ranks, file, _Tasks(test_id), answers)
+        if answers.skip is not None:
+            raise answers.skip
+
+    return body

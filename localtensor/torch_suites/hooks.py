@@ -1,0 +1,37 @@
+"""A pytest plugin: tests written for torch's own distributed bases run on rank threads, unchanged.
+
+Loaded before the test module is, by `pytest -p localtensor.torch_suites FILE`, for files that one may not edit.
+"""
+
+from contextlib import ExitStack
+
+import pytest
+
+from localtensor.errors import NoTime
+from localtensor.threads.run import limit_said
+from localtensor.torch_suites.bases import on_threads
+from localtensor.torch_suites.rank_run import TIMEOUT, How
+
+_STAGE = pytest.StashKey[ExitStack]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("suites_timeout", f"seconds for one test on rank threads (default {TIMEOUT:g}, 0: no limit)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    said = str(config.getini("suites_timeout"))
+    try:
+        how = How(
+            config.getoption("localtensor_schedule", None) or "round_robin",  # of localtensor.pytest_plugin
+            int(config.getoption("localtensor_seed", None) or 0),
+            limit_said(float(said) if said else TIMEOUT),
+        )
+    except (ValueError, NoTime):
+        raise pytest.UsageError("suites_timeout and LOCALTENSOR_TIMEOUT are numbers of seconds") from None
+    stack = config.stash[_STAGE] = ExitStack()
+    stack.enter_context(on_threads(how))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash.get(_STAGE, ExitStack()).close()

@@ -1,0 +1,126 @@
+"""Tests of torch's MultiProcessTestCase, and so of DTensorTestBase, on rank threads.
+
+Their own way is kept where it can be: what a class overrides of it is called, each rank runs `_run` of its class, and
+`_check_return_codes` of the class judges the exit codes.  Only starting, joining and the first function of a process
+are other ones.  A class that joins its processes itself keeps torch's real processes.
+"""
+
+import contextlib
+import os
+import unittest
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.testing._internal import common_distributed, common_utils
+
+from localtensor.torch_suites.exits import RankProcess
+from localtensor.torch_suites.failures import fail, skip
+from localtensor.torch_suites.rank_run import How, Told, kept, not_served, precisions, run_ranks
+from localtensor.torch_suites.stores import is_rank
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
+PRIVATE = {
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._start_processes": "ranks wait for their join",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._join_processes": "ranks run, and are judged",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._check_return_codes": "what exit codes mean",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase.run_test": "what a process runs first",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._run": "what a process runs",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._current_test_name": "and under which name",
+    "torch.testing._internal.common_device_type.DeviceTypeTestBase._tls": "precisions, which are kept by thread",
+    "torch.testing._internal.common_distributed.TEST_SKIPS": "exit codes that mean a skip",
+    "torch.testing._internal.common_utils.set_rng_seed": "the seed that every process begins with",
+}
+TERMINATED = -15
+
+_NAMES = ("_start_processes", "_join_processes", "_check_return_codes", "run_test")
+
+
+def base() -> type:
+    return common_distributed.MultiProcessTestCase
+
+
+def methods(owner: Any, how: How) -> dict[str, Any]:
+    """What `owner`, torch's base or a class over it, has instead of its own, by name."""
+    stock = {name: getattr(owner, name) for name in _NAMES}
+
+    def _start_processes(self: Any, proc: Any) -> None:
+        if type(self)._join_processes is not _join_processes:
+            kept(f"{type(self).__name__} joins its processes itself")
+            stock["_start_processes"](self, proc)
+            return
+        self.processes = [RankProcess(rank) for rank in range(int(self.world_size))]
+
+    def _join_processes(self: Any, fn: Callable[..., Any]) -> None:
+        __tracebackhide__ = True
+        if not self.processes or not all(isinstance(process, RankProcess) for process in self.processes):
+            stock["_join_processes"](self, fn)
+            return
+        told = run_ranks(_body(self), len(self.processes), how)
+        if not_served(told):
+            with open(self.file_name, "wb"):  # where the processes meet is as it was: empty
+                pass
+            stock["_start_processes"](self, multiprocessing.get_context("spawn").Process)
+            stock["_join_processes"](self, fn)
+            return
+        self.processes = list(told.processes)
+        self.pid_to_pipe.update({process.pid: process for process in told.processes})
+        with contextlib.suppress(OSError):
+            os.remove(self.file_name)  # as the last process does that has met the others there
+        if type(self)._check_return_codes is stock["_check_return_codes"]:
+            _judge(told)
+        for process in told.processes:  # the rest is for the class to say
+            if process.exitcode is None:
+                process.exitcode = self.TEST_ERROR_EXIT_CODE if process.text else TERMINATED
+        self._check_return_codes(fn, told.seconds)
+
+    return {
+        "_start_processes": _start_processes,
+        "_join_processes": _join_processes,
+        "run_test": _life(stock["run_test"]),
+    }
+
+
+def _body(case: Any) -> Callable[[RankProcess], None]:
+    kind, name, give = type(case), case._current_test_name(), precisions(type(case))
+    options = {"fake_pg": getattr(case, "fake_pg", False)}
+
+    def body(process: RankProcess) -> None:
+        give()
+        kind._run(process.rank, name, case.file_name, process, **options)
+
+    return body
+
+
+def _judge(told: Told) -> None:
+    """Raises what ended the run, or a skip in the test's own words."""
+    __tracebackhide__ = True
+    codes = [process.exitcode for process in told.processes]
+    generic = common_distributed.TEST_SKIPS["generic"].exit_code
+    if told.skipped is not None and (codes[0] == generic or (told.fault is not None and generic in codes)):
+        skip(told.skipped)
+    if told.fault is None:
+        return
+    for known in common_distributed.TEST_SKIPS.values():
+        if known.exit_code in codes:
+            skip(known.message)
+    fail(told.fault, len(codes))
+
+
+def _life(stock: Callable[..., None]) -> Callable[..., None]:
+    def run_test(self: Any, test_name: str, parent_pipe: Any) -> None:
+        """The test on one rank.  What it raises ends the run; a skip is an exit code, as in torch."""
+        if not is_rank():  # a process that was forked
+            stock(self, test_name, parent_pipe)
+            return
+        common_utils.set_rng_seed()
+        try:
+            getattr(self, test_name)()
+        except unittest.SkipTest as why:
+            raise SystemExit(common_distributed.TEST_SKIPS["generic"].exit_code) from why
+        if self.destroy_pg_upon_exit:
+            with contextlib.suppress(AssertionError, ValueError):  # the test has destroyed it
+                dist.destroy_process_group()
+
+    return run_test

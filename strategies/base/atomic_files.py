@@ -1,0 +1,108 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from strategies.base.signals import LEFT, held
+
+
+def read_bytes(path: Path, most: int = -1) -> bytes:
+    """What is in the file, or so many bytes of it.  Raises `OSError`.
+
+    A pipe that nobody writes to is not waited for; of a device, which may have no end, all is not read.
+    """
+    with open(path, "rb", opener=_at_once) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if most < 0 and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
+            raise OSError(errno.EINVAL, "this is a device", str(path))
+        if not stat.S_ISFIFO(mode):
+            return file.read(most)
+        try:
+            begin = os.read(file.fileno(), most if most > 0 else 1 << 16)
+        except BlockingIOError:  # somebody will write
+            begin = b""
+        else:
+            if not begin:
+                raise OSError(errno.ENODATA, "nobody writes to this pipe", str(path))
+        os.set_blocking(file.fileno(), True)
+        return begin + file.read(most if most < 0 else most - len(begin))
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def unwritable(path: Path, *, folder: bool = False) -> tuple[str, str]:
+    """Why no file can be made there, or no folder of files, and what to do; two empty texts if it can.
+
+    Folders above it are made, as `write_whole` does.
+    """
+    try:
+        if path.is_dir() and not folder:
+            return "this is a folder", "Name a file."
+        if path.exists() and not path.is_dir() and folder:
+            return "this is a file", "Name a folder; it is made if it is not there."
+        there = next(above for above in (path.absolute(), *path.absolute().parents) if above.exists())
+        if path.is_file() or (path.is_symlink() and not path.exists()):
+            there = _resolved(path).parent  # another takes its place, or that of what it leads to
+    except OSError as error:  # too long a name, say
+        return f"it cannot be ({error.strerror})", "Name another."
+    if (there.is_dir() or there != path.absolute()) and not (there.is_dir() and os.access(there, os.W_OK)):
+        return (
+            f"{there} takes no files",
+            "Name a folder below one of yours." if folder else "Name a file in a folder of yours.",
+        )
+    return "", ""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file has this text, or what it had before: never a part of it.  Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_lines(path, [text.removesuffix("\n")])
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """As `write_whole`, line by line, for what is large.  Raises `OSError`, which names the file on a full disk, too.
+
+    What is no ordinary file, a device or a pipe, is written to and stays what it is; so does a link.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        else:
+            _replace(_resolved(path), lines)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # what Python before 3.13 says of a link to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    with held():
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        LEFT[name] = os.unlink
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:  # why: a half-written file must not stay, whatever stopped us; the error goes on
+        with contextlib.suppress(FileNotFoundError):  # stopped just after it was put in its place
+            os.unlink(name)
+        raise
+    finally:
+        LEFT.pop(name, None)

@@ -1,0 +1,223 @@
+"""An append-only file of JSON lines, each whole in itself: what was done stays done, whoever is killed.
+
+The first line says what run it is; a journal of another run is refused.  A last line that was cut is dropped and
+its work is done again.  One run at a time writes to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from multiprocessing.util import register_after_fork
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from localtensor.errors import LocalTensorError, refusal
+from strategies.base.atomic_files import read_bytes
+
+FORMAT = 1
+WRITES = "localtensor validate"
+"""The command that writes journals, and goes on with them; it has them by --journal, those that only read by JOURNAL."""
+Line = dict[str, Any]
+
+
+class BadJournal(LocalTensorError):
+    """A journal that cannot be read, continued or written to.  `call` is the command that was given it."""
+
+    def __init__(self, path: Path, problem: str, remedy: str, call: str = WRITES) -> None:
+        argument = "--journal" if call == WRITES else "JOURNAL"
+        super().__init__(refusal(call, argument, str(path), problem, remedy))
+
+
+class DiskFull(BadJournal):
+    """A line that could not be written.  All lines before it are whole."""
+
+
+STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What is raised where a line is JSON of the right kind, and holds other things than ours: it is a stranger's."""
+
+
+def strange(path: Path | str, error: Exception, call: str) -> BadJournal:
+    """The refusal of such a file, by the command that read it."""
+    problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
+    return BadJournal(Path(path), problem, "Name what --journal wrote.", call)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """`begin` is the first line, `lines` the others; `whole` is how many bytes of the file they take.
+
+    `cut` says what stands after them, which is dropped; it is empty where nothing does.
+    """
+
+    begin: Line
+    lines: tuple[Line, ...]
+    whole: int
+    cut: str = ""
+
+
+def read(path: Path, call: str = WRITES) -> Read:
+    """The lines of a journal.  Raises `BadJournal`, of that command, unless it is one; a last line that was cut is left out."""
+    try:
+        data = read_bytes(path)
+    except OSError as error:
+        raise BadJournal(path, f"it cannot be read ({error.strerror})", "Name a journal.", call) from error
+    found: list[Line] = []
+    whole = 0
+    rows = data.split(b"\n")
+    for number, row in enumerate(rows[:-1], 1):
+        line = _parsed(row)
+        if line is None and number == len(rows) - 1 and found:  # bytes of a crash of the machine may end in a newline
+            break
+        if line is None:
+            problem = f"line {number} is no line of a journal"
+            raise BadJournal(path, problem, "It was changed by something else: start anew.", call)
+        found.append(line)
+        whole += len(row) + 1
+    if not found or found[0].get("kind") != "begin":
+        raise BadJournal(path, "it does not begin as a journal does", "Name a journal, or start anew.", call)
+    if found[0].get("format") != FORMAT:
+        raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", call)
+    cut = data[whole:]
+    said = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
+    return Read(found[0], tuple(found[1:]), whole, said)
+
+
+def _parsed(row: bytes) -> Line | None:
+    try:
+        line = json.loads(row)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or not all(name in line for name in _HOLDS.get(str(line.get("kind")), ("kind",))):
+        return None
+    return line if isinstance(line.get("kind"), str) else None
+
+
+_HOLDS = {
+    "begin": ("format",), "unit": ("unit",), "settled": ("rule", "verdict"), "captured": ("crashed", "refused"),
+}  # fmt: skip
+"""What a line of each kind holds at the least."""
+
+
+def unlike(begin: Line, mine: Line) -> str:
+    """How a journal's run differs from mine, in words; empty if it is the same run."""
+    names = [name for name in mine if name not in ("kind", "ops") and begin.get(name) != mine[name]]
+    return "; ".join(f"{name} was {begin.get(name)!r}, now {mine[name]!r}" for name in names)
+
+
+class Journal:
+    """A journal open for appending.  Without a path the lines are kept, and written nowhere."""
+
+    def __init__(self, path: Path | None, file: FileIO | None, done: Read | None) -> None:
+        self.path, self._file = path, file
+        self.begun = done.begin if done else None
+        self.cut = done.cut if done else ""
+        self.lines: list[Line] = list(done.lines) if done else []
+
+        register_after_fork(self, Journal.close)  # else a worker that outlives this run would hold the file for it
+
+    def begin(self, line: Line) -> None:
+        """Write the first line.  On resuming it is there; `BadJournal` if it is that of another run."""
+        if self.begun is None:
+            self.begun = {"kind": "begin", "format": FORMAT, **line}
+            self._write(self.begun)
+        elif self.path and (problem := unlike(self.begun, line)):
+            raise BadJournal(self.path, f"it is of another run: {problem}", "Ask for the same again, or start anew.")
+
+    def add(self, line: Line) -> None:
+        """Append a line, which is on its way to the disk when this returns."""
+        self._write(line)
+        self.lines.append(line)
+
+    def _write(self, line: Line) -> None:
+        if self._file is None or self.path is None:
+            return
+        row = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        before = self._file.tell()
+        try:
+            left = memoryview(row)
+            while left:  # a raw file may take a part of it, and refuse the rest
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            _back(self._file, before)
+            problem = f"a line could not be written ({error.strerror}); the {len(self.lines)} before it are whole"
+            raise DiskFull(self.path, problem, "Make room, then go on with --resume.") from error
+
+    def close(self) -> None:
+        """Let another run have it."""
+        if self._file is not None:
+            self._file.close()
+
+    def drop(self) -> None:
+        """As if it had never been, where nothing was written: the run was refused before its first line."""
+        if self.path is not None and self.begun is None:
+            self.path.unlink(missing_ok=True)
+        self.close()  # not before: nobody else may have the file until it is gone
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _back(file: FileIO, size: int) -> None:
+    """What was written of a line goes again.  A reader would drop it anyway, so it may stay if it must."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(file.fileno(), size)
+        file.seek(size)
+
+
+def open_journal(path: Path | None, *, resume: bool) -> Journal:
+    """A new journal, or one to go on with.  Raises `BadJournal` if it cannot be had, or another run has it."""
+    if path is None:
+        return Journal(None, None, None)
+    try:
+        there = path.exists() and path.stat().st_size > 0
+        if there and not resume:
+            raise BadJournal(path, "it is there already", "Go on with it by --resume, or name another file.")
+        file = FileIO(path, "r+" if path.exists() else "x+")
+    except OSError as error:
+        raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error
+    try:
+        _claim(path, file)
+        done = read(path) if there else None
+        whole = done.whole if done else 0
+        _cut(path, file, whole)
+    except BaseException:  # why: whatever stopped us, the next run must get at the file; the error goes on
+        file.close()
+        raise
+    return Journal(path, file, done)
+
+
+def _cut(path: Path, file: FileIO, whole: int) -> None:
+    """What stands after the whole lines goes, and the next is written there."""
+    try:
+        os.ftruncate(file.fileno(), whole)
+        file.seek(whole)
+    except OSError as error:
+        raise BadJournal(path, f"it cannot be written ({error.strerror})", "Name a file of yours.") from error
+
+
+def _claim(path: Path, file: FileIO) -> None:
+    """One run at a time; the system gives it back when the run ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such lock on this system: then it is the user's to see to
+        return
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise BadJournal(path, "another run is writing to it", "Wait for that one, or name another file.") from error
+
+
+def of_kind(lines: Sequence[Line], kind: str) -> Iterator[Line]:
+    """The lines of one kind, in order."""
+    return (line for line in lines if line["kind"] == kind)

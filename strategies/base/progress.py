@@ -1,0 +1,81 @@
+"""How far the work is, on a terminal; without one, nothing."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import rich.progress
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from strategies.base.signals import LEFT, check
+
+
+class Progress(Protocol):
+    """Who is told how far the work is."""
+
+    def phase(self, name: str, total: int) -> None: ...
+
+    def tick(self, count: int = 1) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Silent:
+    """Nobody is told."""
+
+    def phase(self, name: str, total: int) -> None:
+        """A phase of `total` units begins."""
+
+    def tick(self, count: int = 1) -> None:
+        """So many units are done."""
+
+    def say(self, text: str) -> None:
+        """Something that the user would want to know, and that stops nothing."""
+
+
+class Bar:
+    """Progress on a terminal; without one, nothing.  No thread of its own: workers are forked meanwhile."""
+
+    def __init__(self, progress: rich.progress.Progress | None, console: Console) -> None:
+        self._progress, self._console = progress, console
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Bar:
+        if self._progress:
+            LEFT["terminal"] = _show_cursor
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress:
+            self._progress.stop()
+            LEFT.pop("terminal", None)
+
+    def phase(self, name: str, total: int) -> None:
+        if self._progress:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(name, total=total)
+            self._progress.refresh()
+
+    def tick(self, count: int = 1) -> None:
+        check()
+        if self._progress and self._task is not None:
+            self._progress.update(self._task, advance=count, refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+def _show_cursor(_: str) -> None:
+    os.write(2, b"\r\x1b[2K\x1b[?25h")  # and the bar goes, as at any other end
+
+
+def bar(console: Console, quiet: bool) -> Bar:
+    """A bar for this console; a silent one if it is no terminal, or quiet is asked for."""
+    if quiet or not console.is_terminal:
+        return Bar(None, console)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Bar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)

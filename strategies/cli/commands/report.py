@@ -1,0 +1,73 @@
+"""What `localtensor report` does: a journal as one page that a person looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from localtensor.errors import refusal
+from strategies.base import atomic_files as files
+from strategies.base import journal
+from strategies.base.exits import SHORT
+from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
+from strategies.sweep.report.html_page import page
+
+CALL = "localtensor report"
+
+
+def run(path: Path, out: Path) -> int:
+    """Write the page of the journal at `path` to `out`.
+
+    The exit code: 0; 3 if the journal tested nothing, or the disk is full; 2 for what is no journal, and for a place
+    to which nothing can be written.
+    """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    if problem := _no_place(out):
+        errors.print(_refused("--out", out, problem, "Name a file in a folder that is there."), markup=False)
+        return USAGE
+    try:
+        read = journal.read(path, CALL)
+    except journal.BadJournal as error:
+        errors.print(str(error), markup=False)
+        return USAGE
+    try:
+        text, report = page(read.begin, read.lines, name=path.name, cut=read.cut)
+    except journal.STRANGE as error:
+        errors.print(str(journal.strange(path, error, CALL)), markup=False)
+        return USAGE
+    try:
+        files.write_whole(out, text)
+    except OSError as error:
+        problem, full = f"it cannot be written ({error.strerror})", error.errno in SHORT
+        remedy = "Make room, or name a file elsewhere." if full else "Name a file of yours."
+        errors.print(_refused("--out", out, problem, remedy), markup=False)
+        return NOTHING if full else USAGE
+    if read.cut:
+        errors.print(read.cut, markup=False)
+    return _told(errors, path, out, report)
+
+
+def _told(errors: Console, path: Path, out: Path, report: Report) -> int:
+    """Say what the page shows; on standard error, for the page itself may go to standard output."""
+    counts, findings = report.counts, len(report.findings)
+    if not counts.instances:
+        errors.print(_refused("JOURNAL", path, "nothing was tested in it", f"{out} says why."), markup=False)
+        return NOTHING
+    tried = f"{counts.instances:,} rule instances on {counts.overloads:,} overloads"
+    errors.print(f"{out} shows {findings:,} finding{'s' * (findings != 1)}, of {tried}.", markup=False)
+    return CLEAN
+
+
+def _no_place(out: Path) -> str:
+    """Why no page can be made there; folders are not made."""
+    try:
+        if out.is_dir():
+            return "is a folder"
+        return "" if out.parent.is_dir() else f"there is no folder {out.parent}"
+    except OSError as error:  # too long a name, say
+        return f"it cannot be ({error.strerror})"
+
+
+def _refused(argument: str, path: Path, problem: str, remedy: str) -> str:
+    return refusal(CALL, argument, str(path), problem, remedy)

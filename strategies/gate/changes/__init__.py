@@ -1,0 +1,1 @@
+"""Which overloads changed since a revision."""

@@ -1,0 +1,155 @@
+"""Everything that the rule of an overload depends on, in one version, as one text that is the same for the same."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from strategies.gate.changes.index import Index
+from strategies.gate.changes.module_model import Function, Unit
+from strategies.gate.changes.normal_form import Reference, Token
+from strategies.gate.changes.roots import Roots
+
+RULE, OP, REGISTRATION = "its rule", "the op", "its registration"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One statement of a slice: its `head` and `body` with the names that references have where they lead to.
+
+    `origin` is what it is reached from: the rule, the op itself, or the registration.
+    """
+
+    unit: Unit
+    origin: str
+    root: bool
+    head: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`text` is equal for two slices that do the same.  `doubts` say why other statements may matter, too."""
+
+    parts: tuple[Part, ...]
+    text: str
+    doubts: tuple[str, ...] = ()
+    outside: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The names of today's rule functions: this overload's own, and those of others, which are none of its matter."""
+
+    own: frozenset[str]
+    others: frozenset[str]
+
+
+Node = tuple[Unit, bool]
+"""A unit, and whether it is seen from a registration: then the rules of other overloads are but names in it."""
+
+
+def slice_of(
+    index: Index, roots: Roots, rules: Rules, functions: Collection[Unit] = (), lost: Sequence[Unit] = ()
+) -> Slice:
+    """The slice from those roots; `functions` are the units that hold today's rule functions.
+
+    `lost` are units to which no root is known to lead: they are roots, too.
+    """
+    return _Slicer(index, roots, rules, functions).walk(lost)
+
+
+class _Slicer:
+    def __init__(self, index: Index, roots: Roots, rules: Rules, functions: Collection[Unit]) -> None:
+        self.index, self.roots, self.rules, self.functions = index, roots, rules, functions
+        self.numbers: dict[Node, int] = {}
+        self.origins: dict[Node, str] = {}
+        self.todo: deque[Node] = deque()
+        self.doubts: dict[str, None] = {}
+        self.outside: set[str] = set()
+
+    def walk(self, lost: Sequence[Unit]) -> Slice:
+        for unit in [*self.roots.units, *lost]:
+            origin = OP if unit in self.roots.defines else RULE if unit in self.functions else REGISTRATION
+            self._number((unit, True), origin)
+        parts, lines = [], [f"{len(self.numbers)} roots", self._order()]
+        while self.todo:
+            node = self.todo.popleft()
+            part, line = self._part(node)
+            parts.append(part)
+            lines.append(line)
+        return Slice(tuple(parts), "\n".join(lines), tuple(self.doubts), frozenset(self.outside))
+
+    def _number(self, node: Node, origin: str) -> str:
+        if node not in self.numbers:
+            self.numbers[node] = len(self.numbers)
+            self.origins[node] = RULE if node[0] in self.functions else origin
+            self.todo.append(node)
+        return f"@{self.numbers[node]}"
+
+    def _part(self, node: Node) -> tuple[Part, str]:
+        unit = node[0]
+        form, origin = self.index.form(unit), self.origins[node]
+        self.doubts.update((f"{doubt} in {unit.path}", None) for doubt in form.doubts)
+        self.outside.update(name for name, _ in form.outside)
+        self.outside.update(token for token in [*form.head, *form.body] if isinstance(token, str) and token[:1] == ".")
+        decorating = REGISTRATION if isinstance(unit.node, Function) and origin == RULE else origin
+        told = [(token, decorating) for token in form.head]
+        told += [(token, origin) for token in ("|", *form.body, "|")]
+        line = [token if isinstance(token, str) else self._lead(token, node, whence) for token, whence in told]
+        changers = self.index.changers(unit)
+        line += [self._number((changer, node[1] and not self._full(changer)), origin) for changer in changers]
+        part = Part(unit, origin, unit in self.roots.units, self._named(form.head, node), self._named(form.body, node))
+        return part, " ".join(line)
+
+    def _lead(self, reference: Reference, node: Node, origin: str) -> str:
+        if self._opaque(reference, node):
+            return f"~{reference.units[-1].label}"
+        registering = self._registering(reference, node)
+        numbers = ",".join(self._number((u, registering and not self._full(u)), origin) for u in reference.units)
+        return numbers if reference.late else numbers + self._turn(reference, node[0])
+
+    def _turn(self, reference: Reference, unit: Unit) -> str:
+        """Where a statement is run between those that make up a value: after how many of them in its file."""
+        every = {u: None for one in reference.units for u in (one, *self.index.changers(one))}
+        if len(every) < 2:
+            return ""
+        return f"^{sum(u.path == unit.path and u.index < unit.index for u in every)}"
+
+    def _order(self) -> str:
+        """In which order rules are registered, if more than one is: the last one is in force."""
+        told = [u for u in self.roots.units if u in self.roots.rules and not _is_plain(u)]
+        if len({u.path for u in told}) > 1:
+            self.doubts["several files register rules for it"] = None
+        return " ".join(str(self.roots.units.index(u)) for u in sorted(told, key=lambda u: (u.path, u.index)))
+
+    def _registering(self, reference: Reference, node: Node) -> bool:
+        """Whether a reference is looked at when rules are registered; in the functions that do so, too."""
+        unit, registering = node
+        return registering and reference.depth <= (unit in self.index.registrars)
+
+    def _full(self, unit: Unit) -> bool:
+        """Whether all of a statement is run later: what it names may be called then."""
+        return isinstance(unit.node, Function | ast.ClassDef) and unit not in self.index.registrars
+
+    def _opaque(self, reference: Reference, node: Node) -> bool:
+        """A rule of other overloads, which a registration names beside this one's."""
+        if reference.called or not self._registering(reference, node):
+            return False
+        label = reference.units[-1].label
+        functions = all(isinstance(unit.node, Function) for unit in reference.units)
+        return functions and label in self.rules.others and label not in self.rules.own
+
+    def _named(self, tokens: list[Token], node: Node) -> str:
+        return " ".join(t if isinstance(t, str) else self._label(t, node) for t in tokens)
+
+    def _label(self, reference: Reference, node: Node) -> str:
+        sign = "~" if self._opaque(reference, node) else "@"
+        return ",".join(dict.fromkeys(sign + unit.label for unit in reference.units))
+
+
+def _is_plain(unit: Unit) -> bool:
+    """A function that nothing decorates: to define it registers nothing."""
+    return isinstance(unit.node, Function) and not unit.node.decorator_list

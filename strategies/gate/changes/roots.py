@@ -1,0 +1,95 @@
+"""The statements that tell torch of an overload: of its rule, and of the op itself where the project defines it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from strategies.gate.changes.index import Index, references, registers
+from strategies.gate.changes.module_model import Function, Unit
+from strategies.gate.changes.normal_form import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """`units` in an order that does not depend on where they stand; among them `defines` are of the op, `rules` register
+    its rule."""
+
+    units: tuple[Unit, ...]
+    defines: frozenset[Unit]
+    rules: frozenset[Unit]
+
+
+def roots_of(index: Index, op: str) -> Roots:
+    """What the project says of the overload `op`, such as `mine.scale.default`."""
+    speech = _Speech(op)
+    told = {unit for unit in index.units if speech.names(index.form(unit), unit)}
+    found = {unit for unit in index.candidates if unit in told}
+    while True:
+        more = {unit for unit in index.candidates if unit not in found and _joins(index, unit, found, told)}
+        if not more:
+            break
+        found |= more
+    for unit in index.units:
+        if index.form(unit).patches:
+            late = False not in index.form(unit).patches
+            found |= {unit, *index.starters(unit)} if not late or unit in index.at_import else set()
+    order = sorted(found, key=lambda u: (index.skeleton(u), u.label, u.path, u.index))
+    rules = frozenset(unit for unit in found if index.says_rule(unit))
+    return Roots(tuple(order), frozenset(found & set(index.candidates)) - rules, rules)
+
+
+def _joins(index: Index, unit: Unit, found: set[Unit], told: set[Unit]) -> bool:
+    """Whether a statement that may register does so for what those that are found, or are told, speak of."""
+    form = index.form(unit)
+    tables = {u for u in told | found if not isinstance(u.node, Function)}
+    if any(u in tables for r in references([*form.head, *form.body]) for u in r.units):
+        return True
+    if any(u in found for u in form.written):
+        return True
+    plain = {u for u in found & index.registrars if isinstance(u.node, Function) and not _takes(u.node)}
+    return any(u in plain for r in references([*form.head, *form.body]) for u in r.units)
+
+
+def _takes(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function has arguments: then what it registers depends on the call."""
+    args = node.args
+    return bool(args.posonlyargs or args.args or args.kwonlyargs or args.vararg or args.kwarg)
+
+
+class _Speech:
+    """How code names an overload: `torch.ops.mine.scale`, `"mine::scale"`, `"scale(Tensor x) -> Tensor"`."""
+
+    def __init__(self, op: str) -> None:
+        space, name, overload = op.split(".")
+        self.chain = ["torch", "ops", space, name]
+        self.overload = overload
+        packet, space = re.escape(name), re.escape(space)
+        self.text = re.compile(rf"(?:\s*{space}::|::|\s*)(?:{packet})(?:\.(\w*))?\s*(?:\(.*)?", re.DOTALL)
+
+    def names(self, form: Form, unit: Unit) -> bool:
+        """Whether a statement names the overload; a function only counts where it may register it."""
+        late = isinstance(unit.node, Function) and not registers(form.body)
+        if any(self._is(name) for name, inside in form.outside if not (inside and late)):
+            return True
+        if any(self._any(name) for name, inside in form.outside if not (inside and late)):
+            return True
+        return any(self._says(text) for text, inside in form.texts if not (inside and late))
+
+    def _is(self, name: str) -> bool:
+        parts = name.split(".")
+        return parts[:4] == self.chain and (len(parts) == 4 or parts[4] == self.overload or not _is_overload(parts[4]))
+
+    def _any(self, name: str) -> bool:
+        """The whole namespace, or all of them: the op is then a computed name."""
+        parts = name.split(".")
+        return len(parts) < 4 and parts == self.chain[: len(parts)] and len(parts) > 1
+
+    def _says(self, text: str) -> bool:
+        found = self.text.fullmatch(text)
+        return found is not None and (found[1] is None or (found[1] or "default") == self.overload)
+
+
+def _is_overload(part: str) -> bool:
+    return not part.startswith("_")

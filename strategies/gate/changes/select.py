@@ -1,0 +1,151 @@
+"""`--changed REV`: which overloads' rules, what they call, their registrations or their ops changed since a revision.
+
+By content: today's files are compared with those of the revision, statement by statement, from the registration of
+an overload through all that it leads to within the repository.  Nothing of the revision is imported or run.  What lies
+outside of the repository is taken for unchanged, torch too, unless it is the repository.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strategies.base.git import Repository, blob_name, repository
+from strategies.gate.changes.changed_starts import starts_of
+from strategies.gate.changes.explain import reason
+from strategies.gate.changes.module_model import Unit
+from strategies.gate.changes.project import Project, Trees, counts, of_repository
+from strategies.gate.changes.registrations import written_now
+from strategies.gate.changes.version_view import Seen, View, located, names_of, rules_of
+from strategies.gate.model import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The overloads to judge, each with its reason, and the others; both in the order in which they were given."""
+
+    choices: tuple[Choice, ...]
+    unchanged: tuple[str, ...]
+
+
+def select(rev: str, folder: Path, module: str | None, ops: Sequence[str]) -> Selection:
+    """Choose among `ops` (`mine.scale.default`) those that changed between `rev` and the files as they are now.
+
+    `module` is the imported module that registers rules, None where torch's own are judged.  Raises `NoRepository`,
+    `BadRevision` or `NoGit`.
+    """
+    git = repository(folder)
+    commit = git.commit(rev)
+    project = of_repository(git)
+    written = located(project, written_now())
+    start = starts_of(project, module, written if module is None else {op: written.get(op, []) for op in ops})
+    if not start:
+        return Selection((), tuple(ops))
+    trees: Trees = {}
+    now = project.today(project.roots([module] if module else [], folder), trees)
+    then = project.at(commit, now, trees)
+    views = View(now, start, written), View(then, [path for path in start if path in then.texts])
+    compared = _Compared(project, commit, rev, *views)
+    if not compared.differs():
+        return Selection((), tuple(ops))
+    reasons = {op: compared.reason(op) for op in ops}
+    choices = tuple(Choice(op, reasons[op]) for op in ops if reasons[op])
+    return Selection(choices, tuple(op for op in ops if not reasons[op]))
+
+
+class _Compared:
+    """Today's version beside that of the revision."""
+
+    def __init__(self, project: Project, commit: str, rev: str, now: View, then: View) -> None:
+        self.project, self.commit, self.rev, self.now, self.then = project, commit, rev, now, then
+        self._other: list[str] | None = None
+
+    @functools.cached_property
+    def submodules(self) -> list[str]:
+        """The submodules that are there with other files than at the revision."""
+        git = self.project.git
+        assert git is not None
+        before, after = git.submodules(self.commit), git.submodules("HEAD")
+        there = {path: before.get(path, "") for path in {*before, *after} if (git.top / path / ".git").exists()}
+        return sorted(path for path, own in there.items() if not Repository(git.top / path).same(own))
+
+    def differs(self) -> bool:
+        """Whether any file differs that is reached, or of a kind that may be read."""
+        now, then = self.now, self.then
+        same = now.files == then.files and all(now.version.texts[p] == then.version.texts[p] for p in now.files)
+        return not same or bool(self._changed_files() or self.submodules)
+
+    @functools.cached_property
+    def names(self) -> dict[str, frozenset[str]]:
+        return names_of(self.now)
+
+    def reason(self, op: str) -> str:
+        """Why the overload is to be judged; empty if nothing of it changed."""
+        functions, rules = self.now.functions(op), rules_of(self.names, op)
+        seen = self.now.seen(op, rules, functions)
+        before = self.then.seen(op, rules, lost=self._namesakes(seen.lost))
+        if seen.slice.text != before.slice.text:
+            return self._words(op, seen, before, functions)
+        return self._doubted(seen)
+
+    def _namesakes(self, units: Sequence[Unit]) -> list[Unit]:
+        """The statements of the revision that bind the same names in the same files."""
+        found: list[Unit] = []
+        for unit in units:
+            if unit.path in self.then.version.texts:
+                found += self.then.version.module(unit.path).binders.get(unit.label, ())
+        return found
+
+    def _words(self, op: str, seen: Seen, before: Seen, functions: Sequence[Unit]) -> str:
+        bad = {part.unit.path for part in seen.slice.parts} & self.then.version.unparsed
+        if bad:
+            return f"{min(bad)} could not be parsed at {self.rev}"
+        if not before.slice.parts:
+            return f"new since {self.rev}"
+        if not seen.slice.parts:
+            return "its registration is gone"
+        return reason(seen.slice, before.slice, functions, self.now.makers(op))
+
+    def _doubted(self, seen: Seen) -> str:
+        """What is not in the slice may still matter: all modules, or all files."""
+        if seen.doubts:
+            now, then = self.now.whole(), self.then.whole()
+            other = sorted(path for path in {*now, *then} if now.get(path) != then.get(path))
+            if other:
+                return f"could not be told apart: {seen.doubts[0]}, and {other[0]} changed"
+        used = self._used_submodule(seen)
+        if used:
+            return f"the submodule {used}, which it uses, changed"
+        if seen.reads:
+            files = [*self._changed_files(), *self.submodules]
+            if files:
+                return f"could not be told apart: {seen.reads}, and {files[0]} changed"
+        return ""
+
+    def _used_submodule(self, seen: Seen) -> str:
+        """A changed submodule that something is imported from by a name from outside of the project; "" if none is."""
+        names = {*seen.slice.outside, *(self.now.libraries() if seen.foreign else ())}
+        modules = [
+            sys.modules.get(above) for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)
+        ]
+        files = [Path(file).resolve() for module in modules if (file := getattr(module, "__file__", None))]
+        tops = {path: self.project.top / path for path in self.submodules}
+        return next((path for path, top in tops.items() if any(file.is_relative_to(top) for file in files)), "")
+
+    def _changed_files(self) -> list[str]:
+        """The files of the repository with another content than at the revision, of any kind but Python's."""
+        git = self.project.git
+        assert git is not None
+        if self._other is None:
+            blobs = {path: blob for path, blob in git.blobs(self.commit).items() if not counts(git.top, path)}
+            today = {path for path in git.files() if not counts(git.top, path)}
+            self._other = [
+                path for path in sorted({*blobs, *today})
+                if path not in today or path not in blobs
+                or blob_name((git.top / path).read_bytes(), blobs[path]) != blobs[path]
+            ]  # fmt: skip
+        return self._other

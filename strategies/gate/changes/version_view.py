@@ -1,0 +1,162 @@
+"""One version of a project, asked for what the rules of overloads depend on in it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from strategies.gate.changes.changed_tree import Version
+from strategies.gate.changes.dependency_slice import Rules, Slice, slice_of
+from strategies.gate.changes.index import Index
+from strategies.gate.changes.module_model import Function, Unit, is_text
+from strategies.gate.changes.name_resolution import reached
+from strategies.gate.changes.normal_form import UNBOUND
+from strategies.gate.changes.project import Project
+from strategies.gate.changes.registrations import Written
+from strategies.gate.changes.roots import roots_of
+
+FILES = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
+         "os.listdir", "os.scandir", "os.walk", "subprocess.", "sqlite3.", "numpy.load", "numpy.fromfile", "torch.load",
+         "torch.jit.load", "torch.ops.load_library", "torch.utils.cpp_extension", "torch.classes.load_library")  # fmt: skip
+"""Names by which code reads files, which may be of any kind."""
+METHODS = (".read_text", ".read_bytes", ".open", ".iterdir", ".rglob")
+"""The same as methods of paths."""
+COMPUTED = ("importlib.import_module", "builtins.__import__", "pkgutil.walk_packages", "pkgutil.iter_modules", "sys.modules",
+            "importlib.util", "runpy.")  # fmt: skip
+"""Names by which modules are had by computed names."""
+IMPORTERS = frozenset({"importlib", "pkgutil", "runpy"})
+"""Modules by which others are imported by computed names: then every file of a package may be."""
+NATIVE = ("torch.ops.load_library", "torch.utils.cpp_extension", "ctypes.")
+"""Names by which ops come that no Python defines."""
+DEFINED = ("aten.", "prim.", "prims.", "c10d.", "_c10d_functional.")
+"""The namespaces of torch's own ops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an overload's rule depends on: a slice; why files of any kind matter, if they do; what cannot be told.
+
+    `lost` are statements with its rule functions to which no registration leads; `foreign` says that nothing here
+    defines the op, and torch does not either.
+    """
+
+    slice: Slice
+    reads: str
+    doubts: tuple[str, ...]
+    lost: tuple[Unit, ...]
+    foreign: bool = False
+
+
+class View:
+    """The version as it is reached from the files `start`."""
+
+    def __init__(
+        self, version: Version, start: Sequence[str], written: Mapping[str, Sequence[tuple[str, Written]]] | None = None
+    ) -> None:
+        self.version, self.written = version, written or {}
+        self.files = reached(version, start)
+        wanted = {target.dotted.partition(".")[0] for path in self.files for target in version.module(path).wanted}
+        if wanted & IMPORTERS:
+            self.files = reached(version, start, whole=True)
+
+    @functools.cached_property
+    def index(self) -> Index:
+        return Index(self.version, self.files)
+
+    def _outside(self) -> list[str]:
+        return [name for unit in self.index.units for name, _ in self.index.form(unit).outside]
+
+    def functions(self, op: str) -> list[Unit]:
+        """The statements that hold the overload's rule functions, by their lines: for today's version only."""
+        return list(dict.fromkeys(unit for unit, _ in self._holding(op)))
+
+    def makers(self, op: str) -> list[Unit]:
+        """Those of them that are functions in which a rule function was made."""
+        made = [u for u, line in self._holding(op) if isinstance(u.node, Function) and line != u.lines.start]
+        return list(dict.fromkeys(made))
+
+    def _holding(self, op: str) -> Iterator[tuple[Unit, int]]:
+        for path, w in self.written.get(op, ()):
+            if path in self.version.texts:
+                yield from ((u, w.line) for u in self.version.module(path).units if w.line in u.lines)
+
+    def seen(self, op: str, rules: Rules, functions: Sequence[Unit] = (), lost: Sequence[Unit] = ()) -> Seen:
+        """What the overload depends on; `functions` hold its rule functions, if they are known.
+
+        `lost` are looked at beside what the registrations lead to.
+        """
+        roots = roots_of(self.index, op)
+        found = slice_of(self.index, roots, rules, functions, lost)
+        parts = {part.unit for part in found.parts}
+        left = tuple(unit for unit in functions if unit not in parts)
+        if left:
+            return self.seen(op, rules, functions, left)
+        doubts = list(found.doubts)
+        if lost:
+            doubts.append("no statement was found that registers its rule")
+        computed = next((name for name in sorted(found.outside) if name.startswith(COMPUTED)), "")
+        if computed:
+            doubts.append(f"it uses `{_short(computed)}`")
+        foreign = not roots.defines and not op.startswith(DEFINED)
+        return Seen(found, self._reads(found, foreign), tuple(doubts), tuple(lost), foreign)
+
+    def libraries(self) -> set[str]:
+        """The names of all that is imported from outside of the project."""
+        every = {target for path in self.files for target in self.version.module(path).wanted if target.base is None}
+        return {target.dotted for target in every if self.version.find(target.dotted, None) is None}
+
+    def _reads(self, found: Slice, foreign: bool) -> str:
+        """Why files of any kind may matter; empty if they do not."""
+        reads = next((name for name in sorted(found.outside) if name.startswith(FILES) or name.endswith(METHODS)), "")
+        if not reads and foreign:
+            reads = next((name for name in self._outside() if name.startswith(NATIVE)), "")
+        if reads:
+            return f"it reads files (`{_short(reads)}`)"
+        return next((doubt for doubt in found.doubts if doubt.startswith(UNBOUND)), "")
+
+    def whole(self) -> dict[str, str]:
+        """Each file with a digest of all that it does."""
+        return {path: self._digest(path) for path in self.files}
+
+    def _digest(self, path: str) -> str:
+        tree = self.version.tree(path)
+        if tree is None:
+            return hashlib.sha256(self.version.texts[path]).hexdigest()
+        return hashlib.sha256(_bare(tree).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _bare(node: object) -> str:
+    """The tree without what no program can see: places, and texts that nobody uses."""
+    if isinstance(node, ast.AST):
+        fields = ", ".join(f"{name}={_bare(value)}" for name, value in ast.iter_fields(node) if name != "kind")
+        return f"{type(node).__name__}({fields})"
+    if isinstance(node, list):
+        return f"[{', '.join(_bare(item) for item in node if not (isinstance(item, ast.AST) and is_text(item)))}]"
+    return repr(sorted(map(repr, node))) if isinstance(node, frozenset) else repr(node)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("builtins.").lstrip(".")
+
+
+def located(project: Project, written: Mapping[str, Sequence[Written]]) -> dict[str, list[tuple[str, Written]]]:
+    """The functions of each overload that are in the project, with their paths in it."""
+    paths = {file: project.path_of(file) for file in {w.file for many in written.values() for w in many}}
+    found = {op: [(paths[w.file], w) for w in many if paths[w.file]] for op, many in written.items()}
+    return {op: many for op, many in found.items() if many}
+
+
+def names_of(view: View) -> dict[str, frozenset[str]]:
+    """The names of the statements that hold the rule functions of each overload."""
+    return {
+        op: frozenset(u.label for u in view.functions(op) if u.label and isinstance(u.node, Function))
+        for op in view.written
+    }
+
+
+def rules_of(names: Mapping[str, frozenset[str]], op: str) -> Rules:
+    own = names.get(op, frozenset())
+    return Rules(own, frozenset().union(*(many for other, many in names.items() if other != op)) - own)

@@ -1,0 +1,1 @@
+"""What CI reads: terminal, JSON, JUnit, SARIF, Markdown, annotations."""

@@ -1,0 +1,70 @@
+"""The gate's result as JSON; its schema is strategies/schema/gate.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from localtensor.layout.spec import short
+from strategies.gate.model import Entry, GateResult, Judged, Key
+from strategies.sweep.report.text_and_json import call_text, silent
+
+
+def as_json(result: GateResult) -> str:
+    """JSON text, all of it ASCII, stable but for `seconds`."""
+    report = result.report
+    body = {
+        "schema": 1,
+        "exit_code": result.exit_code,
+        "torch": report.torch,
+        "seed": report.seed,
+        "ranks": list(report.ranks),
+        "confirm": report.confirm,
+        "counts": asdict(report.counts),
+        "findings": [_judged(judged) for judged in result.findings],
+        "gone": [_entry(entry) for entry in result.gone],
+        "expired": [_entry(entry) for entry in result.expired],
+        "crashed": [asdict(crash) for crash in report.crashed],
+        "untried": [{"op": op, "reason": why} for op, why in result.untried],
+        "choices": [asdict(choice) for choice in result.choices],
+        "trouble": list(result.trouble),
+        "notes": list(result.notes),
+        "unseen": [_entry(entry) for entry in result.unseen],
+        "remembered": sorted(result.remembered),
+        "judged": sorted(result.judged),
+        "seconds": round(result.seconds, 3),
+    }
+    return json.dumps(body, indent=1) + "\n"
+
+
+def _key(key: Key) -> dict[str, str]:
+    return asdict(key)
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {**_key(entry.key), "reason": entry.reason, "expires": entry.expires.isoformat() if entry.expires else None}
+
+
+def _judged(judged: Judged) -> dict[str, Any]:
+    f = judged.finding
+    return {
+        "op": f.rule.op,
+        "name": f.name,
+        "inputs": [short(p) for p in f.rule.inputs],
+        "outputs": [short(p) for p in f.rule.outputs],
+        "mesh": list(f.mesh or (f.ranks,)),
+        "verdict": f.verdict.value,
+        "silent": silent(f),
+        "call": call_text(f),
+        "reason": f.reason,
+        "confirmed_on": f.confirmed_on,
+        "new": [_key(key) for key in judged.new],
+        "accepted": [_entry(entry) for entry in judged.accepted],
+        "keys": [_key(key) for key in judged.keys],
+        "place": asdict(judged.place) if judged.place else None,
+        "got": f.got or None,
+        "want": f.want or None,
+        "picture": f.picture or None,
+        "repro": f.repro,
+    }

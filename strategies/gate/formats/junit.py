@@ -1,0 +1,70 @@
+"""The gate's result as JUnit XML: a test case for each overload.  The form is that of strategies/schema/junit.xsd."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from xml.etree import ElementTree as ET
+
+from strategies.gate.formats.wording import happens, printable, stale, where
+from strategies.gate.model import GateResult
+
+GATE = "localtensor.gate"
+_TAGS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+
+
+def junit(result: GateResult) -> str:
+    """JUnit XML text: a failure for what is new or gone, an error for a crash, skipped for what was not tried.
+
+    >>> from strategies.model.verdict import Counts, Report
+    >>> text = junit(GateResult(Report("2.13.0", 0, (2,), "gloo", Counts()), judged=("aten.add.Tensor",)))
+    >>> '<testcase classname="aten.add" name="aten.add.Tensor" />' in text
+    True
+    """
+    cases = _cases(result)
+    suite = ET.Element("testsuite", name=GATE, tests=str(len(cases)), time=f"{result.seconds:.3f}")
+    for tag, plural in _TAGS.items():
+        suite.set(plural, str(sum(told is not None and told[0] == tag for told in cases.values())))
+    facts = ET.SubElement(suite, "properties")
+    seen = {"torch": result.report.torch, "seed": str(result.report.seed), "exit_code": str(result.exit_code)}
+    for name, value in seen.items():
+        ET.SubElement(facts, "property", name=name, value=printable(value))
+    for op, told in cases.items():
+        home = GATE if op == "run" else op.rpartition(".")[0]
+        case = ET.SubElement(suite, "testcase", classname=printable(home), name=printable(op))
+        if told is not None:
+            tag, first, text = told
+            node = ET.SubElement(case, tag, message=printable(first))
+            if tag != "skipped":
+                node.set("type", "gate" if tag == "failure" else "crash")
+            node.text = printable(text) or None
+    root = ET.Element("testsuites", {name: suite.attrib[name] for name in ("tests", "failures", "errors", "time")})
+    root.append(suite)
+    ET.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
+
+
+def _cases(result: GateResult) -> dict[str, tuple[str, str, str] | None]:
+    """For each overload None if it is clean, or the tag, a sentence, and the whole text.  The worst comes last."""
+    cases: dict[str, tuple[str, str, str] | None] = dict.fromkeys(result.judged)
+    cases |= dict.fromkeys(judged.finding.rule.op for judged in result.findings)
+    cases |= {op: ("skipped", why, "") for op, why in result.untried}
+    crashed: dict[str, list[str]] = defaultdict(list)
+    for crash in result.report.crashed:
+        crashed[crash.op].append("\n".join(filter(None, (f"{crash.sample}: {crash.error}", crash.trace))))
+    cases |= {op: ("error", texts[0].partition("\n")[0], "\n\n".join(texts)) for op, texts in crashed.items()}
+    wrong = _wrong(result)
+    cases |= {op: ("failure", texts[0].partition("\n")[0], "\n\n".join(texts)) for op, texts in wrong.items()}
+    if result.trouble:
+        cases["run"] = ("error", result.trouble[0], "\n".join(result.trouble))
+    return dict(sorted(cases.items()))
+
+
+def _wrong(result: GateResult) -> dict[str, list[str]]:
+    wrong: dict[str, list[str]] = defaultdict(list)
+    for judged in result.new:
+        found = judged.finding
+        told = (f"{found.name} ({where(judged.new)})", happens(judged), found.picture)
+        wrong[found.rule.op].append("\n".join(filter(None, told)))
+    for entry in result.gone:
+        wrong[entry.key.op].append(stale(entry))
+    return wrong

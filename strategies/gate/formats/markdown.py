@@ -1,0 +1,106 @@
+"""The gate's result as the Markdown summary of a step, for a person: what is new first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from strategies.gate.formats.wording import accepted, printable, where
+from strategies.gate.model import GateResult
+from strategies.sweep.report.text_and_json import call_text, silent
+
+MOST = 1 << 20
+"""Bytes that GitHub takes for one step."""
+_HEADROOM = 4096
+_SPECIAL = dict.fromkeys(map(ord, "&<>|`*_[]\\~$#!@"))
+_ENTITIES = {code: f"&#{code};" for code in _SPECIAL} | dict.fromkeys(map(ord, "\r\n"), " ")
+
+
+def summary(result: GateResult) -> str:
+    """Markdown text, under a mebibyte in UTF-8; what does not fit is counted.
+
+    >>> plain("a|`b`")
+    'a&#124;&#96;b&#96;'
+    """
+    kept: list[str] = []
+    size = 0
+    lines = list(_lines(result))
+    for number, line in enumerate(lines):
+        size += len(line.encode()) + 1
+        if size > MOST - _HEADROOM:
+            kept += ["", f"**{len(lines) - number} more lines do not fit here.**"]
+            break
+        kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def plain(text: str) -> str:
+    """The text as Markdown that shows just that text, on one line, in a table or out of it."""
+    return printable(text).translate(_ENTITIES)
+
+
+def _code(text: str) -> str:
+    return f"<code>{plain(text)}</code>"
+
+
+def _lines(result: GateResult) -> Iterator[str]:
+    yield f"## localtensor gate: {_headline(result)}"
+    yield ""
+    counts = result.report.counts
+    yield (
+        f"{len(result.new)} new, {len(accepted(result))} accepted, {len(result.gone)} gone, "
+        f"{len(result.untried)} not tried; {counts.sound} rules sound, {counts.instances} instances of "
+        f"{counts.overloads} overloads on torch {plain(result.report.torch)} in {result.seconds:.1f} s."
+    )
+    yield from (f"\n> **Trouble:** {plain(trouble)}" for trouble in result.trouble)
+    yield from _table(
+        "New: these fail the gate", ("rule", "new for", "ranks", "call", "what happens", "loud?"), _new(result)
+    )
+    yield from _listed(
+        "Gone: remove these from the baseline with `localtensor gate --update`",
+        (f"{_code(str(e.key))}: {plain(e.reason)}" for e in result.gone),
+    )
+    yield from _listed(
+        "Accepted once, and past their date",
+        (f"{_code(str(e.key))}: {plain(e.reason)} (until {e.expires})" for e in result.expired),
+    )
+    yield from _listed(
+        "Crashed", (f"{_code(c.op)}: {plain(c.sample)}: {plain(c.error)}" for c in result.report.crashed)
+    )
+    yield from _listed("Good to know", map(plain, result.notes))
+    yield from _listed("Not tried", (f"{_code(op)}: {plain(why)}" for op, why in result.untried))
+    yield from _listed("Chosen by the change", (f"{_code(c.op)}: {plain(c.reason)}" for c in result.choices))
+    unseen = (f"{_code(str(e.key))}: {plain(e.reason)}" for e in result.unseen)
+    yield from _listed("Accepted crashes that did not come back", unseen)
+    yield from _listed("Accepted", (f"{_code(str(key))}: {plain(why)}" for key, why in accepted(result)))
+
+
+def _headline(result: GateResult) -> str:
+    if result.new:
+        return f"{len(result.new)} new wrong rule{'s' if len(result.new) > 1 else ''}"
+    if result.gone:
+        return "the baseline must shrink"
+    return "in trouble" if result.trouble else "clean"
+
+
+def _new(result: GateResult) -> Iterator[tuple[str, ...]]:
+    for judged in result.new:
+        found = judged.finding
+        yield (
+            _code(found.name), plain(where(judged.new)), str(found.ranks), _code(call_text(found)) if found.sample else "",
+            plain(found.reason), "silent" if silent(found) else "loud",
+        )  # fmt: skip
+
+
+def _table(title: str, heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    found = list(rows)
+    if found:
+        yield from ("", f"### {title} ({len(found)})", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|")
+        yield from (f"| {' | '.join(row)} |" for row in found)
+
+
+def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
+    found = list(lines)
+    if found:
+        yield from ("", f"<details><summary>{title.replace('`', '')} ({len(found)})</summary>", "")
+        yield from (f"- {line}" for line in found)
+        yield from ("", "</details>")

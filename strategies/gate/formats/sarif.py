@@ -1,0 +1,133 @@
+"""The gate's result as SARIF 2.1.0, which code scanners keep from run to run by fingerprints of meaning, not lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import quote
+
+from strategies.gate.decision import IGNORED
+from strategies.gate.formats.wording import BASELINE, fingerprint, happens, printable, stale
+from strategies.gate.model import Entry, GateResult, Judged, Key, SourceLine
+from strategies.sweep.report.text_and_json import silent
+
+MOST = 4_999
+"""GitHub shows fewer than 5,000 results of a run."""
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SILENT, LOUD = "silently-wrong-sharding-rule", "loudly-wrong-sharding-rule"
+UNASKED, STALE = "registration-never-asked", "stale-baseline-entry"
+_RULES = {
+    SILENT: (
+        "A sharding rule gives wrong results, and no rank raises.",
+        "Under this rule the ranks' pieces do not make what the op gives on whole tensors, and nothing tells the user.",
+    ),
+    LOUD: (
+        "A sharding rule makes ranks raise, hang or die where the op itself works.",
+        "The op accepts the call on whole tensors. Sharded as this rule says, a rank raises, hangs or dies.",
+    ),
+    UNASKED: (
+        "A sharding rule is registered where torch never asks.",
+        "torch asks an op's single-dim strategy first. Register there: register_single_dim_strategy.",
+    ),
+    STALE: (
+        "An accepted finding no longer shows.",
+        "The baseline accepts a wrong rule that is right by now. Remove the entry: localtensor gate --update.",
+    ),
+}
+
+
+def sarif(result: GateResult, *, baseline: str = BASELINE, version: str = "") -> str:
+    """SARIF text with fewer than 5,000 results: one for each key, new ones first.
+
+    `baseline` is the file that a result without a place of its own points at; `version` is this tool's.
+    """
+    results = [*_new(result, baseline), *(_gone(entry, baseline) for entry in result.gone), *_old(result, baseline)]
+    left = max(0, len(results) - MOST)
+    driver: dict[str, Any] = {"name": "localtensor", "rules": [_rule(name) for name in _RULES]}
+    if version:
+        driver["version"] = version
+    run = {
+        "tool": {"driver": driver},
+        "invocations": [_invocation(result, left)],
+        "originalUriBaseIds": {"%SRCROOT%": {"description": {"text": "The root of the repository."}}},
+        "automationDetails": {"id": "localtensor-gate/"},
+        "columnKind": "unicodeCodePoints",
+        "results": results[:MOST],
+        "properties": {"torch": printable(result.report.torch), "seed": result.report.seed, "leftOut": left},
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def _rule(name: str) -> dict[str, Any]:
+    short, full = _RULES[name]
+    return {
+        "id": name,
+        "name": "".join(map(str.title, name.split("-"))),
+        "shortDescription": {"text": short},
+        "fullDescription": {"text": full},
+        "help": {"text": f"{full} What to do: run `localtensor gate` where you work; its output says what it saw."},
+        "defaultConfiguration": {"level": "error"},
+        "properties": {"precision": "very-high", "problem.severity": "error", "tags": ["correctness", "distributed"]},
+    }
+
+
+def _result(rule: str, key: Key, level: str, text: str, place: SourceLine) -> dict[str, Any]:
+    sign = fingerprint(key)
+    where = {
+        "artifactLocation": {"uri": quote(printable(place.file)), "uriBaseId": "%SRCROOT%"},
+        "region": {"startLine": place.line},
+    }
+    return {
+        "ruleId": rule,
+        "ruleIndex": list(_RULES).index(rule),
+        "level": level,
+        "message": {"text": printable(text)},
+        "locations": [
+            {
+                "physicalLocation": where,
+                "logicalLocations": [{"fullyQualifiedName": printable(key.op), "kind": "function"}],
+            }
+        ],
+        # GitHub tells results apart by the first of these names, other readers by any
+        "partialFingerprints": {"primaryLocationLineHash": f"{sign}:1", "localtensorKey/v1": sign},
+        "properties": {name: printable(value) for name, value in asdict(key).items()},
+    }
+
+
+def _found(judged: Judged, key: Key, level: str, baseline: str) -> dict[str, Any]:
+    place = judged.place or SourceLine(baseline, 1)
+    rule = UNASKED if key.rule == IGNORED else SILENT if silent(judged.finding) else LOUD
+    return _result(rule, key, level, f"{key}: {happens(judged)}", place)
+
+
+def _new(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
+    for judged in result.new:
+        yield from (_found(judged, key, "error", baseline) for key in judged.new)
+
+
+def _old(result: GateResult, baseline: str) -> Iterator[dict[str, Any]]:
+    for judged in result.findings:
+        for entry in judged.accepted:
+            excuse = {"kind": "external", "justification": printable(entry.reason)}
+            yield {**_found(judged, entry.key, "note", baseline), "suppressions": [excuse]}
+
+
+def _gone(entry: Entry, baseline: str) -> dict[str, Any]:
+    return _result(STALE, entry.key, "error", stale(entry), SourceLine(baseline, 1))
+
+
+def _invocation(result: GateResult, left: int) -> dict[str, Any]:
+    notes = [_note("error", f"{c.op}: {c.sample}: crashed: {c.error}") for c in result.report.crashed]
+    notes += [_note("error", trouble) for trouble in result.trouble]
+    notes += [_note("note", said) for said in result.notes]
+    notes += [_note("note", f"{op} was not tried: {why}") for op, why in result.untried]
+    if left:
+        notes.append(_note("warning", f"{left} results are left out: GitHub takes fewer than 5,000."))
+    told: dict[str, Any] = {"executionSuccessful": not result.trouble, "exitCode": result.exit_code}
+    return {**told, "toolExecutionNotifications": notes} if notes else told
+
+
+def _note(level: str, text: str) -> dict[str, Any]:
+    return {"level": level, "message": {"text": printable(text)}}

@@ -1,0 +1,210 @@
+"""What a gate judges and what comes of it: which overloads, by which verdicts, beside which baseline.
+
+The way of a run, from `gate_command.run`: `chosen` reads from the options which overloads; `work` takes from the cache what
+equal runs said of them (`verdict_cache`), tries the others (`gate_run.run`, which sweeps as `localtensor validate` does),
+and keeps what was said; `Work.beside` holds the report against a baseline (`gate.judge`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from strategies.base.git import NoGit, NoRepository, repository
+from strategies.base.progress import Progress
+from strategies.cli.commands.validate import meshes
+from strategies.gate import decision as gate
+from strategies.gate import run as gate_run
+from strategies.gate import verdict_cache
+from strategies.gate.baseline import Baseline
+from strategies.gate.changes.digest import OUTSIDE, digests
+from strategies.gate.changes.select import select
+from strategies.gate.decision import Places, Tried, nowhere
+from strategies.gate.formats.terminal import counted
+from strategies.gate.model import Choice, GateResult
+from strategies.gate.options import Asked
+from strategies.gate.run import Ran
+from strategies.gate.source_lines import places
+from strategies.gate.verdict_cache import VerdictCache, remembered
+from strategies.inputs.selection import matching
+from strategies.model.settings import Settings
+from strategies.model.verdict import Report
+from strategies.sweep import aggregate as tally
+from strategies.torch_api import population
+from strategies.torch_api import user_modules as modules
+
+REMEDY = "`samples(op)` in the rules module can give others"
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is to be judged: settings, the module's registrations if there is one, and what `--changed` said."""
+
+    settings: Settings
+    registered: modules.Registered | None
+    choices: tuple[Choice, ...] = ()
+    unchanged: tuple[str, ...] = ()
+
+
+def chosen(asked: Asked, folder: Path, start: float) -> Chosen:
+    """What the options ask for, of what is there.
+
+    Raises `BadSetting`, `UnknownOp`, `BadRules`, and with `--changed` `BadRevision`, `NoRepository` or `NoGit`.
+    """
+    axes, several = meshes(asked.ranks, asked.mesh)
+    module = asked.rules if asked.rules != "dtensor" else None
+    settings = Settings(
+        patterns=asked.ops if module is None else (), everything=asked.everything, ranks=axes, meshes=several,
+        pairs=asked.pairs, rules=asked.rules, confirm=asked.confirm, seed=asked.seed, workers=asked.workers,
+        folder=str(folder), until=asked.until(start),
+    )  # fmt: skip
+    registered = modules.load(asked.rules, str(folder)) if module else None
+    if registered and asked.ops:
+        settings = replace(settings, only=matching(asked.ops, (*registered.ops, *registered.ignored)))
+    if asked.changed is None:
+        return Chosen(settings, registered)
+    selection = select(asked.changed, folder, module, settings.only or _all(registered, asked.ops))
+    ops = tuple(choice.op for choice in selection.choices)
+    if ops:
+        settings = replace(settings, only=ops) if module else replace(settings, patterns=ops, everything=False)
+    return Chosen(settings, registered, selection.choices, selection.unchanged)
+
+
+def _all(registered: modules.Registered | None, patterns: Sequence[str]) -> tuple[str, ...]:
+    """All overloads that the module registers, or those of torch's own that the patterns name."""
+    if registered is not None:
+        return tuple(sorted({*registered.ops, *registered.ignored}))
+    every = tuple(member.op for member in population.everything("cpu"))
+    return matching(patterns, every) if patterns else every
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was found, before anybody has compared it with a baseline.  `top` is where places are told from."""
+
+    report: Report
+    tried: Tried
+    top: Path
+    places: Places = nowhere
+    choices: tuple[Choice, ...] = ()
+    untried: tuple[tuple[str, str], ...] = ()
+    remembered: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    trouble: tuple[str, ...] = ()
+    idle: bool = False
+    """Nothing had to be judged, and that is a pass."""
+    looked_at: frozenset[str] | None = None
+    """All overloads that there are, where none was left out by choice; None where some were."""
+
+    def beside(self, baseline: Baseline, today: dt.date) -> GateResult:
+        """The result."""
+        if self.idle:
+            return GateResult(self.report, notes=self.notes)
+        result = gate.judge(self.report, baseline, self.tried, today, places=self.places)
+        return replace(
+            result, choices=self.choices, untried=self.untried, remembered=self.remembered,
+            notes=(*result.notes, *self._apart(baseline), *self.notes), trouble=(*result.trouble, *self.trouble),
+        )  # fmt: skip
+
+    def _apart(self, baseline: Baseline) -> list[str]:
+        """A note on the entries of overloads that nothing was heard of: of another module, or of a rule that is gone."""
+        if self.looked_at is None:
+            return []
+        ops = sorted({entry.key.op for entry in baseline.entries} - self.looked_at)
+        first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else "".join(ops)
+        return (
+            [f"{baseline.path} has entries of overloads that are not among those judged here: {first}"] if ops else []
+        )
+
+
+def work(asked: Asked, what: Chosen, progress: Progress) -> Work:
+    """Try what was chosen, or remember what equal runs found.  Raises as `validate`."""
+    top = top_of(Path(what.settings.folder))
+    if asked.changed is not None and not what.choices:
+        report = gate_run.nothing(what.settings, torch.__version__.split("+")[0])
+        said = f"nothing had to be judged ({counted(len(what.unchanged), 'overload')} unchanged)"
+        return Work(report, Tried(), top, notes=(f"no rule changed since {asked.changed}: {said}",), idle=True)
+    done, same, notes = _found(what, _cache(asked, what), progress)
+    untried = (*done.untried, *_unreached(what, done))
+    wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
+    chosen_some = asked.ops or asked.changed is not None
+    return Work(
+        done.report, done.tried, top, places(top, wrong), what.choices, tuple(sorted(untried)), same, tuple(notes),
+        _too_late(asked, done),
+        looked_at=None if chosen_some else frozenset({*done.begin["ops"], *done.begin["ignored"]}),
+    )  # fmt: skip
+
+
+def _cache(asked: Asked, what: Chosen) -> VerdictCache | None:
+    module = asked.rules if what.registered else None
+    if asked.cache is None:
+        return None
+    if module and hasattr(sys.modules[module], "samples"):  # what these hang on is unknown
+        return None
+    beside = tuple(op for op in _ops(what) if op.startswith("aten."))
+    known = digests(module)
+    return VerdictCache(
+        asked.cache, what.settings, lambda op: _inside(known(op), module), verdict_cache.judge(), beside
+    )
+
+
+def _inside(digest: str | None, module: str | None) -> str | None:
+    """The digest, unless it says that the rule of a user's is nowhere in the project: then its content is unknown."""
+    return None if module and digest == OUTSIDE else digest
+
+
+def _ops(what: Chosen) -> tuple[str, ...]:
+    """The overloads of the module that are to be tried."""
+    registered, only = what.registered, what.settings.only
+    if registered is None:
+        return ()
+    return registered.only(only).ops if only else registered.ops
+
+
+def _found(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tuple[Ran, tuple[str, ...], list[str]]:
+    """What was found, the overloads of which an equal run told it, and what there is to say about keeping it."""
+    settings, registered = what.settings, what.registered
+    ops = list(_ops(what)) if registered else cache.ops() if cache else None
+    known = remembered(cache, ops) if cache and ops else {}
+    lines = [line for own in known.values() for line in own]
+    if ops and set(known) == set(ops):
+        ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
+        return (
+            gate_run.ran(tally.first_line(settings.asked(), ops, settings.trials(), ignored), lines),
+            tuple(known),
+            [],
+        )
+    done = gate_run.run(settings, progress, lines)
+    problem = cache.keep(done.begin, done.lines, done.tried.ops) if cache else ""
+    return done, tuple(known), [problem] if problem else []
+
+
+def _unreached(what: Chosen, done: Ran) -> list[tuple[str, str]]:
+    """The overloads that were asked for by name, and of which nothing could be tried; why, where that is known."""
+    crashed = {crash.op for crash in done.report.crashed}
+    late = {op for op, _ in done.untried}
+    left = set(_ops(what)) - done.tried.ops - crashed - late
+    why: dict[str, str] = {}
+    for text, _ in done.report.skipped:
+        op, _, reason = text.partition(": ")
+        why.setdefault(op, reason)
+    return [(op, f"no call of it could be judged ({why.get(op, 'none was found')}); {REMEDY}") for op in sorted(left)]
+
+
+def _too_late(asked: Asked, done: Ran) -> tuple[str, ...]:
+    if done.report.counts.instances or not done.untried:
+        return ()
+    return (f"the {asked.budget} of --budget were over before the first overload was tried",)
+
+
+def top_of(folder: Path) -> Path:
+    """The folder that places are told from: that of the repository, else the one that the gate runs in."""
+    try:
+        return repository(folder).top
+    except (NoRepository, NoGit):
+        return folder

@@ -1,0 +1,219 @@
+"""Concrete op calls: torch's OpInfo database, forward, in place, and the backward that autograd ran.
+
+| torch part (under torch.testing._internal)                  | read on     | run on |
+|-------------------------------------------------------------|-------------|--------|
+| common_methods_invocations.op_db                            | 2.11 - 2.15 | 2.13   |
+| OpInfo.name, .aten_name, .aliases, .supported_dtypes        | 2.11 - 2.15 | 2.13   |
+| OpInfo.inplace_variant, .supports_autograd                  | 2.11 - 2.15 | 2.13   |
+| the sizes S, M, L, XS of opinfo.core and its copies         | 2.11 - 2.15 | 2.13   |
+
+OpInfo's own sizes are 20, 10, 5 and 3, of which two ranks can halve two; so every op is also
+sampled with 12, 8, 4 and 2.  The import takes seconds and is therefore left to the first use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import sys
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from localtensor._util.opinfo import drawn
+from localtensor.errors.formatting import in_a_line
+from strategies.inputs.diverse_subset import choose
+from strategies.model.rule import Sample, call_of
+
+SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
+"""L, M, S and XS of the two passes."""
+ONE_SIZE = {"_segment_reduce_lengths", "_segment_reduce_offsets"}
+"""OpInfos whose samples hold lengths written for S = 5: with another S torch writes out of bounds (2.13)."""
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
+          "complex64": torch.complex64}  # fmt: skip
+MOST_DRAWN, MOST_CALLS = 240, 60
+"""Samples of one OpInfo, dtype and pass: looked at, and run."""
+MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12
+"""Calls kept of an overload that bears the OpInfo's name, and of one met on the way, out of how many."""
+MOST_NUMEL, MOST_INPUT = 20_000, 200_000
+"""Elements of a tensor of a sample, and of all inputs of an OpInfo's sample that is run at all."""
+
+
+def database() -> list[Any]:
+    """torch's OpInfos, in their own order."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def names(info: Any) -> set[str]:
+    """Every name by which a user may ask for it."""
+    return {info.name, info.aten_name or info.name, *(alias.name for alias in info.aliases or ())}
+
+
+@functools.cache
+def _size_homes() -> tuple[Any, ...]:
+    database()  # asked before OpInfo is imported, this would find no module, and remember that
+    found = [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal.")]
+    return tuple(m for m in found if all(isinstance(vars(m).get(size), int) for size in "LMS"))
+
+
+@contextlib.contextmanager
+def sizes(which: str) -> Iterator[None]:
+    """OpInfo's S, M, L and XS as that pass wants them, put back afterwards."""
+    chosen = dict(zip(("L", "M", "S", "XS"), SIZES[which], strict=True))
+    before = [(m, size, vars(m)[size]) for m in _size_homes() for size in chosen if size in vars(m)]
+    try:
+        for m, size, _ in before:
+            setattr(m, size, chosen[size])
+        yield
+    finally:
+        for m, size, value in before:
+            setattr(m, size, value)
+
+
+def seed_all(seed: int, *names: object) -> None:
+    """Every generator that OpInfo draws from, from a seed and the name of the unit of work."""
+    mixed = zlib.crc32(repr((seed, *names)).encode())
+    torch.manual_seed(mixed)
+    random.seed(mixed)
+    np.random.seed(mixed)
+
+
+def capture(
+    info: Any, dtype: torch.dtype, which: str, *, device: str, seed: int, wanted: Callable[[Any], bool]
+) -> tuple[list[Sample], Counter[str]]:
+    """The calls that reach a wanted overload while this OpInfo's samples run; and what failed, by reason.
+
+    A sample that raises in torch itself costs that sample only, and is counted under its error.
+    """
+    own = {part.strip("_") for name in names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
+    recorder = _Recorder(wanted, own, f"{info.formatted_name}[{str(dtype).removeprefix('torch.')},{which}]")
+    failed: Counter[str] = Counter()
+    grad = info.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    seed_all(seed, info.formatted_name, str(dtype), which)
+    if which != "odd" and info.formatted_name in ONE_SIZE:
+        return [], failed
+    with sizes(which):
+        with drawn(info, device, dtype, requires_grad=grad) as every:
+            few = _spread(every, failed)
+        for number, sample in few:
+            try:
+                _run(info, sample, recorder, number)
+            except _REFUSALS as error:
+                failed[in_a_line(error, 100)] += 1
+    return recorder.best(), failed
+
+
+def _spread(every: Iterator[Any], failed: Counter[str]) -> list[tuple[int, Any]]:
+    """At most MOST_CALLS of the first MOST_DRAWN samples, from all over them: like stands next to like."""
+    found: list[tuple[int, Any]] = []
+    try:
+        found.extend(enumerate(itertools.islice(every, MOST_DRAWN)))  # keeps what came before an error
+    except _REFUSALS as error:
+        failed[in_a_line(error, 100)] += 1
+    small = [(number, sample) for number, sample in found if _numel(sample) <= MOST_INPUT]
+    if len(small) < len(found):
+        failed[f"samples of more than {MOST_INPUT} elements are left out"] += len(found) - len(small)
+    found = small
+    step = max(1.0, len(found) / MOST_CALLS)
+    return [found[int(i * step)] for i in range(min(MOST_CALLS, len(found)))]
+
+
+def _numel(sample: Any) -> int:
+    """Elements of the tensors that stand in the call themselves; those in lists are never the large ones."""
+    return sum(x.numel() for x in (sample.input, *sample.args) if isinstance(x, Tensor))
+
+
+_REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AttributeError, AssertionError, KeyError)  # fmt: skip
+"""What torch raises for a sample that this build, device or dtype cannot run."""
+
+
+def _run(info: Any, sample: Any, recorder: _Recorder, number: int) -> None:
+    with recorder.stage(f"#{number} forward"):
+        out = info(sample.input, *sample.args, **sample.kwargs)
+    outs = [t for t in _tensors(out) if t.requires_grad]
+    if outs:
+        cotangents = [torch.randn_like(t) for t in outs]
+        with recorder.stage(f"#{number} backward"):
+            torch.autograd.backward(outs, cotangents)
+    inplace = info.inplace_variant
+    if inplace is None or not isinstance(sample.input, Tensor) or sample.broadcasts_input:
+        return
+    with torch.no_grad():
+        target = sample.input.detach().clone()
+        with recorder.stage(f"#{number} in place"):
+            inplace(target, *sample.args, **sample.kwargs)
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, Tensor)]
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps the first calls of each wanted overload that differ in shapes, dtypes or scalars."""
+
+    def __init__(self, wanted: Callable[[Any], bool], own: set[str], origin: str) -> None:
+        super().__init__()
+        self.wanted, self.own, self.origin, self.now = wanted, own, origin, ""
+        self.kept: dict[str, list[Sample]] = defaultdict(list)
+        self._own: dict[str, bool] = {}
+        self._seen: set[str] = set()
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        self.now = name
+        with self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        room = len(self.kept[str(func)]) < (MOST_CALLS if self._is_own(func) else MOST_MET)
+        copy = self._copy(func, args, kwargs or {}) if room and self.wanted(func) else None
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+            out.fill_(1)  # left-over memory would make the next op's sample another one each time
+        if copy is not None:  # only now: a call that the op refuses is no sample
+            self.kept[str(func)].append(copy)
+        return out
+
+    def _is_own(self, func: Any) -> bool:
+        packet = func.overloadpacket.__name__
+        if packet not in self._own:
+            self._own[packet] = any(name in packet if len(name) > 3 else name == packet.strip("_") for name in self.own)
+        return self._own[packet]
+
+    def best(self) -> list[Sample]:
+        """Of each overload the samples that differ most."""
+        most = {op: MOST_KEPT if self._own.get(op.split(".")[1]) else MOST_OTHERS for op in self.kept}
+        few = {op: found if len(found) <= most[op] else choose(found, most[op]) for op, found in self.kept.items()}
+        return [sample for found in few.values() for sample in found]
+
+    def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Sample | None:
+        """The call with its tensors as they are before it, or None if one like it is kept already."""
+        call, tensors = call_of(func, args, kwargs)
+        if not all(map(_usable, tensors)) or any(map(_is_generator, kwargs.values())):
+            return None
+        sample = Sample(call, tuple(tensors), f"{self.origin} {self.now}")
+        key = f"{func} {sample.arguments()}"
+        if key in self._seen:
+            return None
+        self._seen.add(key)
+        copies = tuple(t.detach().clone().resolve_conj().resolve_neg() for t in tensors)
+        return Sample(call, copies, sample.origin)
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, torch.Generator)
+
+
+def _usable(t: Tensor) -> bool:
+    plain = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided
+    return plain and not t.is_quantized and t.numel() <= MOST_NUMEL

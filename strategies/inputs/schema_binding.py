@@ -1,0 +1,221 @@
+"""From a call of one overload to a call of its sibling: the same arguments by name, as the other schema wants them.
+
+`add.Tensor` gives samples to `add_.Tensor`, `add.out`, `add.Scalar` and `prims.add`: a tensor becomes a
+number, a number a tensor, an `out=` gets the shape that the op without it returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor.errors.formatting import in_a_line
+from localtensor.layout.tolerance import rounds
+from strategies.model.oracle import REFUSALS, metadata_only
+from strategies.model.rule import Leaf, Sample, call_of, overload, results
+
+JUNK = 3
+"""What an `out=` holds before the op writes to it: an element that the op leaves out shows."""
+_ABSENT = object()
+
+
+class Unbound(ValueError):
+    """The arguments do not fit the other overload, or it refuses them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call that its op takes, and whether all that comes out is finite.
+
+    What an op makes of parts is another thing than what it makes of their sum where it divides by zero.
+    """
+
+    sample: Sample
+    finite: bool
+
+
+def bind(sample: Sample, target: str) -> Bound:
+    """The call with these arguments of the overload `target`, which takes it.  Raises `Unbound`."""
+    given = _named(sample)
+    arguments = [a for a in overload(target)._schema.arguments if not a.is_out]
+    values: list[Any] = []
+    for place, argument in enumerate(arguments):
+        value = _converted(_found(argument, place, given, arguments), argument, given)
+        if value is _ABSENT and not argument.has_default_value():
+            raise Unbound(f"nothing is known that could be its argument {argument.name!r}")
+        values.append(value)
+    return completed(target, values, f"{sample.origin}, as {target}")
+
+
+def completed(target: str, values: Sequence[Any], origin: str) -> Bound:
+    """The call of `target` with these values of all its arguments but `out=`, which are made; ABSENT ones are
+    left out.  Raises `Unbound` where the op refuses it."""
+    arguments = [a for a in overload(target)._schema.arguments if not a.is_out]
+    given = [i for i, (a, v) in enumerate(zip(arguments, values, strict=True)) if not a.kwarg_only and v is not _ABSENT]
+    last = max(given, default=-1)
+    args = [values[i] if values[i] is not _ABSENT else arguments[i].default_value for i in range(last + 1)]
+    named = [(a.name, v) for a, v in zip(arguments, values, strict=True) if a.kwarg_only and v is not _ABSENT]
+    kwargs: dict[str, Any] = dict(named)
+    outs = [a.name for a in overload(target)._schema.arguments if a.is_out]
+    if outs:
+        kwargs |= dict(zip(outs, _room_for(target, args, kwargs, len(outs)), strict=True))
+    call, tensors = call_of(overload(target), args, kwargs)
+    made = Sample(call, tuple(t.detach() for t in tensors), origin)
+    clones = [t.clone() for t in made.tensors]
+    out = _try(made.call, clones)
+    return Bound(made, bool(metadata_only(target)) or all(map(_finite, (*clones, *results(out)))))
+
+
+def calm(found: Iterable[Bound]) -> list[Sample]:
+    """The samples with finite results, or all if none has."""
+    kept = list(found)
+    return [bound.sample for bound in kept if bound.finite] or [bound.sample for bound in kept]
+
+
+def _finite(value: Any) -> bool:
+    return not (isinstance(value, Tensor) and rounds(value)) or bool(value.isfinite().all())
+
+
+def _try(call: Any, tensors: Any) -> Any:
+    try:
+        with torch.no_grad():
+            return call(tensors)
+    except REFUSALS as error:
+        raise Unbound(in_a_line(error, 110)) from error
+
+
+def _named(sample: Sample) -> dict[str, Any]:
+    """The arguments of the call by name, with the tensors themselves in them, in the order of the schema."""
+
+    def full(value: Any) -> Any:
+        if type(value) is Leaf:
+            return sample.tensors[value.index]
+        return [full(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    arguments = overload(sample.op)._schema.arguments
+    given = {a.name: full(v) for a, v in zip(arguments, sample.call.args, strict=False)}
+    given |= {name: full(v) for name, v in sample.call.kwargs}
+    outs = {a.name for a in arguments if a.is_out}
+    return {name: value for name, value in given.items() if name not in outs}
+
+
+def _found(argument: Any, place: int, given: dict[str, Any], wanted: Sequence[Any]) -> Any:
+    """The value by that name, else the one at that place whose name nobody else bears."""
+    if argument.name in given:
+        return given[argument.name]
+    names = list(given)
+    if place < len(names) and names[place] not in {a.name for a in wanted} and not argument.kwarg_only:
+        return given[names[place]]
+    return _ABSENT
+
+
+def kind(argument: Any) -> str:
+    """The argument's type in one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
+    text = str(argument.real_type)
+    while text.startswith("Optional["):
+        text = text[len("Optional[") : -1]
+    words = {"number": "number", "Scalar": "number", "SymInt": "int", "List[number]": "numbers", "List[int]": "ints",
+             "List[SymInt]": "ints", "List[float]": "floats", "List[bool]": "bools", "List[Tensor]": "Tensors",
+             "List[Optional[Tensor]]": "Tensors"}  # fmt: skip
+    return words.get(text, text)
+
+
+def _converted(value: Any, argument: Any, given: dict[str, Any]) -> Any:
+    """The value as the argument's type wants it; `_ABSENT` where it cannot be had."""
+    if value is _ABSENT or value is None:
+        return value if value is _ABSENT or str(argument.type).startswith("Optional") else _ABSENT
+    wanted = kind(argument)
+    if wanted == "Tensor":
+        return _tensor(value, given)
+    if wanted in ("number", "int", "float") and isinstance(value, Tensor):
+        return _number(value, wanted)
+    if wanted in ("int", "float") and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return int(value) if wanted == "int" and math.isfinite(value) else float(value)
+    if wanted == "number":
+        return value if isinstance(value, (bool, int, float, complex)) else _ABSENT
+    if wanted == "numbers" and not isinstance(value, list):
+        length = next((len(v) for v in given.values() if isinstance(v, list)), 0)
+        return [_number(value, "number")] * length if isinstance(value, Tensor) else [value] * length
+    if wanted == "Tensors":
+        return value if isinstance(value, list) else _ABSENT
+    if wanted == "ints" and isinstance(value, int):
+        return [value]
+    return value if not isinstance(value, Tensor) else _ABSENT
+
+
+def _tensor(value: Any, given: dict[str, Any]) -> Any:
+    if isinstance(value, Tensor):
+        return value
+    first = next((v for v in given.values() if isinstance(v, Tensor)), None)
+    if first is None or not isinstance(value, (bool, int, float, complex)):
+        return _ABSENT
+    dtype = first.dtype if _fits(value, first.dtype) else None
+    return torch.full(first.shape, value, dtype=dtype)
+
+
+def _fits(value: Any, dtype: torch.dtype) -> bool:
+    if isinstance(value, complex):
+        return dtype.is_complex
+    return dtype.is_floating_point or dtype.is_complex or (isinstance(value, int) and dtype != torch.bool)
+
+
+def _number(x: Tensor, wanted: str) -> Any:
+    """One element to stand for all, as a number."""
+    if not x.numel():
+        return _ABSENT
+    value = x.flatten()[x.numel() // 2].item()
+    if wanted == "number":
+        return value
+    if isinstance(value, complex) or not math.isfinite(value):
+        return _ABSENT
+    return int(value) if wanted == "int" else float(value)
+
+
+def _room_for(target: str, args: Sequence[Any], kwargs: dict[str, Any], outs: int) -> list[Tensor]:
+    """A tensor for each `out=`, of the shape and dtype that the op without them returns.  Raises `Unbound`.
+
+    Where there is no such op, the op itself makes an empty `out=` as large as it must be.  They are contiguous:
+    `linalg_lu.out` writes out of bounds of one whose dims lie in another order (2.13).
+    """
+    twin = without_out(target)
+    clones = [_cloned(a) for a in args]
+    named = {name: _cloned(v) for name, v in kwargs.items()}
+    if twin is None:
+        dtype = next((a.dtype for a in args if isinstance(a, Tensor)), torch.float32)
+        names = [a.name for a in overload(target)._schema.arguments if a.is_out]
+        empty = {name: torch.empty(0, dtype=dtype) for name in names}
+        found = results(_try(lambda _: overload(target)(*clones, **named, **empty), ()))
+    else:
+        found = results(_try(lambda _: twin(*clones, **named), ()))
+    tensors = [r for r in found if isinstance(r, Tensor)]
+    if len(tensors) < outs:
+        raise Unbound(f"the op without out= returns {len(tensors)} tensors, and out= are {outs}")
+    return [torch.full(tuple(r.shape), JUNK, dtype=r.dtype) for r in tensors[:outs]]
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    return [_cloned(v) for v in value] if isinstance(value, list) else value
+
+
+def without_out(target: str) -> torch._ops.OpOverload | None:
+    """The overload of the same op that takes the same arguments but `out=`, or None.  It may have others, by default."""
+    op = overload(target)
+    wanted = [(a.name, kind(a)) for a in op._schema.arguments if not a.is_out]
+    for name in op.overloadpacket.overloads():
+        other = getattr(op.overloadpacket, name)
+        arguments = other._schema.arguments
+        extra = [a for a in arguments if (a.name, kind(a)) not in wanted]
+        same = [pair for a in arguments if (pair := (a.name, kind(a))) in wanted] == wanted
+        if same and all(a.has_default_value() and not a.is_out for a in extra) and not other._schema.is_mutable:
+            return other  # type: ignore[no-any-return]
+    return None
+
+
+ABSENT = _ABSENT

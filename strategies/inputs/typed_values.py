@@ -1,0 +1,196 @@
+"""Calls of an overload drawn from its schema: each argument by its type and by what its name says.
+
+This is for overloads that no database reaches.  The draws of an overload depend on its name, the dtype and
+the seed alone, in any process.  An op that trusts its caller may crash on arguments that it should refuse,
+so values are modest and this runs in a worker.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies.inputs.schema_binding import ABSENT, Bound, Unbound, calm, completed, kind
+from strategies.model.arguments import is_index
+from strategies.model.rule import Sample, overload
+
+FIRST = ("float64", "int64", "bool", "complex64")
+THEN = ("float32", "bfloat16", "int32", "float16", "float8_e4m3fn", "uint8")
+"""Dtypes that are drawn, and those that are drawn where the op takes none of them."""
+ATTEMPTS, MOST = 24, 6
+"""Draws of one dtype, and those of them that are kept."""
+
+_PLAIN = ((8, 4), (6, 5), (4, 4), (12,), (4, 6, 8), (5, 3), (4, 8, 8), (2, 4, 6, 6))
+_BY_DIMS = {"1d": ((2, 4, 9), (4, 6, 8)), "2d": ((2, 4, 8, 6), (4, 2, 6, 9)), "3d": ((2, 4, 6, 4, 6), (2, 2, 4, 6, 5))}
+"""Shapes of tensors; an op whose name says 2d wants two spatial dims behind the batch and the channels."""
+_LISTS = (((8, 4), (5,)), ((6, 5), (4, 4), (3,)), ((4, 4), (6, 6)), ((6, 4),))
+"""Shapes of the tensors in a list: of unequal sizes, square, and one alone."""
+_EIGHT_BITS = ((16, 16), (32, 32))
+"""Kernels for eight-bit floats want multiples of 16."""
+_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "mean", "rstd")
+_SCALARS = ("lr", "scale", "found_inf", "step", "offs")
+_POSITIVE = ("var", "sq", "std", "scale", "step", "noise", "lr")
+
+
+def draw_for(op: str, dtypes: Sequence[str] = FIRST, seed: int = 0) -> list[Sample]:
+    """At most `MOST` calls for each dtype that the op takes; if it takes none, calls of other dtypes (`THEN`).
+
+    Raises `Unbound` with the words that the op refused most calls with, if it refused all.
+    """
+    refused: dict[str, int] = {}
+    found: list[Sample] = []
+    number = 0
+    for dtype in (*dtypes, *(d for d in THEN if d not in dtypes)):
+        if found and dtype not in dtypes:
+            break
+        kept: dict[str, Bound] = {}
+        rng = random.Random(zlib.crc32(f"{seed} {op} {dtype}".encode()))
+        for _ in range(ATTEMPTS):
+            number += 1
+            try:
+                bound = _drawn(op, getattr(torch, dtype), rng, number)
+            except Unbound as no:
+                refused[str(no)] = refused.get(str(no), 0) + 1
+                continue
+            kept.setdefault(str(bound.sample.arguments()), bound)
+            if sum(b.finite for b in kept.values()) == MOST:
+                break
+        found += calm(kept.values())[:MOST]
+    if not found:
+        raise Unbound(f"it refuses all {number} calls drawn for it: {max(refused, key=lambda why: refused[why])}")
+    return found
+
+
+def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> Bound:
+    arguments = [a for a in overload(op)._schema.arguments if not a.is_out]
+    shapes = next((s for word, s in _BY_DIMS.items() if word in op), _PLAIN)
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        shapes = _EIGHT_BITS
+    world = _World(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
+    world.backward = "backward" in op
+    world.on_lists = any(kind(a) == "Tensors" for a in arguments)
+    values = [world.value(a) for a in arguments]
+    return completed(op, values, f"drawn from the schema, attempt {number}")
+
+
+class _World:
+    """One attempt: a shape for the tensors, shapes for lists of them, a dtype."""
+
+    def __init__(
+        self, shape: tuple[int, ...], lists: tuple[tuple[int, ...], ...], dtype: torch.dtype, rng: random.Random
+    ) -> None:
+        self.shape, self.lists, self.dtype, self.rng = shape, lists, dtype, rng
+        self.numbers = torch.Generator().manual_seed(rng.getrandbits(48))
+        self.first: tuple[int, ...] = ()
+        self.positive = rng.random() < 0.5
+        self.on_lists = self.backward = False
+
+    def value(self, argument: Any) -> Any:
+        """A value for the argument, or `ABSENT`."""
+        what, optional = kind(argument), str(argument.type).startswith("Optional")
+        if what == "Generator" or (
+            argument.kwarg_only and what in ("Layout", "Device", "MemoryFormat", "bool") and optional
+        ):
+            return ABSENT
+        if (optional or argument.has_default_value()) and self.rng.random() < 0.5:
+            return ABSENT if argument.has_default_value() else None
+        made = getattr(self, f"_{what.lower()}", None)
+        return made(argument.name) if made is not None else ABSENT
+
+    def _tensor(self, name: str) -> Tensor:
+        if any(word in name for word in _SCALARS):
+            return self._numbers_in((), name)
+        if self.on_lists:  # one tensor beside lists is a number for all of them, or holds a number for each
+            return self._numbers_in(self.rng.choice([(), (len(self.lists),)]), name)
+        if name in _CHANNELS and len(self.shape) > 1:
+            return self._numbers_in((self.shape[1],), name)
+        if is_index(name):
+            return torch.randint(0, min(self.shape), self.shape[:1], generator=self.numbers)
+        shape = self.shape
+        if self.first and self.rng.random() < 0.25:
+            shape = self.first[-2:][::-1] if self.rng.random() < 0.5 else self.first[-1:]
+        self.first = self.first or shape
+        made = self._numbers_in(shape, name)
+        return made.t() if name == "mat2" and made.ndim == 2 and self.dtype.itemsize == 1 else made
+
+    def _tensors(self, name: str) -> list[Tensor]:
+        if any(word in name for word in _SCALARS):
+            return [self._numbers_in((), name) for _ in self.lists]
+        return [self._numbers_in(shape, name) for shape in self.lists]
+
+    def _numbers_in(self, shape: tuple[int, ...], name: str) -> Tensor:
+        if self.dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=self.numbers).bool()
+        if not (self.dtype.is_floating_point or self.dtype.is_complex):
+            drawn = torch.randint(1, 10, shape, generator=self.numbers)  # no zero: something may divide by it
+            signs = 1 if self.positive or "step" in name else torch.randint(0, 2, shape, generator=self.numbers) * 2 - 1
+            return (drawn * signs).to(self.dtype)
+        drawn = torch.randn(shape, generator=self.numbers, dtype=torch.float64) * 2
+        if self.positive or any(word in name for word in _POSITIVE):
+            drawn = drawn.abs() + 0.5
+        if name == "found_inf":
+            drawn = torch.zeros(shape, dtype=torch.float64)
+        if self.dtype.is_complex:
+            drawn = torch.complex(drawn, torch.randn(shape, generator=self.numbers, dtype=torch.float64))
+        small = self.dtype.itemsize == 1 and any(word in name for word in _SCALARS)
+        return drawn.to(torch.float32 if small else self.dtype)  # scales of eight-bit floats are wider than those
+
+    def _number(self, name: str) -> bool | int | float:
+        if self.dtype == torch.bool:
+            return self.rng.choice([True, False])
+        whole = [2, 1, 3, -1]
+        return self.rng.choice([0.5, 2.0, 1, -1.5] if self.dtype.is_floating_point else whole)
+
+    def _numbers(self, name: str) -> list[Any]:
+        return [self._number(name) for _ in self.lists]
+
+    def _float(self, name: str) -> float:
+        return self.rng.choice(
+            [0.5, 0.25, 0.125] if name in ("p", "beta1", "beta2", "lr", "eps", "dropout_p") else [0.5, 2.0]
+        )
+
+    def _floats(self, name: str) -> list[float]:
+        return [2.0] * self._spatial()
+
+    def _bool(self, name: str) -> bool:
+        return self.rng.random() < 0.5
+
+    def _bools(self, name: str) -> list[bool]:
+        return [True] * self.rng.choice([2, 3, 4])
+
+    def _int(self, name: str) -> int:
+        if "dim" in name or name == "axis":
+            return self.rng.choice([0, 1, -1])
+        return self.rng.choice([1, 2, 0, 3])
+
+    def _scalartype(self, name: str) -> torch.dtype:
+        same = [d for d in (torch.float32, torch.int64, torch.float64) if d.itemsize == self.dtype.itemsize]
+        return self.rng.choice([torch.float32, torch.int64, *same])
+
+    def _str(self, name: str) -> str | None:
+        return {"rounding_mode": "floor", "approximate": self.rng.choice(["none", "tanh"])}.get(name, "mean")
+
+    def _spatial(self) -> int:
+        return max(len(self.shape) - 2, 1)
+
+    def _ints(self, name: str) -> list[int]:
+        n = self._spatial()
+        if "dim" in name:
+            return [self.rng.choice([0, 1, -1])]
+        by_name = {
+            "padding": [0] * n, "output_padding": [0] * n, "dilation": [1] * n, "stride": [self.rng.choice([1, 2])] * n,
+            "kernel_size": [2] * n, "output_size": [self.rng.choice([2, 3, 4])] * n, "input_size": list(self.shape),
+            "normalized_shape": list(self.shape[-1:]),
+        }  # fmt: skip
+        if name in by_name:
+            grad_of_all = name == "output_size" and self.backward
+            return list(self.shape[2:]) if grad_of_all else by_name[name]
+        if "shape" in name or name == "size":
+            return self.rng.choice([[math.prod(self.shape)], list(self.shape[::-1]), [-1]])
+        return [self.rng.choice([1, 2])] * len(self.shape)

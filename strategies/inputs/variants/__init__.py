@@ -1,0 +1,1 @@
+"""Other calls and values made from one call."""

@@ -1,0 +1,110 @@
+"""Which calls of an op are alike: as many dims, the same kinds of numbers, the same scalars but for size and values.
+
+What holds on one call is asked of those like it.  A rule that a search finds is stated together with the
+kind of call on which it was seen: `alpha < 0` is part of the rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from strategies.model.rule import Leaf, Sample, overload
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What is known of one argument that is no tensor: `alpha < 0`, `dim == 1`; in Python, as it is printed."""
+
+    argument: str
+    says: str
+
+    def __str__(self) -> str:
+        return f"{self.argument} {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`dims[i]` and `numbers[i]` (f, i or b) are of tensor i; `facts` speak of the other arguments."""
+
+    dims: tuple[int, ...]
+    numbers: str
+    facts: tuple[Fact, ...]
+
+
+def kind_of(sample: Sample) -> Kind:
+    """The kind of a call.  Numbers that the op computes with count by their sign, all other values as they are;
+    of a tensor that may be left out it counts that it is there."""
+    letters = "".join(letter(t.dtype) for t in sample.tensors)
+    facts = [Fact(name, _says(value, computes)) for name, value, computes in scalars(sample)]
+    facts += [Fact(name, "is not None") for name, value in _given(sample) if _may_lack(sample.op, name, value)]
+    return Kind(tuple(t.ndim for t in sample.tensors), letters, tuple(sorted(facts, key=str)))
+
+
+def scalars(sample: Sample) -> Iterator[tuple[str, Any, bool]]:
+    """The arguments that hold no tensor, defaults included: name, value, and whether the op computes with the number."""
+    for name, value in _given(sample):
+        if not holds_tensor(value):
+            yield name, value, _computes(sample.op, name) and type(value) in (int, float)
+
+
+def _given(sample: Sample) -> list[tuple[str, Any]]:
+    arguments = overload(sample.op)._schema.arguments
+    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given |= {a.name: value for a, value in zip(arguments, sample.call.args, strict=False)} | dict(sample.call.kwargs)
+    return [(a.name, given[a.name]) for a in arguments if a.name in given]
+
+
+def _may_lack(op: str, name: str, value: Any) -> bool:
+    return holds_tensor(value) and any(
+        a.name == name and "Optional" in str(a.type) for a in overload(op)._schema.arguments
+    )
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether a tensor of the call stands in this argument.
+
+    >>> holds_tensor([Leaf(0), Leaf(1)]), holds_tensor([0, 1])
+    (True, False)
+    """
+    return any(map(holds_tensor, value)) if isinstance(value, (list, tuple)) else type(value) is Leaf
+
+
+@functools.cache
+def _computes(op: str, name: str) -> bool:
+    kinds = {a.name: str(a.type) for a in overload(op)._schema.arguments}
+    return any(word in kinds.get(name, "") for word in ("number", "float", "Scalar"))
+
+
+def letter(dtype: torch.dtype) -> str:
+    """f for what may be a fraction, complex numbers included, b for booleans, i for the rest."""
+    if dtype == torch.bool:
+        return "b"
+    return "f" if dtype.is_floating_point or dtype.is_complex else "i"
+
+
+def _says(value: Any, computes: bool) -> str:
+    if computes and not math.isnan(value):
+        return "== 0" if value == 0 else "> 0" if value > 0 else "< 0"
+    return f"is {value}" if value is None or isinstance(value, bool) else f"== {source(value)}"
+
+
+def source(value: Any) -> str:
+    """The value as Python reads it; `torch` is imported there.
+
+    >>> source([torch.device("cpu"), 1.5, float("inf"), "sum"])
+    "[torch.device(type='cpu'), 1.5, float('inf'), 'sum']"
+    """
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(source, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    if isinstance(value, torch.device):
+        return f"torch.{value!r}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
+    return repr(value)

@@ -1,0 +1,130 @@
+"""The op on whole tensors: its results, and how far from them a right rule may be.
+
+The tolerance is measured, not guessed, as `localtensor.layout.tolerance` says: the op is asked again with noise of one ulp in its
+inputs and, for single precision, in double.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localtensor.layout.tolerance import WIDER, close, rounds, slack_of, widened
+from strategies.model.rule import Call, Sample, overload, results, written
+from strategies.model.strided_kernels import gapped
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Results of one call on whole tensors; `slack[i]` is a scalar, or inf at unstable elements."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Any, ...]
+    slack: tuple[Tensor | None, ...]
+    raw: Any
+    metadata_only: str = ""
+    unstable: float = 0.0
+
+
+REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError)
+"""What an op raises for arguments that it cannot take; anything else is a crash."""
+
+
+def run(call: Call, tensors: Sequence[Tensor], *, mutates: bool) -> tuple[Any, list[Any]]:
+    """The op's raw result, and the flat list of all that it gives: results, and arguments that it wrote to.
+
+    It may write to its arguments only if those are copies.
+    """
+    given = [t.clone() for t in tensors] if mutates else tensors
+    raw = call(given)
+    return raw, [*results(raw), *(given[leaf] for leaf in written(call))]
+
+
+def mutates(name: str) -> bool:
+    return bool(overload(name)._schema.is_mutable)
+
+
+def metadata_only(name: str) -> str:
+    """Why values of this op cannot be compared, or empty."""
+    packet = name.split(".")[1]
+    if torch.Tag.nondeterministic_seeded in overload(name).tags:
+        return "random: judged by metadata only"
+    if packet.startswith(("empty", "new_empty", "_empty")) or packet in ("resize_", "resize", "resize_as_"):
+        return "uninitialised: judged by metadata only"
+    return ""
+
+
+def _incomparable(values: Sequence[Any]) -> str:
+    half = any(isinstance(v, Tensor) and v.dtype == torch.complex32 for v in values)
+    return "complex32, which torch cannot compare: judged by metadata only" if half else ""
+
+
+def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int = 0) -> Truth:
+    """The truth about a call.  Raises one of `REFUSALS` where the op itself refuses."""
+    inputs = tuple(sample.tensors if tensors is None else tensors)
+    writes = mutates(sample.op)
+    raw, flat = run(sample.call, inputs, mutates=writes)
+    outputs = tuple(flat)
+    only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
+    if only:
+        return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
+    others = [_again(sample.call, gapped(sample.call, inputs), False)]  # fresh, and a clone would close the gaps
+    if any(rounds(x) for x in inputs):
+        others += [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
+    best = _double(sample.call, inputs, writes)
+    slack = tuple(slack_of(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
+    slack = tuple(widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True)))
+    return Truth(inputs, outputs, slack, raw, "", max((_share(s) for s in slack), default=0.0))
+
+
+def _share(slack: Tensor | None) -> float:
+    return float(slack.isinf().double().mean()) if slack is not None and slack.ndim else 0.0
+
+
+def _again(call: Call, tensors: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
+    """The results once more, or nothing where the op refuses the moved inputs (it left its domain)."""
+    try:
+        return tuple(run(call, tensors, mutates=writes)[1])
+    except REFUSALS:
+        return ()
+
+
+def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
+    """Two copies of the inputs, each element moved by at most one unit in the last place; floats of one byte, which
+    torch cannot multiply, as they are."""
+    rng = torch.Generator().manual_seed(zlib.crc32(f"nudge {seed}".encode()))
+
+    def nudge(x: Tensor) -> Tensor:
+        if not rounds(x):
+            return x
+        eps = torch.finfo(x.dtype).eps
+        signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
+        return x * (1 + eps * signs.to(x.dtype))
+
+    return [[nudge(x) for x in inputs] for _ in range(2)]
+
+
+def _double(call: Call, inputs: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
+    if not any(x.dtype in WIDER for x in inputs):
+        return ()
+    return _again(call, [x.to(WIDER.get(x.dtype, x.dtype)) for x in inputs], writes)
+
+
+def same_results(a: Truth, b: Truth) -> bool:
+    """Whether two calls give the very same tensors: shapes, dtypes and bits (NaN equals NaN)."""
+    if len(a.outputs) != len(b.outputs):
+        return False
+    pairs = [(x, y) for x, y in zip(a.outputs, b.outputs, strict=True) if isinstance(x, Tensor)]
+    return all(isinstance(y, Tensor) and x.shape == y.shape and x.dtype == y.dtype for x, y in pairs) and all(
+        bool(close(x, y, torch.zeros(())).all()) for x, y in pairs
+    )
+
+
+def agrees(got: Tensor, want: Tensor, slack: Tensor) -> bool:
+    """Whether two tensors of one shape are the same within the slack."""
+    return torch.equal(got, want) or bool(close(got, want, slack).all())

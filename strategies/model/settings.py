@@ -1,0 +1,153 @@
+"""What a validation is asked to do, as one frozen value, and the refusals of what it cannot do."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localtensor.errors import LocalTensorError, refusal
+from strategies.inputs.opinfo_samples import DTYPES
+from strategies.model.work_unit import ALONE, MESHES, PAIRS, share
+
+CALL = "localtensor validate"
+DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
+"""float64 and not float32: what differs there differs by rounding, and a wrong rule is off by far more."""
+
+
+class BadSetting(LocalTensorError):
+    """A setting that cannot be used."""
+
+    def __init__(self, option: str, value: object, problem: str, remedy: str, call: str = CALL) -> None:
+        super().__init__(refusal(call, option, str(value), problem, remedy))
+
+
+class UnknownOp(LocalTensorError):
+    """A name that no OpInfo and no overload bears."""
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+        remedy = f"Did you mean {' or '.join(near)}?" if near else "`localtensor validate --all` tries every op."
+        super().__init__(refusal(CALL, "OP", repr(name), "no op and no overload has this name", remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`patterns` are names or globs of ops; `everything` stands for --all.  Raises `BadSetting`."""
+
+    patterns: tuple[str, ...] = ()
+    everything: bool = False
+    search: bool = False
+    ranks: tuple[int, ...] = (2, 3, 4)
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
+    device: str = "cpu"
+    rules: str = "dtensor"
+    confirm: str = "gloo"
+    seed: int = 0
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    folder: str = field(default_factory=os.getcwd)
+    meshes: tuple[tuple[int, ...], ...] = ()
+    """Meshes of several axes to try beside the one-axis meshes of `ranks`."""
+    pairs: bool = False
+    """Whether each op is also tried with what follows it: a second op, its gradient, the same call again."""
+    journal: Path | None = None
+    resume: bool = False
+    shard: tuple[int, int] | None = None
+    """(i, n): of n shards the i-th, counted from 1."""
+    executor: str = ""
+    only: tuple[str, ...] = ()
+    """Of the overloads that a rules module registers, those to try; all of them if it is empty."""
+    until: float = 0.0
+    """Seconds since the epoch after which no overload is begun; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        if not self.patterns and not self.everything and self.rules == "dtensor":
+            raise BadSetting("OP", "nothing named", "there is nothing to try", "Name an op, or pass --all.")
+        if self.patterns and self.everything:
+            raise BadSetting("--all", " ".join(self.patterns), "ops are named as well", "Drop --all or the names.")
+        for ranks in self.ranks:
+            if ranks < 2:
+                raise BadSetting(
+                    "--ranks", ranks, "a rule needs at least 2 ranks to be wrong", "Pass --ranks 2 or more."
+                )
+            if ranks > 64:
+                raise BadSetting(
+                    "--ranks", ranks, "that many real processes would not fit one machine", "Pass at most 64."
+                )
+        for name in self.dtypes:
+            if name not in DTYPES:
+                raise BadSetting(
+                    "--dtype", name, "this dtype is not among those tried", f"Choose of {', '.join(DTYPES)}."
+                )
+        if self.confirm not in ("gloo", "nccl", "none"):
+            raise BadSetting("--confirm", self.confirm, "no such way to confirm", "Choose gloo, nccl or none.")
+        if self.workers < 1:
+            raise BadSetting("--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
+        if not 0 <= self.seed < 2**63:
+            raise BadSetting("--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
+        _check_meshes(self.meshes)
+        _check_journal(self)
+        _check_device(self)
+
+    def trials(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The kinds of trial and the mesh of each."""
+        axes = [(ALONE, (ranks,)) for ranks in self.ranks]
+        pairs = [(PAIRS, (self.ranks[0],))] if self.pairs else []
+        return (*axes, *pairs, *((MESHES, mesh) for mesh in self.meshes))
+
+    def asked(self) -> dict[str, Any]:
+        """All that an answer depends on, as JSON: two runs of which this is equal say the same."""
+        return {
+            "torch": torch.__version__.split("+")[0], "seed": self.seed, "patterns": list(self.patterns),
+            "everything": self.everything, "search": self.search, "ranks": list(self.ranks),
+            "meshes": [list(mesh) for mesh in self.meshes], "pairs": self.pairs, "dtypes": list(self.dtypes),
+            "device": self.device, "rules": self.rules, "confirm": self.confirm,
+            "shard": list(self.shard) if self.shard else None,
+        } | ({"only": list(self.only)} if self.only else {})  # fmt: skip
+
+    def mine(self, ops: Iterable[str]) -> list[str]:
+        """Those of the overloads that this shard tries."""
+        if self.shard is None:
+            return list(ops)
+        number, count = self.shard
+        return [op for op in ops if share(op, count) == number - 1]
+
+
+def _check_meshes(meshes: tuple[tuple[int, ...], ...]) -> None:
+    for mesh in meshes:
+        shown = ",".join(map(str, mesh))
+        if len(mesh) < 2 or min(mesh) < 1:
+            raise BadSetting("--mesh", shown, "this is no mesh of several axes", "Write --mesh 2,2 or --mesh 2,2,2.")
+        if not 2 <= math.prod(mesh) <= 64:
+            raise BadSetting("--mesh", shown, f"it has {math.prod(mesh)} ranks", "Take a mesh of 2 to 64 ranks.")
+
+
+def _check_journal(settings: Settings) -> None:
+    if settings.resume and settings.journal is None:
+        raise BadSetting("--resume", "given", "there is no journal to go on with", "Name it: --journal FILE.")
+    if settings.shard is not None:
+        number, count = settings.shard
+        shown = f"{number}/{count}"
+        if count < 1 or not 1 <= number <= count:
+            raise BadSetting("--shard", shown, "there is no such shard", "Write --shard 1/4 to --shard 4/4.")
+        if settings.journal is None:
+            raise BadSetting("--shard", shown, "nobody could join it to the others", "Name a journal: --journal FILE.")
+
+
+def _check_device(settings: Settings) -> None:
+    if settings.device not in ("cpu", "cuda"):
+        raise BadSetting("--device", settings.device, "unknown device", "Choose cpu or cuda.")
+    gpus = torch.cuda.device_count() if settings.device == "cuda" or settings.confirm == "nccl" else 0
+    if settings.device == "cuda" and not gpus:
+        raise BadSetting(
+            "--device", "cuda", "torch sees no CUDA device here", "Run on a machine with a GPU, or pass --device cpu."
+        )
+    if settings.confirm == "nccl" and gpus < max(settings.ranks):
+        need = f"nccl needs {max(settings.ranks)} GPUs for {max(settings.ranks)} ranks, here are {gpus}"
+        raise BadSetting("--confirm", "nccl", need, "Pass --confirm gloo, or fewer --ranks.")

@@ -1,0 +1,1 @@
+"""Rules: indexing, scatter, embedding, sorting."""

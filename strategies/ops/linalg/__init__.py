@@ -1,0 +1,1 @@
+"""Rules: products of matrices, batched linear algebra, distances, FFT."""

@@ -1,0 +1,116 @@
+"""Linear algebra on batches of matrices: each matrix by itself, operands broadcast over the dims before it.
+
+A row of the table says of each tensor how many of its last dims are its own; those before are the batch, aligned from
+the right.  Operands of size 1 there, or without that dim, are replicas (DTensor 2.13 cuts them all the same).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.ops.lib.overload_variants import with_variants
+from strategies.ops.lib.shared_dims import along, parts_of
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
+
+OWN = {
+    "cholesky": ("2", "2"), "cholesky_inverse": ("2", "2"), "cholesky_solve": ("22", "2"),
+    "geqrf": ("2", "21"), "inverse": ("2", "2"), "linalg_cholesky_ex": ("2", "20"), "linalg_eig": ("2", "12"),
+    "_linalg_eigvals": ("2", "1"), "_linalg_eigh": ("2", "12"), "_linalg_det": ("2", "021"),
+    "_linalg_slogdet": ("2", "0021"), "_linalg_svd": ("2", "212"), "linalg_householder_product": ("21", "2"),
+    "linalg_inv_ex": ("2", "20"), "linalg_ldl_factor_ex": ("2", "210"), "linalg_ldl_solve": ("212", "2"),
+    "linalg_lu": ("2", "222"), "linalg_lu_factor_ex": ("2", "210"), "linalg_lu_solve": ("212", "2"),
+    "linalg_matrix_exp": ("2", "2"), "linalg_qr": ("2", "22"), "linalg_solve_triangular": ("22", "2"),
+    "lu_unpack": ("21", "222"), "ormqr": ("212", "2"), "triangular_solve": ("22", "22"),
+}  # fmt: skip
+"""Own dims of each tensor argument, in order, and of each result; results may be left out and are empty then."""
+LINEAR = {"cholesky_solve": "self", "linalg_ldl_solve": "B", "linalg_lu_solve": "B", "linalg_solve_triangular": "B"}
+"""The right sides of systems: the solution is linear in them."""
+NAMED = {"linalg_pinv.atol_rtol_tensor": ({"self": 2, "atol": 0, "rtol": 0}, "2")}
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Own dims of the tensors by leaf number, and of the results: lines for each dim of the batch."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def lines(self, ask: Ask) -> Iterator[Line]:
+        depths = [meta.ndim - own for meta, own in zip(ask.tensors, self.inputs, strict=True)]
+        for back in range(1, max(depths, default=0) + 1):
+            size = max(_size(m, d, back) for m, d in zip(ask.tensors, depths, strict=True))
+            placed = [_placed(m, d, back, size) for m, d in zip(ask.tensors, depths, strict=True)]
+            made = [self._result(meta, own, back) for meta, own in zip(ask.outputs, self.outputs, strict=True)]
+            if any(isinstance(p, Shard) for p in placed):
+                yield Line(tuple(placed), tuple(made))
+
+    def _result(self, meta: Meta | None, own: int, back: int) -> Placement | None:
+        """What was not asked for is an empty tensor of one dim."""
+        if meta is None:
+            return None
+        return Shard(meta.ndim - own - back) if meta.ndim >= own + back else Replicate()
+
+
+def _size(meta: Meta, depth: int, back: int) -> int:
+    """The size of that dim of the batch, counted from its end; -1 where the tensor has none."""
+    return meta.shape[depth - back] if depth >= back else -1
+
+
+def _placed(meta: Meta, depth: int, back: int, size: int) -> Placement:
+    return Shard(depth - back) if _size(meta, depth, back) == size else Replicate()
+
+
+def batched(ask: Ask) -> Iterator[Line]:
+    """The row of the table for this op, its optional tensors left out where they were not given."""
+    _, packet, which = ask.op.split(".")
+    if f"{packet}.{which}" in NAMED:
+        named, outputs = NAMED[f"{packet}.{which}"]
+        given = {ask.leaf(name): own for name, own in named.items()}
+        inputs = [given[leaf] for leaf in range(len(ask.tensors))]
+    else:
+        of_inputs, outputs = OWN[packet]
+        inputs = [int(own) for own in of_inputs]
+    yield from Batched(tuple(inputs), tuple(map(int, outputs))).lines(ask)
+    if packet in LINEAR:
+        yield from parts_of(ask, [LINEAR[packet]])
+
+
+def solved(ask: Ask) -> Iterator[Line]:
+    """The right side is a batch of vectors where it has the shape of the matrices without their last dim."""
+    a, b = ask.meta("A"), ask.meta("B")
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    own = 1 if vector else 2
+    yield from Batched((2, own), (own, 2, 1, 0)).lines(ask)
+    yield from parts_of(ask, ["B"], [True, False, False, False])
+
+
+def crossed(ask: Ask) -> Iterator[Line]:
+    """Vectors lie along one dim; all others are the batch, broadcast.  Linear in each operand."""
+    ndim = len(ask.outputs[0].shape) if ask.outputs[0] is not None else 0
+    dim = ask["dim"] % max(ndim, 1)
+    for here in range(ndim):
+        if here != dim:
+            names = [name for name in ("self", "other") if _whole(ask, name, here, ndim)]
+            if names:
+                yield along(ask, {n: here - ndim + ask.meta(n).ndim for n in names}, [here])
+    for name in ("self", "other"):
+        yield from parts_of(ask, [name])
+
+
+def _whole(ask: Ask, name: str, dim: int, ndim: int) -> bool:
+    meta, out = ask.meta(name), ask.outputs[0]
+    own = dim - ndim + meta.ndim
+    return own >= 0 and out is not None and meta.shape[own] == out.shape[dim]
+
+
+RULES: tuple[Entry, ...] = with_variants((
+    *rules("linalg", "each matrix of a batch by itself", [
+        *(f"aten.{packet}.default" for packet in OWN), *(f"aten.{op}" for op in NAMED),
+    ], batched),
+    *rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solved),
+    *rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], crossed),
+))  # fmt: skip

@@ -1,0 +1,1 @@
+"""Rules: attention, convolution, losses, normalization, pooling."""

@@ -1,0 +1,95 @@
+"""Fused attention: by batch, by head, and by query where no query is masked by its place.
+
+One rule for all kernels: they differ in the names of a mask and in what they return besides.  What a kernel needs of
+its own random state is the same on all ranks; with dropout, which elements fall differs from rank to rank, as it
+differs from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
+
+BATCH, HEADS, QUERIES = 0, 1, 2
+ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
+"""Arguments that have a row for each query; after the batch and the heads."""
+
+
+def _even(ask: Ask) -> bool:
+    return ask.meta("query").shape[HEADS] != ask.meta("key").shape[HEADS]
+
+
+def _mask(ask: Ask) -> int | None:
+    given = ask.leaf("attn_mask")
+    return ask.leaf("attn_bias") if given is None else given
+
+
+def _mask_dim(ask: Ask, dim: int) -> int | None:
+    """The mask's own dim for this dim of the scores, which it may lack or have of size 1."""
+    leaf = _mask(ask)
+    if leaf is None:
+        return None
+    mask = ask.tensors[leaf]
+    own = dim - 4 + mask.ndim
+    return own if own >= 0 and mask.shape[own] != 1 else None
+
+
+def _inputs(ask: Ask, dim: int) -> dict[int, Placement]:
+    """Who is sharded where the scores are: keys and values have no dim of queries."""
+    names = ROWS if dim == QUERIES else (*ROWS, "key", "value")
+    made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in ask.leaves(name)}
+    own = _mask_dim(ask, dim)
+    leaf = _mask(ask)
+    return made if own is None or leaf is None else {**made, leaf: Shard(own)}
+
+
+def _dims(ask: Ask) -> Iterator[tuple[int, Cut]]:
+    yield BATCH, "filled"
+    yield HEADS, "even" if _even(ask) else "filled"
+
+
+def _shards_queries(ask: Ask) -> bool:
+    """The kernels of CPUs alone keep a plain log of sums for each query; others round its length up."""
+    return "for_cpu" in ask.op and not ask["is_causal"] and not ask["dropout_p"]
+
+
+def forward(ask: Ask) -> Iterator[Line]:
+    if ask.get("return_debug_mask"):
+        return
+    rest = [Replicate()] * (len(ask.outputs) - 2)
+    for dim, cut in _dims(ask):
+        yield ask.line(_inputs(ask, dim), ask.masked([Shard(dim), Shard(dim), *rest]), cut)
+    if _shards_queries(ask):
+        yield ask.line(_inputs(ask, QUERIES), ask.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
+
+
+def backward(ask: Ask) -> Iterator[Line]:
+    """A gradient of a mask that all share is the sum of what each has of it."""
+    for dim, cut in _dims(ask):
+        yield ask.line(_inputs(ask, dim), ask.masked(_gradients(ask, [Shard(dim)] * 3, dim)), cut)
+    if _shards_queries(ask):
+        made = [Shard(QUERIES), Partial("sum"), Partial("sum")]
+        yield ask.line(_inputs(ask, QUERIES), ask.masked(_gradients(ask, made, QUERIES)), "filled")
+
+
+def _gradients(ask: Ask, made: list[Placement], dim: int) -> list[Placement]:
+    if len(ask.outputs) == len(made):
+        return made
+    own = _mask_dim(ask, dim)
+    return [*made, Partial("sum") if own is None else Shard(own)]
+
+
+KERNELS = [
+    "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
+    "fused_attention_overrideable",
+]  # fmt: skip
+RULES: tuple[Entry, ...] = (
+    *rules("attention", "each head of each sequence attends to itself",
+           [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
+    *rules("attention", "each head of each sequence attends to itself, forwards and back",
+           [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
+)  # fmt: skip

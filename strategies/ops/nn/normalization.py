@@ -1,0 +1,149 @@
+"""Normalisation: what is normalised together stays together, and what is learned is summed over the rest.
+
+Layer and RMS norm take the last dims together, so those in front may be cut; the gradients of weight and bias are sums
+over them.  Batch norm has statistics of its own for each channel, so channels may be cut with everything that is one
+number a channel.  The rest of the batch makes the statistics in training, and may be cut only where they are given.
+Group norm has statistics for each row, and takes the number of rows as an argument: each rank is given its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from strategies.ops.lib.linear_parts import linear
+from strategies.ops.lib.overload_variants import with_variants
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
+
+SUM = Partial("sum")
+CHANNEL = 1
+ALWAYS = {"aten._batch_norm_with_update.default": True, "aten._batch_norm_with_update_functional.default": True}
+"""Whether an overload that is not told trains."""
+
+
+def layers(ask: Ask) -> Iterator[Line]:
+    """Forward: the results are as long in front as the input.  Every rank has all of what is learned."""
+    learned = [ask.tensors[leaf].shape for name in ("weight", "bias") for leaf in ask.leaves(name)]
+    if any(shape != tuple(ask["normalized_shape"]) for shape in learned):
+        return  # RMS norm broadcasts what does not fit
+    for dim in range(_front(ask)):
+        yield ask.line({0: Shard(dim)}, [Shard(dim)] * len(ask.outputs))
+
+
+def layers_backward(ask: Ask) -> Iterator[Line]:
+    """The gradient of the input is cut as the gradient that comes in; those of weight and bias are parts of sums."""
+    saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
+    for dim in range(_front(ask)):
+        grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]
+        yield ask.line(dict.fromkeys(saved, Shard(dim)), ask.masked(grads))
+    yield from linear(ask, ask.leaf("grad_out"))
+
+
+def _front(ask: Ask) -> int:
+    return ask.meta("input").ndim - len(ask["normalized_shape"])
+
+
+def batches(ask: Ask) -> Iterator[Line]:
+    """Forward: by channels; where statistics are given, by all other dims, too."""
+    if _opaque(ask):
+        return
+    training = trains(ask)
+    yield ask.line(_by_channel(ask), _channels(ask), "filled" if training else "any")
+    if not training:
+        yield from (ask.line({0: Shard(dim)}, [Shard(dim), *_whole(ask)]) for dim in _others(ask))
+
+
+def batches_backward(ask: Ask) -> Iterator[Line]:
+    """By channels; where statistics were given, by all other dims, and weight and bias have parts of sums.
+
+    Each rank must have some: torch 2.13 divides by the number of channels, and without any the process dies.
+    """
+    if not _opaque(ask):
+        yield ask.line(_by_channel(ask), _channels(ask), "filled")
+        big = [leaf for name in ("grad_out", "input") for leaf in ask.leaves(name)]
+        for dim in _others(ask) if not trains(ask) else ():
+            yield ask.line(dict.fromkeys(big, Shard(dim)), ask.masked([Shard(dim), SUM, SUM]), "filled")
+    yield from linear(ask, ask.leaf("grad_out"))
+
+
+def trains(ask: Ask) -> bool:
+    """Whether statistics are taken of the batch."""
+    told = [ask.get(name) for name in ("training", "train", "update")]
+    return any(told) or ALWAYS.get(ask.op, False)
+
+
+def grouped(ask: Ask) -> Iterator[Line]:
+    """Group norm by rows.  Not by groups of channels: its kernel refuses a piece that has gaps."""
+    if ask["N"] == rows(ask)["N"]:
+        yield ask.line({0: Shard(0)}, [Shard(0)] * 3)
+
+
+def grouped_backward(ask: Ask) -> Iterator[Line]:
+    """By rows; the gradients of weight and bias are parts of sums over them."""
+    if ask["N"] == rows(ask)["N"]:
+        big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
+        yield ask.line(dict.fromkeys(big, Shard(0)), ask.masked([Shard(0), SUM, SUM]))
+    yield from linear(ask, ask.leaf("grad_out"))
+
+
+def rows(ask: Ask) -> dict[str, int]:
+    """What group norm is told of the input, which need not be its first size: as many as each rank has."""
+    return {"N": ask.meta("input").shape[0]}
+
+
+def _by_channel(ask: Ask) -> dict[int, Placement]:
+    """Every tensor with channels, cut by them; what holds none, as statistics that were not saved, is left whole."""
+    channels = ask.meta("input").shape[CHANNEL]
+    return {leaf: _channel(meta) for leaf, meta in enumerate(ask.tensors) if meta.shape != (0,) or not channels}
+
+
+def _channels(ask: Ask) -> list[Placement | None]:
+    return [None if meta is None else _channel(meta) for meta in ask.outputs]
+
+
+def _channel(meta: Meta) -> Placement:
+    """Dim 1 of the large tensors, dim 0 of those that have a number for each channel; a kernel's bytes have none."""
+    if meta.dtype == torch.uint8:
+        return Replicate()
+    return Shard(CHANNEL if meta.ndim > 1 else 0)
+
+
+def _whole(ask: Ask) -> list[Placement | None]:
+    return [None if meta is None else Replicate() for meta in ask.outputs[1:]]
+
+
+def _others(ask: Ask) -> list[int]:
+    return [dim for dim in range(ask.meta("input").ndim) if dim != CHANNEL]
+
+
+def _opaque(ask: Ask) -> bool:
+    """Whether a kernel hands bytes of its own from forward to backward, which nobody can cut."""
+    return any(
+        meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,) for meta in (*ask.tensors, *ask.outputs)
+    )
+
+
+def renormalised(ask: Ask) -> Iterator[Line]:
+    """renorm: what stands at one place along a dim is scaled by its own norm."""
+    (dim,) = ask.dims("dim")
+    yield ask.line({0: Shard(dim)}, [Shard(dim)])
+
+
+RULES: tuple[Entry, ...] = with_variants((
+    *rules("norms", "the last dims are normalised together", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layers),
+    *rules("norms", "rows are normalised one by one; what is learned is summed over them",
+           ["aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"], layers_backward),
+    *rules("norms", "each channel has statistics of its own",
+           ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats",
+            "aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit_no_training.default",
+            "aten._batch_norm_with_update.default", "aten._batch_norm_with_update_functional.default"], batches),
+    *rules("norms", "each channel has statistics of its own",
+           ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batches_backward),
+    *rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], grouped, own=rows),
+    *rules("norms", "each row has statistics of its own; what is learned is summed over them",
+           ["aten.native_group_norm_backward.default"], grouped_backward, own=rows),
+    *rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renormalised),
+))  # fmt: skip

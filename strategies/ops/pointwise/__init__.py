@@ -1,0 +1,1 @@
+"""Rules: elementwise, linear, creation, optimizers."""

@@ -1,0 +1,1 @@
+"""Rules: reductions, norms, softmax, scans."""

@@ -1,0 +1,1 @@
+"""What the line of a rule means: book, local calls, checks."""

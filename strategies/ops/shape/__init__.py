@@ -1,0 +1,1 @@
+"""Rules: views, reshapes, slices, joining, padding."""

@@ -1,0 +1,111 @@
+"""Tensors joined, repeated, turned and masked: no element changes, and a dim that is joined or turned is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategies.ops.lib.dim_maps import kept, mapped, pending, sharded
+from strategies.ops.lib.overload_variants import with_variants
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
+
+FAMILY = "joining"
+
+
+def skipped(meta: Meta) -> bool:
+    """Whether `cat` takes a tensor for none at all: one dim and no rows, whatever the others are."""
+    return meta.shape == (0,)
+
+
+def joined(ask: Ask) -> Iterator[Line]:
+    """All are cut alike along another dim.  The joined dim may be cut where one tensor has all of its rows.
+
+    A tensor that is taken for none has one dim, and nothing in it to cut.
+    """
+    leaves = ask.leaves("tensors")
+    yield from pending(ask, leaves)
+    result = ask.outputs[0]
+    if result is None or result.ndim == 0:
+        return
+    dim = ask["dim"] % result.ndim
+    real = [leaf for leaf in leaves if result.ndim == 1 or not skipped(ask.tensors[leaf])]
+    for other, _ in kept(result.ndim, dim):
+        yield sharded(ask, dict.fromkeys(leaves, 0) | dict.fromkeys(real, other), other)
+    full = [leaf for leaf in real if ask.tensors[leaf].shape[dim] > 0]
+    if len(full) == 1:
+        yield sharded(ask, {full[0]: dim}, dim)
+
+
+def stacked(ask: Ask) -> Iterator[Line]:
+    leaves = ask.leaves("tensors")
+    yield from pending(ask, leaves)
+    ndim = ask.tensors[leaves[0]].ndim
+    new = ask["dim"] % (ndim + 1)
+    for dim in range(ndim):
+        yield sharded(ask, dict.fromkeys(leaves, dim), dim + (dim >= new))
+
+
+def repeated(ask: Ask) -> Iterator[Line]:
+    """A dim that is there once, or not at all, may be cut; the pieces of two copies would lie one after the other."""
+    yield from pending(ask, [0])
+    ndim, times = ask.tensors[0].ndim, ask["repeats"]
+    new = len(times) - ndim
+    result = ask.outputs[0]
+    if result is not None:
+        once = [dim for dim in range(ndim) if times[dim + new] == 1 or result.shape[dim + new] == 0]
+        yield from mapped(ask, [(dim, dim + new) for dim in once])
+
+
+def rolled(ask: Ask) -> Iterator[Line]:
+    """Without dims all elements are rolled as one row."""
+    given, shifts = ask.tensors[0], ask["shifts"]
+    yield from pending(ask, [0])
+    turned = ask.dims("dims") if any(shifts) else ()
+    yield from mapped(ask, kept(given.ndim, *turned))
+
+
+def flipped(ask: Ask) -> Iterator[Line]:
+    """To flip one row, or none, is to do nothing."""
+    given = ask.tensors[0]
+    yield from pending(ask, [0])
+    turned = [dim % max(given.ndim, 1) for dim in ask["dims"]]
+    yield from mapped(ask, kept(given.ndim, *(dim for dim in turned if dim < given.ndim and given.shape[dim] > 1)))
+
+
+def turned(ask: Ask) -> Iterator[Line]:
+    """A turn of a plane by right angles; by none at all it is nothing, but that is not worth a line."""
+    yield from pending(ask, [0])
+    ndim = ask.tensors[0].ndim
+    yield from mapped(ask, kept(ndim, *(dim % ndim for dim in ask["dims"])))
+
+
+def in_blocks(ask: Ask) -> Iterator[Line]:
+    """Matrices along the diagonal of one; zeros beside them fold to zero."""
+    yield from pending(ask, ask.leaves("tensors"))
+
+
+def triangle(ask: Ask) -> Iterator[Line]:
+    """What lies beyond the diagonal becomes zero, which every reduction leaves as it is; matrices are whole."""
+    yield from pending(ask, [0])
+    yield from mapped(ask, [(dim, dim) for dim in range(ask.tensors[0].ndim - 2)])
+
+
+_JOINED = "rows of several tensors one after the other: the joined dim is whole"
+_TURNED = "a dim whose rows change places is whole"
+
+RULES: tuple[Entry, ...] = with_variants(
+    (
+        *rules(FAMILY, _JOINED, ["aten.cat.default"], joined),
+        *rules(
+            FAMILY,
+            "a new dim, of one row for each tensor, is whole",
+            ["aten.stack.default", "aten._stack.default"],
+            stacked,
+        ),
+        *rules(FAMILY, "a dim that is repeated is whole", ["aten.repeat.default"], repeated),
+        *rules(FAMILY, _TURNED, ["aten.roll.default"], rolled),
+        *rules(FAMILY, _TURNED, ["aten.flip.default"], flipped),
+        *rules(FAMILY, _TURNED, ["aten.rot90.default"], turned),
+        *rules(FAMILY, "zeros beside what is given", ["aten.block_diag.default"], in_blocks),
+        *rules(FAMILY, "a triangle takes its matrix whole", ["aten.tril.default", "aten.triu.default"], triangle),
+    )
+)

@@ -1,0 +1,140 @@
+"""Views that name dims: each dim of the argument is a dim of the result, or is gone, or is new.
+
+No element changes, so a rank's piece of the view is the view of its piece, and every reduction goes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from torch.distributed.tensor import Shard
+
+from strategies.model.rule import Call
+from strategies.ops.lib.dim_maps import LINEAR, kept, mapped, pending, shifted
+from strategies.ops.lib.overload_variants import with_variants
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, exists, rules
+
+FAMILY = "views"
+Dims = Iterable[tuple[int, int]]
+
+
+def viewing(dims: Callable[[Ask], Dims]) -> Callable[[Ask], Iterator[Line]]:
+    """The lines of a view whose dims go where `dims` says."""
+
+    def lines(ask: Ask) -> Iterator[Line]:
+        yield from pending(ask, [0])
+        yield from mapped(ask, dims(ask))
+
+    lines.__wrapped__ = dims  # type: ignore[attr-defined]
+    return lines
+
+
+def same(ask: Ask) -> Dims:
+    return kept(ask.tensors[0].ndim)
+
+
+def permuted(ask: Ask) -> Dims:
+    return [(dim, place) for place, dim in enumerate(ask.dims("dims"))] if ask["dims"] else []
+
+
+def transposed(ask: Ask) -> Dims:
+    """`t` has no arguments: it swaps the dims of a matrix, and leaves less than a matrix as it is."""
+    ndim = ask.tensors[0].ndim
+    named = [name for name in ("dim0", "axis0") if name in ask.arguments]
+    one, other = (ask[named[0]], ask[named[0].replace("0", "1")]) if named else (0, ndim - 1)
+    swap = {one % max(ndim, 1): other % max(ndim, 1), other % max(ndim, 1): one % max(ndim, 1)}
+    return [(dim, swap.get(dim, dim)) for dim in range(ndim)]
+
+
+def unsqueezed(ask: Ask) -> Dims:
+    ndim = ask.tensors[0].ndim
+    new = ask["dim"] % (ndim + 1)
+    return [(dim, dim + (dim >= new)) for dim in range(ndim)]
+
+
+def squeezed(ask: Ask) -> Dims:
+    return shifted(ask.tensors[0].ndim, *_gone(ask))
+
+
+def by_dims(ask: Ask) -> Call:
+    """A dim that is asked to go stays if it has more than one row; but a rank's piece of it may have one, and lose the dim.
+    So every rank is told the dims that go of the whole."""
+    packet, out = ask.op.split(".")[1], ask.get("out")
+    args = (ask["self"], _gone(ask))
+    return Call(f"aten.{packet}.dims_out", args, (("out", out),)) if out else Call(f"aten.{packet}.dims", args)
+
+
+def _gone(ask: Ask) -> list[int]:
+    return [dim for dim in _asked(ask) if ask.tensors[0].shape[dim] == 1]
+
+
+def _asked(ask: Ask) -> tuple[int, ...]:
+    """The dims that are to go if they are one: of none named all, but of an empty list of them none."""
+    named = ask.get("dim")
+    return () if named in ([], ()) else ask.dims("dim") if ask.tensors[0].ndim else ()
+
+
+def squeezing() -> Iterator[Entry]:
+    """Each op that squeezes dims, and its siblings, which name one dim, or none and mean all."""
+    given = rules(FAMILY, "dims of size one go", ["aten.squeeze.dims"], viewing(squeezed), instead=by_dims)
+    for entry in with_variants(given):
+        packet, _, which = entry.op.rpartition(".")
+        siblings = which, which.replace("dims", "dim"), which.replace("dims_", "").replace("dims", "default")
+        yield from (replace(entry, op=op) for op in (f"{packet}.{name}" for name in siblings) if exists(op))
+
+
+def expanded(ask: Ask) -> Iterator[Line]:
+    """A new row is the old one again, on every rank: a dim that is made larger may be cut while the argument is whole."""
+    yield from pending(ask, [0])
+    given, result = ask.tensors[0], ask.outputs[0]
+    if result is None:
+        return
+    new = result.ndim - given.ndim
+    grown = [dim for dim, size in enumerate(result.shape) if dim < new or size != given.shape[dim - new]]
+    yield from mapped(ask, [(dim - new, dim) for dim in range(new, result.ndim) if dim not in grown])
+    yield from (ask.line({}, [Shard(dim)]) for dim in grown)
+
+
+def paired(ask: Ask) -> Iterator[Line]:
+    """Complex numbers and pairs of real ones: parts add up in each half alone, but do not multiply so."""
+    fewer = min(ask.tensors[0].ndim, *(meta.ndim for meta in ask.outputs if meta is not None))
+    yield from mapped(ask, [(dim, dim) for dim in range(fewer)])
+    yield from _pending_across(ask, LINEAR)
+
+
+def _pending_across(ask: Ask, kinds: Iterable[str]) -> Iterator[Line]:
+    for line in pending(Ask(ask.op, ask.arguments, ask.tensors, (ask.tensors[0],)), [0], kinds):
+        yield ask.line({0: line.outputs[0]}, line.outputs) if line.outputs[0] is not None else line
+
+
+def negated(ask: Ask) -> Iterator[Line]:
+    yield from pending(ask, [0], LINEAR)
+    yield from mapped(ask, same(ask))
+
+
+_SAME = ("aten.alias", "aten.detach", "aten.lift", "aten.lift_fresh", "prims.view_of")
+_MOVED = "the dims change their order"
+
+RULES: tuple[Entry, ...] = with_variants(
+    (
+        *rules(FAMILY, "the same elements", [f"{name}.default" for name in _SAME], viewing(same)),
+        *rules(FAMILY, _MOVED, ["aten.permute.default"], viewing(permuted)),
+        *rules(
+            FAMILY,
+            _MOVED,
+            ["aten.transpose.int", "aten.t.default", "aten.swapdims.default", "aten.swapaxes.default"],
+            viewing(transposed),
+        ),
+        *rules(FAMILY, "a dim of size one is put in", ["aten.unsqueeze.default"], viewing(unsqueezed)),
+        *squeezing(),
+        *rules(FAMILY, "rows are read again and again", ["aten.expand.default"], expanded, shapes=["size"]),
+        *rules(
+            FAMILY,
+            "a complex number is two real ones",
+            ["aten.view_as_real.default", "aten.view_as_complex.default"],
+            paired,
+        ),
+        *rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
+    )
+)

@@ -1,0 +1,1 @@
+"""Our own rules on trial, and beside DTensor's."""

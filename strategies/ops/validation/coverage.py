@@ -1,0 +1,244 @@
+"""Our rules beside DTensor's on the overloads that programs use most: is every sound line of theirs one of ours?
+
+A line of theirs is ours where we have the same one, or one that serves wherever theirs does and costs nothing more: a
+replica may be cut, or made partial, without a word to the others, so ours may take a shard or a part where theirs
+takes a replica, and may give a replica where theirs gives anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.spec import shorts
+from localtensor.layout.tolerance import UNSTABLE
+from strategies.base.worker_pool import Done, Failed
+from strategies.inputs.variants import adversarial_values as kinds
+from strategies.inputs.variants.value_variants import adverse
+from strategies.model.oracle import REFUSALS, Truth, tell
+from strategies.model.rule import Rule, Sample, results
+from strategies.model.verdict import Verdict
+from strategies.ops.all_rules import OUR_RULES
+from strategies.ops.lib.foreach_lift import ALONE
+from strategies.ops.semantics.rulebook import Entry, Placements
+from strategies.ops.validation.claims import own_claims
+from strategies.ops.validation.most_used import most_used
+from strategies.sweep.executors import Hands
+from strategies.torch_api import dtensor
+from strategies.validation.claim_sources import TooMany, claims
+from strategies.validation.probe import try_claims
+
+SECONDS = 120.0
+"""Time limit of one overload."""
+THOROUGH, VALUES = 2, 3
+"""On so many calls of an overload, the first, a line of theirs must be right by all other values before it counts; on the
+others by so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A line of theirs that is right on a call, and that nothing of ours serves."""
+
+    rule: str
+    ranks: int
+    call: str
+    excused: str = ""
+    """Why we leave it out although it was right on what was tried; empty if it is a gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One overload: the different lines of theirs that are right, how many of them we have, and those we lack.
+
+    `lucky` are lines that were right on one call and wrong on another: they are no rules.  `why` says why nothing
+    could be compared; it is empty if something was.
+    """
+
+    op: str
+    theirs: int = 0
+    same: int = 0
+    served: int = 0
+    lacking: tuple[Lacking, ...] = ()
+    lucky: tuple[str, ...] = ()
+    calls: int = 0
+    why: str = ""
+
+    @property
+    def covered(self) -> bool:
+        return all(one.excused for one in self.lacking)
+
+
+def serves(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
+    """Whether our line does wherever theirs does.  `tensors` says which results are tensors at all."""
+    inputs = all(a == b or isinstance(b, Replicate) for a, b in zip(ours.inputs, theirs.inputs, strict=True))
+    mine, other = _of_tensors(ours.outputs, tensors), _of_tensors(theirs.outputs, tensors)
+    pairs = zip(mine, other, strict=False)
+    return inputs and len(mine) == len(other) and all(a == b or b is None or isinstance(a, Replicate) for a, b in pairs)
+
+
+WRAPS = "integers wrap where they are large and are cut off where they are divided: P(avg), P(min), P(max) are not kept"
+ONE_BY_ONE = "a long list has lines for all elements alike; who wants each in its own way asks about each"
+UNDERFLOWS = "numbers that are not zero may have a product that is: it underflows"
+OVERFLOWS = "where a product of complex numbers overflows, it hangs on the order whether it is infinite or NaN"
+WEIGHED = "the average is divided by the weights of the classes that the targets name, which no rule sees"
+
+
+def excuse(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()) -> str:
+    """The documented exceptions: why a line that was right on a call is none of ours all the same, or empty.
+
+    `outputs` are the results of the call.
+    """
+    packet = sample.op.split(".")[1]
+    held = [*zip(rule.inputs, sample.tensors, strict=True), *zip(rule.outputs, outputs, strict=False)]
+    parts = [(p.reduce_op, x) for p, x in held if isinstance(p, Partial) and isinstance(x, Tensor)]
+    if any(kind in ("avg", "min", "max") and _is_integer(x) for kind, x in parts):
+        return WRAPS
+    if packet.startswith("_foreach_") and len({*rule.inputs}) > 1 and _longest(sample) > ALONE:
+        return ONE_BY_ONE
+    if packet == "all" and any(kind == "product" and x.dtype != torch.bool for kind, x in parts):
+        return UNDERFLOWS
+    if packet == "prod" and any(kind == "product" and x.dtype.is_complex for kind, x in parts):
+        return OVERFLOWS
+    averages = packet.startswith("nll_loss") and packet.endswith("forward")
+    return WEIGHED if averages and any(isinstance(p, Partial) and p.reduce_op == "avg" for p in rule.outputs) else ""
+
+
+def _is_integer(x: Tensor) -> bool:
+    return not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
+
+
+def _longest(sample: Sample) -> int:
+    return max((len(value) for value in sample.call.args if isinstance(value, (list, tuple))), default=0)
+
+
+def _of_tensors(outputs: Placements, tensors: Sequence[bool]) -> list[Placement | None]:
+    return [p for p, is_tensor in zip(outputs, tensors, strict=False) if is_tensor]
+
+
+def compare(
+    op: str, entry: Entry | None, calls: Iterable[Sample], *, ranks: Sequence[int] = (2, 3), seed: int = 0
+) -> Compared:
+    """One overload on these calls."""
+    found: dict[str, tuple[bool, bool, Lacking]] = {}
+    wrong: set[str] = set()
+    tried = 0
+    for number, sample in enumerate(calls):
+        truth = _truth(sample, seed)
+        if truth is None:
+            continue
+        tried += 1
+        for size, rule, verdict in _theirs(sample, truth, number, ranks, seed):
+            name = str(rule)
+            if verdict is not Verdict.SOUND:
+                wrong.add(name)
+                continue
+            same, served = _ours(entry, sample, truth, size, rule)
+            here = Lacking(name, size, ", ".join(sample.arguments()), excuse(rule, sample, results(truth.raw)))
+            before = found.get(name, (True, True, here))
+            shown = before[2] if served or (not before[1] and not before[2].excused) else here
+            found[name] = (before[0] and same, before[1] and served, shown)
+    right = {name: seen for name, seen in found.items() if name not in wrong}
+    lacking = tuple(seen[2] for seen in right.values() if not seen[1])
+    same_count, served_count = sum(seen[0] for seen in right.values()), sum(seen[1] for seen in right.values())
+    lucky = tuple(sorted(found.keys() & wrong))
+    why = "" if right else "DTensor has no line for any call that was tried" if tried else "no call could be tried"
+    return Compared(op, len(right), same_count, served_count - same_count, lacking, lucky, tried, why)
+
+
+def _truth(sample: Sample, seed: int) -> Truth | None:
+    try:
+        truth = tell(sample, seed=seed)
+    except REFUSALS:
+        return None
+    return truth if truth.unstable <= UNSTABLE else None
+
+
+def _theirs(
+    sample: Sample, truth: Truth, number: int, ranks: Sequence[int], seed: int
+) -> Iterator[tuple[int, Rule, Verdict]]:
+    """Each plain line of DTensor's about this call, with our verdict; that all is replicated needs no line.
+
+    Where DTensor has a dispatch of its own (a convolution sends rows of an image to its neighbours), a line counts for
+    what it says without one.
+    """
+    alone = dtensor.Question(sample, 1, truth.raw)
+    alone.partials = number < 2
+    budget = len(kinds.VALUES) if number < THOROUGH else VALUES
+    others = adverse(sample, truth, number, seed=seed, budget=budget)
+    for size in ranks:
+        try:
+            claimed = claims(sample, size, truth.raw, alone)
+        except (*REFUSALS, TooMany, AttributeError, ArithmeticError):
+            continue
+        plain = [replace(one, whole="") for one in claimed if one.rule.plain and not _replicated(one.rule)]
+        for instance in try_claims(sample, truth, size, plain, seed=seed, variants=others):
+            if instance.verdict in (Verdict.SOUND, Verdict.UNSOUND):
+                yield size, instance.rule, instance.verdict
+
+
+def _replicated(rule: Rule) -> bool:
+    return all(p is None or isinstance(p, Replicate) for p in (*rule.inputs, *rule.outputs))
+
+
+def _ours(entry: Entry | None, sample: Sample, truth: Truth, ranks: int, theirs: Rule) -> tuple[bool, bool]:
+    """Whether we have the very line, and whether one of ours serves."""
+    if entry is None:
+        return False, False
+    tensors = [isinstance(x, Tensor) for x in results(truth.raw)]
+    mine = [claim.rule for claim in own_claims(entry, sample, ranks, truth.raw)]
+    key = shorts(theirs.inputs), shorts(_of_tensors(theirs.outputs, tensors))
+    same = any(key == (shorts(one.inputs), shorts(_of_tensors(one.outputs, tensors))) for one in mine)
+    return same, same or any(serves(one, theirs, tensors) for one in mine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    op: str
+    calls: tuple[Sample, ...]
+    ranks: tuple[int, ...]
+    seed: int
+
+
+def _work(task: _Task, note: Callable[[int], None]) -> Compared:
+    def noted() -> Iterator[Sample]:
+        for number, call in enumerate(task.calls):
+            note(number)
+            yield call
+
+    return compare(task.op, OUR_RULES.get(task.op), noted(), ranks=task.ranks, seed=task.seed)
+
+
+def coverage(
+    crew: Hands,
+    calls: Mapping[str, Sequence[Sample]],
+    *,
+    ops: Sequence[str] | None = None,
+    ranks: Sequence[int] = (2, 3),
+    seed: int = 0,
+    tick: Callable[[int], None] | None = None,
+) -> list[Compared]:
+    """Every one of these overloads, the most used ones if none are named, in their order.
+
+    A call that kills its process is left out, and the overload's others are tried again.
+    """
+    names = most_used() if ops is None else list(ops)
+    todo = [_Task(op, tuple(calls.get(op, ())), tuple(ranks), seed) for op in names]
+    found: dict[str, Compared] = {}
+    while todo:
+        again: list[_Task] = []
+        for task, answer in zip(todo, crew.run(_work, todo, limit=SECONDS, tick=tick), strict=True):
+            if isinstance(answer, Done):
+                found[task.op] = answer.value
+                continue
+            found[task.op] = Compared(task.op, why=answer.error if isinstance(answer, Failed) else answer.why)
+            if not isinstance(answer, Failed) and len(task.calls) > 1:
+                last = max(answer.noted, 0)
+                again.append(replace(task, calls=task.calls[:last] + task.calls[last + 1 :]))
+        todo, tick = again, None
+    return [found[op] for op in names]

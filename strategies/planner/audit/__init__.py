@@ -1,0 +1,1 @@
+"""DTensor's own redistributions on trial."""

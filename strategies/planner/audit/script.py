@@ -1,0 +1,174 @@
+"""The evidence that one can run: a redistribution that goes wrong, as a script of plain torch for torchrun."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.shards import split
+from localtensor.layout.spec import Spec
+from strategies.planner.audit.causes import Cause
+from strategies.planner.audit.compare import slack
+from strategies.planner.audit.rank_run import users
+from strategies.planner.audit.simulated_run import Job
+from strategies.programs.repro.script import literal
+from strategies.programs.run.follow_ups import placement_code
+from strategies.torch_api import mesh_and_caches as meshed
+
+_SCRIPT = '''"""{pair}
+
+DTensor in torch {version}, {mode}: {reason}
+
+Run:  torchrun --nproc-per-node {ranks} {name}
+It prints what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused.
+"""
+
+import datetime
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable  # noqa: F401
+from math import inf, nan  # noqa: F401
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+logging.disable()
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
+{flatten}{averages}
+# what each rank holds: {src}
+held = [
+    {held}
+]
+# what each rank is to hold: {dst}
+want = [
+    {want}
+]
+whole = {whole}
+src, dst = {src_code}, {dst_code}
+{work}
+
+try:
+    with _redistribute.use_min_cost_redistribution_plan({graph}):
+        got = redistributed(held[rank].clone())
+except Exception as error:
+    print(f"rank {{rank}} is refused: {{type(error).__name__}}: {{error}}", flush=True)
+    sys.exit(1)
+print(f"rank {{rank}} got {{got.dtype}} {{got.tolist()}}", flush=True)
+{folds}asked = want[rank]
+same = (got.shape, got.dtype) == (asked.shape, asked.dtype) and {same}
+print(f"rank {{rank}} want {{asked.dtype}} {{asked.tolist()}}: {{'right' if same else 'WRONG'}}", flush=True)
+{referee}wrong = torch.tensor([float(not same)])
+dist.all_reduce(wrong)
+dist.destroy_process_group()
+sys.exit(1 if wrong.item() else 0)
+'''
+
+_USERS = """
+
+def redistributed(piece):
+    given = DTensor.from_local(piece, mesh, src, run_check=False, shape=whole.shape, stride=whole.stride())
+    return given.redistribute(placements=dst).to_local()
+"""
+
+_OWN = '''meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+
+
+def redistributed(piece):
+    """What DTensor calls for its own use: a user cannot ask for a shard order, or for a Partial."""
+    have, need = {have}, {need}
+    return _redistribute.redistribute_local_tensor(piece, have, need)
+'''
+
+_FOLD = """every = [None] * dist.get_world_size()
+dist.all_gather_object(every, got)
+for kind, groups in {folds}:
+    after = list(every)
+    for group in groups:
+        stack = torch.stack([every[other] for other in group])
+        how = {{"sum": stack.sum, "avg": stack.mean, "min": stack.amin, "max": stack.amax, "product": stack.prod}}[kind]
+        for other in group:
+            after[other] = how(0)
+    every = after
+got = every[rank]  # what the ranks of the partial axes hold together
+"""
+
+_REFEREE = """dealt = distribute_tensor(whole, mesh, dst, src_data_rank=None).to_local()
+print(f"rank {rank} has {dealt.tolist()} where distribute_tensor deals the whole tensor", flush=True)
+"""
+
+
+def script(cause: Cause, name: str, *, seed: int = 0) -> str:
+    """The text of a script that shows the smallest pair of a finding, with its very values."""
+    pair, job = cause.pair, Job.of(cause.pair, seed)
+    plain = [p if not isinstance(p, Partial) else Replicate() for p in pair.dst.placements]
+    want = split(job.whole, Spec(pair.mesh, tuple(plain), pair.dst.shape, pair.dst.dtype, pair.dst.shard_order))
+    partial = plain != list(pair.dst.placements)
+    averaged = any(p == Partial("avg") for p in (*pair.src.placements, *pair.dst.placements))
+    own = _OWN.format(have=_spec(pair.src, "src"), need=_spec(pair.dst, "dst"))
+    return _SCRIPT.format(
+        pair=pair, version=torch.__version__.split("+")[0], mode=_MODES[cause.modes[0]], reason=cause.outcome.text,
+        ranks=pair.mesh.ranks, name=name, mesh=pair.mesh.sizes, names=pair.mesh.names,
+        flatten="".join(_flatten(names, pair.mesh.names) for names in pair.flattened),
+        averages=_averages() if averaged else "", src=pair.src, dst=pair.dst, whole=literal(job.whole),
+        held=",\n    ".join(map(literal, job.pieces)), want=",\n    ".join(literal(piece.clone()) for piece in want),
+        src_code=_list(pair.src.placements), dst_code=_list(pair.dst.placements),
+        work=_USERS if users(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
+        folds=_FOLD.format(folds=_folds(pair.dst)) if partial else "", same=_same(slack([*job.pieces, job.whole])),
+        referee="" if partial or pair.dst.shard_order else _REFEREE,
+    )  # fmt: skip
+
+
+_MODES = {"greedy": "as it plans by itself", "graph": "under use_min_cost_redistribution_plan"}
+
+
+def _same(room: float) -> str:
+    return f"torch.allclose(got, asked, rtol=0.0, atol={room:.3g})" if room else "torch.equal(got, asked)"
+
+
+def _list(placements: Sequence[Placement]) -> str:
+    return f"[{', '.join(map(placement_code, placements))}]"
+
+
+def _flatten(names: tuple[str, ...], every: tuple[str, ...]) -> str:
+    part = "mesh" if names == every else f"mesh[{names!r}]"
+    return f'{part}._flatten("{"_".join(names)}")\n'
+
+
+def _averages() -> str:
+    """gloo has no average: there it is a sum that is divided."""
+    return (
+        f"\n\n{inspect.getsource(meshed.divided)}\n\n"
+        'for each in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):\n'
+        "    if hasattr(functional, each):\n"
+        "        setattr(functional, each, functools.partial(divided, getattr(functional, each)))\n"
+    )
+
+
+def _spec(spec: Spec, name: str) -> str:
+    if not spec.shard_order:
+        return f"DTensorSpec(mesh, tuple({name}), meta)"
+    orders = [(dim, spec.cut_by(dim)) for dim in range(len(spec.shape)) if spec.cut_by(dim)]
+    listed = "".join(f"ShardOrderEntry({dim}, {axes}), " for dim, axes in orders)
+    return f"DTensorSpec(mesh, tuple({name}), meta, ({listed}), use_strided_shard_as_shard_order=False)"
+
+
+def _folds(spec: Spec) -> list[tuple[str, list[tuple[int, ...]]]]:
+    return [
+        (placement.reduce_op, list(spec.mesh.groups(spec.mesh.names[axis])))
+        for axis, placement in enumerate(spec.placements)
+        if isinstance(placement, Partial)
+    ]

@@ -1,0 +1,251 @@
+"""Pairs that are a little simpler than a given one: one axis less, a smaller size, a replica in place of a shard.
+
+What such a pair shows is asked elsewhere; here it need only be a pair that DTensor can be held to.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors import LocalTensorError
+from localtensor.layout.meaning import in_order
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, StridedShard, cuts, shorts
+from strategies.planner.audit.pairs import Pair, told
+from strategies.planner.audit.rank_run import users
+from strategies.planner.audit.torch_plans import Refused, as_read, for_dtensor
+from strategies.planner.steps.alpha_beta import REPLICATE
+
+MOST_ROWS = 16
+"""Every smaller size of a dim is tried up to this one: what is uneven goes wrong of 7 rows, say, and of no fewer."""
+_DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
+
+
+def weight(pair: Pair) -> tuple[object, ...]:
+    """The less, the simpler to read; what a user can ask for comes first."""
+    both = (*pair.src.placements, *pair.dst.placements)
+    moved = sum(was != now for was, now in zip(pair.src.placements, pair.dst.placements, strict=True))
+    return (
+        len(pair.mesh.sizes), not users(pair.src, pair.dst), sum(p != REPLICATE for p in both),
+        sum(isinstance(p, StridedShard) for p in both) + sum(len(s.shard_order) for s in (pair.src, pair.dst)), moved,
+        len(pair.flattened), len(pair.src.shape), _DTYPES.index(pair.src.dtype) if pair.src.dtype in _DTYPES else 9,
+        pair.mesh.ranks, pair.mesh.sizes, torch.Size(pair.src.shape).numel() == 0, sum(pair.src.shape), pair.src.shape,
+        sum(isinstance(p, Partial) and p.reduce_op != "sum" for p in both), shorts(both), repr(pair),
+    )  # fmt: skip
+
+
+def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
+    """Every simpler pair that one edit makes, the boldest edits first."""
+    seen = {(pair.mesh, repr(pair))}
+    edits = (_axes, _plain, _placements, _shapes, _meshes, _names)
+    for found in itertools.chain(_parts(pair, mode), *(edit(pair) for edit in edits)):
+        if found is not None and (found.mesh, repr(found)) not in seen and weight(found) < weight(pair):
+            seen.add((found.mesh, repr(found)))
+            yield found
+
+
+def _made(mesh: Mesh, src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
+    kinds = [{p.reduce_op for p in spec.placements if isinstance(p, Partial)} for spec in (src, dst)]
+    if not (told(src) and told(dst)) or src == dst or (kinds[0] and kinds[1] and _turned(src, dst)):
+        return None
+    return Pair(src, dst, tuple(names for names in flattened if len(names) > 1))
+
+
+def _turned(src: Spec, dst: Spec) -> bool:
+    pairs = zip(src.placements, dst.placements, strict=True)
+    return any(isinstance(a, Partial) and isinstance(b, Partial) and a != b for a, b in pairs)
+
+
+def _edited(pair: Pair, change: Callable[[Spec], Spec]) -> Pair | None:
+    try:
+        src, dst = change(pair.src), change(pair.dst)
+        return _made(src.mesh, src, dst, pair.flattened)
+    except (LocalTensorError, IndexError, ValueError, KeyError):
+        return None
+
+
+def _parts(pair: Pair, mode: str) -> Iterator[Pair | None]:
+    """Single steps of DTensor's own plan, and the plan from or up to one of them."""
+    plan = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
+    if isinstance(plan, Refused) or len(plan.steps) < 2:
+        return
+    for step in plan.steps:
+        yield _made(pair.mesh, step.was, step.now, pair.flattened)
+    for step in plan.steps:
+        yield _made(pair.mesh, step.was, pair.dst, pair.flattened)
+        yield _made(pair.mesh, pair.src, step.now, pair.flattened)
+
+
+def _axes(pair: Pair) -> Iterator[Pair | None]:
+    """One mesh axis less."""
+    for axis in range(len(pair.mesh.sizes)) if len(pair.mesh.sizes) > 1 else ():
+        names = [n for i, n in enumerate(pair.mesh.names) if i != axis]
+        renamed = dict(zip(names, "abcdefgh", strict=False))
+        mesh = Mesh.of(*(s for i, s in enumerate(pair.mesh.sizes) if i != axis))
+        flattened = [tuple(renamed[n] for n in group if n in renamed) for group in pair.flattened]
+        cut = [_without(spec, axis, mesh) for spec in (pair.src, pair.dst)]
+        if cut[0] is not None and cut[1] is not None:
+            yield _made(mesh, cut[0], cut[1], flattened)
+
+
+def _without(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
+    own = as_read(spec)
+    placements = tuple(p for i, p in enumerate(own.placements) if i != axis)
+    orders = tuple((dim, tuple(a - (a > axis) for a in axes if a != axis)) for dim, axes in own.shard_order)
+    made = Spec(mesh, placements, spec.shape, spec.dtype, tuple((d, o) for d, o in orders if len(o) > 1))
+    return made if own is spec else strided(made)
+
+
+def strided(spec: Spec) -> Spec:
+    """The spec with its shard orders written as strided shards, as a user can write them."""
+    placements = list(spec.placements)
+    for dim, axes in spec.shard_order:
+        for axis, placement in in_order(dim, axes, spec.mesh.sizes).items():
+            placements[axis] = placement
+    return replace(spec, placements=tuple(placements), shard_order=())
+
+
+def _plain(pair: Pair) -> Iterator[Pair | None]:
+    """No submesh, no shard order, the plainest dtype, or a shard order as a user can write it."""
+    if pair.flattened:
+        yield replace(pair, flattened=())
+    for dtype in _DTYPES:
+        yield _edited(pair, lambda spec, dtype=dtype: replace(spec, dtype=dtype))  # type: ignore[misc]
+    yield _edited(pair, strided)
+    for change in (strided, lambda spec: replace(spec, shard_order=())):
+        yield _sides(pair, change(pair.src), pair.dst)
+        yield _sides(pair, pair.src, change(pair.dst))
+
+
+def _sides(pair: Pair, src: Spec, dst: Spec) -> Pair | None:
+    return _made(pair.mesh, src, dst, pair.flattened)
+
+
+def _placements(pair: Pair) -> Iterator[Pair | None]:
+    """Another placement on one axis: a replica, a plain shard, a sum; what the other side has there."""
+    for axis in range(len(pair.mesh.sizes)):
+        for now in (REPLICATE, *_simpler(pair.src, axis), *_simpler(pair.dst, axis)):
+            yield _edited(pair, lambda spec, axis=axis, now=now: _put(spec, axis, now))  # type: ignore[misc]
+            yield _try(pair, lambda axis=axis, now=now: (_put(pair.src, axis, now), pair.dst))  # type: ignore[misc]
+            yield _try(pair, lambda axis=axis, now=now: (pair.src, _put(pair.dst, axis, now)))  # type: ignore[misc]
+
+
+def _try(pair: Pair, make: Callable[[], tuple[Spec, Spec]]) -> Pair | None:
+    try:
+        return _sides(pair, *make())
+    except LocalTensorError:
+        return None
+
+
+def _simpler(spec: Spec, axis: int) -> list[Placement]:
+    held = spec.placements[axis]
+    if isinstance(held, Partial):
+        return [Partial("sum"), held]
+    cut = cuts(held)
+    return [Shard(0), Shard(cut[0]), StridedShard(cut[0], split_factor=2)] if cut is not None else []
+
+
+def _put(spec: Spec, axis: int, now: Placement) -> Spec:
+    placements = tuple(now if i == axis else p for i, p in enumerate(spec.placements))
+    orders = tuple((dim, axes) for dim, axes in spec.shard_order if axis not in axes)
+    return Spec(spec.mesh, placements, spec.shape, spec.dtype, orders)
+
+
+def _shapes(pair: Pair) -> Iterator[Pair | None]:
+    """One dim less, or a smaller one, or two dims changed for each other."""
+    shape = pair.src.shape
+    for dim in range(len(shape)) if len(shape) > 1 else ():
+        yield _edited(pair, lambda spec, dim=dim: _undimmed(spec, dim))  # type: ignore[misc]
+    for dim, size in enumerate(shape):
+        for less in sorted({*range(min(size, MOST_ROWS)), size - 1} - {size, -1}):
+            resized = (*shape[:dim], less, *shape[dim + 1 :])
+            yield _edited(pair, lambda spec, shape=resized: replace(spec, shape=shape))  # type: ignore[misc]
+    for one, other in itertools.combinations(range(len(shape)), 2):
+        yield _edited(pair, lambda spec, one=one, other=other: _swapped(spec, one, other))  # type: ignore[misc]
+
+
+def _undimmed(spec: Spec, dim: int) -> Spec:
+    if spec.cut_by(dim):
+        raise ValueError("it is cut")
+    moved = {d: d - (d > dim) for d in range(len(spec.shape))}
+    return _renumbered(spec, moved, tuple(s for d, s in enumerate(spec.shape) if d != dim))
+
+
+def _swapped(spec: Spec, one: int, other: int) -> Spec:
+    moved = {d: d for d in range(len(spec.shape))} | {one: other, other: one}
+    return _renumbered(spec, moved, tuple(spec.shape[moved[d]] for d in range(len(spec.shape))))
+
+
+def _renumbered(spec: Spec, moved: dict[int, int], shape: tuple[int, ...]) -> Spec:
+    def of(p: Placement) -> Placement:
+        if isinstance(p, StridedShard):
+            return StridedShard(moved[p.dim], split_factor=p.split_factor)
+        return Shard(moved[p.dim]) if isinstance(p, Shard) else p
+
+    orders = tuple(sorted((moved[dim], axes) for dim, axes in spec.shard_order))
+    return Spec(spec.mesh, tuple(map(of, spec.placements)), shape, spec.dtype, orders)
+
+
+def _meshes(pair: Pair) -> Iterator[Pair | None]:
+    """A smaller axis; strided shards that encode an order encode the same one there."""
+    for axis, size in enumerate(pair.mesh.sizes):
+        for less in range(2, size):
+            mesh = Mesh.of(*(less if i == axis else s for i, s in enumerate(pair.mesh.sizes)))
+            yield _edited(pair, lambda spec, mesh=mesh: _on(spec, mesh))  # type: ignore[misc]
+
+
+def _on(spec: Spec, mesh: Mesh) -> Spec:
+    own = as_read(spec)
+    moved = replace(own, mesh=mesh)
+    return moved if own is spec else strided(moved)
+
+
+def _names(pair: Pair) -> Iterator[Pair | None]:
+    """Two axes changed for each other."""
+    for one, other in itertools.combinations(range(len(pair.mesh.sizes)), 2):
+        place = {one: other, other: one}
+        order = [place.get(axis, axis) for axis in range(len(pair.mesh.sizes))]
+        mesh = Mesh.of(*(pair.mesh.sizes[axis] for axis in order))
+        named = {pair.mesh.names[order[axis]]: mesh.names[axis] for axis in range(len(order))}
+        flattened = [tuple(sorted(named[n] for n in names)) for names in pair.flattened]
+        src, dst = (_reseated(spec, order, mesh) for spec in (pair.src, pair.dst))
+        yield _made(mesh, src, dst, flattened)
+
+
+def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
+    own = as_read(spec)
+    placements = tuple(own.placements[axis] for axis in order)
+    cut = {dim: own.cut_by(dim) for dim in range(len(spec.shape)) if own.cut_by(dim)}
+    orders = tuple((dim, tuple(order.index(axis) for axis in axes)) for dim, axes in cut.items())
+    made = Spec(mesh, placements, spec.shape, spec.dtype, orders)
+    return made if own is spec else strided(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """A pair that still shows it, and how many were tried."""
+
+    pair: Pair
+    tried: int
+
+
+def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Smallest:
+    """The simplest pair that is reached by edits each of which still shows it."""
+    tried = 0
+    again = True
+    while again:
+        again = False
+        for other in smaller(pair, mode):
+            if tried >= tries:
+                break
+            tried += 1
+            if shows(other):
+                pair, again = other, True
+                break
+    return Smallest(pair, tried)

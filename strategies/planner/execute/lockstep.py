@@ -1,0 +1,198 @@
+"""Plans carried out on all ranks' tensors in one control flow: on a list of them, or on a LocalTensor.
+
+A list goes through the pure functions of `localtensor.collectives.reference`, group by group, each rank with its own part of
+each step: what real ranks do, without ranks.  A LocalTensor stays folded: even steps are one collective in lockstep,
+and of the others each is done once for all groups that bring the same values to the same pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.collectives import reference as collectives
+from localtensor.errors import WrongPieces
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.reductions import CARRIED
+from localtensor.layout.shards import local_shapes
+from localtensor.layout.spec import Spec, StridedShard, cuts, short
+from localtensor.lockstep.collectives_api import (
+    all_gather_into_tensor,
+    all_reduce,
+    reduce_scatter_tensor,
+    shard_dim_alltoall,
+)
+from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.values.local_tensor import LocalTensor
+from strategies.planner.execute.rows import groups
+from strategies.planner.execute.step import Call, Work, plain, table, together, work
+from strategies.planner.steps.legal_steps import size_of
+from strategies.planner.steps.plan import Plan, Step
+
+
+class OtherDtype(LocalTensorError):
+    """What ranks hold is of another dtype than the tensor that a plan was made for."""
+
+    def __init__(self, found: torch.dtype, plan: Plan) -> None:
+        remedy = "Plan for the dtype that the ranks hold: what is legal, and how it is reduced, hangs on it."
+        super().__init__(refusal("redistribute", "held", str(found), f"the plan is for {plan.src}", remedy))
+
+
+@overload
+def redistribute(held: LocalTensor, plan: Plan) -> LocalTensor: ...
+@overload
+def redistribute(held: Sequence[Tensor], plan: Plan) -> list[Tensor]: ...
+def redistribute(held: Any, plan: Plan) -> Any:
+    """What every rank holds after the plan, by rank number; `held` is what they hold before, and is not changed.
+
+    A list, one tensor for each rank, comes back as a list; a LocalTensor as a LocalTensor.  No gradient flows: what
+    comes out has no history, whatever went in.  A plan without steps gives back what it was given.  Ranks of a
+    LocalTensor that are not in the plan's mesh hold nothing afterwards.
+    Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype is not.
+
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> from strategies.planner.search.api import plan
+    >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (3,), torch.int64) for p in ("S(0)", "R"))
+    >>> redistribute([torch.tensor([1, 2]), torch.tensor([3])], plan(src, dst))
+    [tensor([1, 2, 3]), tensor([1, 2, 3])]
+    """
+    if not plan.steps:
+        return held
+    with torch.no_grad():
+        if isinstance(held, LocalTensor):
+            _check([held.__localtensor_on__(rank) for rank in range(plan.src.mesh.ranks)], plan)
+            for step in plan.steps:
+                quick = _even(held, step)
+                held = quick if quick is not None else _once_each(held, step)
+            return held
+        found = [plain(x) for x in held]
+        _check(found, plan)
+        for step in plan.steps:
+            found = in_groups(found, step)
+        return found
+
+
+def in_groups(held: Sequence[Tensor], step: Step) -> list[Tensor]:
+    """One step on a list of all ranks' tensors, group by group."""
+    found: dict[int, Tensor] = {}
+    for members in groups(step.was.mesh, step.axes):
+        todo = table(step, members)
+        done = played([work(held[rank], todo, me) for me, rank in enumerate(members)])
+        found.update(zip(members, done, strict=True))
+    return [found[rank] for rank in range(len(held))]
+
+
+def played(works: Sequence[Work]) -> list[Tensor]:
+    """What each member's work comes to, when they meet in pure collectives."""
+    given: Sequence[Tensor | None] = [None] * len(works)
+    while True:
+        calls, done = list[Call](), list[Tensor]()
+        for one, what in zip(works, given, strict=True):
+            try:
+                calls.append(one.send(what))  # type: ignore[arg-type]  # a generator is started with None
+            except StopIteration as end:
+                done.append(end.value)
+        if done:
+            return done
+        given = _MEET[calls[0].kind](calls)
+
+
+def _met(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list[Call]], list[Tensor]]:
+    return lambda calls: collective([call.x for call in calls], *(getattr(calls[0], name) for name in names))
+
+
+_MEET: dict[str, Callable[[list[Call]], list[Tensor]]] = {
+    "all_gather": _met(collectives.all_gather_into_tensor),
+    "reduce_scatter": _met(collectives.reduce_scatter_tensor, "op"),
+    "all_reduce": _met(collectives.all_reduce, "op"),
+    "all_to_all": lambda calls: collectives.all_to_all_single(
+        [call.x for call in calls],
+        input_splits=[call.sent for call in calls],
+        output_splits=[call.got for call in calls],
+    ),
+}
+
+
+def _check(held: Sequence[Tensor], plan: Plan) -> None:
+    want, got = local_shapes(plan.src), [tuple(x.shape) for x in held]
+    if got != want:
+        raise WrongPieces("redistribute", got, want)
+    others = [x.dtype for x in held if x.dtype != plan.src.dtype]
+    if others:
+        raise OtherDtype(others[0], plan)
+
+
+# -- folded
+
+
+def _even(x: LocalTensor, step: Step) -> LocalTensor | None:
+    """The step as one collective in lockstep; None where pieces are uneven, or in another order than the ranks."""
+    was, now = (spec.placements[step.axes[0]] for spec in (step.was, step.now))
+    if step.kind == "local" or x.dtype not in CARRIED:
+        return None
+    family = groups(step.was.mesh, step.axes)
+    if isinstance(was, Partial):
+        mixed = len({short(step.was.placements[axis]) for axis in step.axes}) > 1
+        if mixed or (was.reduce_op in ("product", "avg") and x.dtype.is_complex):
+            return None
+        if step.kind == "all_reduce":
+            return all_reduce(x, was.reduce_op, family)
+    if not (_divides(step.was, step.axes) and _divides(step.now, step.axes)):
+        return None
+    if isinstance(was, Partial):
+        return reduce_scatter_tensor(x, was.reduce_op, family, _dim(now))
+    if step.kind == "all_gather":
+        return all_gather_into_tensor(x, family, _dim(was))
+    return None if _dim(was) == _dim(now) else shard_dim_alltoall(x, _dim(was), _dim(now), family)
+
+
+def _dim(placement: Placement) -> int:
+    cut = cuts(placement)
+    return cut[0] if cut is not None else -1
+
+
+def _divides(spec: Spec, axes: tuple[int, ...]) -> bool:
+    """Whether all ranks hold pieces of one shape, those of a group one behind the other."""
+    if any(isinstance(p, StridedShard) for p in spec.placements):
+        return False
+    for dim, size in enumerate(spec.shape):
+        stack = spec.cut_by(dim)
+        mine = tuple(axis for axis in stack if axis in axes)
+        if size % size_of(spec.mesh.sizes, stack) or mine != tuple(sorted(mine)):
+            return False
+    return True
+
+
+def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
+    """The step, once for all groups (or ranks, if they do not talk) that bring the same values to the same pieces."""
+    found: dict[int, Tensor] = {}
+    done: dict[Hashable, list[Tensor]] = {}
+    with plainly():
+        values = _values(x)
+        rows = x._partition.row_of.tolist()
+        for members in groups(step.was.mesh, step.axes):
+            todo = table(step, members)
+            if todo.kind != "local":
+                key: Hashable = (todo, tuple(rows[rank] for rank in members))
+                if key not in done:
+                    done[key] = together([values[rows[rank]] for rank in members], todo)
+                found.update(zip(members, done[key], strict=True))
+                continue
+            for me, rank in enumerate(members):
+                key = (todo.shape, todo.was[me], todo.now[me], me == 0, rows[rank])
+                if key not in done:
+                    done[key] = played([work(values[rows[rank]], todo, me)])
+                found[rank] = done[key][0]
+    return LocalTensor(found)
+
+
+def _values(x: LocalTensor) -> dict[int, Tensor]:
+    """The different values, by their rows."""
+    held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
+    return {start + row: plain(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)}

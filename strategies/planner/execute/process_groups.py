@@ -1,0 +1,207 @@
+"""Plans carried out by ranks: each step one collective of torch.distributed, in the group along its axes.
+
+The same code runs on the rank threads of `localtensor.run`, on gloo processes, and on any backend that has
+all_gather_into_tensor, reduce_scatter_tensor, all_reduce and all_to_all_single: all that it hands them is contiguous.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.mesh import Mesh
+from strategies.planner.execute.rows import block
+from strategies.planner.execute.rows import groups as lines
+from strategies.planner.execute.step import Call, Table, plain, table, work
+from strategies.planner.steps.plan import Plan
+
+Axes = tuple[int, ...]
+_ours: Any = dist
+_gather = getattr(_ours, "all_gather_single", None) or _ours.all_gather_into_tensor  # the names before 2.13
+_scatter = getattr(_ours, "reduce_scatter_single", None) or _ours.reduce_scatter_tensor
+
+
+class NotPlanned(LocalTensorError):
+    """A rank's tensor or groups are not those that a plan was made for."""
+
+    def __init__(self, argument: str, value: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal("redistribute_local", argument, value, problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One process group: the ranks that differ along some axes alone."""
+
+    group: Any
+    members: tuple[int, ...]
+    """Their numbers in the mesh, in the group's own order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """What a rank needs to talk along the axes of a mesh."""
+
+    mesh: Mesh
+    rank: int | None
+    """This rank's number in the mesh; None if it is not in it."""
+    lines: Mapping[Axes, Line]
+    """By the axes: the group that this rank is in."""
+
+
+def axes_of(plans: Iterable[Plan]) -> tuple[Axes, ...]:
+    """All axes along which these plans communicate, each set once, in an order that is the same on all ranks."""
+    steps = (step for plan in plans for step in plan.steps)
+    return tuple(sorted({tuple(sorted(step.axes)) for step in steps if step.kind != "local"}))
+
+
+@contextmanager
+def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int] | None = None) -> Iterator[Groups]:
+    """Groups along these sets of axes, until the block ends; every rank of the world must come here.
+
+    `on` says which ranks of the world the mesh has: a DeviceMesh, whose own groups are used along single axes, or
+    their numbers, row by row; None are the first ones.  A rank that is not among them takes part in this alone.
+    Ranks may name other ones, each those of its own mesh, as the slices of a larger DeviceMesh do; all of one shape.
+
+    Raises `NotPlanned` if the DeviceMesh has another shape, or the world fewer ranks.
+    """
+    ranks = _ranks(mesh, on)
+    me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else None
+    asked = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
+    theirs = on if isinstance(on, DeviceMesh) and me is not None else None
+    every = _everybodys(ranks, on, asked)
+    made: list[Any] = []
+    found: dict[Axes, Line] = {}
+    try:
+        for along in asked:
+            mine = next((line for line in lines(mesh, along) if me in line), ())
+            if len(along) == 1 and isinstance(on, DeviceMesh):
+                if theirs is not None:
+                    found[along] = Line(theirs.get_group(along[0]), _sorted(mine, ranks))
+                continue
+            for one, line in itertools.product(every, lines(mesh, along)):
+                made.append(dist.new_group([one[place] for place in _sorted(line, one)]))
+                if one == ranks and line == mine:
+                    found[along] = Line(made[-1], _sorted(line, one))
+        yield Groups(mesh, me, found)
+    finally:
+        for group in made:
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+
+
+def _sorted(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The places of a group in the group's own order: torch sorts its ranks by their numbers in the world."""
+    return tuple(sorted(line, key=ranks.__getitem__))
+
+
+def _everybodys(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: Sequence[Axes]) -> list[list[int]]:
+    """The ranks of every mesh that there is in the world, in one order on all ranks: all must make all groups."""
+    if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in asked)):
+        return [ranks]
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, ranks)
+    return [list(one) for one in dict.fromkeys(map(tuple, told))]
+
+
+def _ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
+    if isinstance(on, DeviceMesh):
+        if tuple(on.mesh.shape) != mesh.sizes:
+            raise NotPlanned("on", str(on), f"the plan is for {mesh}", "Pass a DeviceMesh of the same shape.")
+        return [int(rank) for rank in on.mesh.flatten()]
+    ranks = list(range(mesh.ranks)) if on is None else list(on)
+    if len(set(ranks)) != mesh.ranks or max(ranks) >= dist.get_world_size():
+        problem = f"{mesh} has {mesh.ranks} ranks, and the world {dist.get_world_size()}"
+        raise NotPlanned("on", str(ranks), problem, "Name as many ranks of the world as the mesh has.")
+    return ranks
+
+
+def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
+    """What this rank holds after the plan; every rank of the mesh must come here with what it holds before.
+
+    The result is contiguous and shares no memory with `local`, which is not written to, may lie in memory as it will,
+    and may require a gradient: none flows, what comes out has no history.  A plan without steps gives `local` back.
+    A rank that is not in the mesh gets back what it brings.
+
+    Raises `NotPlanned` if `local` is not this rank's piece of `plan.src`, or there is no group along the axes of a step.
+    """
+    if groups.rank is None or not plan.steps:
+        return local
+    _check(local, plan, groups)
+    with torch.no_grad():
+        found = plain(local)
+        for number, step in enumerate(plan.steps):
+            alone = step.kind == "local"
+            line = None if alone else groups.lines[tuple(sorted(step.axes))]
+            members = _members(groups, step.axes) if line is None else line.members
+            found = _met(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
+    return found
+
+
+def _met(x: Tensor, todo: Table, me: int, line: Line | None, *, ours: bool) -> Tensor:
+    """One step: this rank's work, which meets that of the others in collectives."""
+    mine = work(x, todo, me, ours=ours)
+    given: Any = None
+    while True:
+        try:
+            call = mine.send(given)
+        except StopIteration as end:
+            found: Tensor = end.value
+            return found
+        del given  # the work holds what it needs of it
+        given = _call(call, line.group if line is not None else None, len(todo.was))
+        del call
+
+
+def _call(call: Call, group: Any, ranks: int) -> Tensor:
+    x = call.x
+    if call.kind == "all_reduce":
+        dist.all_reduce(x, _OPS[call.op], group=group)
+        return x
+    if call.kind == "all_gather":
+        found = x.new_empty(ranks * x.numel())
+        _gather(found, x, group=group)
+        return found
+    if call.kind == "reduce_scatter":
+        found = x.new_empty(x.numel() // ranks)
+        _scatter(found, x, _OPS[call.op], group=group)
+        return found
+    found = x.new_empty(sum(call.got))
+    dist.all_to_all_single(found, x, list(call.got), list(call.sent), group=group)
+    return found
+
+
+_OPS: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM, "product": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
+}  # fmt: skip
+
+
+def _members(groups: Groups, axes: Axes) -> tuple[int, ...]:
+    """The ranks along these axes that stand where this one does."""
+    return next(line for line in lines(groups.mesh, axes) if groups.rank in line)
+
+
+def _check(local: Tensor, plan: Plan, groups: Groups) -> None:
+    rank: int = groups.rank  # type: ignore[assignment]  # it is in the mesh
+    if groups.mesh != plan.src.mesh:
+        raise NotPlanned("groups", str(groups.mesh), f"the plan is for {plan.src.mesh}", "Make groups for its mesh.")
+    want, is_one = block(plan.src, (), rank), isinstance(local, Tensor)
+    if not is_one or tuple(local.shape) != want or local.dtype != plan.src.dtype:
+        shown = f"{local.dtype} of shape {tuple(local.shape)}" if is_one else type(local).__name__
+        remedy = "Pass this rank's own piece, or plan from where it lies."
+        raise NotPlanned("local", shown, f"rank {rank} of {plan.src} holds {plan.src.dtype} of shape {want}", remedy)
+    missing = [axes for axes in axes_of([plan]) if axes not in groups.lines]
+    if missing:
+        names = [" and ".join(plan.src.mesh.names[axis] for axis in axes) for axes in missing]
+        problem = f"the plan communicates along {', '.join(names)}, of which there is no group"
+        raise NotPlanned(
+            "groups", str(list(groups.lines)), problem, "Make them with groups_along(mesh, axes_of([plan]))."
+        )

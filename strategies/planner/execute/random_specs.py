@@ -1,0 +1,151 @@
+"""Redistributions at random: from where to where, of which tensor, on which mesh; values alone, no tensors.
+
+What is drawn is the same for a seed and a number in any process, on any platform: Python's own generator, seeded by a
+text, promises that.  Rare things come often: sizes that do not divide, are shorter than the mesh, 1 or 0; several
+axes on one dim, in any order; strided shards; pending reductions of every kind that the dtype has.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import agreed
+from localtensor.layout.spec import KINDS, ShardOrder, Spec, StridedShard, cuts
+from strategies.planner.steps.alpha_beta import commute
+from strategies.planner.steps.legal_steps import unmade
+
+DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+_AXES = (1, 1, 2, 2, 2, 3, 3, 3)
+"""How many mesh axes there are; four in one draw of fifty."""
+_DIMS = (0, 1, 1, 1, 2, 2, 2, 3)
+_SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9)
+_ELEMENTS = 512
+"""No tensor has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One redistribution, and the world in which it happens."""
+
+    seed: int
+    number: int
+    src: Spec
+    dst: Spec
+    flattened: tuple[tuple[str, ...], ...] = ()
+    """Sets of mesh axes of which there is one group of all their ranks."""
+    outside: int = 0
+    """How many ranks of the world are not in the mesh; they have the highest numbers."""
+
+    @property
+    def replay(self) -> str:
+        """What draws this one again."""
+        return f"{self.seed}/{self.number}"
+
+    @property
+    def world(self) -> int:
+        return self.src.mesh.ranks + self.outside
+
+    def __str__(self) -> str:
+        turns = "".join(f", {'+'.join(names)} flattened" for names in self.flattened)
+        return f"{self.replay}: {self.src} -> {self.dst}{turns}"
+
+
+def draw(seed: int, count: int, *, first: int = 0, ranks: int = 24, axes: int = 4) -> Iterator[Drawn]:
+    """So many redistributions, from number `first` on, on meshes of at most so many ranks and axes.
+
+    >>> [str(one) for one in draw(0, 1)] == [str(one) for one in draw(0, 1)]
+    True
+    """
+    for number in range(first, first + count):
+        yield drawn(seed, number, ranks=ranks, axes=axes)
+
+
+def drawn(seed: int, number: int, *, ranks: int = 24, axes: int = 4) -> Drawn:
+    """The redistribution of this number, which no other number has a part in."""
+    rng = random.Random(f"redistribution {seed}/{number}")
+    mesh = _mesh(rng, ranks, axes)
+    dtype = rng.choice(DTYPES)
+    shape = _shape(rng, mesh)
+    kinds = _kinds(rng, dtype)
+    src = _spec(rng, mesh, shape, dtype, kinds, None)
+    dst = _spec(rng, mesh, shape, dtype, kinds if rng.random() < 0.5 else _kinds(rng, dtype), src)
+    if dst == src:  # most of these are of one axis; those that stay so after this are few enough
+        dst = _spec(rng, mesh, shape, dtype, kinds, src)
+    flattened = [tuple(sorted(rng.sample(mesh.names, rng.randint(2, len(mesh.names))), key=mesh.names.index))
+                 for _ in range(rng.choice((0, 0, 1, 2))) if len(mesh.names) > 1]  # fmt: skip
+    return Drawn(seed, number, src, dst, tuple(dict.fromkeys(flattened)), rng.choice((0, 0, 0, 0, 0, 0, 1, 2)))
+
+
+def _mesh(rng: random.Random, ranks: int, axes: int) -> Mesh:
+    count = min(axes, 4 if rng.random() < 0.02 else rng.choice(_AXES))
+    sizes: list[int] = []
+    for _ in range(count):
+        room = max(1, min(5, ranks // math.prod(sizes)))
+        sizes.append(rng.choice([size for size in (1, 2, 2, 2, 3, 3, 4, 5) if size <= room]))
+    rng.shuffle(sizes)
+    return Mesh.of(*sizes)
+
+
+def _shape(rng: random.Random, mesh: Mesh) -> tuple[int, ...]:
+    """Sizes of all kinds, and such as divide evenly, or only just do not."""
+    count, shape = 4 if rng.random() < 0.05 else rng.choice(_DIMS), list[int]()
+    for _ in range(count):
+        some = math.prod(rng.sample(mesh.sizes, rng.randint(1, len(mesh.sizes))))
+        size = rng.choice((rng.choice(_SIZES), some, 2 * some, max(0, some - 1), some + 1))
+        shape.append(min(size, max(1, _ELEMENTS // max(1, math.prod(shape)))))
+    return tuple(shape)
+
+
+def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
+    """The kinds of Partial that one layout may have: one, or sums and averages."""
+    offered = [kind for kind in KINDS if agreed(kind, dtype)]
+    mixed = commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.35
+    return ("sum", "avg") if mixed else (rng.choice(offered),)
+
+
+def _spec(
+    rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, kinds: Sequence[str], src: Spec | None
+) -> Spec:
+    """A layout; no axis of it has another kind of Partial than in `src`, nor one that no step makes."""
+    nested = rng.randrange(len(shape)) if shape and rng.random() < 0.4 else None
+    placements: list[Placement] = []
+    for axis in range(len(mesh.sizes)):
+        was = src.placements[axis] if src is not None else None
+        found = _placement(rng, shape, kinds, nested)
+        kind = found.reduce_op if isinstance(found, Partial) and src is not None and found != was else ""
+        never = kind and (isinstance(was, Partial) or unmade(kind, dtype, cut=False))
+        placements.append(Replicate() if never else found)
+    spec = Spec(mesh, tuple(placements), shape, dtype)
+    return Spec(mesh, spec.placements, shape, dtype, _order(rng, spec))
+
+
+def _placement(rng: random.Random, shape: tuple[int, ...], kinds: Sequence[str], nested: int | None) -> Placement:
+    what = rng.random()
+    if what < 0.25:
+        return Replicate()
+    if what < 0.45 or not shape:
+        return Partial(rng.choice(kinds))
+    dim = nested if nested is not None and rng.random() < 0.8 else rng.randrange(len(shape))
+    return StridedShard(dim, split_factor=rng.choice((2, 2, 3, 4, 5))) if what > 0.85 else Shard(dim)
+
+
+def _order(rng: random.Random, spec: Spec) -> ShardOrder:
+    """For a dim that several axes cut, now and then another order than from left to right."""
+    found = []
+    for dim in sorted({cut[0] for cut in map(cuts, spec.placements) if cut is not None}):
+        axes = list(spec.cut_by(dim))
+        if len(axes) > 1 and rng.random() < 0.5:
+            rng.shuffle(axes)
+            found.append((dim, tuple(axes)))
+    return tuple(found)

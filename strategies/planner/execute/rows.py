@@ -1,0 +1,241 @@
+"""Which rows of a tensor each rank holds: integers alone, from which all else about a step follows.
+
+A dim that several axes cut is a stack of cuts, each of what those before it have left.  A step undoes or makes the
+last cuts of a dim, those of its own axes.  So what the ranks of one group hold together is a *block*: what each of
+them would hold if the axes of the step cut nothing; it is the same for all of them.  What one of them holds is a
+*piece* of the block, all of it along every dim but one, and so is what it is to hold.  In a block there are no other
+axes to think of.
+
+Rows are written as runs: (start, length), in order, none touching the next, none empty.  A plain shard is one run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.row_intervals import Runs, chunk
+from localtensor.layout.spec import Spec, cuts
+
+Cuts = tuple[tuple[int, int, int], ...]
+"""Cuts of one dim, one after the other: its split factor, the ranks of the axis, and which of them this one is."""
+
+
+class NotInnermost(LocalTensorError):
+    """A step of a plan undoes or makes a cut within which another axis cuts."""
+
+    def __init__(self, spec: Spec, axes: tuple[int, ...], dim: int) -> None:
+        names = ", ".join(spec.mesh.names[axis] for axis in axes)
+        inner = spec.mesh.names[next(axis for axis in reversed(spec.cut_by(dim)) if axis not in axes)]
+        problem = f"{inner} cuts what {names} has left of dim {dim}, so their pieces are no pieces of one block"
+        super().__init__(
+            refusal("redistribute", "plan", str(spec), problem, "Make plans with strategies.planner.search.api.plan.")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one rank holds of a block: these rows of this dim, all of the others."""
+
+    dim: int
+    runs: Runs
+
+    @property
+    def rows(self) -> int:
+        return sum(length for _, length in self.runs)
+
+
+def whole(size: int) -> Runs:
+    """All rows of a dim.
+
+    >>> whole(3), whole(0)
+    (((0, 3),), ())
+    """
+    return ((0, size),) if size else ()
+
+
+def rows_of(runs: Runs) -> int:
+    return sum(length for _, length in runs)
+
+
+@functools.lru_cache(maxsize=65536)
+def kept(size: int, cut: Cuts) -> Runs:
+    """The rows that these cuts leave of a dim of this size, one cut after the other.
+
+    >>> kept(10, ((1, 2, 1),)), kept(10, ((2, 2, 1),)), kept(5, ((1, 2, 0), (1, 2, 1)))
+    (((5, 5),), ((3, 2), (8, 2)), ((2, 1),))
+    """
+    if not cut:
+        return whole(size)
+    *before, (factor, ranks, place) = cut
+    return chunk(kept(size, tuple(before)), factor, ranks, place)
+
+
+def _add(runs: list[tuple[int, int]], start: int, length: int) -> None:
+    """One run more, which begins behind the last; the two are one if nothing is between them."""
+    if runs and sum(runs[-1]) == start:
+        runs[-1] = (runs[-1][0], runs[-1][1] + length)
+    else:
+        runs.append((start, length))
+
+
+def rows(spec: Spec, rank: int) -> tuple[Runs, ...]:
+    """The rows of each dim of the whole tensor that a rank of the mesh holds.
+
+    >>> import torch
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("SS(0,2)")), (8, 3), torch.float32)
+    >>> rows(spec, 3)
+    (((5, 1), (7, 1)), ((0, 3),))
+    """
+    return tuple(kept(size, _cuts(spec, dim, rank, spec.cut_by(dim))) for dim, size in enumerate(spec.shape))
+
+
+def block(spec: Spec, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The shape of what the group of a rank holds together along these axes.
+
+    >>> import torch
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (5, 3), torch.float32)
+    >>> block(spec, (1,), 0), block(spec, (0, 1), 0), block(spec, (), 0)
+    ((3, 3), (5, 3), (2, 3))
+    """
+    shape = []
+    for dim, size in enumerate(spec.shape):
+        others = tuple(axis for axis in spec.cut_by(dim) if axis not in axes)
+        shape.append(rows_of(kept(size, _cuts(spec, dim, rank, others))))
+    return tuple(shape)
+
+
+def piece(spec: Spec, axes: tuple[int, ...], rank: int) -> Piece | None:
+    """What a rank holds of the block of its group along these axes; None if that is all of it.
+
+    Raises `NotInnermost` where another axis, of more than one rank, cuts what one of these has left.
+
+    >>> import torch
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (6, 3), torch.float32, ((0, (1, 0)),))
+    >>> piece(spec, (0,), 3), piece(spec, (0, 1), 3)
+    (Piece(dim=0, runs=((2, 1),)), Piece(dim=0, runs=((5, 1),)))
+    """
+    found = [cut[0] for cut in (cuts(spec.placements[axis]) for axis in axes) if cut is not None]
+    if not found:
+        return None
+    dim, sizes = found[0], spec.mesh.sizes
+    stack = tuple(axis for axis in spec.cut_by(dim) if sizes[axis] > 1)
+    last = stack[len(stack) - sum(sizes[axis] > 1 for axis in axes) :]
+    if not set(last) <= set(axes):
+        raise NotInnermost(spec, axes, dim)
+    return Piece(dim, kept(block(spec, axes, rank)[dim], _cuts(spec, dim, rank, last)))
+
+
+def _cuts(spec: Spec, dim: int, rank: int, axes: tuple[int, ...]) -> Cuts:
+    """How a rank's dim is cut by these axes, in this order."""
+    at = spec.mesh.coordinate(rank)
+    found = []
+    for axis in axes:
+        cut = cuts(spec.placements[axis])
+        if cut is not None:
+            found.append((cut[1], spec.mesh.sizes[axis], at[axis]))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=65536)
+def shared(held: Runs, wanted: Runs) -> Runs:
+    """Where, among the rows of `held`, those are that are also in `wanted`; together, in their order.
+
+    >>> shared(((0, 2), (6, 2)), ((1, 6),))
+    ((1, 2),)
+    """
+    found: list[tuple[int, int]] = []
+    before = place = 0
+    for start, length in held:
+        while place < len(wanted) and sum(wanted[place]) <= start:
+            place += 1
+        ahead = place
+        while ahead < len(wanted) and wanted[ahead][0] < start + length:
+            begin, end = max(start, wanted[ahead][0]), min(start + length, sum(wanted[ahead]))
+            _add(found, before + begin - start, end - begin)
+            ahead += 1
+        before += length
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def groups(mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The groups of ranks that differ along these axes alone, each in the order of its rank numbers.
+
+    >>> groups(Mesh.of(2, 2, 2), (0, 2))
+    ((0, 1, 4, 5), (2, 3, 6, 7))
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(mesh.ranks):
+        at = mesh.coordinate(rank)
+        found.setdefault(tuple(x for axis, x in enumerate(at) if axis not in axes), []).append(rank)
+    return tuple(map(tuple, found.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What goes from one rank to another: a tensor of this shape, which is these rows of one dim of something larger."""
+
+    shape: tuple[int, ...]
+    dim: int
+    runs: Runs
+
+    @property
+    def rows(self) -> int:
+        return rows_of(self.runs)
+
+
+def parts(shape: tuple[int, ...], held: Piece | None, pieces: Sequence[Piece]) -> tuple[Part, ...]:
+    """Where in one rank's piece of a block of this shape those rows lie that are also in each of these pieces.
+
+    As what it sends, to those whose pieces they are to be; and as what it gets, from those whose pieces they were.
+
+    >>> mine, theirs = Piece(0, ((2, 2),)), Piece(1, ((0, 3),))
+    >>> parts((4, 5), mine, [theirs])
+    (Part(shape=(2, 3), dim=1, runs=((0, 3),)),)
+    >>> parts((4, 5), mine, [Piece(0, ((1, 2),))])
+    (Part(shape=(1, 5), dim=0, runs=((0, 1),)),)
+    """
+    local = shape if held is None else resized(shape, held.dim, held.rows)
+    found = []
+    for other in pieces:
+        runs = shared(held.runs, other.runs) if held is not None and held.dim == other.dim else other.runs
+        found.append(Part(resized(local, other.dim, rows_of(runs)), other.dim, runs))
+    return tuple(found)
+
+
+def resized(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    """The shape with another size of one dim.
+
+    >>> resized((4, 5), 1, 2)
+    (4, 2)
+    """
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def in_order(shape: tuple[int, ...], found: Sequence[Part]) -> bool:
+    """Whether these parts, one behind the other, are just what lies in memory of a contiguous tensor of this shape.
+
+    >>> in_order((4, 5), parts((4, 5), None, [Piece(0, ((0, 3),)), Piece(0, ((3, 1),))]))
+    True
+    >>> in_order((4, 5), parts((4, 5), None, [Piece(1, ((0, 3),)), Piece(1, ((3, 2),))]))
+    False
+    """
+    if len({part.dim for part in found}) != 1:
+        return False
+    dim, end = found[0].dim, 0
+    for run in (run for part in found for run in part.runs):
+        if run[0] != end:
+            return False
+        end += run[1]
+    return end == shape[dim] and math.prod(shape[:dim]) == 1

@@ -1,0 +1,226 @@
+"""One rank's part in one step, as a generator: what it brings to each collective, and what it makes of what it gets.
+
+The same generator runs against torch.distributed (`plan_ranks`) and against pure functions on all ranks' tensors
+(`plan_lockstep`).  It knows nothing of groups: it yields a `Call`, and is sent the tensor that the call leaves.
+
+What a collective cannot do as the definition says (`steps.reduces`) is exchanged, and reduced by each rank itself.
+An average is a sum that is divided afterwards, as gloo has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial
+
+from localtensor.layout.partials import fold
+from localtensor.layout.reductions import CARRIED
+from localtensor.layout.reductions import fold as reduced
+from localtensor.layout.spec import Spec
+from strategies.planner.execute.row_ops import flat, neutral, packed, padded, put_in, sizes, take, unpacked
+from strategies.planner.execute.rows import Piece, block, parts, piece, resized, whole
+from strategies.planner.steps.legal_steps import reduces
+from strategies.planner.steps.plan import Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A collective of the group: what this rank brings, flat and contiguous, and how it is to be split or reduced."""
+
+    kind: str
+    """all_gather, reduce_scatter, all_reduce or all_to_all."""
+    x: Tensor
+    op: str = "sum"
+    sent: tuple[int, ...] = ()
+    """Elements to each member, of an all_to_all; and from each."""
+    got: tuple[int, ...] = ()
+
+
+Work = Generator[Call, Tensor, Tensor]
+"""Yields calls, is sent what they leave, and returns the new local tensor, which shares no memory with the old one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the members of one group have to do with each other in one step, in integers."""
+
+    kind: str
+    shape: tuple[int, ...]
+    """Of the block that they hold together."""
+    was: tuple[Piece | None, ...]
+    """What each member holds of it; None is all."""
+    now: tuple[Piece | None, ...]
+    pending: str
+    """The reduction that was pending along these axes, or is to be; empty if none."""
+    divisor: int
+    """What a sum is divided by: the ranks along those of the axes that average."""
+
+
+@functools.lru_cache(maxsize=16384)
+def table(step: Step, members: tuple[int, ...]) -> Table:
+    """The table of one group; `members` are its ranks, by their numbers in the mesh, in the group's order.
+
+    Raises `NotInnermost` where the step is none.
+    """
+    was, now = (tuple(piece(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
+    before = [_pending(step.was, axis) for axis in step.axes]
+    divisor = math.prod(step.was.mesh.sizes[axis] for axis, op in zip(step.axes, before, strict=True) if op == "avg")
+    kind = "local" if len(members) == 1 else step.kind
+    pending = max(before) or _pending(step.now, step.axes[0])  # a sum of averages is a sum that is divided
+    return Table(kind, block(step.was, step.axes, members[0]), was, now, pending, divisor)
+
+
+def _pending(spec: Spec, axis: int) -> str:
+    held = spec.placements[axis]
+    return held.reduce_op if isinstance(held, Partial) else ""
+
+
+def plain(x: Tensor) -> Tensor:
+    """x without history, conjugated and negated by its values: what is only marked so cannot travel as it lies."""
+    return x.detach().resolve_conj().resolve_neg()
+
+
+def work(x: Tensor, todo: Table, me: int, *, ours: bool = False) -> Work:
+    """The part of member `me` in a step.  Nothing is written to x, unless it is `ours`: contiguous, and used no more."""
+    return _WORK[todo.kind](x, todo, me, ours)
+
+
+def _all_gather(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+    found = parts(todo.shape, None, _pieces(todo.was))
+    rows = max(part.rows for part in found)
+    wire = yield from _moved("all_gather", padded(x, found[0].dim, rows))
+    return unpacked(wire, found, todo.shape, rows)
+
+
+def _all_to_all(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+    was, now = _pieces(todo.was), _pieces(todo.now)
+    out, back = parts(todo.shape, was[me], now), parts(todo.shape, now[me], was)
+    wire = yield from _moved("all_to_all", packed(x, out), sizes(out), sizes(back))
+    return unpacked(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
+
+
+def _all_reduce(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+    if not reduces(todo.pending, x.dtype):
+        every = -(-x.numel() // len(todo.was))
+        ends = [min(every * place, x.numel()) for place in range(len(todo.was) + 1)]
+        sent = [end - start for start, end in itertools.pairwise(ends)]
+        mine = yield from _exchanged(flat(x), sent, todo, me)
+        mine = padded(mine, 0, every)
+        wire = yield from _moved("all_gather", mine)
+        del mine
+        return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
+    total = x if ours else _copy(x)
+    total = yield Call("all_reduce", _on_wire(total.view(-1)), op=_op(todo.pending, x.dtype))
+    return _off_wire(total, x.dtype, todo).view(x.shape)
+
+
+def _reduce_scatter(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+    now = _pieces(todo.now)
+    out, mine = parts(todo.shape, None, now), now[me]
+    if not reduces(todo.pending, x.dtype):
+        found = yield from _exchanged(packed(x, out), sizes(out), todo, me)
+        return found.view(out[me].shape)
+    rows = max(part.rows for part in out)
+    wire = yield Call("reduce_scatter", _on_wire(packed(x, out, rows)), op=_op(todo.pending, x.dtype))
+    wire = _off_wire(wire, x.dtype, todo)
+    if mine.rows == rows:
+        return wire.view(out[me].shape)
+    return take(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, whole(mine.rows))
+
+
+def _exchanged(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
+    """What all members' tensors fold into, of it the part that is this rank's: exchanged first, then reduced here."""
+    count = len(sent)
+    got = yield from _moved("all_to_all", wire, sent, [sent[me]] * count)
+    return fold(got.view(count, -1), todo.pending)
+
+
+def _moved(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
+    """A collective that moves values and changes none; as bytes, where collectives do not carry the dtype."""
+    if wire.dtype in CARRIED:
+        return (yield Call(kind, wire, sent=tuple(sent), got=tuple(got)))
+    size = wire.dtype.itemsize
+    found = yield Call(
+        kind, wire.view(torch.uint8), sent=tuple(size * n for n in sent), got=tuple(size * n for n in got)
+    )
+    return found.view(wire.dtype)
+
+
+def _local(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
+    yield from ()
+    was, now = todo.was[me], todo.now[me]
+    if len(todo.was) == 1:
+        return x if ours else _copy(x)
+    if now is not None:
+        return take(x, now.dim, now.runs)
+    if was is not None:
+        found = x.new_full(todo.shape, neutral(todo.pending, x.dtype))
+        put_in(x, was.dim, was.runs, found)
+        return found
+    if me == 0 or todo.pending in ("min", "max", "avg"):
+        return x if ours else _copy(x)
+    return torch.full_like(x, neutral(todo.pending, x.dtype), memory_format=torch.contiguous_format)
+
+
+_WORK = {
+    "local": _local, "all_gather": _all_gather, "all_to_all": _all_to_all, "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+}  # fmt: skip
+
+
+def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
+    """What the members hold after a step in which they talk, in one go: the block is put together, and cut.
+
+    Without a collective, so that it takes a few ops for each member, and not for each pair of them.  Whoever holds all
+    of the block holds one object.
+    """
+    if todo.was[0] is None:
+        block = _folded(held, todo)
+    else:
+        block = held[0].new_empty(todo.shape)
+        for x, was in zip(held, _pieces(todo.was), strict=True):
+            put_in(x, was.dim, was.runs, block)
+    return [block if now is None else take(block, now.dim, now.runs) for now in todo.now]
+
+
+def _folded(held: Sequence[Tensor], todo: Table) -> Tensor:
+    if not reduces(todo.pending, held[0].dtype):
+        return fold(torch.stack(list(held)), todo.pending)
+    total = reduced([_on_wire(x) for x in held], _op(todo.pending, held[0].dtype))
+    return _off_wire(total, held[0].dtype, todo)
+
+
+# -- what travels, and how it is reduced
+
+
+def _pieces(found: Sequence[Piece | None]) -> list[Piece]:
+    return [one for one in found if one is not None]
+
+
+def _op(kind: str, dtype: torch.dtype) -> str:
+    """What a collective is asked for: booleans travel as bytes, and an average as a sum."""
+    if dtype == torch.bool:
+        return "min" if kind in ("min", "product") else "max"
+    return "sum" if kind == "avg" else kind
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _on_wire(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def _off_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
+    if dtype == torch.bool:
+        return x.view(torch.bool)
+    if todo.divisor > 1:  # a complex number divided by a real one, in torch, is not always what its two parts would be
+        (torch.view_as_real(x) if x.is_complex() else x).div_(todo.divisor)
+    return x

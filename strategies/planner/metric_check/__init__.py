@@ -1,0 +1,1 @@
+"""Whether a function of cost is a metric."""

@@ -1,0 +1,195 @@
+"""Any cost of redistribution put to one test: whether it is a metric, as far as a cost can be one.
+
+A cost `d` of the way from one spec to another is right about the ways that there are only if, for all specs,
+
+* `d(a, a) == 0`, and `d(a, b) >= 0`: to do nothing costs nothing, and nobody is paid to communicate;
+* `d(a, c) <= d(a, b) + d(b, c)`: the triangle inequality.  Who breaks it charges more for a way than for a longer one.
+
+`d(a, b) == d(b, a)` is not asked: from R to a shard is a copy, and the way back is an all-gather.  A cost is a
+quasi-metric.  And `d(a, b)` may be 0 for what is nothing to that cost, such as a copy to one that counts bytes sent.
+
+The price of the cheapest plan is such a cost by construction: it is a distance in a graph whose edges are the legal
+steps and whose lengths are prices that are never negative; a way by b is a way.  That needs every layout that lies on a
+way to or from any b to be open to every plan: see `strategies.planner.steps.legal_steps.targets`.  Strided shards of others are not open, so
+a price must not charge less for these than for plain shards, as torch's own does (`strategies.planner.steps.torch_price`).  With a
+memory limit it holds as well, with infinity for what no plan within it reaches: the limit is on each step, so that two
+plans within it are one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import numbers
+import reprlib
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, short
+from strategies.planner.metric_check.report import Checked, Detour, Odd, sides
+from strategies.planner.metric_check.steps import distances, trials
+from strategies.planner.steps.plan import Move
+
+PairCost = Callable[[Spec, Spec], float]
+"""Seconds from one spec to another; infinite where there is no way."""
+StepPrice = Callable[[Move], float]
+"""What one step costs: seconds as a float, or anything in whole numbers."""
+NEAR = 1e-9
+"""Sums of floats may differ by this part of themselves."""
+LARGEST = 1e30
+"""Beyond which a finite answer is no cost, and would leave the range of floats on the way."""
+MOST = 128
+"""Specs; their triples are two millions."""
+KEPT = 100
+"""Broken triples that are told, the worst first; those where an infinite cost is to blame say least and come last."""
+
+
+class BadCost(LocalTensorError):
+    """A cost function that cannot be asked."""
+
+    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal("localtensor cost check", argument, values, problem, remedy))
+
+
+def check(
+    cost: PairCost | StepPrice, mesh: Mesh, shape: Sequence[int] = (8, 8), dtype: torch.dtype = torch.float32,
+    placements: Sequence[Placement] | None = None, *, orders: bool = False, name: str = "", unit: str = "",
+) -> Checked:  # fmt: skip
+    """What a cost answers for all triples of all specs that have these placements: R, a shard of each dim, P(sum).
+
+    A function of two specs is asked for each pair.  A function of one `Move` is asked what steps cost, and if it
+    answers as prices do, the cheapest plans by it are searched.  `orders` adds specs whose dims are cut in another
+    order.  Raises `BadCost` for what is no such function, raises, or returns no number.
+
+    >>> def cost(src: Spec, dst: Spec) -> float:  # by size alone: to shrink costs nothing, to grow costs too much
+    ...     return max(0.0, float(ways(dst) - ways(src))) ** 2
+    >>> def ways(spec: Spec) -> int:
+    ...     return 4 // math.prod(2 for p in spec.placements if p.is_shard())
+    >>> for line in check(cost, Mesh.of(2, 2), (8,), placements=(Replicate(), Shard(0)), unit="bytes").lines(1):
+    ...     print(line)
+    cost: 2 of 64 triples break the triangle inequality (4 specs of f32[8] on Mesh(a=2, b=2))
+      S(0),S(0) -> R,R costs 9 B; by way of R,S(0) 5 B
+    7 pairs of different specs cost nothing, which is no fault
+    It is no metric.
+    """
+    name = name or str(getattr(cost, "__name__", "") or getattr(cost, "name", type(cost).__name__))
+    specs = specs_of(mesh, tuple(shape), dtype, placements, orders)
+    ask = _asker(name)
+    if _asked_with(cost, name) == 2:
+        pair = cast(PairCost, cost)
+        table = [[ask(pair, src, dst) for dst in specs] for src in specs]
+        again = [[ask(pair, src, dst) for dst in specs] for src in specs]
+        return _checked(name, unit or "s", specs, table, _odd_pairs(specs, table, again))
+    tried = trials(cast(StepPrice, cost), specs, ask)
+    unit = unit or tried.unit
+    if not tried.searchable:
+        return Checked(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
+    return _checked(name, unit, specs, distances(specs, tried.price(name)), tried.odd)
+
+
+def specs_of(
+    mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, placements: Sequence[Placement] | None, orders: bool = False
+) -> tuple[Spec, ...]:
+    """All specs of one tensor on a mesh with these placements.  Raises `BadCost` where they are too many."""
+    if placements is None:
+        placements = (Replicate(), *map(Shard, range(len(shape))), Partial())
+    count = len(placements) ** len(mesh.sizes)
+    if not 0 < count <= MOST:
+        problem = f"they make {count} specs, and all triples of at most {MOST} are tried"
+        remedy = "Take fewer axes, dims or placements: --mesh 2,2 --shape 8,8."
+        raise BadCost("placements", f"{' '.join(map(short, placements))} on {mesh}", problem, remedy)
+    plain = [Spec(mesh, each, shape, dtype) for each in itertools.product(placements, repeat=len(mesh.sizes))]
+    if not orders:
+        return tuple(plain)
+    return tuple(spec for one in plain for spec in _reordered(one))
+
+
+def _reordered(spec: Spec) -> list[Spec]:
+    dims = [dim for dim in range(len(spec.shape)) if len(spec.cut_by(dim)) > 1]
+    ways = itertools.product(*(itertools.permutations(spec.cut_by(dim)) for dim in dims))
+    return [
+        Spec(spec.mesh, spec.placements, spec.shape, spec.dtype, tuple(zip(dims, way, strict=True))) for way in ways
+    ]
+
+
+def _checked(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]) -> Checked:
+    detours = []
+    for i, row in enumerate(table):
+        for j, first in enumerate(row):
+            onward = table[j]
+            for k, direct in enumerate(row):
+                around = first + onward[k]
+                if direct > around and not math.isclose(direct, around, rel_tol=NEAR):
+                    detours.append((direct - around, i, j, k))
+    worst = sorted(detours, key=lambda found: (math.isinf(found[0]), -found[0], found[1:]))
+    shown = [Detour(specs[i], specs[j], specs[k], table[i][k], table[i][j], table[j][k]) for _, i, j, k in worst[:KEPT]]
+    free = sum(cost == 0 for i, row in enumerate(table) for k, cost in enumerate(row) if i != k)
+    walls = sum(math.isinf(saved) for saved, *_ in worst)
+    return Checked(name, unit, specs, len(specs) ** 3, len(worst), walls, tuple(shown), odd, free)
+
+
+def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]) -> tuple[Odd, ...]:
+    found = []
+    for i, src in enumerate(specs):
+        for k, dst in enumerate(specs):
+            got, later, where = table[i][k], again[i][k], f"{sides(src)} -> {sides(dst)}"
+            if math.isnan(got):
+                found.append(Odd("this is no number", where, got))
+            elif got < 0:
+                found.append(Odd("a cost is never negative", where, got))
+            elif i == k and got != 0:
+                found.append(Odd("there is nothing to do", where, got))
+            if got != later and not (math.isnan(got) and math.isnan(later)):
+                found.append(Odd("asked again, it answers something else", where, later))
+    return tuple(found)
+
+
+def _asked_with(cost: object, name: str) -> int:
+    """How many positional parameters must be given: 2 for pairs, 1 for steps."""
+    remedy = "Write def cost(src, dst), which returns seconds, or def price(move)."
+    if not callable(cost) or isinstance(cost, type):
+        raise BadCost("cost", name, "it is no function", remedy)
+    try:
+        parameters = inspect.signature(cost).parameters.values()
+    except (TypeError, ValueError):
+        raise BadCost("cost", name, "nobody can see which parameters it has", remedy) from None
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in places if p.default is p.empty]
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(needed) not in (1, 2) or named:
+        told = ", ".join([p.name for p in needed] + named) or "nothing"
+        raise BadCost("cost", name, f"it asks for {told}, and not for two specs or one move", remedy)
+    return len(needed)
+
+
+def _asker(name: str) -> Callable[..., float]:
+    """A call of the user's function that gives a number or raises `BadCost`."""
+
+    def ask(cost: Callable[..., Any], *arguments: Any) -> float:
+        where = " -> ".join(map(str, arguments))
+        try:
+            got = cost(*arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]} ({frame.filename}, line {frame.lineno})"
+            raise BadCost("cost", name, f"{what} for {where}", "Mend that first.") from error
+        if isinstance(got, bool) or not isinstance(got, numbers.Real):
+            remedy = "Return an int or a float."
+            raise BadCost("cost", name, f"it returns {got!r:.60} for {where}, which is no number", remedy)
+        size: Any = abs(got)
+        if LARGEST < size < math.inf:
+            problem = f"it returns {reprlib.repr(got)} for {where}, which is beyond {LARGEST:g}"
+            raise BadCost("cost", name, problem, "Return seconds, and infinity where there is no way.")
+        return int(got) if isinstance(got, numbers.Integral) else float(got)
+
+    return ask

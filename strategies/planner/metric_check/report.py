@@ -1,0 +1,136 @@
+"""What the property test of a cost function found, as values and as text."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from localtensor.layout.spec import Spec, shape_text
+from strategies.planner.steps.plan import PICO, bytes_text, placed
+
+UNITS = ("s", "ps", "bytes", "")
+"""Seconds, picoseconds, bytes, or whatever the function means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detour:
+    """Three specs of which the way by the second costs less than the way without it."""
+
+    src: Spec
+    via: Spec
+    dst: Spec
+    direct: float
+    first: float
+    second: float
+
+    @property
+    def saved(self) -> float:
+        return self.direct - (self.first + self.second)
+
+    def text(self, unit: str) -> str:
+        direct, around = amount(self.direct, unit), amount(self.first + self.second, unit)
+        return f"{sides(self.src)} -> {sides(self.dst)} costs {direct}; by way of {sides(self.via)} {around}"
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """One answer that no cost gives."""
+
+    what: str
+    where: str
+    """The pair of specs, or the move."""
+    got: float
+
+    def text(self, unit: str) -> str:
+        return f"{self.where} costs {amount(self.got, unit)}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a cost function answered, all triples of these specs looked at.
+
+    Nothing of this says that a cost is symmetric: it is none.  R to S(0) is a copy, and the way back is an all-gather.
+    """
+
+    cost: str
+    unit: str
+    specs: tuple[Spec, ...]
+    triples: int
+    """0 where the answers were such that no plan could be searched by them."""
+    broken: int
+    """Triples whose third side is longer than the two others together."""
+    walls: int
+    """Of these, those whose third side is infinite: the function says that there is no way, and finds one."""
+    worst: tuple[Detour, ...]
+    odd: tuple[Odd, ...]
+    free: int
+    """Pairs of specs that differ and cost nothing: no fault, if what they take is nothing to this cost."""
+
+    @property
+    def holds(self) -> bool:
+        return self.broken == 0 and not self.odd
+
+    def lines(self, most: int = 5) -> list[str]:
+        """The report, the worst first, so many of each kind."""
+        one = self.specs[0]
+        about = f"{len(self.specs)} specs of {shape_text(one.shape, one.dtype)} on {one.mesh}"
+        if not self.triples:
+            found = [f"{self.cost}: not tried on triples, since no plan can be searched by such prices ({about})"]
+        else:
+            share = f"{self.broken:,} of {self.triples:,} triples break the triangle inequality"
+            walls = f", {self.walls:,} of them where it knows of no way, and of two that make one" if self.walls else ""
+            found = [f"{self.cost}: {share}{walls} ({about})"]
+        found += [f"  {detour.text(self.unit)}" for detour in self.worst[:most]]
+        for what, count in Counter(odd.what for odd in self.odd).items():
+            found.append(f"{count:,} answers: {what}")
+            found += [f"  {odd.text(self.unit)}" for odd in self.odd if odd.what == what][:most]
+        if self.free:
+            found.append(f"{self.free:,} pairs of different specs cost nothing, which is no fault")
+        return [*found, "It is a metric on these, but for symmetry." if self.holds else "It is no metric."]
+
+    def as_json(self, most: int = 5) -> dict[str, Any]:
+        """All of it as JSON; infinite and undefined numbers as text."""
+        one = self.specs[0]
+        worst = [
+            {
+                "src": sides(d.src), "via": sides(d.via), "dst": sides(d.dst), "direct": number(d.direct),
+                "around": number(d.first + d.second),
+            }
+            for d in self.worst[:most]
+        ]  # fmt: skip
+        return {
+            "cost": self.cost, "unit": self.unit, "mesh": list(one.mesh.sizes), "shape": list(one.shape),
+            "dtype": str(one.dtype).removeprefix("torch."), "specs": len(self.specs), "triples": self.triples,
+            "broken": self.broken, "walls": self.walls, "worst": worst,
+            "odd": [{"what": o.what, "where": o.where, "got": number(o.got)} for o in self.odd[:most]],
+            "odd_count": len(self.odd), "free": self.free, "holds": self.holds,
+        }  # fmt: skip
+
+
+def sides(spec: Spec) -> str:
+    """`R,S(0)`."""
+    return ",".join(placed(spec, axis) for axis in range(len(spec.placements)))
+
+
+def amount(value: float, unit: str) -> str:
+    """A number in its unit.
+
+    >>> amount(12.3e-6, "s"), amount(8_100_000, "ps"), amount(96, "bytes"), amount(7, ""), amount(math.inf, "s")
+    ('12.3 us', '8.1 us', '96 B', '7', 'infinitely much')
+    """
+    if math.isinf(value):
+        return "infinitely much" if value > 0 else "minus infinitely much"
+    if unit in ("s", "ps"):
+        return f"{value * 1e6 if unit == 's' else value * 1e6 / PICO:.6g} us"
+    return bytes_text(value) if unit == "bytes" and value >= 0 else f"{value:.12g}"
+
+
+def number(value: float) -> float | str:
+    """A number as JSON has it.
+
+    >>> number(1.5), number(math.inf), number(math.nan)
+    (1.5, 'inf', 'nan')
+    """
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,1 @@
+"""Layouts and plans, drawn."""

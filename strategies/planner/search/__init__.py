@@ -1,0 +1,1 @@
+"""The search over layouts, the cache of plans, alternatives."""

@@ -1,0 +1,212 @@
+"""The cheapest plan from one spec to another: a shortest path over the specs that legal steps connect.
+
+The search is in four rooms: a layout as an integer (`planner_table`), the steps from it (`planner_edges`), a bound of what
+is still to be paid (`planner_bound`), and A* (`planner_search`).  What it finds is remembered (`planner_known`).  So a call
+goes from `plan` to `Known.get`, which knows the plan or calls `_searched`; from there to `Known.table`, which knows the
+integers or makes them; to `Search.cheapest`; and with what that found to `_plan`, which writes it as steps between specs.
+
+A plan is searched between layouts, of which a spec is but one way to write them: strided shards that encode a shard
+order are read as that order, and what lies on an axis of one rank is nothing.  So the first step starts from a spec
+that lies as `src` does on every rank, and the last one ends at one that lies as `dst` does.  Layouts that lie alike only
+because of few rows stay apart: if some pairs were one and others not, prices would be no metric.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from localtensor.errors import OtherRows
+from localtensor.layout.partials import agreed
+from localtensor.layout.shard_order import ordered
+from localtensor.layout.spec import Spec, StridedShard, is_plain, short
+from strategies.planner.search.astar import Found, Search
+from strategies.planner.search.bound import FAR
+from strategies.planner.search.plan_cache import Known, NoPlan
+from strategies.planner.search.state_table import STEPS, Sort, Table, name_of
+from strategies.planner.steps.alpha_beta import commute
+from strategies.planner.steps.legal_steps import changed, targets
+from strategies.planner.steps.plan import PICO, Plan, Price, Step, bytes_text, time_text
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, sent
+from strategies.planner.steps.prices import memory as in_use
+from strategies.planner.steps.torch_price import TorchPrice
+
+__all__ = ["NoPlan", "clear", "plan", "searched"]
+KNOWN = Known()
+"""The plans that were asked for, for all threads of this process."""
+
+
+def plan(
+    src: Spec,
+    dst: Spec,
+    price: Price | None = None,
+    *,
+    topology: Topology = TOPOLOGY,
+    memory: int | None = None,
+    flattened: Sequence[Sequence[str]] = (),
+) -> Plan:
+    """The cheapest steps from one spec to another of the same tensor on the same mesh; of those the fewest.
+
+    Always the same ones, in any thread and process: what is left of ties is settled by the layouts' numbers.  It is
+    remembered until `clear`, by all that it depends on; a price that has no equals, by the object.
+    `memory` is the most bytes that a rank may have in use; `flattened` names sets of axes that have a group of all
+    their ranks.  Raises `NoPlan`, `BadPrice` for a price that is no whole number, and `BadMesh` for an axis that is
+    not there.  Two specs that lie alike only because there are few rows, as of `f32[1]` cut by `a` and then `b`, or by `b`
+    and then `a`, are two all the same, and steps lead from one to the other.
+
+    >>> import torch
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> src, dst = (Spec(Mesh.of(dp=4), (parse(p),), (1024, 1024), torch.float32) for p in ("S(0)", "S(1)"))
+    >>> print(plan(src, dst))
+    dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
+    """
+    if not flattened:
+        known = KNOWN.same.get((id(src), id(dst), id(price), id(topology), memory))
+        if known is not None:
+            return known[0]  # type: ignore[no-any-return]  # what is held beside it are the owners of these ids
+    _check(src, dst)
+    return KNOWN.get(_searched, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
+
+
+def clear() -> None:
+    """No plan is remembered."""
+    KNOWN.clear()
+
+
+def searched(
+    src: Spec,
+    dst: Spec,
+    price: Price | None = None,
+    *,
+    topology: Topology = TOPOLOGY,
+    memory: int | None = None,
+    flattened: Sequence[Sequence[str]] = (),
+    make: Callable[..., Table] = Table,
+) -> Plan:
+    """As `plan`, from nothing, and not remembered; `make` is where its table comes from."""
+    _check(src, dst)
+    return _searched(src, dst, price, topology, memory, flattened, make)
+
+
+def _searched(
+    src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
+    make: Callable[..., Table] = KNOWN.table,
+) -> Plan:  # fmt: skip
+    price = Time(topology) if price is None else price
+    was, now = _plain(src), _plain(dst)
+    axes = [_group(src, names) for names in flattened]
+    table = make(was, targets(was, now), axes, price)
+    start, goal = table.state(was), table.state(now)
+    found = Search(table, start, goal, memory).cheapest()
+    if found is not None:
+        return _plan(src, dst, was, now, table, found, topology)
+    need = Search(table, start, goal).leanest()
+    lean = Search(table, start, goal, need).cheapest() if need < FAR else None
+    shown = f"{src} -> {dst}"
+    if lean is None:
+        raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
+    leanest = _plan(src, dst, was, now, table, lean, topology)
+    steps = "; ".join(map(str, leanest.steps))
+    problem = f"no plan stays within {bytes_text(memory or 0)}, and the leanest needs {bytes_text(need)} ({steps})"
+    raise NoPlan("memory", shown, problem, f"Allow {need} bytes, or more.", leanest)
+
+
+def _plain(spec: Spec) -> Spec:
+    """The spec with strided shards written as the shard order that they are, if they are one for this shape."""
+    try:
+        return ordered(spec)
+    except OtherRows:
+        return spec
+
+
+# -- what was found, as a plan
+
+
+def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
+    steps, whole, last = [], table.count == len(src.placements), found.states[-1]
+    turned = any(type(one) is not type(other) for one, other in zip(src.placements, was.placements, strict=True))
+    before = table.piece(found.states[0])
+    for state, there, sort in zip(found.states, found.states[1:], found.sorts, strict=False):
+        after = table.piece(there)
+        cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
+        move = table.move(sort, cutting, sort.nbytes(before, after))
+        now = (goal if there == last else table.spec(there)) if whole else _beside(was, table, there, sort)
+        steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
+        was, before = now, after
+    name = name_of(table.price)
+    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _why(found, table, turned), found.looked)
+
+
+def _beside(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
+    """The spec after a step, where axes of one rank stay as they are."""
+    fields = [(*table.field(there, i), i) for i in sort.group]
+    in_turn = [table.axes[i] for _, _, i in sorted(fields, key=lambda field: field[1])]
+    return changed(was, in_turn, table.placements[fields[0][0]])
+
+
+def _why(found: Found, table: Table, turned: bool) -> str:
+    """A true sentence on how it was found; `turned` where strided shards of the source were read as an order."""
+    if not found.sorts:
+        return "both lie alike on every rank"
+    looked = f"{found.looked} layouts looked at"
+    if found.met:
+        looked += f", {found.met} more ruled out"
+    whose = "of all ways in the order that its strided shards are" if turned else "of all ways"
+    if found.other >= FAR:
+        return f"the cheapest {whose}, and the only first step; {looked}"
+    least = _cost_text(max(found.other, found.cost) >> STEPS, table.price)
+    return f"the cheapest {whose}: with another first step {least} or more; {looked}"
+
+
+def _cost_text(cost: int, price: Price) -> str:
+    """A price in its own unit: time for those that count picoseconds, bytes, or the bare number of a stranger's."""
+    if isinstance(price, Time | TorchPrice):
+        return time_text(cost / PICO)
+    return bytes_text(cost) if isinstance(price, Sent) else f"{cost:,}"
+
+
+# -- what is refused
+
+
+def _group(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
+    """The axes that are flattened into one group.  Raises `NoPlan` for one that is named twice."""
+    if len(set(names)) != len(names):
+        problem = "an axis is named twice, and has one group only"
+        raise NoPlan("flattened", repr(tuple(names)), problem, "Name each axis of a group once.")
+    return tuple(src.mesh.axis(name) for name in names)
+
+
+def _check(src: Spec, dst: Spec) -> None:
+    """Raises `NoPlan` for two specs between which there is no plan, or which mean nothing."""
+    if (src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype):
+        problem = "they are not of one tensor on one mesh"
+        raise NoPlan("src, dst", f"{src} -> {dst}", problem, "Give both the same of these.")
+    partial = [_check_placements("src", src), _check_placements("dst", dst)]
+    if all(partial):
+        for was, now in zip(src.placements, dst.placements, strict=True):
+            if type(was) is Partial and type(now) is Partial and was.reduce_op != now.reduce_op:
+                problem = f"{short(was)} does not turn into {short(now)}: these are parts of different things"
+                raise NoPlan("dst", f"{src} -> {dst}", problem, "Plan to R first, and from there.")
+
+
+def _check_placements(name: str, spec: Spec) -> bool:
+    """Whether any are partial."""
+    pending: list[Partial] = []
+    for placement in spec.placements:
+        kind = type(placement)
+        if kind is Partial:
+            if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):  # type: ignore[attr-defined]
+                problem = f"{short(placement)} means nothing that all agree on for {spec.dtype}"
+                raise NoPlan(name, str(spec), problem, "Reduce it before, or use another dtype.")
+            pending.append(placement)  # type: ignore[arg-type]
+        elif kind is not Shard and kind is not Replicate and kind is not StridedShard:
+            problem = f"what {short(placement)} stands for is known to its own class only"
+            raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
+    for one, other in itertools.combinations(pending, 2):
+        if not commute(one, other, spec.dtype):
+            problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
+            raise NoPlan(name, str(spec), problem, "Reduce one of them first.")
+    return bool(pending)

@@ -1,0 +1,301 @@
+"""One search as tables of integers: what an axis may be, what may follow what, and what each step costs.
+
+A layout is one integer.  Each axis has a field of it: which placement it has and, if it cuts a dim, its turn in the
+stack of cuts of that dim (see `strategies.planner.steps.legal_steps`).  Axes of one rank have no field: they neither cut nor add up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.shards import strided_bounds
+from localtensor.layout.spec import Spec, StridedShard
+from strategies.planner.steps.alpha_beta import REPLICATE, commute
+from strategies.planner.steps.legal_steps import LEGAL, reduces, unmade
+from strategies.planner.steps.plan import Move, Price
+from strategies.planner.steps.prices import in_parts
+
+PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
+PAIRS |= {
+    pair.replace("P", "X"): (kind, was, now, was == "P") for pair, (kind, was, now, _) in PAIRS.items() if "P" in pair
+}
+"""Each legal step along one axis by a pair of letters: its kind, both for a price, and whether parts are exchanged.
+`X` is a P whose parts are exchanged where it is reduced."""
+STEPS = 20
+"""A cost is a price and, in this many bits below it, a number of steps: of equally cheap plans the shortest is least."""
+Facts = tuple[str, int, int, str]
+"""All that tells one placement from another: its letter, the dim that it cuts, its split factor, its reduction."""
+
+
+class BadPrice(LocalTensorError):
+    """A price that is no whole number, or less than nothing."""
+
+    def __init__(self, name: str, move: Move, got: object) -> None:
+        problem = f"it asks {got!r} for {move}, and a price is a whole number of 0 or more"
+        super().__init__(refusal("plan", "price", name, problem, "Round it up, to picoseconds or bytes."))
+
+
+REPLICATED: Facts = "R", -1, 0, ""
+
+
+def facts(placement: Placement) -> Facts:
+    """The facts of a placement that is defined: torch holds some classes equal to each other.
+
+    >>> from torch.distributed.tensor import Partial
+    >>> facts(Shard(1)), facts(Partial("max"))
+    (('S', 1, 1, ''), ('P', -1, 0, 'max'))
+    """
+    kind = type(placement)
+    if kind is Shard:
+        return "S", placement.dim, 1, ""  # type: ignore[attr-defined]
+    if kind is Replicate:
+        return "R", -1, 0, ""
+    if kind is StridedShard:
+        return "SS", placement.dim, int(placement.split_factor), ""  # type: ignore[attr-defined]
+    return "P", -1, 0, placement.reduce_op  # type: ignore[attr-defined]
+
+
+def placement_of(one: Facts) -> Placement:
+    """The placement of these facts."""
+    letter, dim, factor, reduction = one
+    if letter == "SS":
+        return StridedShard(dim, split_factor=factor)
+    return Shard(dim) if letter == "S" else Partial(reduction) if reduction else REPLICATE
+
+
+class Sort:
+    """A sort of step: its kind, its axes, their letters before and after, and its costs as far as they are known."""
+
+    __slots__ = (
+        "axes",
+        "costs",
+        "easy",
+        "exchanged",
+        "group",
+        "kind",
+        "late",
+        "now",
+        "quote",
+        "ranks",
+        "times",
+        "unit",
+        "was",
+    )
+
+    def __init__(self, pair: str, group: tuple[int, ...], axes: tuple[int, ...], ranks: int, itemsize: int) -> None:
+        self.group, self.axes, self.ranks = group, axes, ranks
+        self.kind, self.was, self.now, self.exchanged = PAIRS[pair]
+        scatters = self.kind == "reduce_scatter"
+        self.late = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
+        self.times = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
+        self.unit = ranks * itemsize if self.exchanged and not scatters else 0  # in equal parts
+        self.costs: dict[int, int] = {}
+        self.easy: dict[int, int] = {}
+        """Those of the bound: with even pieces, by the axes that cut afterwards."""
+        self.quote: Callable[[int], int] | None = None
+        """The price by the bytes, where nothing else matters."""
+
+    def nbytes(self, before: int, after: int) -> int:
+        """The bytes that count, of the largest pieces before and after."""
+        if self.unit:
+            return in_parts(before, self.unit)
+        return (after if self.late else before) * self.times
+
+
+class Frame:
+    """What a table holds whatever the sizes of mesh and tensor are, and the price: which placements, what follows what."""
+
+    def __init__(self, offered: tuple[Facts, ...], held: tuple[Facts, ...], dtype: torch.dtype) -> None:
+        known = dict.fromkeys((*offered, *held))
+        self.offered = tuple(range(len(offered)))
+        self.index = {one: p for p, one in enumerate(known)}
+        self.placements = tuple(map(placement_of, known))
+        letters, self.dims, self.factors, self.reductions = zip(*known, strict=True)
+        self.letters = tuple(
+            ["X" if one == "P" and not reduces(op, dtype) else one for one, op in zip(letters, self.reductions, strict=True)]
+        )  # fmt: skip
+        self.held = tuple([self.index[one] for one in held])
+        self.clashes = self._clashes(dtype)
+        self.follows = tuple([self._follows(p, dtype) for p in range(len(known))])
+
+    def _follows(self, p: int, dtype: torch.dtype) -> tuple[tuple[int, str], ...]:
+        """What an axis may become from a placement if nothing stands in its way, and by which pair of letters."""
+        found = []
+        for q in self.offered:
+            pair = f"{self.letters[p]}>{self.letters[q]}"
+            if (
+                q != p
+                and pair in PAIRS
+                and not (self.reductions[q] and unmade(self.reductions[q], dtype, self.dims[p] >= 0))
+            ):
+                found.append((q, pair))
+        return tuple(found)
+
+    def _clashes(self, dtype: torch.dtype) -> tuple[frozenset[int], ...]:
+        """For each placement those that no other axis may have beside it, while that becomes partial."""
+        partial = [p for p, reduction in enumerate(self.reductions) if reduction]
+        found = [frozenset[int]()] * len(self.placements)
+        for p in partial:
+            one = self.placements[p]
+            found[p] = frozenset(q for q in partial if not commute(one, self.placements[q], dtype))
+        return tuple(found)
+
+
+frame_of = functools.lru_cache(maxsize=1024)(Frame)
+"""The frame of these facts, which nobody writes to: values that follow from values, and no state."""
+
+
+class Table:
+    """The layouts that a search may look at: all those of `offered`, and of its source."""
+
+    def __init__(
+        self, src: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]], price: Price
+    ) -> None:  # fmt: skip
+        self.src, self.price, self.shape = src, price, src.shape
+        self.grows = bool(getattr(price, "grows", False))
+        # Who overrides the price of a class has not promised that its short way is the same.
+        self.along = price.along if "along" in vars(type(price)) else None  # type: ignore[attr-defined]
+        sizes = src.mesh.sizes
+        self.axes = tuple([axis for axis, size in enumerate(sizes) if size > 1])
+        self.sizes = tuple([sizes[axis] for axis in self.axes])
+        self.count, self.itemsize = len(self.axes), src.dtype.itemsize
+        first = dict.fromkeys([REPLICATED, *map(facts, offered)])
+        frame = frame_of(tuple(first), tuple([facts(src.placements[axis]) for axis in self.axes]), src.dtype)
+        self.offered, self.index, self.placements, self.held = frame.offered, frame.index, frame.placements, frame.held
+        self.letters, self.dims, self.factors = frame.letters, frame.dims, frame.factors
+        self.clashes, self.follows = frame.clashes, frame.follows
+        self.turns = max(self.count - 1, 1).bit_length()
+        self.width = self.turns + len(self.placements).bit_length()
+        self.shifts = tuple([self.width * i for i in range(self.count)])
+        self.mask = (1 << self.width) - 1
+        self.groups = self._groups(flattened) if flattened else ()
+        self.cutting = [1]
+        for size in self.sizes:
+            self.cutting += [size * others for others in self.cutting]
+        self.nbytes = math.prod(src.shape) * self.itemsize
+        items = -(-self.nbytes // self.itemsize)
+        self.even = [-(-items // ranks) * self.itemsize for ranks in self.cutting]
+        self.singles: tuple[dict[str, Sort], ...] = tuple([{} for _ in self.axes])
+        """The sorts of step of each axis, as far as they are made, by their pairs of letters."""
+        self._sorts: dict[tuple[tuple[int, ...], str], Sort] = {}
+        self._costs: dict[tuple[str, tuple[int, ...], bool], tuple[dict[int, int], Callable[[int], int]]] = {}
+
+    def _groups(self, flattened: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        place = {axis: i for i, axis in enumerate(self.axes)}
+        sets = [tuple(sorted(place[axis] for axis in axes if axis in place)) for axes in flattened]
+        return tuple(dict.fromkeys(group for group in sets if len(group) > 1))
+
+    # -- layouts
+
+    def state(self, spec: Spec) -> int:
+        """The integer of a layout."""
+        found, turns = 0, [0] * len(self.shape)
+        for axis in spec.sequence:
+            if axis in self.axes:
+                p = self.index[facts(spec.placements[axis])]
+                turn, dim = 0, self.dims[p]
+                if dim >= 0:
+                    turn = turns[dim]
+                    turns[dim] += 1
+                found += (p << self.turns | turn) << self.shifts[self.axes.index(axis)]
+        return found
+
+    def spec(self, state: int) -> Spec:
+        """The layout of an integer; axes of one rank are replicated."""
+        placements: list[Placement] = [REPLICATE] * len(self.src.placements)
+        stacks: dict[int, dict[int, int]] = {}
+        for i, axis in enumerate(self.axes):
+            p, turn = self.field(state, i)
+            placements[axis] = self.placements[p]
+            if self.dims[p] >= 0:
+                stacks.setdefault(self.dims[p], {})[turn] = axis
+        orders = [(dim, tuple([axes[turn] for turn in range(len(axes))])) for dim, axes in stacks.items()]
+        others = tuple([(dim, axes) for dim, axes in orders if list(axes) != sorted(axes)])
+        return Spec(self.src.mesh, tuple(placements), self.shape, self.src.dtype, others)
+
+    def field(self, state: int, i: int) -> tuple[int, int]:
+        """The placement and the turn of an axis, by their numbers here."""
+        field = state >> self.shifts[i] & self.mask
+        return field >> self.turns, field & (1 << self.turns) - 1
+
+    def piece(self, state: int) -> int:
+        """The bytes of the largest piece of a layout: that of the rank which is first on every axis."""
+        lengths, fields = list(self.shape), [(*self.field(state, i), i) for i in range(self.count)]
+        for turn in range(self.count):
+            for p, its, i in fields:
+                if its == turn and self.dims[p] >= 0:
+                    lengths[self.dims[p]] = self.cut(lengths[self.dims[p]], self.factors[p], self.sizes[i])
+        return math.prod(lengths) * self.itemsize
+
+    # -- steps
+
+    def cut(self, length: int, factor: int, ranks: int) -> int:
+        """What the first of so many ranks has of one dim."""
+        if factor == 1:
+            return -(-length // ranks)
+        return sum([chunk[0][1] for chunk in strided_bounds(length, factor, ranks)])
+
+    # -- prices
+
+    def sort(self, group: tuple[int, ...], pair: str) -> Sort:
+        """The one sort of step of these axes, from one letter to another, with its costs."""
+        found = self._sorts.get((group, pair))
+        if found is None:
+            axes, ranks = tuple([self.axes[i] for i in group]), math.prod([self.sizes[i] for i in group])
+            found = self._sorts[group, pair] = Sort(pair, group, axes, ranks, self.itemsize)
+            if self.along is not None:
+                key = found.kind, axes, found.exchanged
+                known = self._costs.get(key)
+                if known is None:
+                    known = self._costs[key] = {}, self.along(found.kind, axes, ranks, found.exchanged)
+                found.costs, found.quote = known
+            if len(group) == 1:
+                self.singles[group[0]][pair] = found
+        return found
+
+    def cost(self, sort: Sort, cutting: int, before: int, after: int) -> int:
+        """What a step costs where these axes cut before it, and the largest pieces have so many bytes before and after.
+
+        Raises `BadPrice`.
+        """
+        nbytes = sort.nbytes(before, after) if sort.unit else (after if sort.late else before) * sort.times
+        if sort.quote is not None:
+            found = sort.costs.get(nbytes)
+            if found is None:
+                found = sort.costs[nbytes] = (sort.quote(nbytes) << STEPS) + 1
+            return found
+        key = nbytes << self.count | cutting
+        found = sort.costs.get(key)
+        if found is None:
+            move = self.move(sort, cutting, nbytes)
+            got = self.price(move)
+            found = sort.costs[key] = ((got if type(got) is int and got >= 0 else self._whole(got, move)) << STEPS) + 1
+        return found
+
+    def move(self, sort: Sort, cutting: int, nbytes: int) -> Move:
+        """The move that `pricing.move_of` would make."""
+        even = self.nbytes / self.cutting[cutting]
+        return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now, sort.exchanged)
+
+    def _whole(self, got: object, move: Move) -> int:
+        """A price of another type that is a whole number."""
+        try:
+            cost = operator.index(got)  # type: ignore[arg-type]  # what is no number is refused here
+        except TypeError:
+            cost = -1
+        if cost < 0:
+            raise BadPrice(name_of(self.price), move, got)
+        return cost
+
+
+def name_of(price: Price) -> str:
+    """The name of a price, or of a function that has none."""
+    return str(getattr(price, "name", "") or getattr(price, "__name__", type(price).__name__))

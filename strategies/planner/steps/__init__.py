@@ -1,0 +1,1 @@
+"""Legal steps of a redistribution, and what each costs."""

@@ -1,0 +1,179 @@
+"""What it costs to move a tensor from the placements that it has to those that are wanted, in seconds of a model.
+
+The model is latency and bandwidth: a message of m bytes takes `latency + m * per_byte`.  A collective of p ranks takes,
+as Thakur, Rabenseifner and Gropp give it ("Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
+2005; the arithmetic of reductions left out, and lg p rounded up):
+
+| collective       | m is what a rank                   | seconds                                                    |
+|------------------|------------------------------------|------------------------------------------------------------|
+| all_gather       | has afterwards                     | lg p * latency + (p-1)/p * m * per_byte (doubling)         |
+| reduce_scatter   | has before                         | lg p * latency + (p-1)/p * m * per_byte (halving)          |
+| all_reduce       | has before and afterwards          | twice that of reduce_scatter (Rabenseifner)                |
+| all_to_all       | has before                         | (p-1) * latency + (p-1)/p * m * per_byte (pairwise)        |
+| local            | cuts off or fills up by itself     | 0                                                          |
+
+The constants are those of a 100 Gbit/s link: they order the choices, and are no forecast for a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.spec import cuts, short
+
+REPLICATE = Replicate()
+
+
+class BadNetwork(LocalTensorError):
+    """A link that no message could take."""
+
+    def __init__(self, argument: str, value: object) -> None:
+        problem = "this is no number of seconds from 0 to 1000"
+        remedy = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
+        super().__init__(refusal("Network", argument, repr(value), problem, remedy))
+
+
+TRIPS = MappingProxyType({"local": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2})
+"""How often what is sent goes around."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Seconds for a message, and for each byte of it; the same along every axis.  Raises `BadNetwork`.
+
+    >>> f"{Network().seconds('all_reduce', 4, 1_000_000):.6f}"
+    '0.000140'
+    """
+
+    latency: float = 5e-6
+    per_byte: float = 8e-11
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency", self.latency), ("per_byte", self.per_byte)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value <= 1000:
+                raise BadNetwork(name, value)
+
+    def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
+        """One collective of `ranks` ranks; `nbytes` is the m of the table above.  A KeyError for another kind."""
+        trips = TRIPS[kind]
+        messages = ranks - 1 if kind == "all_to_all" else math.ceil(math.log2(ranks))
+        return trips * (messages * self.latency + (ranks - 1) / ranks * nbytes * self.per_byte)
+
+
+NETWORK = Network()
+
+
+@dataclass(frozen=True, slots=True)
+class AxisStep:
+    """One tensor goes from one placement to another along one axis, by one collective or `local`ly.
+
+    It knows neither the tensor nor the mesh; a `strategies.planner.steps.plan.Step`, of a plan, knows both.
+    """
+
+    axis: int
+    was: Placement
+    now: Placement
+    kind: str
+    nbytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        how = "locally" if self.kind == "local" else f"by {self.kind} of {self.nbytes} bytes"
+        return f"axis {self.axis}: {short(self.was)} -> {short(self.now)} {how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as it lies while it is moved, axis by axis from the left."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    placements: tuple[Placement, ...]
+
+
+def commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
+    """Whether two partials of one tensor on two axes may be reduced in either order.
+
+    Each with itself; and sums with averages, of dtypes that divide: an average of integers is rounded, or is none.
+
+    >>> commute(Partial("sum"), Partial("max"), torch.float32), commute(Partial("sum"), Partial("avg"), torch.float32)
+    (False, True)
+    """
+    if not isinstance(one, Partial) or not isinstance(other, Partial) or one == other:
+        return True
+    if type(one) is not Partial or type(other) is not Partial:
+        return False
+    return {one.reduce_op, other.reduce_op} == {"sum", "avg"} and (dtype.is_floating_point or dtype.is_complex)
+
+
+def move_axis(
+    held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network = NETWORK
+) -> tuple[Held, tuple[AxisStep, ...]]:
+    """The tensor with the placement that is wanted on this axis, and the steps that it takes.
+
+    Axes before it are as they are wanted; inner axes that stand in the way, since they cut the same dim or hold a
+    reduction that must be done first, are replicated before.
+    """
+    if held.placements[axis] == want:
+        return held, ()
+    steps: list[AxisStep] = []
+    for inner in range(len(sizes) - 1, axis, -1):
+        if _in_the_way(held, axis, want, inner):
+            held, before = move_axis(held, inner, REPLICATE, sizes, network)
+            steps += before
+    return _move(held, axis, want, sizes, network, steps), tuple(steps)
+
+
+def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
+    other, was = held.placements[inner], held.placements[axis]
+    cut = cuts(other)
+    if cut is not None:
+        return any(c is not None and c[0] == cut[0] for c in (cuts(was), cuts(want)))
+    return not (commute(other, was, held.dtype) and commute(other, want, held.dtype))
+
+
+def _move(
+    held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[AxisStep]
+) -> Held:
+    """One step, or two by way of a replica where no collective goes there at once."""
+    was = held.placements[axis]
+    kind = _kind(was, want)
+    if not kind:
+        return _move(_move(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps)
+    nbytes = held_bytes(held, sizes, but=axis) if kind != "local" else 0
+    if kind == "all_to_all":
+        nbytes = -(-nbytes // sizes[axis])
+    steps.append(AxisStep(axis, was, want, kind, nbytes, network.seconds(kind, sizes[axis], nbytes)))
+    return Held(held.shape, held.dtype, (*held.placements[:axis], want, *held.placements[axis + 1 :]))
+
+
+def _kind(was: Placement, want: Placement) -> str:
+    """The collective that does it at once; empty if none does."""
+    if isinstance(was, Replicate):
+        return "local"
+    if isinstance(want, Replicate):
+        return "all_reduce" if isinstance(was, Partial) else "all_gather"
+    if type(want) is not Shard:
+        return ""
+    if isinstance(was, Partial):
+        return "reduce_scatter"
+    return "all_to_all" if type(was) is Shard and was.dim != want.dim else ""
+
+
+def held_bytes(held: Held, sizes: Sequence[int], but: int = -1) -> int:
+    """The bytes of the largest piece, of rank 0, as if axis `but` cut nothing."""
+    shape = list(held.shape)
+    for axis, placement in enumerate(held.placements):
+        cut = cuts(placement)
+        if cut is not None and axis != but:
+            shape[cut[0]] = -(-shape[cut[0]] // sizes[axis])
+    return math.prod(shape) * held.dtype.itemsize

@@ -1,0 +1,232 @@
+"""Which steps there are between specs of one tensor, and why others are none: one table, `LEGAL`, and what it needs.
+
+A dim that several axes cut is a stack of cuts: each cuts what those before it have left.  So only the last cut of a dim,
+the innermost, can be undone or moved, and a new cut is always the last.  This holds for uneven and for strided cuts, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.partials import agreed
+from localtensor.layout.reductions import CARRIED
+from localtensor.layout.spec import Spec, StridedShard, cuts, is_plain, short
+from strategies.planner.steps.alpha_beta import REPLICATE, commute
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """From one kind of placement to another, along one axis: by which collective, or why not."""
+
+    was: str
+    now: str
+    kind: str
+    """Empty where there is no such step."""
+    reason: str
+
+
+LEGAL: tuple[Row, ...] = (
+    Row("R", "S", "local", "each rank keeps its rows"),
+    Row("R", "SS", "local", "each rank keeps its rows"),
+    Row("R", "P", "local", "one rank keeps the value, the others hold what changes nothing"),
+    Row("S", "R", "all_gather", "each rank gets everybody's rows; an empty shard takes part all the same"),
+    Row("SS", "R", "all_gather", "each rank gets everybody's rows, and puts them in their order"),
+    Row("S", "S", "all_to_all", "of what it has, each rank sends every other its piece along the other dim"),
+    Row("S", "SS", "all_to_all", "each rank sends every other the rows that are to be its own"),
+    Row("SS", "S", "all_to_all", "each rank sends every other the rows that are to be its own"),
+    Row("SS", "SS", "all_to_all", "each rank sends every other the rows that are to be its own"),
+    Row("S", "P", "local", "each rank puts its rows among values that change nothing"),
+    Row("SS", "P", "local", "each rank puts its rows among values that change nothing"),
+    Row("P", "R", "all_reduce", "the parts are reduced, and everybody gets the value"),
+    Row("P", "S", "reduce_scatter", "the parts are reduced, and everybody gets its rows"),
+    Row("P", "SS", "reduce_scatter", "the parts are reduced, and everybody gets its rows"),
+    Row("P", "P", "", "no kind of Partial turns into another: the parts of a sum are not those of a maximum"),
+)
+"""What one step along one axis may do.  R to R is no step.  Along several axes at once, which must be flattened into one
+group: all-reduce, all-gather, reduce-scatter and all-to-all, where every one of the axes does the same."""
+
+_ROWS = {(row.was, row.now): row for row in LEGAL}
+FLAT = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""What may be done along several axes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One legal step from a spec."""
+
+    kind: str
+    axes: tuple[int, ...]
+    now: Spec
+
+
+def letter(placement: Placement) -> str:
+    """`R`, `S`, `SS` or `P`: the column of the table.
+
+    >>> letter(Shard(1)), letter(Partial("max"))
+    ('S', 'P')
+    """
+    if isinstance(placement, Partial):
+        return "P"
+    if isinstance(placement, Replicate):
+        return "R"
+    return "SS" if isinstance(placement, StridedShard) else "S"
+
+
+def refusal_of(was: Spec, axis: int, now: Placement) -> str:
+    """Why this is no step along one axis; empty if it is one.
+
+    >>> from localtensor.layout.mesh import Mesh
+    >>> nested = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32)
+    >>> refusal_of(nested, 0, REPLICATE)
+    'b cuts what a has left of dim 0: what is cut last is undone first'
+    >>> refusal_of(nested, 1, REPLICATE)
+    ''
+    """
+    held = was.placements[axis]
+    if held == now and cuts(held) == cuts(now):
+        return "it is there"
+    row = _ROWS[letter(held), letter(now)]
+    if not row.kind:
+        return row.reason
+    cut, names = cuts(held), was.mesh.names
+    if cut is not None and (inner := _cuts_last(was, cut[0], axis)) != axis:
+        return f"{names[inner]} cuts what {names[axis]} has left of dim {cut[0]}: what is cut last is undone first"
+    return _no_parts(was, axis, now) if isinstance(now, Partial) else ""
+
+
+def _cuts_last(spec: Spec, dim: int, axis: int) -> int:
+    """The axis that cuts the dim last; this one if those after it have one rank each, and so leave all that there is."""
+    return [other for other in spec.cut_by(dim) if other == axis or spec.mesh.sizes[other] > 1][-1]
+
+
+def unmade(reduction: str, dtype: torch.dtype, cut: bool) -> str:
+    """Why partial values of this reduction cannot be made of what there is; `cut` if that is what a cut has left.
+
+    >>> unmade("sum", torch.float32, True), unmade("max", torch.complex64, False)
+    ('', 'P(max) means nothing for torch.complex64')
+    """
+    if not agreed(reduction, dtype):
+        return f"P({reduction}) means nothing for {dtype}"
+    if reduction == "product" and dtype.is_complex:
+        return "no complex number leaves all others as they are: an infinite one times 1 is not a number"
+    if reduction == "avg" and cut:
+        return "an average of parts of which all but one are empty is that part divided, and not the part"
+    return ""
+
+
+def reduces(reduction: str, dtype: torch.dtype) -> bool:
+    """Whether collectives reduce this as the definition does; else parts are exchanged, and reduced by each rank.
+
+    They do not: the minimum and maximum of floats, of which gloo drops a NaN or not by the order of the ranks; the
+    product of complex numbers, which neither gloo nor NCCL has; and what gloo does not carry, as integers of two bytes.
+
+    >>> reduces("sum", torch.bfloat16), reduces("max", torch.bfloat16), reduces("sum", torch.int16)
+    (True, False, False)
+    """
+    if dtype not in CARRIED or (reduction in ("min", "max") and dtype.is_floating_point):
+        return False
+    return not (reduction == "product" and dtype.is_complex)
+
+
+def _no_parts(was: Spec, axis: int, now: Partial) -> str:
+    """Why no partial values can be made here."""
+    if reason := unmade(now.reduce_op, was.dtype, cuts(was.placements[axis]) is not None):
+        return reason
+    others = [p for i, p in enumerate(was.placements) if i != axis and isinstance(p, Partial)]
+    if mixed := [p for p in others if not commute(p, now, was.dtype)]:
+        return f"{short(mixed[0])} and {short(now)} do not commute: which is reduced first would matter"
+    return ""
+
+
+def changed(was: Spec, axes: Sequence[int], now: Placement) -> Spec:
+    """The spec with this placement on these axes, which cut, if they do, last and in this order."""
+    placements = list(was.placements)
+    for axis in axes:
+        placements[axis] = now
+    orders = {}
+    for dim in range(len(was.shape)):
+        orders[dim] = tuple(axis for axis in was.cut_by(dim) if axis not in axes)
+    if (cut := cuts(now)) is not None:
+        orders[cut[0]] += tuple(axes)
+    return replace(was, placements=tuple(placements), shard_order=tuple((d, o) for d, o in orders.items() if o))
+
+
+def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
+    """What an axis may be on the way: R, a shard of any dim, strided shards of the destination, and partial values.
+
+    A shard that stands in the way may step aside without a word, as a partial value, and come back by a
+    reduce-scatter: cheaper than to be gathered.  So each plan is offered one kind of Partial at least that collectives
+    reduce, and those of both ends, which may have to commute with it; else a way by a third spec could be cheaper than
+    the cheapest.
+
+    >>> from localtensor.layout.mesh import Mesh
+    >>> was, now = (Spec(Mesh.of(2), (p,), (8,), torch.float32) for p in (Shard(0), REPLICATE))
+    >>> [short(p) for p in targets(was, now)]
+    ['R', 'S(0)', 'P(sum)']
+    """
+    others = [p for p in dst.placements if not _common(p) and isinstance(p, Partial | StridedShard)]
+    others += [p for p in src.placements if not _common(p) and isinstance(p, Partial) and is_plain(p)]
+    kinds = [p.reduce_op for p in others if isinstance(p, Partial)]
+    if not any(kind != "avg" and reduces(kind, src.dtype) for kind in kinds):
+        others += [Partial("sum")] if agreed("sum", src.dtype) else []
+    return (REPLICATE, *map(Shard, range(len(src.shape))), *dict.fromkeys(others))
+
+
+def _common(placement: Placement) -> bool:
+    """Whether it is offered anyhow; by its very type, which is asked fast."""
+    return type(placement) is Shard or type(placement) is Replicate
+
+
+def changes(was: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]] = ()) -> Iterator[Change]:
+    """Every legal step from a spec, in an order that is always the same.
+
+    `flattened` names the sets of axes for which there is one group of all their ranks.
+    """
+    for axis in range(len(was.placements)):
+        for now in offered:
+            if not refusal_of(was, axis, now):
+                kind = _ROWS[letter(was.placements[axis]), letter(now)].kind
+                alone = was.mesh.sizes[axis] == 1
+                yield Change("local" if alone else kind, (axis,), changed(was, (axis,), now))
+    for axes in flattened:
+        yield from _flat(was, tuple(sorted(axes)), offered)
+
+
+def _flat(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[Change]:
+    """Steps along several axes at once."""
+    held = [was.placements[axis] for axis in axes]
+    if all(isinstance(p, Partial) for p in held):
+        yield from _flat_moves(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())
+        return
+    dims = {p.dim for p in held if type(p) is Shard}
+    if len(dims) != 1 or any(type(p) is not Shard for p in held):
+        return
+    dim, sizes = dims.pop(), was.mesh.sizes
+    stack = tuple(axis for axis in was.cut_by(dim) if sizes[axis] > 1 or axis in axes)[-len(axes) :]
+    if set(stack) == set(axes):
+        yield from _flat_moves(was, axes, offered, ("all_gather", "all_to_all"), dim, stack)
+
+
+def _flat_moves(
+    was: Spec, axes: tuple[int, ...], offered: Sequence[Placement], kinds: tuple[str, str], dim: int | None, stack: tuple[int, ...]
+) -> Iterator[Change]:  # fmt: skip
+    """To R by the first kind, and to shards by the second, in every order but that in which they are."""
+    for now in offered:
+        if isinstance(now, Replicate):
+            yield Change(kinds[0], axes, changed(was, axes, now))
+        elif type(now) is Shard:
+            for order in itertools.permutations(axes):
+                if now.dim != dim or order != stack:
+                    yield Change(kinds[1], axes, changed(was, order, now))
+
+
+def size_of(sizes: Sequence[int], axes: Sequence[int]) -> int:
+    """How many ranks there are along these axes together, of a mesh of these sizes."""
+    return math.prod(sizes[axis] for axis in axes)

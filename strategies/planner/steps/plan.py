@@ -1,0 +1,201 @@
+"""A plan as a value: the collectives that take a tensor from one spec to another, what each costs, and why these.
+
+| collective       | what a rank has                            | m of the cost table (`strategies.planner.steps.alpha_beta`)            |
+|------------------|--------------------------------------------|----------------------------------------------------|
+| all_gather       | its piece, afterwards everybody's          | ranks times the largest piece                      |
+| reduce_scatter   | a partial value, afterwards its piece      | ranks times the largest piece                      |
+| all_reduce       | a partial value, afterwards the value      | what it has                                        |
+| all_to_all       | its piece, afterwards another              | what the rank that has most has before             |
+| local            | what it has, afterwards some of it, or more | what the rank that has most has afterwards        |
+
+Pieces that are uneven are sent as if each were as large as the largest, but by all_to_all, which knows sizes.
+What collectives do not reduce (`strategies.planner.steps.legal_steps.reduces`) is exchanged: a reduce_scatter is an all_to_all then, and an
+all_reduce an all_to_all and an all_gather, of what a rank has in as many equal parts as there are ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localtensor.layout.spec import Spec, short
+from strategies.planner.picture.grid import Stage, layout_text
+from strategies.planner.picture.svg import svg
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
+"""What one step may be.  A step along axes of one rank is `local`: nobody is there to talk to."""
+PICO = 1_000_000_000_000
+"""Prices are whole picoseconds, or bytes: integers add up alike in any order, so that a price is exactly a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a price is asked for: one collective, before anybody knows which plan it will stand in."""
+
+    kind: str
+    axes: tuple[int, ...]
+    """The mesh axes whose ranks talk to each other; more than one where they are flattened into one group."""
+    ranks: int
+    """How many talk to each other: the product of the sizes of these axes."""
+    nbytes: int
+    """The m of the table above, in bytes."""
+    even: float
+    """The bytes of a rank's piece before, as if all dims were cut evenly: the only size that torch's own cost knows."""
+    was: str = ""
+    now: str = ""
+    """The placement along these axes before and after: `R`, `S`, `SS` or `P`."""
+    exchanged: bool = False
+    """Whether no collective reduces this as it should: then parts are exchanged, and each rank reduces its own."""
+
+
+class Price(Protocol):
+    """What a step costs: a whole number, never negative.  A plan costs the sum of its steps."""
+
+    @property
+    def name(self) -> str:
+        """What a plan says that it was searched by, and a refusal whose price it was; plans are not kept by it."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether a move of more bytes never costs less: then the search may leave out what it need not look at."""
+
+    def __call__(self, move: Move) -> int:
+        """The price of a move: picoseconds, or bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One collective, or a change that each rank makes by itself, on the whole tensor of a plan."""
+
+    move: Move
+    was: Spec
+    now: Spec
+    sent: int
+    """Bytes that the rank which sends most sends."""
+    seconds: float
+    """By the clock of the plan's topology, whatever the plan was searched by."""
+    memory: int
+    """Bytes that a rank has in use at most while the step runs: what it holds, what it makes, and buffers."""
+
+    @property
+    def kind(self) -> str:
+        return self.move.kind
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return self.move.axes
+
+    def __str__(self) -> str:
+        """`dp: all-gather S(0) -> R  12.0 MB  38 us`."""
+        where = axes_text(self.was, self.axes)
+        was, now = (",".join(placed(spec, axis) for axis in self.axes) for spec in (self.was, self.now))
+        cost = "" if self.kind == "local" else f"  {bytes_text(self.sent)}"
+        return f"{where}: {self.kind.replace('_', '-')} {was} -> {now}{cost}  {time_text(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps from one spec to another; none if they are the same."""
+
+    src: Spec
+    dst: Spec
+    steps: tuple[Step, ...]
+    price: int
+    """What was made least, in the unit of the price: see `by`."""
+    by: str
+    """The name of the price that was made least."""
+    why: str
+    """How it was found, in a sentence."""
+    states: int
+    """How many layouts the search looked at."""
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a rank sends, step by step the one that sends most."""
+        return sum(step.sent for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        return sum((step.seconds for step in self.steps), 0.0)
+
+    @property
+    def memory(self) -> int:
+        """Bytes in use on a rank at most, its piece before and after included; 0 for a plan without steps."""
+        return max((step.memory for step in self.steps), default=0)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """For a picture: where the tensor lies first, and after each step."""
+        after = (Stage(step.now, str(step), () if step.kind == "local" else step.axes) for step in self.steps)
+        return (Stage(self.src), *after)
+
+    @property
+    def total(self) -> str:
+        """All steps together in a line: how many, what a rank sends, how long, and what it has in use at most.
+
+        >>> import torch
+        >>> from localtensor.layout.mesh import Mesh
+        >>> from localtensor.layout.spec import parse
+        >>> spec = Spec(Mesh.of(2), (parse("R"),), (8,), torch.float32)
+        >>> Plan(spec, spec, (), 0, "time", "", 1).total
+        'total: nothing to do'
+        """
+        if not self.steps:
+            return "total: nothing to do"
+        count = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+        costs = f"{bytes_text(self.sent)} sent, {time_text(self.seconds)}, {bytes_text(self.memory)} in use at most"
+        return f"total: {count}, {costs}"
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps)) or "nothing to do"
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return svg(self.stages, f"{self.src} -> {layout_text(self.dst)}")
+
+
+def placed(spec: Spec, axis: int) -> str:
+    """The placement on an axis, with its turn where the dim is not cut from left to right.
+
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> import torch
+    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32, ((0, (1, 0)),))
+    >>> placed(spec, 0), placed(spec, 1)
+    ('S(0)[1]', 'S(0)[0]')
+    """
+    turns = {axis: f"[{turn}]" for _, axes in spec.shard_order for turn, axis in enumerate(axes)}
+    return short(spec.placements[axis]) + turns.get(axis, "")
+
+
+def bytes_text(count: float) -> str:
+    """A thousand bytes are a kB; three or four digits are told.
+
+    >>> [bytes_text(count) for count in (0, 999, 999_960, 12_000_000, 3e15, 2**70)]
+    ['0 B', '999 B', '1.0 MB', '12.0 MB', '3.0 PB', '1,180.6 EB']
+    """
+    if count < 999.5:
+        return f"{count:.0f} B"
+    for unit, size in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12), ("PB", 1e15)):
+        if count / size < 999.95:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1e18:,.1f} EB"
+
+
+def time_text(seconds: float) -> str:
+    """Three digits of microseconds, or one decimal of what is longer.
+
+    >>> [time_text(seconds) for seconds in (0, 38e-6, 0.0021, 0.99999, 90, 86_400)]
+    ['0 us', '38 us', '2.1 ms', '1.0 s', '90.0 s', '24.0 h']
+    """
+    if seconds < 0.0009995:
+        return f"{seconds * 1e6:.3g} us"
+    if seconds < 0.99995:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
+
+
+def axes_text(spec: Spec, axes: Sequence[int]) -> str:
+    """The names of these axes: `dp,tp`."""
+    return ",".join(spec.mesh.names[axis] for axis in axes)

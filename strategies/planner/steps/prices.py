@@ -1,0 +1,168 @@
+"""What a step costs, as the search asks: by the clock of a topology, by the bytes that are sent, or as torch counts.
+
+Prices are integers: `plans.PICO` says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Partial
+
+from localtensor.layout.shards import local_shape
+from localtensor.layout.spec import Spec, cuts
+from strategies.planner.steps.alpha_beta import NETWORK, Network
+from strategies.planner.steps.legal_steps import letter, reduces
+from strategies.planner.steps.plan import PICO, Move, Step
+
+REDUCING = ("all_reduce", "reduce_scatter")
+MEMORY = Network(latency=1e-6, per_byte=1e-12)
+"""Launching a copy, and copying a byte: a step without communication is not for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A link for each axis of a mesh, and what a rank's own memory takes.
+
+    Along several axes at once the slowest of their links counts.
+
+    >>> Topology().seconds(Move("local", (0,), 4, 1_000_000, 0))
+    2e-06
+    """
+
+    links: tuple[Network, ...] = ()
+    """One for each axis; axes without one have `NETWORK`."""
+    memory: Network = MEMORY
+
+    def link(self, axes: tuple[int, ...]) -> Network:
+        if len(axes) == 1:
+            return self.links[axes[0]] if axes[0] < len(self.links) else NETWORK
+        links = [self.links[axis] if axis < len(self.links) else NETWORK for axis in axes]
+        return Network(max(link.latency for link in links), max(link.per_byte for link in links))
+
+    def seconds(self, move: Move) -> float:
+        if move.kind == "local" or move.ranks == 1:
+            return self.memory.latency + move.nbytes * self.memory.per_byte
+        link = self.link(move.axes)
+        if not move.exchanged:
+            return link.seconds(move.kind, move.ranks, move.nbytes)
+        again = link.seconds("all_gather", move.ranks, move.nbytes) if move.kind == "all_reduce" else 0.0
+        return link.seconds("all_to_all", move.ranks, move.nbytes) + again
+
+
+TOPOLOGY = Topology()
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Picoseconds by the clock of a topology, rounded up."""
+
+    topology: Topology = TOPOLOGY
+    grows: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"time {self.topology}"
+
+    def __call__(self, move: Move) -> int:
+        return math.ceil(self.topology.seconds(move) * PICO)
+
+    def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
+        """The price of all such moves by their bytes, of which nothing else matters: as `__call__` has it, but faster.
+
+        >>> Time().along("all_gather", (0,), 4, False)(1000) == Time()(Move("all_gather", (0,), 4, 1000, 250.0))
+        True
+        """
+        if kind == "local" or ranks == 1:
+            latency, per_byte = self.topology.memory.latency, self.topology.memory.per_byte
+            return lambda nbytes: math.ceil((latency + nbytes * per_byte) * PICO)
+        if exchanged:
+            return lambda nbytes: self(Move(kind, axes, ranks, nbytes, 0.0, exchanged=True))
+        seconds = self.topology.link(axes).seconds
+        return lambda nbytes: math.ceil(seconds(kind, ranks, nbytes) * PICO)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Bytes that a rank sends."""
+
+    name: str = "bytes"
+    grows: bool = True
+
+    def __call__(self, move: Move) -> int:
+        return sent(move)
+
+    def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
+        """As of `Time`."""
+        return lambda nbytes: sent(Move(kind, axes, ranks, nbytes, 0.0, exchanged=exchanged))
+
+
+def sent(move: Move) -> int:
+    """Bytes that the rank which sends most sends in a move, by the algorithms of `strategies.planner.steps.alpha_beta`, rounded up."""
+    if move.kind == "local" or move.ranks == 1:
+        return 0
+    trips = 2 if move.kind == "all_reduce" else 1
+    return trips * -(-move.nbytes * (move.ranks - 1) // move.ranks)
+
+
+def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
+    """The move that takes one spec to the other: the slow and plain way to it.
+
+    >>> import torch
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> was, now = (Spec(Mesh.of(4), (parse(p),), (6,), torch.float32) for p in ("S(0)", "R"))
+    >>> move_of("all_gather", (0,), was, now).nbytes  # four times two rows
+    32
+    """
+    ranks, held = math.prod(was.mesh.sizes[axis] for axis in axes), was.placements[axes[0]]
+    before, after = largest(was), largest(now)
+    nbytes = {
+        "all_gather": ranks * before, "reduce_scatter": ranks * after, "all_reduce": before, "all_to_all": before,
+        "local": after,
+    }[kind]  # fmt: skip
+    exchanged = kind in REDUCING and isinstance(held, Partial) and not reduces(held.reduce_op, was.dtype)
+    if exchanged and kind == "all_reduce":
+        nbytes = in_parts(before, ranks * was.dtype.itemsize)
+    cut = math.prod(size for size, p in zip(was.mesh.sizes, was.placements, strict=True) if cuts(p) is not None)
+    even = math.prod(was.shape) * was.dtype.itemsize / cut
+    return Move(kind, axes, ranks, nbytes, even, letter(held), letter(now.placements[axes[0]]), exchanged)
+
+
+def in_parts(nbytes: int, unit: int) -> int:
+    """So many bytes in equal parts, of which all together are this unit or several.
+
+    >>> in_parts(20, 4 * 3), in_parts(24, 4 * 3)
+    (24, 24)
+    """
+    return -(-nbytes // unit) * unit
+
+
+def step_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY) -> Step:
+    """The step that takes one spec to the other, priced."""
+    move = move_of(kind, axes, was, now)
+    return Step(move, was, now, sent(move), topology.seconds(move), memory(move, largest(was), largest(now)))
+
+
+def largest(spec: Spec) -> int:
+    """The bytes of the largest piece of a spec: that of the rank which is first on every axis."""
+    shape = spec.shape
+    for axis in spec.sequence:
+        shape = local_shape(shape, spec.placements[axis], spec.mesh.sizes[axis], 0)
+    return math.prod(shape) * spec.dtype.itemsize
+
+
+def memory(move: Move, before: int, after: int) -> int:
+    """Bytes that a rank has in use at most while a move runs, if buffers are made wherever they may be needed.
+
+    Before and after are the bytes of the largest pieces.  What is exchanged is all there until it is reduced.
+    """
+    if move.exchanged:
+        return 2 * before + move.nbytes + move.nbytes // move.ranks
+    if move.kind == "all_gather":
+        return 2 * before + move.nbytes + after
+    if move.kind == "reduce_scatter":
+        return before + move.nbytes + 2 * after
+    return (2 if move.kind == "all_to_all" else 1) * (before + after)

@@ -1,0 +1,1 @@
+"""Redistributions written in one line, their options and reports."""

@@ -1,0 +1,223 @@
+"""What `localtensor plan` is asked, read from its options: specs, a price, a topology, a limit."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.spec import Spec
+from strategies.planner.metric_check.steps import Tried, trials
+from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology
+from strategies.planner.steps.topology import PER_NODE, cluster_of, parse
+from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.text.parser import read
+from strategies.torch_api.user_modules import imported
+
+BYS = ("time", "bytes", "torch")
+DEAREST = 10**30
+"""What a step may cost at most: more than that, a million times over, is no sum that the search keeps apart."""
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_LINK = re.compile(r" *([0-9.eE+-]+) *, *([0-9.eE+-]+) *")
+
+
+class BadPlanOption(LocalTensorError):
+    """An option of `localtensor plan` that cannot be followed."""
+
+    def __init__(self, option: str, value: str, problem: str, remedy: str, call: str = "plan") -> None:
+        super().__init__(refusal(call, option, value, problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question, ready to be planned."""
+
+    src: Spec
+    dst: Spec
+    by: str
+    price: Price
+    unit: str
+    """`ps`, `bytes`, or nothing for whole numbers of a user's own."""
+    topology: Topology
+    memory: int | None
+    flattened: tuple[tuple[str, ...], ...]
+
+    def price_text(self, price: int) -> str:
+        """A price of `unit`, as a person reads it."""
+        if self.unit == "ps":
+            return time_text(price / PICO)
+        return bytes_text(price) if self.unit == "bytes" else f"{price:,}"
+
+
+def asked(
+    text: str, *, by: str = "time", topology: str | None = None, inner: str | None = None, outer: str | None = None,
+    per_node: int | None = None, memory: str | None = None, flattened: Sequence[str] = (), folder: str = "",
+) -> Asked:  # fmt: skip
+    """The options as values.  Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
+
+    >>> asked("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
+    2000000000
+    """
+    src, dst = read(text)
+    limit = size_of(memory) if memory is not None else None
+    sets = tuple(_set(names, src.mesh.names) for names in flattened)
+    links = _topology(src, topology, inner, outer, per_node)
+    price, unit = _price(by, src, dst, links, sets, folder)
+    return Asked(src, dst, by, price, unit, links, limit, sets)
+
+
+def size_of(text: str) -> int:
+    """Bytes.  Raises `BadPlanOption`.
+
+    >>> size_of("2GB"), size_of("1.5 KiB"), size_of("100")
+    (2000000000, 1536, 100)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if not found or len(text) > 40 or (found[3] and not found[2]):
+        raise BadPlanOption("--memory", ascii(text[:40]), "this is no size", "Write 2GB, 512MB, 1.5GiB, or bytes.")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWER[found[2].lower()])
+
+
+def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Axes that are flattened into one group."""
+    given = tuple(name.strip() for name in names.split(","))
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            remedy = f"Did you mean {near[0]}?" if near else f"The axes are {', '.join(known)}."
+            raise BadPlanOption("--flattened", ascii(names[:80]), f"no axis is called {name[:40]!a}", remedy)
+    if len(set(given)) != len(given) or len(given) < 2:
+        problem = "a group of several axes has two different ones at least"
+        remedy = (
+            f"Write --flattened {','.join(known[:2])}." if len(known) > 1 else "Leave it out on a mesh of one axis."
+        )
+        raise BadPlanOption("--flattened", ascii(names[:80]), problem, remedy)
+    return given
+
+
+def _topology(
+    spec: Spec, topology: str | None, inner: str | None, outer: str | None, per_node: int | None
+) -> Topology:  # fmt: skip
+    if topology is not None:
+        others = (("--inner", inner), ("--outer", outer), ("--per-node", per_node))
+        also = [option for option, value in others if value is not None]
+        if also:
+            problem = f"it says all links and nodes, and {' and '.join(also)} would, too"
+            raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
+        return parse(topology).on(spec.mesh)
+    if inner is None and outer is None:
+        if per_node is not None:
+            problem = "without links within and between nodes it says nothing"
+            raise BadPlanOption("--per-node", str(per_node), problem, "Add --inner 3,300 --outer 5,25.")
+        return TOPOLOGY
+    if inner is None or outer is None:
+        missing = "--inner" if inner is None else "--outer"
+        raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
+    told = {
+        "ranks_per_node": PER_NODE if per_node is None else per_node,
+        "inner": _link("--inner", inner),
+        "outer": _link("--outer", outer),
+    }
+    return cluster_of(told).on(spec.mesh)
+
+
+def _link(option: str, text: str) -> dict[str, float]:
+    found = _LINK.fullmatch(text)
+    try:
+        latency, speed = map(float, found.groups()) if found else (math.nan, math.nan)
+    except ValueError:
+        latency = speed = math.nan
+    if math.isnan(latency) or math.isnan(speed):
+        problem = "these are not microseconds and gigabytes per second"
+        raise BadPlanOption(option, ascii(text[:40]), problem, f"Write {option} 5,25.")
+    return {"latency_us": latency, "gigabytes_per_second": speed}
+
+
+def _price(
+    by: str, src: Spec, dst: Spec, topology: Topology, flattened: Sequence[Sequence[str]], folder: str
+) -> tuple[Price, str]:
+    if by == "time":
+        return Time(topology), "ps"
+    if by == "bytes":
+        return Sent(), "bytes"
+    if by == "torch":
+        return TorchPrice.of(src.mesh), "ps"
+    module, _, function = by.partition(":")
+    if not (module and function):
+        near = get_close_matches(by, BYS, 1)
+        remedy = f"Did you mean {near[0]}?" if near else "Write time, bytes, torch, or MODULE:FUNCTION."
+        raise BadPlanOption("--by", ascii(by[:80]), "there is no such price", remedy)
+    tried = _tried(by, _loaded(by, module, function, folder), (src, dst))
+    return tried.price(by), "ps" if tried.seconds else ""
+
+
+def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Tried:
+    def ask(cost: Callable[..., Any], *arguments: Any) -> float:
+        try:
+            got = cost(*arguments)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
+            first = traceback.format_exception_only(error)[0].partition("\n")[0]  # whose own words may fail
+            said = f"it raises {first[:140]}"
+            raise BadPlanOption(
+                "--by", by, said, "Mend that first; it is given one strategies.planner.steps.plan.Move."
+            ) from error
+        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _exact(got) <= DEAREST:
+            problem = f"it returns {_short(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
+            raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
+        return _exact(got)
+
+    tried = trials(lambda move: ask(cost, move), specs, lambda price, *arguments: price(*arguments))
+    if not tried.searchable:
+        odd = tried.odd[0]
+        problem = f"no plan can be searched by it, since {odd.what}: {odd.got:g} for {odd.where}"
+        raise BadPlanOption("--by", by, problem, "Let it depend on the move alone.")
+    return tried
+
+
+def _exact(got: numbers.Real) -> int | float:
+    """A number of Python's own; a whole one is never rounded, nor too large."""
+    return int(got) if isinstance(got, numbers.Integral) else float(got)
+
+
+def _short(value: object) -> str:
+    """A value in an error: a number may be of any length."""
+    if isinstance(value, int) and abs(value) > DEAREST:
+        return f"{'more' if value > 0 else 'less'} than {DEAREST if value > 0 else -DEAREST:.0e}"
+    return ascii(value)[:60]
+
+
+def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
+    found = getattr(imported(module, folder, partial(BadPlanOption, "--by")), function, None)
+    if not callable(found):
+        problem = f"{module} has no function of that name"
+        raise BadPlanOption("--by", ascii(by[:80]), problem, "Write def price(move), which returns seconds.")
+    return found  # type: ignore[no-any-return]
+
+
+def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
+    """Whole numbers between commas.  Raises `BadPlanOption`.
+
+    >>> sizes_of("--mesh", "2,2", "localtensor cost check")
+    (2, 2)
+    """
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+        raise BadPlanOption(
+            option,
+            ascii(text[:40]),
+            "these are no sizes",
+            f"Write {option} {'8,8' if option == '--shape' else '2,2'}.",
+            call,
+        )
+    return tuple(map(int, parts))

@@ -1,0 +1,301 @@
+"""A redistribution as one line of text: `f32[4096,4096] @ dp=8,tp=16: S(0),P(sum) -> R,S(1)`.
+
+| part                  | written                                                                                 |
+|-----------------------|-----------------------------------------------------------------------------------------|
+| dtype and shape       | `f32[4096,4096]`, `bool[]`                                                              |
+| mesh                  | `dp=8,tp=16`, or sizes alone, `8,16`: the axes are then called a, b ...                 |
+| placements            | one for each axis in order, `S(0),P(sum)`, or by name in any order, `tp:P(sum), dp:S(0)` |
+| order in a shared dim | turns, for all axes that cut it: `S(0)[1],S(0)[0]` is cut by the second axis first      |
+
+The print of a `Spec` may stand on the right; and on the left, too, where the mesh is given as a value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import defaultdict
+
+import torch
+from torch.distributed.tensor import Partial
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import agreed
+from localtensor.layout.spec import KINDS, Spec, cuts, parse, shape_text, short
+from strategies.planner.steps.alpha_beta import commute
+from strategies.planner.steps.plan import placed
+from strategies.planner.text import suggestions as near
+from strategies.planner.text.spans import Bad, Piece
+
+LONGEST = 2_000
+"""Characters."""
+MOST_AXES, MOST_RANKS, MOST_DIMS, MOST_BLOCKS = 8, 1 << 20, 64, 4_096
+"""Axes and ranks of a mesh, dims of a tensor, blocks of a strided shard."""
+MOST_BYTES = (1 << 63) - 1
+"""Of a tensor: what torch counts in."""
+EXAMPLE = "f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)"
+_LIKE = f"Write as in {EXAMPLE!r}."
+_NAMES = (
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
+    "complex128", "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+)  # fmt: skip
+DTYPES: dict[str, torch.dtype] = {
+    shape_text((), getattr(torch, name)).removesuffix("[]"): getattr(torch, name) for name in _NAMES
+}
+"""By the name that a spec prints; nothing writes to it."""
+_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TURN = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
+_COUNT = re.compile(r"[0-9]+")
+
+
+class BadPlanText(LocalTensorError):
+    """A text that is no redistribution.  Says which piece is at fault and, if one was found, a right text near it."""
+
+    def __init__(self, argument: str, value: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal("plan", argument, value, problem, remedy))
+
+
+def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
+    """The two specs that a text names.  Raises `BadPlanText`, and nothing else, whatever the text.
+
+    Where `mesh` is given the text need not name one; if it does, then the same.
+
+    >>> read("f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)")
+    (f32[8,4] @ dp:S(0), tp:P(sum), f32[8,4] @ dp:R, tp:S(1))
+    >>> read("f32[8] @ dp=2: Shard(0) -> R")
+    Traceback (most recent call last):
+    strategies.planner.text.parser.BadPlanText: plan: from: 'Shard(0)': this is no placement. Write 'f32[8] @ dp=2: S(0) -> R'.
+    """
+    try:
+        return _read(text, mesh)
+    except Bad as bad:
+        right = near.repaired(text, bad, lambda other: _read(other, mesh))
+        remedy = f"Write {right!r}." if right else bad.remedy
+        raise BadPlanText(bad.argument, bad.piece.shown, bad.problem, remedy) from None
+
+
+def text_of(src: Spec, dst: Spec) -> str:
+    """The text that reads as these two specs, which are of one tensor on one mesh.
+
+    >>> text_of(*read("f32[8,4] @ dp=2,tp=2: tp:P(sum), dp:S(0) -> R,S(1)"))
+    'f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)'
+    """
+    mesh = ",".join(f"{name}={size}" for name, size in zip(src.mesh.names, src.mesh.sizes, strict=True))
+    was, now = (",".join(placed(spec, axis) for axis in range(len(spec.placements))) for spec in (src, dst))
+    return f"{shape_text(src.shape, src.dtype)} @ {mesh}: {was} -> {now}"
+
+
+def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
+    whole = Piece.of(text)
+    if len(text) > LONGEST:
+        raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _LIKE)
+    for at, sign in enumerate(text):
+        if not " " <= sign <= "~":
+            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _LIKE, *near.ascii_for(sign))
+    left, right = whole.cut("->")
+    if right is None:
+        raise Bad("text", whole, "there is no -> in it", _LIKE, *near.arrow_for(text))
+    if "->" in right.text:
+        raise Bad("to", right, "there is a second -> in it", _LIKE, right.cut("->")[0].text)
+    head, rest = left.cut("@")
+    if rest is None:
+        raise Bad("text", left, "there is no @ between the tensor and its mesh", _LIKE, near.at_after(left.text))
+    dtype, shape = _tensor(head)
+    mesh, was = _mesh(rest, mesh)
+    again, now = right.cut("@")
+    if now is None:
+        now = again
+    elif _tensor(again) != (dtype, shape):
+        raise Bad("to", again, f"the tensor on the left is {head.text}", _LIKE, head.text)
+    else:
+        now = _mesh(now, mesh)[1]
+    return _spec("from", was, mesh, shape, dtype), _spec("to", now, mesh, shape, dtype)
+
+
+def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
+    name, rest = piece.cut("[")
+    if rest is None or not rest.text.endswith("]"):
+        raise Bad("shape", piece, "this is no dtype and shape", _LIKE, *near.shapes_near(piece.text))
+    if name.text not in DTYPES:
+        remedy = f"The dtypes are {', '.join(DTYPES)}."
+        raise Bad("dtype", name, "no dtype is called so", remedy, *near.dtypes_near(name.text, DTYPES))
+    dtype = DTYPES[name.text]
+    sizes = Piece(piece.whole, rest.start, rest.end - 1).trimmed()
+    if sizes.text.endswith(","):
+        raise Bad("shape", sizes, "a size is missing after the last comma", _LIKE, sizes.text.rstrip(", "))
+    shape = tuple(_count("shape", size, "a size", 0) for size in sizes.split())
+    if len(shape) > MOST_DIMS:
+        raise Bad("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _LIKE)
+    if math.prod(max(1, size) for size in shape) * dtype.itemsize > MOST_BYTES:
+        raise Bad("shape", sizes, "torch counts bytes in 63 bits, and these are more", "Make a dim smaller.")
+    return dtype, shape
+
+
+def _count(argument: str, piece: Piece, what: str, least: int) -> int:
+    if not _COUNT.fullmatch(piece.text):
+        problem = f"{what} is a whole number of {least} or more"
+        raise Bad(argument, piece, problem, _LIKE, *near.counts_near(piece.text))
+    count = int(piece.text)
+    if count < least:
+        raise Bad(argument, piece, f"{what} is {least} or more", _LIKE, str(least))
+    return count
+
+
+def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
+    """The mesh, and the placements that follow it."""
+    head, rest = piece.cut(":")
+    parts = head.split()
+    named = [part.cut("=") for part in parts]
+    if not any(size for _, size in named) and not (parts and all(_COUNT.fullmatch(part.text) for part in parts)):
+        if given is not None:  # the print of a spec: its axes have no sizes
+            return given, piece
+        problem = "the axes of the mesh have no sizes"
+        raise Bad("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
+    if rest is None:
+        raise Bad("mesh", piece, "there is no : between the mesh and the placements", _LIKE, *_colon(piece))
+    if len(parts) > MOST_AXES:
+        raise Bad("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
+    if not any(size for _, size in named):
+        mesh = Mesh.of(*(_count("mesh", part, "the size of an axis", 1) for part in parts))
+    else:
+        mesh = _named(named)
+    if mesh.ranks > MOST_RANKS:
+        raise Bad("mesh", head, f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}", "Make an axis smaller.")
+    if given is not None and mesh != given:
+        raise Bad("mesh", head, f"the mesh is {given}", "Leave the mesh out, or name the same.")
+    return mesh, rest
+
+
+def _colon(piece: Piece) -> list[str]:
+    """The same with a colon after the last size."""
+    return [re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)]
+
+
+def _named(named: list[tuple[Piece, Piece | None]]) -> Mesh:
+    sizes: dict[str, int] = {}
+    for name, size in named:
+        if not _AXIS.fullmatch(name.text):
+            raise Bad("mesh", name, "an axis is called by letters, digits and _, a letter first", _LIKE)
+        if size is None:
+            raise Bad("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
+        if name.text in sizes:
+            raise Bad("mesh", name, "two axes are called so", "Give each axis a name of its own.", name.text + "2")
+        sizes[name.text] = _count("mesh", size, "the size of an axis", 1)
+    return Mesh(tuple(sizes.values()), tuple(sizes))
+
+
+def _spec(side: str, piece: Piece, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    pieces = _in_order(side, piece, mesh)
+    turned = [_turned(side, one) for one in pieces]
+    placements = [_placement(side, one, shape, dtype) for one, _ in turned]
+    for (one, a), (other, b) in itertools.combinations(zip(pieces, placements, strict=True), 2):
+        if not commute(a, b, dtype):
+            problem = f"{short(a)} and {short(b)} do not commute: which is reduced first would matter"
+            raise Bad(side, other, problem, "Reduce one of them first.", one.text, "R")
+    return Spec(mesh, tuple(placements), shape, dtype, _order(side, pieces, turned, placements))
+
+
+def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
+    """The placement of each axis in the mesh's order, by name or not."""
+    parts, count = piece.split(), len(mesh.names)
+    named = [part.cut(":") for part in parts]
+    if len(parts) != count:
+        problem = f"{len(parts)} placement{'s' * (len(parts) != 1)} for {count} mesh {'axis' if count == 1 else 'axes'}"
+        texts = [part.text for part in parts]
+        meant = texts[:count] if len(parts) > count else [*texts, *["R"] * (count - len(parts))]
+        raise Bad(side, piece, problem, f"Give {', '.join(mesh.names)} a placement each.", ",".join(meant))
+    if not any(placement for _, placement in named):
+        return parts
+    found: dict[str, Piece] = {}
+    free = [name for name in mesh.names if name not in {name.text for name, _ in named}]
+    for part, (name, placement) in zip(parts, named, strict=True):
+        if placement is None:
+            problem = "this one does not say its axis, and others do"
+            raise Bad(
+                side, part, problem, "Name the axis of each, or of none.", *(f"{one}:{part.text}" for one in free)
+            )
+        if name.text not in mesh.names:
+            problem = f"no axis is called so, but {', '.join(mesh.names)}"
+            raise Bad(side, name, problem, _LIKE, *near.names_near(name.text, mesh.names, free))
+        if name.text in found:
+            raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
+        found[name.text] = placement
+    return [found[name] for name in mesh.names]
+
+
+def _turned(side: str, piece: Piece) -> tuple[Piece, int | None]:
+    """The placement without its turn, and the turn."""
+    found = _TURN.fullmatch(piece.text)
+    if not found:
+        return piece, None
+    return Piece(piece.whole, piece.start, piece.start + len(found[1])), int(found[2])
+
+
+def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Placement:
+    dims = len(shape)
+    meant = near.placements_near(piece.text, dims)
+    if not re.fullmatch(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([A-Za-z_]+\)", piece.text):
+        remedy = "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max) or P(product)."
+        problem = "a placement is missing here" if not piece.text else "this is no placement"
+        if re.fullmatch(r"S\(-[0-9]+\)", piece.text):
+            problem = "a dim is counted from the left, from 0"
+        raise Bad(side, piece, problem, remedy, *meant)
+    if piece.text.startswith("P(") and piece.text[2:-1] not in KINDS:
+        remedy = f"The reductions are {', '.join(KINDS)}."
+        raise Bad(side, piece, "no reduction is called so", remedy, *meant)
+    placement = parse(piece.text)
+    cut = cuts(placement)
+    if cut is not None and cut[0] >= dims:
+        have = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0 only" if dims else "no dims"
+        raise Bad(
+            side, piece, f"the tensor has {have}", "Name one of those dims.", *([f"S({dims - 1})"] if dims else ["R"])
+        )
+    if cut is not None and not 1 <= cut[1] <= MOST_BLOCKS:
+        problem = f"a strided shard cuts its dim into 1 to {MOST_BLOCKS:,} blocks"
+        raise Bad(side, piece, problem, "Write S(0) for one block.", f"S({cut[0]})")
+    if isinstance(placement, Partial) and not agreed(placement.reduce_op, dtype):
+        means = [f"P({kind})" for kind in KINDS if agreed(kind, dtype)]
+        remedy = f"Write {', '.join(means)}." if means else "Write R."
+        raise Bad(side, piece, f"it means nothing for {shape_text((), dtype)[:-2]}", remedy, *means[:1], "R")
+    return placement
+
+
+def _order(
+    side: str, pieces: list[Piece], turned: list[tuple[Piece, int | None]], placements: list[Placement]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The shard order that the turns say."""
+    by_dim: dict[int, list[int]] = defaultdict(list)
+    for axis, placement in enumerate(placements):
+        cut = cuts(placement)
+        if cut is not None:
+            by_dim[cut[0]].append(axis)
+        elif turned[axis][1] is not None:
+            problem = "only a shard has a turn in cutting a dim"
+            raise Bad(side, pieces[axis], problem, "Leave the turn out.", turned[axis][0].text)
+    found = []
+    for dim, axes in by_dim.items():
+        turns = [turned[axis][1] for axis in axes]
+        if set(turns) == {None}:
+            continue
+        for axis, turn in zip(axes, turns, strict=True):
+            if turn is None or turn >= len(axes) or turns.count(turn) > 1:
+                fault = "has none" if turn is None else "has one too high" if turn >= len(axes) else "shares one"
+                problem = f"{_turns_of(dim, len(axes))}, and this one {fault}"
+                raise Bad(side, pieces[axis], problem, _LIKE, *_turns(turns, turned[axis][0]))
+        found.append((dim, tuple(axes[turns.index(turn)] for turn in range(len(axes)))))
+    return tuple(found)
+
+
+def _turns_of(dim: int, count: int) -> str:
+    if count == 1:
+        return f"one axis cuts dim {dim}, and its turn is [0]"
+    return f"{count} axes cut dim {dim}, and their turns are [0] to [{count - 1}]"
+
+
+def _turns(turns: list[int | None], piece: Piece) -> list[str]:
+    """The same shard with each turn that nobody has, or with none."""
+    return [*(f"{piece.text}[{turn}]" for turn in range(len(turns)) if turn not in turns), piece.text]

@@ -1,0 +1,194 @@
+"""How a plan, the other ways and DTensor's own read: in columns, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from strategies.planner.audit.compare_with_torch import Theirs
+from strategies.planner.picture.grid import layout_text
+from strategies.planner.search.alternatives import Way, priced, steps_of
+from strategies.planner.steps.plan import PICO, Plan, Step, axes_text, bytes_text, placed, time_text
+from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.text.options import BYS, Asked
+from strategies.planner.text.parser import text_of
+
+MOST = 8
+"""How many steps are told in a line."""
+_TITLES = {"greedy": "DTensor, greedy", "graph": "DTensor, graph-based"}
+
+
+def as_text(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+    """The plan, a line for each step; then the table of ways, each with its steps below it."""
+    best = ways[0].plan
+    shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
+    shown.append_text(in_columns(best))
+    if best.steps and (len(ways) > 1 or theirs):
+        shown.append("\n\n").append_text(_ways(asked, ways, theirs))
+    elif theirs:
+        shown.append("\n").append("\n".join(f"{_TITLES[one.mode]}: {_said(one, best)}" for one in theirs))
+    return shown
+
+
+def in_columns(plan: Plan) -> Text:
+    """The steps in columns, the total, and why.
+
+    >>> from strategies.planner.text.parser import read
+    >>> from strategies.planner.search.api import plan
+    >>> print(in_columns(plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))).plain.partition(" the cheapest")[0].rstrip())
+      dp: all-gather     S(0)   -> R     8.2 kB  5.66 us
+      tp: reduce-scatter P(sum) -> S(0)  8.2 kB  5.66 us
+      total: 2 steps, 16.4 kB sent, 11.3 us, 49.2 kB in use at most
+    """
+    shown = Text()
+    if plan.steps:
+        rows = [_row(step) for step in plan.steps]
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for where, kind, was, now, sent, took in rows:
+            shown.append("  ").append(f"{where}:".ljust(wide[0] + 2), style="cyan").append(
+                kind.ljust(wide[1] + 1), style="bold"
+            )
+            shown.append(
+                f"{was.ljust(wide[2])} -> {now.ljust(wide[3])}  {sent.rjust(wide[4])}  {took.rjust(wide[5])}\n"
+            )
+    shown.append(f"  {plan.total}\n").append(f"  {plan.why}", style="dim")
+    return shown
+
+
+def _row(step: Step) -> tuple[str, str, str, str, str, str]:
+    was, now = (",".join(placed(spec, axis) for axis in step.axes) for spec in (step.was, step.now))
+    sent = "" if step.kind == "local" else bytes_text(step.sent)
+    return axes_text(step.was, step.axes), step.kind.replace("_", "-"), was, now, sent, time_text(step.seconds)
+
+
+def in_a_line(plan: Plan) -> str:
+    """The steps side by side, without their costs; of very many the first ones."""
+    rows = [_row(step)[:4] for step in plan.steps]
+    told = rows if len(rows) <= MOST else rows[: MOST - 2]
+    more = f"; and {len(rows) - len(told)} more" if told != rows else ""
+    return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in told) + more or "nothing to do"
+
+
+def _ways(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+    """A line of figures for each way, and its steps; those of DTensor last."""
+    best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in BYS
+    heads = ["ratio", *(["price"] if own else []), "time", "sent", "in use", "torch's cost"]
+    rows: list[tuple[list[str], str, str, str]] = []
+
+    def add(name: str, way: Way, below: str, style: str) -> None:
+        plan = way.plan
+        price = [asked.price_text(plan.price)] if own else []
+        size = [bytes_text(plan.sent), bytes_text(plan.memory)]
+        figures = [*price, time_text(plan.seconds), *size, time_text(priced(plan, torch) / PICO)]
+        rows.append(([ratio_text(way.ratio(best.price)), *figures], name, below, style))
+
+    for number, way in enumerate(ways):
+        add(", ".join(way.names), way, in_a_line(way.plan) if number else "", "" if number else "bold")
+    for one in theirs:
+        if one.plan is None:
+            rows.append(([], f"{_TITLES[one.mode]} {_said(one, best)}", "", ""))
+        else:
+            over = "; this is over --memory" if asked.memory is not None and one.plan.memory > asked.memory else ""
+            add(_TITLES[one.mode], Way((), one.plan), _said(one, best) + over, "red" if one.wrong else "")
+    return _table(heads, rows)
+
+
+def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) -> Text:
+    """Figures in columns, each line with a name; and below it the words that belong to it."""
+    lines = [heads, *(figures for figures, *_ in rows if figures)]
+    wide = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+
+    def line(figures: Sequence[str]) -> str:
+        return "  " + "".join(figure.rjust(width) + "  " for figure, width in zip(figures, wide, strict=False))
+
+    shown = Text().append(line(heads).rstrip(), style="dim")
+    for figures, name, below, style in rows:
+        shown.append("\n" + line(figures) + name, style=style)
+        if below:
+            shown.append(f"\n      {below}", style="dim")
+    return shown
+
+
+def _said(one: Theirs, best: Plan) -> str:
+    """What DTensor does, in words."""
+    if one.plan is None:
+        return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
+    steps = "the same steps" if steps_of(one.plan) == steps_of(best) and best.steps else in_a_line(one.plan)
+    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu(one.gathered, best)}" if one.gathered else ""
+    return f"{steps}{cpu}; wrong: {one.wrong}" if one.wrong else f"{steps}{cpu}"
+
+
+def _cpu(plan: Plan, best: Plan) -> str:
+    return f"{ratio_text(Way((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
+
+
+def ratio_text(ratio: float) -> str:
+    """How many times dearer.
+
+    >>> ratio_text(1.0), ratio_text(12.345), ratio_text(float("inf"))
+    ('1.00x', '12.35x', 'more')
+    """
+    return "more" if ratio == float("inf") else f"{ratio:,.2f}x"
+
+
+def as_json(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
+    """One object, on which programs may rely: keys stay, new ones may join them.
+
+    | key            | what it says                                                                                |
+    |----------------|---------------------------------------------------------------------------------------------|
+    | `text`         | the question, as `localtensor plan` reads it                                                |
+    | `by`, `unit`   | what was made least; `ps`, `bytes`, or "" for whole numbers of a user's own                 |
+    | `memory_limit` | bytes, or null                                                                              |
+    | `flattened`    | lists of axes that have one group                                                           |
+    | `plan`         | the cheapest: see below                                                                     |
+    | `why`          | how it was found, in words for people                                                       |
+    | `alternatives` | plans with `names` and `ratio` (to the cheapest; null where that costs nothing); it is first |
+    | `dtensor`      | by planner, `greedy` and `graph`: `refused`, `not_asked`, or a plan with `ratio`, `wrong` and `on_cpu` |
+
+    A plan has `price` (a whole number of `unit`), `seconds`, `sent` and `memory` (bytes of a rank), `torch_us` (torch's own
+    cost), and `steps`: `kind`, `axes`, `was`, `now`, `sent`, `seconds`, `memory`.  `wrong` is "" for a right plan;
+    `on_cpu` is the plan with its all-to-alls gathered and cut, as DTensor does there, or null if it has none.
+    """
+    best = ways[0].plan
+    torch = TorchPrice.of(asked.src.mesh)
+    return json.dumps({
+        "text": text_of(asked.src, asked.dst),
+        "by": asked.by,
+        "unit": asked.unit,
+        "memory_limit": asked.memory,
+        "flattened": [list(names) for names in asked.flattened],
+        "plan": _plan_json(best, torch),
+        "why": best.why,
+        "alternatives": [{"names": list(w.names), "ratio": _ratio(w, best), **_plan_json(w.plan, torch)} for w in ways],
+        "dtensor": {one.mode: _theirs_json(one, best, torch) for one in theirs},
+    }, indent=1) + "\n"  # fmt: skip
+
+
+def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, Any]:
+    return {
+        "price": plan.price, "seconds": plan.seconds, "sent": plan.sent, "memory": plan.memory,
+        "torch_us": priced(plan, torch) / 1e6, "steps": [_step_json(step) for step in plan.steps],
+    }  # fmt: skip
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    return {
+        "kind": step.kind, "axes": [step.was.mesh.names[axis] for axis in step.axes], "was": layout_text(step.was),
+        "now": layout_text(step.now), "sent": step.sent, "seconds": step.seconds, "memory": step.memory,
+    }  # fmt: skip
+
+
+def _theirs_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
+    if one.plan is None:
+        return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
+    cpu = one.gathered and {"ratio": _ratio(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
+    return {"ratio": _ratio(Way((), one.plan), best), "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
+
+
+def _ratio(way: Way, best: Plan) -> float | None:
+    """None where the best costs nothing, and this does not."""
+    ratio = way.ratio(best.price)
+    return None if ratio == float("inf") else ratio

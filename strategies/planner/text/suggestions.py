@@ -1,0 +1,139 @@
+"""What somebody may have meant who wrote a redistribution wrongly: guesses, of which only those are told that read well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+
+from localtensor.layout.spec import KINDS
+from strategies.planner.text.spans import Bad
+
+TRIES = 200
+"""How many texts are read at most in search of one that is right."""
+_DTYPES = {
+    "half": "f16", "bfloat": "bf16", "bfloat16": "bf16", "float": "f32", "double": "f64", "byte": "u8", "short": "i16",
+    "int": "i32", "long": "i64", "boolean": "bool", "b8": "bool", "complex": "c64", "cfloat": "c64", "cdouble": "c128",
+    "complex64": "c64", "complex128": "c128", "fp8": "float8_e4m3fn", "f8": "float8_e4m3fn", "float8": "float8_e4m3fn",
+}  # fmt: skip
+_BITS = re.compile(r"(?:fp|float|int|uint|f|i|u)(?:8|16|32|64)")
+_PLAIN = {"add": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "": "sum"}
+_ASCII = {
+    "\u2192": "->", "\u27f6": "->", "\u21d2": "->", "\u2212": "-", "\u2013": "-", "\uff1a": ":", "\uff0c": ",",
+    "\u201c": "", "\u201d": "", "\u00a0": " ", "\t": " ", "\n": " ", "\r": " ",
+}  # fmt: skip
+_STRIDED = re.compile(r"_?(?:strided_?shard|ss)\W*(?:dim\W*)?([0-9]+)\D+([0-9]+)\W*")
+_SHARD = re.compile(r"(?:shard|s)\W*?(?:dim\W*?)?(-?[0-9]+)[)\]]*")
+_PARTIAL = re.compile(r"(?:partial|p)[^a-z]*([a-z]*)\W*")
+
+
+def repaired(text: str, bad: Bad, read: Callable[[str], object]) -> str:
+    """The text with what may be meant in the place of each piece that cannot be read; empty if none of these reads.
+
+    `read` raises `Bad` for a text that is not right.
+    """
+    left = TRIES
+
+    def mended(text: str, bad: Bad, deep: int) -> str:
+        nonlocal left
+        for meant in dict.fromkeys(bad.meant):
+            if not left:
+                break
+            left -= 1
+            other = text[: bad.piece.start] + meant + text[bad.piece.end :]
+            try:
+                read(other)
+            except Bad as more:
+                if deep and more.piece.whole == other and (found := mended(other, more, deep - 1)):
+                    return found
+            else:
+                return other
+        return ""
+
+    return mended(text, bad, 8) if bad.piece.whole == text else ""
+
+
+def dtypes_near(written: str, known: Iterable[str]) -> list[str]:
+    """Dtypes that are called alike elsewhere, or that are spelt alike.
+
+    >>> dtypes_near("torch.float32", ("f32", "f64")), dtypes_near("f65", ("f32", "f64", "i8"))
+    (['f32'], ['f64'])
+    """
+    known = list(known)
+    name = written.lower().removeprefix("torch.")
+    exact = _DTYPES.get(name, "")
+    if _BITS.fullmatch(name):
+        exact = name[0] + re.sub(r"\D", "", name)
+    return [exact] if exact in known else [name] if name in known else get_close_matches(name, known, 3, 0.5)
+
+
+def placements_near(written: str, dims: int) -> list[str]:
+    """Placements that torch's print, another letter case or a negative dim may stand for.
+
+    >>> placements_near("Shard(dim=-1)", 2), placements_near("replicate", 2), placements_near("Partial(mean)", 2)
+    (['S(1)'], ['R'], ['P(avg)'])
+    """
+    name = written.lower().replace(" ", "")
+    if name.rstrip("()") in ("r", "replicate", "replicated", "rep"):
+        return ["R"]
+    if found := _STRIDED.fullmatch(name):
+        return [f"SS({found[1]},{found[2]})", f"S({found[1]})"]
+    if found := _SHARD.fullmatch(name):
+        dim = int(found[1][:9])
+        return [f"S({dim + dims})"] if dim < 0 else [f"S({dim})", f"S({max(0, dims - 1)})"]
+    if name.rstrip("()") in ("s", "shard"):
+        return ["S(0)"]
+    if found := _PARTIAL.fullmatch(name):
+        return [f"P({kind})" for kind in (_PLAIN.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
+    begun = re.match(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([a-z]+\)", written)
+    return [begun[0]] if begun else []
+
+
+def names_near(written: str, known: Sequence[str], free: Sequence[str]) -> list[str]:
+    """An axis that is called alike, or those that have no placement yet."""
+    return [*get_close_matches(written, known, 1), *free]
+
+
+def ascii_for(sign: str) -> list[str]:
+    """What is meant by an arrow or a dash that a word processor has put there; else it goes."""
+    return [_ASCII.get(sign, "")]
+
+
+def arrow_for(text: str) -> list[str]:
+    """The text with an arrow, where another sign or word stands for it."""
+    found = [
+        re.sub(sign, " -> ", text, count=1)
+        for sign in (" *=> *", " *--+> *", " to ", " *(?<![-=])> *", " *- *(?=[RSP])")
+    ]
+    return [other for other in found if other != text]
+
+
+def counts_near(written: str) -> list[str]:
+    """The number without its sign, and without what stands between its digits.
+
+    >>> counts_near("-4"), counts_near("4_096"), counts_near("2 tp=4"), counts_near("four")
+    (['4'], ['4096'], ['2,tp=4'], [])
+    """
+    if re.fullmatch(r"[-+]? *[0-9][0-9_' ]*", written):
+        return [re.sub(r"[^0-9]", "", written)]
+    other = re.sub(r"([0-9]) +(?=[A-Za-z_])", r"\1,", written)
+    return [other] if other != written else []
+
+
+def shapes_near(written: str) -> list[str]:
+    """Other brackets, or the one that is missing.
+
+    >>> shapes_near("f32(4,4)"), shapes_near("f32[4,4")
+    (['f32[4,4]'], ['f32[4,4]'])
+    """
+    other = re.sub(r"\((.*)\)$", r"[\1]", written)
+    return [other] if other != written else [written + "]"] if "[" in written else []
+
+
+def at_after(written: str) -> str:
+    """An @ after the shape.
+
+    >>> at_after("f32[8] dp=2: R")
+    'f32[8] @ dp=2: R'
+    """
+    return re.sub(r"\] *", "] @ ", written, count=1)

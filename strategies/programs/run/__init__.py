@@ -1,0 +1,1 @@
+"""One program by DTensor, simulated and on real processes, beside the oracle."""

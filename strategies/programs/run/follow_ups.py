@@ -1,0 +1,139 @@
+"""What can follow an op in a program, by name: cheap steps in which a wrong placement of the result shows.
+
+Each is text about one result `x` of the op, the same for a plain tensor and for a DTensor, and the same in the
+scripts that show a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "base",
+"only 1", "again(x0, 2)".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.spec import StridedShard
+from strategies.model.layouts import read_layout
+from strategies.model.prior_call import before
+from strategies.model.rule import Call, overload, results
+from strategies.programs.run.gradients import gradients
+from strategies.programs.run.tensor_or_dtensor import laid, whole
+
+SIMPLE = {
+    "cast float32": "x.to(torch.float32)", "cast float64": "x.to(torch.float64)", "cast int64": "x.to(torch.int64)",
+    "cast bool": "x.to(torch.bool)",
+    "sum": "x.sum()", "sum 0": "x.sum(0)", "sum -1": "x.sum(-1)",
+    "times 2": "x * 2", "times -1": "x * -1", "plus 1": "x + 1", "squared": "x * x", "absolute": "x.abs()",
+    "transpose": "x.transpose(0, -1)", "slice": "x[1:]", "select": "x[-1]", "narrow": "x.narrow(-1, 0, 1)",
+    "view": "x.reshape(-1)", "unsqueeze": "x.unsqueeze(0)", "full twice": "[whole(x), whole(x)]",
+    "R": "laid(x, Replicate())", "S(0)": "laid(x, Shard(0))", "S(1)": "laid(x, Shard(1))",
+}  # fmt: skip
+GRADS = {"grad": "Replicate()", "grad S(0)": "Shard(0)"}
+"""How the gradient of the result comes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """One step after an op, `text` of its result `x`."""
+
+    name: str
+    text: str
+
+    def apply(self, outs: Sequence[Any]) -> list[Any]:
+        """The step done to each result that is a tensor; the others are left out."""
+        code = _compiled(self.text)
+        scope = {"torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
+                 "_StridedShard": StridedShard}  # fmt: skip
+        made = [eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)]  # noqa: S307  # a text of SIMPLE
+        return results(made)
+
+
+@functools.cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, "<follower>", "eval")
+
+
+def of_results(then: str) -> bool:
+    """Whether it is a step that needs the results of the op only."""
+    return then in SIMPLE or then.startswith("to (")
+
+
+def placement_code(placement: Placement) -> str:
+    """Python text that makes the placement, in a follower and in a script."""
+    if isinstance(placement, StridedShard):
+        return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
+    if isinstance(placement, Partial):
+        return f"Partial({placement.reduce_op!r})"
+    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
+
+
+def follower(name: str) -> Follower:
+    """The step of that name; `to (S(0), R)` is a redistribution to that layout.
+
+    Raises ValueError for a name that is neither in `SIMPLE` nor one of those, and BadPlacement for an odd layout.
+    """
+    if name.startswith("to ("):
+        return Follower(name, f"laid(x, [{', '.join(map(placement_code, read_layout(name[3:])))}])")
+    if name not in SIMPLE:
+        raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(SIMPLE)}")
+    return Follower(name, SIMPLE[name])
+
+
+@dataclass(frozen=True, slots=True)
+class Followed(Call):
+    """A call and what follows it, in place of the call: what runs on whole tensors and on DTensors is this."""
+
+    then: str = ""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """All the results to be compared.  Raises ValueError for a follower that there is not."""
+
+        def op(given: Sequence[Any]) -> list[Any]:
+            return results(Call.__call__(self, given))
+
+        return _run(self, op, tensors)
+
+    @property
+    def alone(self) -> Call | None:
+        """The op's own call, where what follows needs its results only: then `after` may be run by itself."""
+        own = of_results(self.then) or self.then.startswith("only ")
+        return Call(self.op, self.args, self.kwargs) if own else None
+
+    def after(self, outs: Sequence[Any]) -> list[Any]:
+        """What follows, done to the results of the op alone."""
+        if self.then.startswith("only "):
+            return [outs[int(self.then.removeprefix("only "))]]
+        return follower(self.then).apply(outs) if self.then else list(outs)
+
+
+def _run(call: Followed, op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:
+    if call.then.startswith("again("):
+        first = before(call.op, call.then)
+        first([x.clone() for x in tensors] if _writes(call) else tensors)
+        return op(tensors)
+    if call.then.startswith("grad of "):
+        one = int(call.then.removeprefix("grad of "))
+        return gradients(lambda given: [op(given)[one]], tensors, Replicate(), _writes(call))
+    if call.then in GRADS:
+        placement = Replicate() if call.then == "grad" else Shard(0)
+        return gradients(op, tensors, placement, _writes(call))
+    if call.then == "base":
+        return with_bases(op, tensors)
+    return call.after(op(tensors))
+
+
+def _writes(call: Call) -> bool:
+    return bool(overload(call.op)._schema.is_mutable)
+
+
+def with_bases(op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:
+    """The op on a view of each tensor: its results, the tensors themselves, and views that were taken before."""
+    views = [x.unsqueeze(0) for x in tensors]
+    outs = op([x.view(x.shape) for x in tensors])
+    return [*outs, *tensors, *views]

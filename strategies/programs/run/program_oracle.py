@@ -1,0 +1,116 @@
+"""What a program runs, and the truth about it: the op and what follows it as one call, measured as any other."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial
+
+from localtensor.layout.tolerance import GENEROUS, JUMP, rounds, scale_of
+from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
+from strategies.model.program import Program
+from strategies.model.rule import Call, Sample
+from strategies.programs.run.follow_ups import Followed
+
+SHAKEN, COARSE = 64.0, 2.0
+"""How far inputs are moved, in units of precision at their largest element; less where a unit is large (half)."""
+
+
+def call_of_program(program: Program) -> Call:
+    """The op's own call, or that and what follows in one."""
+    return _call(program.sample, program.then)
+
+
+def _call(sample: Sample, then: str) -> Call:
+    call = sample.call
+    return Followed(call.op, call.args, call.kwargs, then) if then else call
+
+
+def truth_of(program: Program) -> Truth:
+    """The results of the op and its follower on whole tensors, and how far from them a right run may be.
+
+    Raises one of `truth.REFUSALS` where plain tensors refuse: then there is no such program.
+    """
+    return truth_about(program.sample, program.then, program.seed, partial=has_partial(program))
+
+
+def has_partial(program: Program) -> bool:
+    """Whether an input is partial: then its parts are larger than it, and so is what adding them up loses."""
+    return any(isinstance(p, Partial) for placements in program.inputs for p in placements)
+
+
+def truth_about(sample: Sample, then: str, seed: int = 0, *, partial: bool = True) -> Truth:
+    """The same for a sample and the name of a follower: of mesh and placements only `partial` counts.
+
+    There is room for what adding up partial values may lose; and where the result jumps when the inputs move by
+    that much (a cast of 4.0 to an integer, the gradient of abs at 0), it is not compared.
+    """
+    asked = replace(sample, call=_call(sample, then))
+    truth = tell(asked, seed=seed)
+    if truth.metadata_only:
+        return truth
+    slack = list(truth.slack)
+    for moved in _shaken(sample.tensors, seed, 1.0 if partial else 0.0):
+        try:
+            _, outs = run(asked.call, moved, mutates=mutates(sample.op))
+        except REFUSALS:  # it left the op's domain
+            continue
+        slack = [_calm(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
+    if then:
+        slack = [_roomy(s, want, _coarsest(sample)) for s, want in zip(slack, truth.outputs, strict=True)]
+    unstable = max((float(s.isinf().double().mean()) for s in slack if s is not None and s.ndim), default=0.0)
+    return replace(truth, slack=tuple(slack), unstable=unstable)
+
+
+def _coarsest(sample: Sample) -> float:
+    """The largest eps among the results of the op alone: what follows cannot know them better than that."""
+    _, outs = run(sample.call, sample.tensors, mutates=mutates(sample.op))
+    return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and rounds(x)), default=0.0)
+
+
+def _roomy(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
+    """Room for what the op's own results have lost, where a finer dtype follows: a float32 that is cast to float64."""
+    if slack is None or not isinstance(want, Tensor) or not rounds(want) or torch.finfo(want.dtype).eps >= eps:
+        return slack
+    return slack + GENEROUS * eps * (scale_of(want) + 1.0)
+
+
+def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tensor]]:
+    """The inputs moved to either side: not in proportion to each element, but to the largest, and `least`."""
+    rng = torch.Generator().manual_seed(zlib.crc32(f"shake {seed}".encode()))
+    away = [_steps(x, rng, least) for x in inputs]
+    if all(step is None for step in away):
+        return []
+    return [
+        [x if step is None else (x + side * step).to(x.dtype) for x, step in zip(inputs, away, strict=True)]
+        for side in (1, -1)
+    ]
+
+
+def _steps(x: Tensor, rng: torch.Generator, least: float) -> Tensor | None:
+    if not rounds(x) or x.dtype == torch.complex32:
+        return None
+    signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
+    return signs * _units(x.dtype) * torch.finfo(x.dtype).eps * (scale_of(x) + least)
+
+
+def _units(dtype: torch.dtype) -> float:
+    return SHAKEN if torch.finfo(dtype).eps < 1e-5 else COARSE
+
+
+def _calm(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
+    if slack is None or not isinstance(moved, Tensor) or moved.shape != want.shape or not want.numel():
+        return slack
+    same = (moved == want) | (moved.isnan() & want.isnan())
+    if not rounds(want):
+        return slack if bool(same.all()) else torch.where(same, slack, torch.inf)
+    apart = torch.where(same, 0.0, (moved - want).abs().double().nan_to_num(torch.inf, torch.inf))
+    jump = max(JUMP, 4 * _units(want.dtype) * torch.finfo(want.dtype).eps)
+    stable = apart <= jump * torch.maximum(scale_of(want), apart.new_tensor(1e-3))
+    room = slack + GENEROUS / _units(want.dtype) * torch.where(stable, apart, 0.0).amax()
+    return room if bool(stable.all()) else torch.where(stable, room, torch.inf)

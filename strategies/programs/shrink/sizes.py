@@ -1,0 +1,218 @@
+"""Smaller tensors: dims left out, and sizes cut, for all operands and size arguments at once where they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Shard
+
+from strategies.inputs.variants.call_edits import changed, counts_dims, lists_changed, spots, with_call, with_tensors
+from strategies.model.arguments import repeats_sizes, trusts
+from strategies.model.program import Program
+
+Places = frozenset[tuple[int, int]]
+"""Dims of tensors: (tensor, dim)."""
+FLAGS = 2
+"""Numbers up to this are taken for a mode or a flag: how a loss is reduced, how a transform is scaled."""
+
+
+def fewer_dims(program: Program) -> Iterator[Program]:
+    """The program with one dim less, the last dims first; a dim before one that is sharded stays, and gives
+    that placement its name.  An op that trusts its caller keeps its dims."""
+    if trusts(program.sample.op):
+        return
+    shapes = [tuple(x.shape) for x in program.sample.tensors]
+    most = max(map(len, shapes), default=0)
+    for d in reversed(range(most)):
+        right = {i: d - most + len(s) for i, s in enumerate(shapes) if d - most + len(s) >= 0}
+        left = {i: d for i, s in enumerate(shapes) if d < len(s)}
+        largest = {i: d for i in left if len(shapes[i]) == most}
+        for dims in _unlike([right, left, largest, *({i: d} for i in left)]):
+            if all(_free(program, i, at) for i, at in dims.items()):
+                yield from _without_dims(program, dims, d, most)
+
+
+def _unlike(found: Sequence[Any]) -> list[Any]:
+    return [x for i, x in enumerate(found) if x not in found[:i]]
+
+
+def _free(program: Program, tensor: int, dim: int) -> bool:
+    return all(not isinstance(p, Shard) or p.dim < dim for p in program.inputs[tensor])
+
+
+def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
+    cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
+    call = lists_changed(program.sample.call, lambda name, v: _renamed(v, d, ndim) if counts_dims(name) else v)
+    others = [lists_changed(call, _lists_without(d)), lists_changed(call, _lists_without(d - ndim))]
+    for one in _unlike([*others, call]):
+        yield with_call(cut, one)
+
+
+def _renamed(value: Any, d: int, ndim: int) -> Any:
+    """A dim, or a list of dims, as it is called when dim `d` of `ndim` is gone."""
+    if isinstance(value, (list, tuple)):
+        kept = [v for v in value if not isinstance(v, int) or v % ndim != d]
+        return type(value)([_renamed(v, d, ndim) for v in kept])
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if value >= 0:
+        return value - 1 if value > d or value == ndim - 1 > 0 else value
+    return value + 1 if value % ndim < d or value == -ndim < -1 else value
+
+
+def _lists_without(at: int) -> Callable[[str, Any], Any]:
+    """Lists of sizes lose the element `at`, if they have it."""
+
+    def shorter(name: str, value: Any) -> Any:
+        sizes = isinstance(value, (list, tuple)) and all(type(v) is int for v in value)
+        if not sizes or counts_dims(name) or not -len(value) <= at < len(value):
+            return value
+        return type(value)([v for i, v in enumerate(value) if i != at % len(value)])
+
+    return shorter
+
+
+def smaller_sizes(program: Program) -> Iterator[Program]:
+    """The program with a size cut: all that are not sharded first, then all dims of one size together, then dim
+    by dim, then dims of two tensors.  Each goes to 1, 2, the number of ranks and one more, half, one less, and once and twice each
+    number among the arguments, the smallest first."""
+    loose, groups = _groups(program)
+    for m in (1, 2):
+        yield from resized(program, {n: m for n in loose if n > m}, None)
+    for n, places in groups:
+        for m in sorted({1, 2, program.ranks, program.ranks + 1, n // 2, n - 1, *_told(program)}):
+            if 0 < m < n:
+                yield from resized(program, {n: m}, places)
+
+
+def _unexplained(program: Program) -> list[float]:
+    """Numbers among the arguments which are no dim and no flag: alone, in a list that is not of sizes, or ratios of sizes.
+
+    A number alone may be half of a size and equal another by chance: with `_fft_c2r(x, dim, norm, last_size)`
+    cut so that both agree, torch 2.13 writes past the end.
+    """
+    sizes = {n for x in program.sample.tensors for n in x.shape}
+    every = spots(program.sample.call)
+    ratios = [s.value for s in every if type(s.value) is float and repeats_sizes(s.name)]
+    found = [s for s in every if type(s.value) is int and not counts_dims(s.name)]
+    return ratios + [s.value for s in found if s.value > FLAGS and (len(s.path) == 1 or s.value not in sizes)]
+
+
+def _told(program: Program) -> set[int]:
+    found = {s.value for s in spots(program.sample.call) if type(s.value) is int and not counts_dims(s.name)}
+    return {m for v in found for m in (v, 2 * v)}
+
+
+def _alike(program: Program) -> bool:
+    """Whether all tensors but single numbers have one shape, and no list of sizes says more about it."""
+    lists = any(len(s.path) > 1 for s in spots(program.sample.call))
+    return len({tuple(x.shape) for x in program.sample.tensors if x.ndim}) == 1 and not lists
+
+
+def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]]]:
+    """Sizes that no sharded dim has; and what may be cut by itself: a size, and the dims of it (None: all)."""
+    shapes = [tuple(x.shape) for x in program.sample.tensors]
+    every = [(i, d, n) for i, s in enumerate(shapes) for d, n in enumerate(s) if n > 1]
+    held = {n for i, d, n in every if any(isinstance(p, Shard) and p.dim == d for p in program.inputs[i])}
+    sizes = sorted({n for *_, n in every}, reverse=True)
+    found: list[tuple[int, Places | None]] = [(n, None) for n in sizes]
+    if not trusts(program.sample.op) or _alike(program):
+        by_left = [(n, frozenset((i, d) for i, d, m in every if (m, d) == (n, e))) for _, e, n in every]
+        by_right = [
+            (n, frozenset((i, d) for i, d, m in every if (m, d - len(shapes[i])) == (n, e - len(shapes[j]))))
+            for j, e, n in every
+        ]
+        alone = [(n, frozenset([(i, d)])) for i, d, n in every if not trusts(program.sample.op)]
+        pairs = [(n, frozenset([(i, d), (j, e)])) for i, d, n in every for j, e, m in every if i < j and m == n]
+        pairs = [] if trusts(program.sample.op) else pairs  # the inner dims of a product, say
+        whole = [frozenset((i, d) for i, d, m in every if m == n) for n in sizes]
+        found += [group for group in dict.fromkeys([*by_left, *by_right, *alone, *pairs]) if group[1] not in whole]
+    return [n for n in sizes if n not in held], found
+
+
+def resized(program: Program, to: dict[int, int], places: Places | None) -> Iterator[Program]:
+    """The program with sizes cut as `to` says, in all tensors or at these places: with the sizes among its
+    arguments cut too, with their multiples, and with neither.  Indices that would now be out of range are
+    folded back in a second form of each, which is the only one for an op that trusts its caller.
+    Such an op keeps its sizes where another number among its arguments may speak of them."""
+    if not to or (trusts(program.sample.op) and _unexplained(program)):
+        return
+    tensors = {i: _narrowed(x, i, to, places) for i, x in enumerate(program.sample.tensors)}
+    cut = with_tensors(program, tensors)
+    indices = {i: _folded(x, min(to.values())) for i, x in tensors.items() if _indices(cut, x)}
+    inside = all(x is tensors[i] for i, x in indices.items())
+    folded = with_tensors(cut, indices)
+    call = program.sample.call
+    if trusts(call.op):
+        yield with_call(folded, changed(call, _equal(to)))
+        return
+    for one in _unlike([changed(call, _equal(to)), changed(call, _scaled(to)), call]):
+        yield with_call(cut, one)
+        if not inside:
+            yield with_call(folded, one)
+
+
+def _narrowed(x: Tensor, number: int, to: dict[int, int], places: Places | None) -> Tensor:
+    made = x
+    for d, n in enumerate(x.shape):
+        if n in to and (places is None or (number, d) in places):
+            kept = [i * n // to[n] for i in range(to[n])]  # from all over it: what lay on two ranks still does
+            made = made.index_select(d, torch.tensor(kept, device=x.device))
+    return made
+
+
+def _indices(program: Program, x: Tensor) -> bool:
+    """Whether the tensor may hold indices into another: whole numbers beside other tensors."""
+    return x.dtype in (torch.int64, torch.int32) and len(program.sample.tensors) > 1
+
+
+def _folded(x: Tensor, below: int) -> Tensor:
+    outside = (x >= below) | (x < -below)
+    return torch.where(outside, x % below, x) if bool(outside.any()) else x
+
+
+def _equal(to: dict[int, int]) -> Callable[[str, Any], Any]:
+    return lambda name, v: to.get(v, v) if type(v) is int and not counts_dims(name) else v
+
+
+def _scaled(to: dict[int, int]) -> Callable[[str, Any], Any]:
+    """A multiple of a size that is cut becomes the same multiple of the new one."""
+
+    def scale(name: str, v: Any) -> Any:
+        if type(v) is not int or counts_dims(name) or v < 1:
+            return v
+        n = next((n for n in sorted(to, reverse=True) if v % n == 0), None)
+        return v if n is None else v // n * to[n]
+
+    return scale
+
+
+def sized_for(program: Program, axis: int, ranks: int) -> Iterator[Program]:
+    """The program on fewer ranks along an axis, its sharded sizes cut so that they split as evenly, or as
+    unevenly, as they may have to: one more than the ranks, as many as the ranks, and all multiples of the
+    old number of ranks to the new one; with the numbers among its arguments that are as many as the ranks."""
+    before = program.mesh[axis]
+    fewer = replace(program, mesh=(*program.mesh[:axis], ranks, *program.mesh[axis + 1 :]))
+    tensors = program.sample.tensors
+    held = {
+        tensors[i].shape[p.dim]
+        for i, column in enumerate(program.inputs)
+        for p in column[axis : axis + 1]
+        if isinstance(p, Shard) and p.dim < tensors[i].ndim
+    }
+    yield fewer
+    told = changed(program.sample.call, lambda name, v: _ranks_too(name, v, before, ranks))
+    yield with_call(fewer, told)
+    for m in (ranks + 1, ranks):
+        yield from resized(fewer, {n: m for n in sorted(held) if n > m}, None)
+    multiples = sorted({n for x in tensors for n in x.shape if n % before == 0 and n > ranks})
+    for one in resized(fewer, dict.fromkeys(multiples, ranks), None):
+        yield with_call(one, changed(one.sample.call, lambda name, v: _ranks_too(name, v, before, ranks)))
+
+
+def _ranks_too(name: str, value: Any, before: int, ranks: int) -> Any:
+    return ranks if type(value) is int and value == before and not counts_dims(name) else value

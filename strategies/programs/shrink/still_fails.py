@@ -1,0 +1,202 @@
+"""Whether a smaller program still shows the same thing: the probe's word on a rule, or a run's own reason.
+
+What a program shows has a kind: wrong numbers of an output, a wrong shape, a rank that raises.  A
+smaller one must be wrong in the same kind, or shrinking would slip from one bug to another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.tolerance import UNSTABLE
+from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
+from strategies.model.program import Program
+from strategies.model.rule import Claim, Sample, results
+from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.torch_api import dtensor
+from strategies.validation.claim_sources import TooMany, claims
+from strategies.validation.probe import Case, Probe
+
+WORDS = 32
+"""Letters of an error's message that tell one error from another."""
+Inputs = tuple[tuple[Placement, ...], ...]
+"""The placements of each tensor of a call, axis by axis."""
+Source = Callable[[Sample, int, Any, "dtensor.Question | None"], Sequence[Claim]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What sort of wrong: `what` happens, to which output, and whether NaN or infinity is part of it."""
+
+    what: str
+    output: str = ""
+    wild: bool = False
+
+
+def kind(reason: str) -> Kind:
+    """The kind that a reason in words is of, from the probe or from a real run.
+
+    >>> kind("output 1 as R: rank 0 makes 3 at [0], the op gives 2 (1 of 2 elements differ)").output
+    '1'
+    """
+    raised = re.search(r"\b(ranks?|every rank) [\d, ]*raises? (\w+): (.*?)(; its peers|; the op takes|$)", reason)
+    if raised:
+        who = "every rank" if raised[1] == "every rank" else "a rank"
+        return Kind(f"{who} raises {raised[2]}: {_bare(raised[3])}")
+    ended = re.search(r"^hangs: |\bdies \(", reason)
+    if ended:
+        return Kind(ended[0].strip(" :("))
+    output = (re.search(r"output (\d+)", reason) or ("", ""))[1]
+    if re.search(r"(has|holds) shape|^shape |: shape ", reason):
+        return Kind("shape", output)
+    if re.search(r"torch\.\w+, not torch\.\w+", reason):
+        return Kind("dtype", output)
+    numbers = re.search(r"(?:make|makes|: )\s*(\S+) at \[.*?\],? (?:where )?the op gives (\S+)", reason)
+    return Kind("values", output, bool(numbers and re.search("nan|inf", numbers[1] + numbers[2])))
+
+
+def _bare(message: str) -> str:
+    """An error's message without its numbers."""
+    return re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", message))[:WORDS]
+
+
+def same_kind(before: str, now: str) -> bool:
+    """Whether what is wrong now is wrong as before; NaN and infinity may go, and may not come."""
+    was, is_ = kind(before), kind(now)
+    return (was.what, was.output) == (is_.what, is_.output) and (was.wild or not is_.wild)
+
+
+def still(why: Callable[[Program], str], reason: str, *, inputs: Inputs | None = None) -> Callable[[Program], bool]:
+    """A witness from whatever can say in words what is wrong with a program, or "" if nothing is.
+
+    The op must take the whole tensors and give something, and the reason be of the same kind as this one.
+    `inputs`, if given, are how the tensors must lie: where the finding is about a rule, they are its name.
+    """
+
+    def shows(program: Program) -> bool:
+        if inputs is not None and program.inputs != inputs:
+            return False
+        try:
+            truth = tell(program.sample, seed=program.seed)
+            if truth.unstable > UNSTABLE or _empty(truth):
+                return False
+        except REFUSALS:
+            return False
+        now = why(program)
+        return bool(now) and same_kind(reason, now)
+
+    return shows
+
+
+class Witness:
+    """Says of programs whether they still show, by the probe, that one rule for one axis is wrong.
+
+    `seed` is the probe's.  `source` is who claims, as `sources.claims`.  A program shows nothing if its inputs are
+    placed otherwise, if the op refuses it, if the rule is no longer claimed for it, or if it is wrong in another way.
+    """
+
+    def __init__(self, instance: Instance, case: Case, *, seed: int = 0, source: Source = claims) -> None:
+        self.rule, self.source_name, self.seed, self._source = instance.rule, instance.source, seed, source
+        self.start = program_of(case, instance.evidence.draw, seed)
+        self._questions: dict[str, dtensor.Question] = {}
+        self._claimed: dict[str, Claim | None] = {}
+        if instance.source == "decomposition":  # it rewrites no call, and to ask again costs a trace
+            self._claimed[_key(self.start, case.truth)] = Claim(instance.rule, instance.source)
+        self._rewritten = True
+        self._reason = ""
+        self._empty = _empty(case.truth)
+        found = self._found(self.start)
+        if found is not None:
+            self._rewritten = found[1].local is not None
+            self._reason = found[2].reason
+
+    def __call__(self, program: Program) -> bool:
+        return bool(self._reason) and self._found(program) is not None
+
+    def charge(self, program: Program) -> Instance | None:
+        """The program as an instance of the rule with its evidence, or None if it shows nothing."""
+        found = self._found(program)
+        if found is None:
+            return None
+        _, _, evidence = found
+        own = replace(evidence, variant="")  # the values are the sample's own by now
+        return Instance(self.rule, program.ranks, program.sample, Verdict.UNSOUND, self.source_name, own)
+
+    def _found(self, program: Program) -> tuple[Probe, Claim, Evidence] | None:
+        if program.inputs != self.start.inputs or program.then:
+            return None
+        try:
+            truth = tell(program.sample, seed=self.seed)
+            if truth.unstable > UNSTABLE or _empty(truth) > self._empty:
+                return None
+            return self._judged(program, truth)
+        except (*REFUSALS, AttributeError, TooMany):  # DTensor's own rule may raise too: then it claims nothing
+            return None
+
+    def _judged(self, program: Program, truth: Truth) -> tuple[Probe, Claim, Evidence] | None:
+        wild = any(not bool(x.isfinite().all()) for x in program.sample.tensors)
+        probe = Probe(program.sample, truth, program.ranks, seed=self.seed, variant="specials" if wild else "")
+        if not self._rewritten and self._wrong(probe, Claim(self.rule, self.source_name)) is None:
+            return None  # cheaper than the question whether DTensor would claim it
+        claim = self._claim(program, truth)
+        evidence = None if claim is None or claim.whole else self._wrong(probe, claim)
+        return None if claim is None or evidence is None else (probe, claim, evidence)
+
+    def _wrong(self, probe: Probe, claim: Claim) -> Evidence | None:
+        evidence = probe.judge(claim)
+        if evidence is None:
+            return None
+        if _everyone_raises(probe, claim, evidence):
+            evidence = replace(evidence, reason=re.sub(r"^rank \d+", "every rank", evidence.reason))
+        return evidence if not self._reason or same_kind(self._reason, evidence.reason) else None
+
+    def _claim(self, program: Program, truth: Truth) -> Claim | None:
+        """The rule as it is claimed of this program, if it is; asked once for the same shapes and scalars."""
+        key = _key(program, truth)
+        if key not in self._claimed:
+            alone = _key(replace(program, mesh=(1,)), truth)
+            if alone not in self._questions:
+                self._questions[alone] = dtensor.Question(program.sample, 1, truth.raw)
+                self._questions[alone].partials = any(isinstance(p, Partial) for p in self.rule.inputs)
+            found = self._source(program.sample, program.ranks, truth.raw, self._questions[alone])
+            self._claimed[key] = next((claim for claim in found if claim.rule == self.rule), None)
+        return self._claimed[key]
+
+
+def _key(program: Program, truth: Truth) -> str:
+    """All that a claim may depend on: scalars, and the shapes, strides and dtypes of tensors and results."""
+    metas = [(tuple(x.shape), x.stride(), x.dtype) for x in results(truth.raw) if isinstance(x, Tensor)]
+    strides = [x.stride() for x in program.sample.tensors]
+    return repr((program.mesh, program.sample.arguments(), strides, metas))
+
+
+def program_of(case: Case, draw: int, seed: int) -> Program:
+    """The case of a rule for one axis as a program; its tensors are the very values that were judged."""
+    sample = Sample(case.sample.call, case.truth.inputs, case.sample.origin)
+    return Program(sample, (case.ranks,), tuple((p or Replicate(),) for p in case.rule.inputs), seed=seed, draw=draw)
+
+
+def _empty(truth: Truth) -> int:
+    """Results without a single element."""
+    return sum(isinstance(x, Tensor) and not x.numel() for x in truth.outputs)
+
+
+def _everyone_raises(probe: Probe, claim: Claim, evidence: Evidence) -> bool:
+    if not re.match(r"rank \d+ raises", evidence.reason):
+        return False
+    for rank in range(probe.ranks):
+        call = claim.local[rank] if claim.local else probe.sample.call
+        pieces = [probe.held(i, p, evidence.draw)[rank] for i, p in enumerate(claim.rule.inputs)]
+        try:
+            run(call, pieces, mutates=mutates(call.op))
+        except REFUSALS:
+            continue
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""Simpler values: scalars at their default, 0 or 1, and tensors of zeros, of ones, of small whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strategies.inputs.variants.call_edits import (
+    Spot,
+    counts_dims,
+    holds_tensors,
+    named,
+    put,
+    spots,
+    with_call,
+    with_tensors,
+)
+from strategies.model.arguments import repeats_sizes, trusts
+from strategies.model.program import Program
+from strategies.model.rule import Call, overload
+
+SINGLY = 16
+"""Elements of a tensor that are also tried one at a time."""
+SMALL = 9
+"""The largest of the small whole numbers."""
+
+
+def simpler_scalars(program: Program) -> Iterator[Program]:
+    """The program with an argument left out, a list of dims or sizes shortened or all ones, or a number at 0,
+    1, 2 or fewer digits.  An op that trusts its caller loses only what is at its default, and digits, but for those of
+    numbers that must agree with its sizes."""
+    call = program.sample.call
+    for one in _left_out(call):
+        yield with_call(program, one)
+    for one in () if trusts(call.op) else _shorter_lists(call):
+        yield with_call(program, one)
+    for spot in spots(call):
+        if not trusts(call.op) or (isinstance(spot.value, (float, complex)) and not repeats_sizes(spot.name)):
+            for value in _simpler(spot):
+                yield with_call(program, put(call, spot.path, value))
+
+
+def _left_out(call: Call) -> Iterator[Call]:
+    schema = {a.name: a for a in overload(call.op)._schema.arguments}
+    loose = [w for w, name, v in named(call) if not holds_tensors(v) and schema[name].has_default_value()]
+    for where in loose:
+        given = dict(call.kwargs)[where] if isinstance(where, str) else call.args[where]
+        default = schema[where].default_value if isinstance(where, str) else _default(call, where)
+        if trusts(call.op) and given != default:
+            continue
+        if isinstance(where, str):
+            yield replace(call, kwargs=tuple((n, v) for n, v in call.kwargs if n != where))
+        elif where == len(call.args) - 1:
+            yield replace(call, args=call.args[:-1])
+        elif given != default:
+            yield put(call, (where,), default)
+
+
+def _default(call: Call, position: int) -> Any:
+    return overload(call.op)._schema.arguments[position].default_value
+
+
+def _shorter_lists(call: Call) -> Iterator[Call]:
+    for where, name, value in named(call):
+        if not isinstance(value, (list, tuple)) or holds_tensors(value) or not all(type(v) is int for v in value):
+            continue
+        if not counts_dims(name) and any(v != 1 for v in value):
+            yield put(call, (where,), type(value)([1 for _ in value]))
+        for i in reversed(range(len(value))) if len(value) > 1 else ():
+            yield put(call, (where,), type(value)([v for j, v in enumerate(value) if j != i]))
+
+
+def _simpler(spot: Spot) -> list[Any]:
+    """What may stand there instead, the simplest first."""
+    value = spot.value
+    if isinstance(value, bool):
+        return [False] if value else []
+    if isinstance(value, int):
+        few = [0, 1, 2, -value] if not counts_dims(spot.name) else []
+        return [v for v in dict.fromkeys(few) if (abs(v), v < 0) < (abs(value), value < 0)]
+    if isinstance(value, (float, complex)):
+        numbers: list[Any] = [0.0, 1.0, 2.0, 0.5, _rounded(value)]
+        return [type(value)(v) for v in dict.fromkeys(numbers) if _digits(v) < _digits(value)]
+    return []
+
+
+def _rounded(value: complex) -> complex:
+    if not _finite(value):
+        return value
+    return complex(round(value.real, 1), round(value.imag, 1)) if isinstance(value, complex) else round(value, 1)
+
+
+def _finite(value: complex) -> bool:
+    return math.isfinite(value.real) and math.isfinite(value.imag)
+
+
+def _digits(value: complex) -> int:
+    """How complicated a number is: 0, 1, a small whole number, one of one decimal, any other, none at all."""
+    if not _finite(value):
+        return 5
+    parts = (value.real, value.imag)
+    if all(abs(p) <= SMALL and p == int(p) for p in parts):
+        return min(2, int(sum(parts))) if min(parts) >= 0 else 2
+    return 3 if all(abs(p) <= SMALL and math.isclose(p, round(p, 1), rel_tol=1e-6) for p in parts) else 4
+
+
+def simpler_values(program: Program) -> Iterator[Program]:
+    """The program with simpler values: all real tensors at once, then each tensor, then each element."""
+    tensors = program.sample.tensors
+    if len(tensors) > 1:
+        for form in _FORMS:
+            every = {i: _formed(x, form) for i, x in enumerate(tensors) if _real(x) and _level(x) > form}
+            if len(every) > 1:
+                yield with_tensors(program, every)
+    for i, x in enumerate(tensors):
+        for form in _FORMS if x.numel() else ():
+            if _level(x) > form and (form == _ZEROS or not _pointers(program, x)):
+                yield with_tensors(program, {i: _formed(x, form)})
+    for i, x in enumerate(tensors):
+        if not x.is_contiguous():
+            yield with_tensors(program, {i: x.contiguous()})
+        for made in _element_by_element(x) if not _pointers(program, x) else ():
+            yield with_tensors(program, {i: made})
+
+
+_ZEROS, _ONES, _COUNT, _WHOLE, _DECIMAL, _FINITE = range(6)
+_FORMS = range(6)
+"""Forms of a tensor, the simplest first: zeros; ones; 1, 2, 3 ...; small whole numbers; one decimal; finite."""
+
+
+def _real(x: Tensor) -> bool:
+    return bool(x.numel()) and (x.dtype.is_floating_point or x.dtype.is_complex)
+
+
+def _pointers(program: Program, x: Tensor) -> bool:
+    """Whether the values are whole numbers in the hands of an op that trusts them."""
+    return trusts(program.sample.op) and not _real(x) and x.dtype != torch.bool
+
+
+def _formed(x: Tensor, form: int) -> Tensor:
+    if form in (_ZEROS, _ONES):
+        return torch.full_like(x, form)
+    if form == _COUNT:
+        return _counted(x)
+    if not _real(x):
+        return x.clamp(0 if x.dtype == torch.uint8 else -SMALL, SMALL) if x.dtype != torch.bool else x
+    if x.dtype.is_complex:
+        return torch.view_as_complex(_formed(torch.view_as_real(x.resolve_conj()).contiguous(), form))
+    finite = x.nan_to_num(0.0, 1.0, -1.0)
+    if form == _FINITE:
+        return finite
+    return finite.round().clamp(-SMALL, SMALL) if form == _WHOLE else (finite * 10).round() / 10
+
+
+def _counted(x: Tensor) -> Tensor:
+    if x.dtype == torch.bool:
+        return x
+    return (torch.arange(x.numel(), device=x.device) % SMALL + 1).reshape(x.shape).to(x.dtype)
+
+
+def _level(x: Tensor) -> int:
+    """The simplest form that the tensor has, or one more than all of them."""
+    return next((form for form in _FORMS if torch.equal(_formed(x, form), x)), _FINITE + 1)
+
+
+def _element_by_element(x: Tensor) -> Iterator[Tensor]:
+    if x.numel() > SINGLY or _level(x) <= _ONES:
+        return
+    flat = x.flatten()
+    for i, value in enumerate(flat.tolist()):
+        for other in (0, 1, _rounded(value)):
+            if _digits(other) < _digits(value):
+                put_in = torch.full((1,), other, dtype=x.dtype, device=x.device)
+                yield flat.index_copy(0, torch.tensor([i], device=x.device), put_in).reshape(x.shape)

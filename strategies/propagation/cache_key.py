@@ -1,0 +1,256 @@
+"""The key of a propagated answer: all that the answer may depend on, and nothing else.
+
+Of a spec: placements with their exact classes (torch holds a subclass equal to its parent), the sizes of the mesh axes,
+shape, dtype and shard order; no mesh, no axis names, no process group, no rank.  Of an argument: its value and its type,
+because 1 and 1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN is equal to itself.  What
+cannot be held by value is refused with `NoKey`, not forgotten: ask without a cache then.
+
+A `Key` is a tuple, not a dataclass, and a spec in it a text: both are hashed by C, and a text but once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import isnan
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from localtensor.concurrency.single_flight_cells import brief
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.spec import Spec, is_plain, shape_text, short
+from localtensor.layout.spec import StridedShard as _StridedShard
+from strategies.model.rule import Leaf
+from strategies.propagation.ambient_state import ambient
+
+_VALUES = frozenset({Replicate, Shard, Partial, _StridedShard})
+"""Placements of these types are equal if they mean the same."""
+LIMIT = 4096
+"""So many specs are known by identity; then all of them are forgotten, which costs time only."""
+
+
+class NoKey(LocalTensorError):
+    """A call has an argument that cannot be part of a key."""
+
+    def __init__(self, argument: str, value: object, problem: str) -> None:
+        remedy = "Propagate this call without a cache, or pass a plain value"
+        super().__init__(refusal("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + "."))
+
+
+class Key(NamedTuple):
+    """Equal keys have equal answers.  `parts` names what it is made of."""
+
+    op: str
+    specs: tuple[Hashable, ...]
+    args: tuple[Hashable, ...]
+    kwargs: tuple[tuple[str, Hashable], ...]
+    settings: Hashable
+    ambient: tuple[Hashable, ...]
+
+
+class Same:
+    """An object that equals itself only, and lives as long as it is part of a key: its id is nobody else's."""
+
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
+
+    def __repr__(self) -> str:
+        return f"<this {type(self.thing).__name__}>"
+
+
+class Keys:
+    """Makes keys; specs that were seen before are known by identity, which is what makes it quick.
+
+    One object may be used by many threads.  `settings` is whatever else its owner's answers depend on.
+    """
+
+    __slots__ = ("_limit", "_seen", "settings")
+
+    def __init__(self, settings: Hashable = (), limit: int = LIMIT) -> None:
+        self.settings = settings
+        self._limit = limit
+        self._seen: dict[int, tuple[Spec, Hashable]] = {}
+
+    def of(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
+        """The key of a call: `specs` by leaf number, a `Leaf` in `args` and `kwargs` for each tensor.
+
+        Raises `NoKey`.
+        """
+        seen = self._seen
+        tokens = []
+        for spec in specs:
+            known = seen.get(id(spec))
+            tokens.append(known[1] if known is not None and known[0] is spec else self._see(spec))
+        parts: list[Hashable] = []
+        for value in args:
+            kind = type(value)
+            parts.append((Leaf, value.index) if kind is Leaf else value if kind in _AS_IT_IS else value_token(value))
+        named = _named(kwargs) if kwargs else ()
+        return _new(Key, (op, tuple(tokens), tuple(parts), named, self.settings, ambient()))
+
+    def _see(self, spec: Spec) -> Hashable:
+        token = spec_token(spec)
+        if len(self._seen) >= self._limit:
+            self._seen.clear()
+        self._seen[id(spec)] = (spec, token)  # the spec lives as long as its id stands here
+        return token
+
+
+class Specs:
+    """One object for equal specs, so that what is known by identity is found for new ones, too.
+
+    Quick for specs on the very same mesh; a spec that knows more than its values say comes back as it is, as does one of
+    symbolic sizes.  One object may be used by many threads.
+    """
+
+    __slots__ = ("_known", "_limit", "_placements")
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._known: dict[tuple[Any, ...], Spec] = {}
+        self._placements: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def of(self, spec: Spec) -> Spec:
+        """The one spec of these placements, shape, dtype and order on this mesh object: it equals the spec that is given."""
+        # What is named by identity is held by the spec that is found.
+        shape = spec.shape
+        key = (id(spec.mesh), id(spec.placements), spec.dtype, spec.shard_order, shape, *map(type, shape), type(spec))
+        try:
+            return self._known[key]
+        except KeyError:
+            return self._met(spec)
+        except TypeError:  # symbols cannot be hashed
+            return spec
+
+    def _met(self, spec: Spec) -> Spec:
+        placements = spec.placements
+        if type(spec) is not Spec or type(placements) is not tuple or not _VALUES.issuperset(map(type, placements)):
+            return spec
+        if any([getattr(placement, "__dict__", None) for placement in placements]):
+            return spec
+        if len(self._known) >= self._limit:
+            self._known, self._placements = {}, {}
+        same = self._placements.setdefault((*map(type, placements), *placements), placements)
+        key = id(spec.mesh), id(same), spec.dtype, spec.shard_order, spec.shape, *map(type, spec.shape), type(spec)
+        if same is not placements and key not in self._known:
+            spec = Spec(spec.mesh, same, spec.shape, spec.dtype, spec.shard_order)
+        return self._known.setdefault(key, spec)
+
+
+_new: Callable[[type[Key], tuple[Any, ...]], Key] = tuple.__new__
+
+
+def key_of(
+    op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], settings: Hashable = ()
+) -> Key:
+    """The same key as `Keys(settings).of`, for who asks but once.
+
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> spec = Spec(Mesh.of(dp=2), (parse("S(0)"),), (8, 4), torch.float32)
+    >>> key = key_of("aten.sum.dim_IntList", [spec], (Leaf(0), [1]), {"keepdim": True})
+    >>> key == key_of("aten.sum.dim_IntList", [spec], (Leaf(0), [True]), {"keepdim": True})
+    False
+    >>> key.specs
+    ('f32[8,4] @ 2: S(0)',)
+    """
+    return Keys(settings).of(op, specs, args, kwargs)
+
+
+def spec_token(spec: Spec | None) -> Hashable:
+    """All of a spec but its mesh's names.  A text, with the placements that no text can hold behind it.
+
+    Raises `NoKey` for symbolic sizes.
+    """
+    if spec is None:
+        return None
+    for size in spec.shape:
+        if type(size) is not int:
+            raise NoKey("specs", size, "a size that is no plain integer is known to its own program only")
+    sizes = ",".join(map(str, spec.mesh.sizes))
+    placements = ", ".join(map(_written, spec.placements))
+    text = f"{shape_text(spec.shape, spec.dtype)} @ {sizes}: {placements}"
+    if spec.shard_order:
+        text += f" by {spec.shard_order}"
+    odd = tuple((i, _odd(p)) for i, p in enumerate(spec.placements) if not _has_text(p))
+    return (text, *odd) if odd else text
+
+
+def _has_text(placement: Any) -> bool:
+    """Whether its short print says all that there is."""
+    if is_plain(placement):
+        return not getattr(placement, "__dict__", None)
+    return type(placement) is _StridedShard and type(placement.split_factor) is int
+
+
+def _written(placement: Any) -> str:
+    return short(placement) if _has_text(placement) else f"<{type(placement).__qualname__}>"
+
+
+def _odd(placement: Any) -> Hashable:
+    """Equality that a class wrote for itself is taken at its word; what it inherits may know nothing of its state."""
+    kind = type(placement)
+    return (kind, placement) if "__eq__" in vars(kind) and kind is not _StridedShard else Same(placement)
+
+
+# -- arguments
+
+_AS_IT_IS = frozenset({
+    int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme,
+})  # fmt: skip
+"""No value of these types equals one of another, but for bool, which is not among them; all else becomes a tuple."""
+_TRUE, _FALSE = (bool, True), (bool, False)
+
+
+def value_token(value: Any) -> Hashable:
+    """A value with its type, as something that can be hashed: 1, 1.0 and True are three.  Raises `NoKey`."""
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value  # type: ignore[no-any-return]
+    if kind is Leaf:
+        return (Leaf, value.index)
+    if kind is bool:
+        return _TRUE if value else _FALSE
+    if kind is float:
+        return (float, value) if value and not isnan(value) else (float, repr(value))
+    if kind is list or kind is tuple:
+        return (kind, *[item if type(item) in _AS_IT_IS else value_token(item) for item in value])
+    return _rare(value)
+
+
+def _rare(value: Any) -> Hashable:
+    kind = type(value)
+    if kind is complex:
+        return (complex, value_token(value.real), value_token(value.imag))
+    if kind is bytes or isinstance(value, enum.Enum):
+        return (kind, value if kind is bytes else value.name)
+    if isinstance(value, (list, tuple)):
+        return (kind, *map(value_token, value))
+    if isinstance(value, Mapping):
+        return (kind, *[(value_token(name), value_token(item)) for name, item in value.items()])
+    if isinstance(value, torch.Generator):
+        return Same(value)
+    if isinstance(value, torch.Tensor):
+        raise NoKey("args", value, "a tensor is known by its spec: it must be a Leaf here")
+    raise NoKey("args", value, "it cannot be held by value")
+
+
+def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
+    """In the order of the names, since a call knows no other."""
+    if len(kwargs) == 1:
+        return tuple([(name, value_token(value)) for name, value in kwargs.items()])
+    return tuple([(name, value_token(kwargs[name])) for name in sorted(kwargs)])
+
+
+def _brief(value: object) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else brief(value, 40)

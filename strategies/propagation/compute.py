@@ -1,0 +1,195 @@
+"""One propagation, computed: checks, the whole call's metadata, lines, the cheapest combination, each rank's own call.
+
+Nothing is remembered here, and nothing is written that another thread may see; `strategies.propagation.propagator` remembers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.utils import _pytree as pytree
+
+from localtensor.concurrency.sync import Sync
+from localtensor.errors import OtherRows
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.partials import reducible
+from localtensor.layout.shard_order import strided
+from localtensor.layout.spec import Spec, StridedShard, is_plain, short
+from strategies.model.rule import Call, Leaf, frozen, overload
+from strategies.ops.semantics.errors import BadCall, NoRule, WouldMoveWritten
+from strategies.ops.semantics.local_call import Piece, nothing_own, pieces_by_rank, written_leaves
+from strategies.ops.semantics.rule_checks import all_replicated, checked_own, made_instead, offer_of
+from strategies.ops.semantics.rulebook import Ask, Book, Meta, OwnArguments, bound, exists
+from strategies.planner.steps.alpha_beta import Network
+from strategies.propagation.mesh_expansion import Beginning, Found, Offer, Problem, expand
+from strategies.propagation.meta_run import calm, outputs_of
+from strategies.propagation.model import Propagation, grid_text
+
+Decompose = Callable[[Book, Ask], Offer | str]
+"""The lines of an op by way of its decomposition; or why it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Afresh:
+    """What a propagator goes by."""
+
+    book: Book
+    limit: int
+    sync: Sync
+    replicate_all: bool
+    decompose: Decompose | None
+    network: Network
+    lock: AbstractContextManager[Any]
+
+    def __call__(
+        self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
+    ) -> Propagation:
+        """Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`."""
+        with calm():
+            mesh = self._checked(op, specs, mesh)
+            straight = [_from_the_left(op, i, spec) for i, spec in enumerate(specs)]
+            problem, source = self.problem(op, straight, args, kwargs, mesh)
+            self.sync.step("propagate: lines")
+            found = expand(problem, self.limit)
+            if found.best is None:
+                raise self._refused(straight, problem)
+            self.sync.step("propagate: chosen")
+            return replace(self._answer(straight, mesh, problem, found, found.best, source), given=tuple(specs))
+
+    def problem(
+        self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh
+    ) -> tuple[Problem, str]:
+        """What has to be solved for a call, and who answers for it."""
+        given = tuple(args)
+        self._check_leaves(op, specs, given, kwargs)
+        metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
+        call = Call(op, frozen(given), tuple((name, frozen(value)) for name, value in kwargs.items()))
+        self.sync.step("propagate: metadata")
+        outputs = outputs_of(call, metas, self.lock)
+        ask = Ask(op, copy.deepcopy(bound(op, given, kwargs)), metas, outputs)
+        self.sync.step("propagate: rule")
+        offer, source, own = self._offer(op, specs, ask)
+        entry = self.book.get(op)
+        if entry is not None:
+            ask, call = made_instead(entry, ask, call)
+        written = tuple(sorted(written_leaves(call).items()))
+        placements = tuple(tuple(spec.placements) for spec in specs)
+        return Problem(Piece(ask, call), mesh.sizes, placements, written, offer, own, self.network), source
+
+    def _answer(
+        self, specs: Sequence[Spec], mesh: Mesh, problem: Problem, found: Found, best: Beginning, source: str
+    ) -> Propagation:
+        pieces, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
+        wanted = [placements or spec.placements for placements, spec in zip(best.inputs, specs, strict=True)]
+        calls = list(dict.fromkeys(map(_Same, (piece.call for piece in pieces))))
+        return Propagation(
+            call=problem.whole.call,
+            mesh=mesh,
+            given=tuple(specs),
+            inputs=tuple(replace(spec, placements=want) for spec, want in zip(specs, wanted, strict=True)),
+            outputs=tuple(
+                Spec(mesh, row, meta.shape, meta.dtype) if meta is not None and row is not None else None
+                for meta, row in zip(problem.whole.ask.outputs, best.outputs, strict=True)
+            ),
+            steps=best.steps,
+            seconds=best.seconds,
+            calls=tuple(same.call for same in calls),
+            whose=tuple(calls.index(_Same(pieces[which].call)) for which in whose),
+            others=found.others,
+            source=source,
+            unseen=found.unseen,
+        )
+
+    def _checked(self, op: str, specs: Sequence[Spec], mesh: Mesh | None) -> Mesh:
+        """The one mesh of the specs, which say what the tensors can be."""
+        if op.count(".") != 2 or not exists(op):
+            raise BadCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
+        for number, spec in enumerate(specs):
+            if not isinstance(spec, Spec):
+                raise BadCall(op, f"specs[{number}]", repr(spec), "it is no Spec", "Give localtensor.layout.spec.Spec.")
+            mesh = spec.mesh if mesh is None else mesh
+            if spec.mesh != mesh:
+                raise BadCall(op, f"specs[{number}]", repr(spec), f"its mesh is {spec.mesh}, that before it {mesh}",
+                              "Put all tensors of a call on one mesh.")  # fmt: skip
+            for placement in spec.placements:
+                problem = _unknown(placement, spec)
+                if problem:
+                    raise BadCall(op, f"specs[{number}]", repr(spec), problem,
+                                  "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
+        if mesh is None:
+            raise BadCall(op, "mesh", "None", "no tensor says on which mesh this runs", "Give mesh=Mesh.of(dp=2).")
+        return mesh
+
+    def _check_leaves(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        leaves = [v.index for v in pytree.tree_leaves((list(args), dict(kwargs))) if isinstance(v, Leaf)]
+        if sorted(set(leaves)) != list(range(len(specs))):
+            raise BadCall(op, "specs", f"{len(specs)} specs, leaves {leaves}", "each spec needs its place in the arguments",
+                          f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
+
+    def _offer(self, op: str, specs: Sequence[Spec], ask: Ask) -> tuple[Offer, str, OwnArguments]:
+        """What answers for the op, in words, too, and the arguments that each rank has of its own."""
+        entry = self.book.get(op)
+        if entry is not None:
+            return offer_of(entry), f"the rule of {entry.family} ({entry.reason}) at {entry.where}", checked_own(entry)
+        offer = self.decompose(self.book, ask) if self.decompose else "not tried"
+        if not isinstance(offer, str):
+            return offer, "the rules of its decomposition", nothing_own
+        if self.replicate_all:
+            return lambda ask, ranks: (all_replicated(ask),), "the fallback: all replicated", nothing_own
+        tried = f"rule: none among {len(self.book)}; decomposition: {offer}; all replicated: not allowed"
+        raise NoRule(op, ", ".join(map(repr, specs)), tried,
+                     "Add an entry to the book, or allow Propagator(replicate_all=True).")  # fmt: skip
+
+    def _refused(self, specs: Sequence[Spec], problem: Problem) -> WouldMoveWritten:
+        """Why nothing was found: all-replicate is always right, so a written tensor is in the way."""
+        call, leaves = problem.whole.call, [leaf for leaf, _ in problem.written]
+        free = expand(replace(problem, movable=True), self.limit).best
+        names = [a.name for a in overload(call.op)._schema.arguments if a.alias_info and a.alias_info.is_write]
+        if free is None:
+            remedy = "Call the op out of place."
+        else:
+            to = grid_text([free.inputs[leaf] for leaf in leaves])
+            remedy = f"Redistribute it to {to} before the call, or call the op out of place."
+        shown = ", ".join(repr(specs[leaf]) for leaf in leaves)
+        return WouldMoveWritten(call.op, ", ".join(names), shown, remedy)
+
+
+class _Same:
+    """A call by its text, since arguments need no hash."""
+
+    __slots__ = ("call", "text")
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.text = call, repr(call)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _from_the_left(op: str, number: int, spec: Spec) -> Spec:
+    """The spec with its axes from left to right, as rules are taken for them: what else is the order of its cuts becomes
+    strided shards, under which it lies alike."""
+    try:
+        return strided(spec)
+    except OtherRows as error:
+        problem = f"its axes do not cut from left to right, nor in strided shards: {str(error).removesuffix('.')}"
+        raise BadCall(op, f"specs[{number}]", repr(spec), problem,
+                      "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
+
+
+def _unknown(placement: Any, spec: Spec) -> str:
+    """Why a tensor cannot lie so; or empty."""
+    if isinstance(placement, Partial):
+        if type(placement) is Partial and not (is_plain(placement) and reducible(placement.reduce_op, spec.dtype)):
+            return f"{short(placement)} of {spec.dtype} means nothing"
+        return ""
+    known = type(placement) in (Replicate, Shard, StridedShard)
+    return "" if known else f"{type(placement).__name__} is no placement whose meaning is known"

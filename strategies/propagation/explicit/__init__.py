@@ -1,0 +1,1 @@
+"""No communication that nobody wrote."""

@@ -1,0 +1,167 @@
+"""Ops whose handler in DTensor communicates without asking: watched while they run, and refused at the first collective.
+
+DTensor's `argmax`, convolution, `loss_parallel`, context parallelism and gradient scaling have handlers that call
+collectives or `redistribute` themselves; `torch.equal` all-reduces its answer.  None of that goes through the place
+where DTensor redistributes the arguments of an op.
+
+| torch part                                                            | read on     | run on |
+|------------------------------------------------------------------------|-------------|--------|
+| torch.utils._python_dispatch.TorchDispatchMode: sees the collectives   | 2.11 - 2.15 | 2.13   |
+| distributed_c10d._resolve_process_group: the group of a name           | 2.13        | 2.13   |
+| aten.equal's tail in DTensor's dispatcher: an all-reduce in the world  | 2.13        | 2.13   |
+
+`tests/plans/test_explicit_handlers.py` names each part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from localtensor._util import ambient as _context
+from localtensor.errors import refusal
+from localtensor.layout.spec import shape_text
+from strategies.propagation.explicit.redistribution_text import (
+    ALLOW,
+    ImplicitCommunication,
+    call_text,
+    spec_text,
+    user_line,
+)
+from strategies.torch_api.handler_table import Handler, Ours, View
+
+Overload = torch._ops.OpOverload
+Told = Callable[[ImplicitCommunication], None]
+
+EQUAL = torch.ops.aten.equal.default
+QUIET = (torch.ops.aten.is_same_size.default, torch.ops.aten.is_pinned.default, torch.ops.aten.as_strided.default)
+"""Ops whose handlers only look at sizes."""
+WHOLE = ("aten.argmax.default", "aten.argmin.default", "aten.convolution.default")
+"""Ops whose handlers communicate only what is not replicated."""
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
+_WAITS = ("wait_tensor", "_wrap_tensor_autograd")
+
+
+class Watched(Ours):
+    """A handler of torch's that is watched.  As an `Ours` it never gets into torch's own table."""
+
+    by_lines = False
+    __slots__ = ("tell",)
+
+    def __init__(self, run: Handler, tell: Told) -> None:
+        super().__init__(run)
+        self.tell = tell
+
+    def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _Watch(op, [*args, *kwargs.values()], self.tell, sys._getframe()):
+            return self.run(op, args, kwargs)
+
+
+class Equal(Ours):
+    """`torch.equal`, which DTensor's own dispatch answers: asked before, and then passed on."""
+
+    by_lines = False
+    __slots__ = ("tell",)
+
+    def __init__(self, tell: Told) -> None:
+        super().__init__(self.passed_on)
+        self.tell = tell
+
+    def passed_on(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        world = dist.get_world_size()
+        if world > 1:
+            self.tell(
+                _refused(
+                    op, [*args, *kwargs.values()], f"all-reduces one integer of all {world} ranks", sys._getframe()
+                )
+            )
+        guard = _context.guard()
+        if guard is None:
+            raise AssertionError("a guarded table outside of its guard")
+        _context.put_guard(guard.passing())
+        try:
+            return op(*args, **kwargs)
+        finally:
+            _context.put_guard(guard)
+
+
+def watched(table: dict[Any, Any], tell: Told) -> View:
+    """A table of handlers as a guarded thread sees it.  Those of an overlay ask the guard themselves."""
+    seen = {
+        op: handler if isinstance(handler, Ours) or op in QUIET else Watched(handler, tell)
+        for op, handler in table.items()
+    }
+    seen.setdefault(EQUAL, Equal(tell))
+    return View(table.table if isinstance(table, View) else table, seen)
+
+
+class _Watch(TorchDispatchMode):
+    """Tells of the first collective of more than one rank that a handler calls."""
+
+    def __init__(self, op: Overload, given: Sequence[Any], tell: Told, frame: FrameType) -> None:
+        super().__init__()
+        self.op, self.given, self.tell, self.frame = op, given, tell, frame
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _communicates(func, args, kwargs):
+            moved = [shape_text(x.shape, x.dtype) for x in _tensors(args)]
+            self.tell(_refused(self.op, self.given, f"calls {func} of {', '.join(moved)}", self.frame))
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # DTensor first: what it comes to comes here again
+        return func(*args, **kwargs)
+
+
+def _communicates(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    if func.namespace not in _COLLECTIVES or func._schema.name.partition("::")[2] in _WAITS:
+        return False
+    arguments = func._schema.arguments
+    given = list(zip(arguments, args, strict=False))
+    given += [(argument, kwargs[argument.name]) for argument in arguments if argument.name in kwargs]
+    sizes = [_group_size(value) for argument, value in given if _is_group(argument, value)]
+    return all(size != 1 for size in sizes)
+
+
+def _is_group(argument: Any, value: Any) -> bool:
+    """Whether an argument of a collective is its group, or the name of it."""
+    return "ProcessGroup" in str(argument.type) or (argument.name == "group_name" and isinstance(value, str))
+
+
+def _group_size(group: Any) -> int:
+    if isinstance(group, str):
+        name: Any = group  # torch has a type of its own for it
+        return c10d._resolve_process_group(name).size()
+    return (group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)).size()
+
+
+def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) -> ImplicitCommunication:
+    line, name = user_line(frame), str(op)
+    tensors = [x for x in _tensors(given) if isinstance(x, DTensor)]
+    names = tuple(
+        argument.name
+        for argument, value in zip(op._schema.arguments, given, strict=False)
+        if any(x is value for x in tensors)
+    )
+    held = "; ".join(spec_text(x._spec) for x in tensors)
+    replicas = ", ".join("Replicate()" for _ in tensors[0].placements) if tensors else ""
+    whole = f"Write {names[0]}.redistribute(placements=[{replicas}]) before it, or put" if name in WHOLE else "Put"
+    problem = f"DTensor's own code for this op {does}"
+    text = refusal(call_text(name, line), ", ".join(names), held, problem, f"{whole} it in `with {ALLOW}:`.")
+    return ImplicitCommunication(name, names, line, text)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)

@@ -1,0 +1,206 @@
+"""What DTensor would do by itself to a tensor of a call, and the sentence that says so.
+
+Whether anything moves is read from DTensor's own steps: a step communicates if its axis has more than one rank, the
+tensor is not whole on it, and no shard becomes partial (possible since torch 2.14: each rank adds zeros).  What would
+have moved is told by our plan (`strategies.planner.search.api`), where it has one.  Both follow from specs alone, so that all
+ranks of a mesh come to the same.
+
+| torch part (under torch.distributed.tensor)              | read on     | run on |
+|-----------------------------------------------------------|-------------|--------|
+| _redistribute._gen_transform_infos: DTensor's own steps   | 2.11 - 2.15 | 2.13   |
+| _dtensor_spec.DTensorSpec, .shard_order                   | 2.11 - 2.15 | 2.13   |
+| torch._C._current_autograd_node: which backward runs      | 2.13        | 2.13   |
+
+`tests/plans/test_explicit_asked.py` names each part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor._util.call_sites import place_of
+from localtensor._util.events import Place
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout.spec import Spec, is_defined, is_plain, shape_text, short
+from strategies.planner.search.api import plan
+from strategies.torch_api.specs import NoSuchSpec, mesh_of, of_torch
+
+ALLOW = "allow_implicit_communication()"
+_HERE = str(Path(__file__).parents[2]) + "/"
+
+
+class ImplicitCommunication(LocalTensorError, RuntimeError):
+    """An op would have communicated by itself where only explicit communication is allowed.
+
+    `op` and `arguments` name what would have moved, and `line` is the user's own.  A `RuntimeError`, as torch's own
+    refusal is.
+    """
+
+    def __init__(self, op: str, arguments: tuple[str, ...], line: Place | None, text: str) -> None:
+        super().__init__(text)
+        self.op, self.arguments, self.line = op, arguments, line
+
+
+class ImplicitCommunicationWarning(UserWarning):
+    """The same, where it is only told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One tensor of a call, as it lies and as the op wants it."""
+
+    argument: str
+    src: DTensorSpec
+    dst: DTensorSpec
+    written: bool = False
+
+
+def communicating_steps(src: DTensorSpec, dst: DTensorSpec) -> tuple[str, ...]:
+    """DTensor's own steps that communicate, in its order; none for a change that each rank makes by itself."""
+    if (
+        src.is_replicated()
+        or src.mesh != dst.mesh
+        or (src.placements == dst.placements and src.shard_order == dst.shard_order)
+    ):
+        return ()
+    try:
+        infos = _redistribute._gen_transform_infos(src, dst, None)  # as DTensor asks in a moment: it is kept
+    except (RuntimeError, ValueError, LookupError, AssertionError):
+        return ()  # DTensor itself raises it in a moment, in its own words, before anything moves
+    names, told = mesh_of(src.mesh).names, []
+    for info in infos:
+        was, now = info.src_dst_placements
+        alone = was.is_replicate() or (was.is_shard() and now.is_partial())
+        if was != now and src.mesh.size(info.mesh_dim) > 1 and not alone:
+            told.append(f"{names[info.mesh_dim]}: {short(was)} -> {short(now)}")
+    return tuple(told)
+
+
+def argument_names(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], number: Callable[[Any], int | None]
+) -> dict[int, tuple[str, bool]]:
+    """By tensor number, the argument's name in the schema, with its place in a list, and whether the op writes to it."""
+    arguments = op._schema.arguments
+    found: dict[int, tuple[str, bool]] = {}
+
+    def walk(value: Any, name: str, written: bool) -> None:
+        if isinstance(value, (list, tuple)):
+            for i, one in enumerate(value):
+                walk(one, f"{name}[{i}]", written)
+        elif (leaf := number(value)) is not None:
+            found[leaf] = name, written
+
+    by_name = {argument.name: argument for argument in arguments}
+    given = [(arguments[i].name if i < len(arguments) else f"argument {i}", value) for i, value in enumerate(args)]
+    for name, value in [*given, *kwargs.items()]:
+        alias = by_name[name].alias_info if name in by_name else None
+        walk(value, name, alias is not None and alias.is_write)
+    return found
+
+
+def refused(op: str, needs: Sequence[Need]) -> ImplicitCommunication:
+    """The sentence on a call whose tensors would have moved."""
+    line = user_line()
+    have = "; ".join(spec_text(need.src) for need in needs)
+    want = "; ".join(_laid(need.dst) for need in needs)
+    it = "it" if len(needs) == 1 else "them"
+    moving = "; ".join(_moving(need) for need in needs if communicating_steps(need.src, need.dst))
+    how = f"would communicate by itself: {moving}" if moving else f"each rank would change {it} by itself"
+    problem = f"the op wants {it} as {want}, and {how}"
+    names = tuple(need.argument for need in needs)
+    text = refusal(call_text(op, line), ", ".join(names), have, problem, _remedy(needs))
+    return ImplicitCommunication(op, names, line, text)
+
+
+def call_text(op: str, line: Place | None) -> str:
+    """The op, in which backward, and where the user called it."""
+    asked = getattr(torch._C, "_current_autograd_node", None)
+    node = asked() if asked is not None else None
+    backward = f" in the backward of {node.name()}" if node is not None else ""
+    return f"{op}{backward}{f' ({line})' if line else ''}"
+
+
+def user_line(frame: FrameType | None = None) -> Place | None:
+    """The user's innermost line on this frame's stack, or on the caller's, past our own frames."""
+    frame = frame or sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return place_of(frame)
+
+
+def in_backward() -> bool:
+    asked = getattr(torch._C, "_current_autograd_node", None)
+    return asked is not None and asked() is not None
+
+
+def known(spec: DTensorSpec) -> Spec | None:
+    """DTensor's spec as ours; None where a placement has no arithmetic of its own here."""
+    if not all(map(is_defined, spec.placements)):
+        return None
+    try:
+        return of_torch(spec)
+    except NoSuchSpec:
+        return None
+
+
+def spec_text(spec: DTensorSpec) -> str:
+    """`f32[8,4] @ dp:S(0)`, and something like it for what we have no word for."""
+    ours = known(spec)
+    if ours is not None:
+        return repr(ours)
+    meta = spec.tensor_meta
+    return f"{'' if meta is None else shape_text(meta.shape, meta.dtype)} @ {_laid(spec)}"
+
+
+def _laid(spec: DTensorSpec) -> str:
+    ours = known(spec)
+    if ours is not None:
+        return repr(ours).partition(" @ ")[2]
+    return ", ".join(f"{name}:{short(p)}" for name, p in zip(mesh_of(spec.mesh).names, spec.placements, strict=True))
+
+
+def _moving(need: Need) -> str:
+    """The collectives of our plan; DTensor's own steps where we have no plan, or one that moves nothing."""
+    theirs = ", ".join(communicating_steps(need.src, need.dst))
+    src, dst = known(need.src), known(need.dst)
+    if src is None or dst is None:
+        return theirs
+    try:
+        found = plan(src, dst)
+    except LocalTensorError:
+        return theirs
+    steps = [str(step) for step in found.steps if step.kind != "local"]
+    return ", ".join(steps) or f"{theirs} (without need)"
+
+
+def _remedy(needs: Sequence[Need]) -> str:
+    codes = [_code(need) for need in needs]
+    if in_backward() or None in codes:
+        return f"Put it in `with {ALLOW}:`."
+    return f"Write {', '.join(map(str, codes))} before it, or put it in `with {ALLOW}:`."
+
+
+def _code(need: Need) -> str | None:
+    """The call that makes it explicit; None if there is no such public call."""
+    if need.written or not all(map(is_plain, need.dst.placements)):
+        return None
+    if any(len(axes) > 1 and list(axes) != sorted(axes) for _, axes in need.dst.shard_order or ()):
+        return None
+    wanted = [_written(was, now) for was, now in zip(need.src.placements, need.dst.placements, strict=True)]
+    return f"{need.argument}.redistribute(placements=[{', '.join(wanted)}])"
+
+
+def _written(was: Placement, now: Placement) -> str:
+    if isinstance(now, Partial):  # one cannot ask for these: what is partial stays so, and from R each rank goes alone
+        return f"Partial({now.reduce_op!r})" if was == now else "Replicate()"
+    return f"Shard({now.dim})" if isinstance(now, Shard) else repr(Replicate())

@@ -1,0 +1,198 @@
+"""The shapes and dtypes of a call's results, found without running it on any data, by any thread at any time.
+
+Meta tensors come first: they need no mode, so threads do not meet.  An op without a meta kernel is tried by way of its
+decomposition, and then in fake-tensor mode, one thread at a time: that mode keeps state of the process.
+
+| torch part                                             | why                                     | read on     | run on |
+|--------------------------------------------------------|-----------------------------------------|-------------|--------|
+| torch.utils._python_dispatch._disable_current_modes    | modes of the caller are not our own     | 2.11 - 2.15 | 2.13   |
+| torch._C.DisableTorchFunction                          | nor are those that act on functions     | 2.11 - 2.15 | 2.13   |
+| torch._decomp.decomposition_table                      | a decomposition runs on meta tensors    | 2.11 - 2.15 | 2.13   |
+| torch._subclasses.fake_tensor: FakeTensorMode,         | ops that only fake mode knows; what it  | 2.11 - 2.15 | 2.13   |
+| DynamicOutputShapeException, DataDependentOutputException | says of shapes that depend on values |             |        |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from localtensor._util import ambient as _context
+from localtensor.concurrency.sync import Sync
+from strategies.model.rule import Call, Leaf, overload, results
+from strategies.ops.semantics.errors import BadCall, NoMetadata
+from strategies.ops.semantics.rulebook import Meta
+
+_AUTOCAST = ("cpu", "cuda")
+_META = torch.device("meta")
+
+
+class _NoDecomposition(Exception):
+    """torch does not say what the op is made of."""
+
+
+_NO_KERNEL = (NotImplementedError, _NoDecomposition)
+_REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, OverflowError, KeyError, AttributeError)
+
+
+def outputs_of(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> tuple[Meta | None, ...]:
+    """Each result as a flat list, None for what is no tensor.  `lock` is one for all callers.
+
+    Raises `NoMetadata` where the shapes depend on values (nonzero), `BadCall` where the op refuses the arguments.
+
+    >>> import threading
+    >>> from strategies.model.rule import Leaf
+    >>> metas = Meta((4, 3), torch.float32), Meta((3, 2), torch.float32)
+    >>> outputs_of(Call("aten.mm.default", (Leaf(0), Leaf(1))), metas, threading.Lock())
+    (f32[4,2],)
+    """
+    with calm():
+        return tuple(
+            Meta(tuple(map(int, x.shape)), x.dtype) if isinstance(x, Tensor) else None
+            for x in results(_run(on_meta(call), tensors, lock))
+        )
+
+
+class _Shared:
+    """A lock for as long as its services live.  A forked child has it free: who held it is not there."""
+
+    def __init__(self, sync: Sync) -> None:
+        self.lock: AbstractContextManager[Any] = sync.lock()
+        _context.add_cache(self)
+
+    def clear(self) -> None:
+        """Nothing is kept here."""
+
+    def after_fork(self) -> None:
+        renew = getattr(self.lock, "_at_fork_reinit", None)  # of Python's own lock; one of another kind never forks
+        if renew is not None:
+            renew()
+
+
+def lock_of(sync: Sync) -> AbstractContextManager[Any]:
+    """The one lock for fake-tensor mode, kept with the services that the threads share."""
+    shared: _Shared = vars(sync).get("fake mode") or vars(sync).setdefault("fake mode", _Shared(sync))
+    return shared.lock
+
+
+@contextmanager
+def calm() -> Iterator[None]:
+    """No mode of either kind, no autograd and no autocast of the caller's.
+
+    Of all ambient settings what is computed within depends on the default dtype alone.
+    """
+    on = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
+    with ExitStack() as stack:
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for device in on:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def on_meta(call: Call) -> Call:
+    """The same call where results are asked for on the meta device, too, and nothing is pinned."""
+    names = [a.name for a in overload(call.op)._schema.arguments]
+    args, kwargs = list(call.args), dict(call.kwargs)
+    for name, value in (("device", _META), ("pin_memory", False)):
+        if name in names:
+            spot = names.index(name)
+            if spot < len(args):
+                args[spot] = value
+            elif name == "device" or name in kwargs:
+                kwargs[name] = value
+    return Call(call.op, tuple(args), tuple(kwargs.items()))
+
+
+def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> Any:
+    said = []
+    for way in (_plain, _decomposed, _fake(lock)):
+        try:
+            return way(call, tensors)
+        except _NO_KERNEL as error:
+            said.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        except _unknowable() as error:
+            raise _depends(call, tensors) from error
+        except _REFUSED as error:
+            if "on meta tensors" in str(error):  # what item() says
+                raise _depends(call, tensors) from error
+            if way is _plain:
+                raise BadCall(
+                    call.op, "args", _shown(call, tensors), f"the op refuses them on meta tensors: {_first_line(error)}",
+                    "Call it on meta tensors of these shapes, and repair what it says.",
+                ) from error  # fmt: skip
+            said.append(_first_line(error))
+    raise NoMetadata(
+        call.op, _shown(call, tensors),
+        f"no meta kernel, no decomposition and no fake kernel gives its shapes ({'; '.join(dict.fromkeys(said))})",
+        "Register a fake kernel with torch.library.register_fake.",
+    )  # fmt: skip
+
+
+def _depends(call: Call, tensors: Sequence[Meta]) -> NoMetadata:
+    return NoMetadata(
+        call.op, _shown(call, tensors), "the shapes of its results depend on the values of its inputs",
+        "Run it on replicated tensors outside of propagation.",
+    )  # fmt: skip
+
+
+def _plain(call: Call, tensors: Sequence[Meta]) -> Any:
+    return call([torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors])
+
+
+def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
+    from torch._decomp import decomposition_table
+
+    func = decomposition_table.get(overload(call.op))
+    if func is None:
+        raise _NoDecomposition("no decomposition")
+    made = [torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors]
+    args, kwargs = filled(call, made)
+    return func(*args, **kwargs)
+
+
+def _fake(lock: AbstractContextManager[Any]) -> Callable[[Call, Sequence[Meta]], Any]:
+    def run(call: Call, tensors: Sequence[Meta]) -> Any:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with lock, FakeTensorMode():
+            return call([torch.empty(m.shape, dtype=m.dtype) for m in tensors])
+
+    return run
+
+
+def _unknowable() -> tuple[type[BaseException], ...]:
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    return DataDependentOutputException, DynamicOutputShapeException
+
+
+def filled(call: Call, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with the tensors in their places."""
+
+    def fill(value: Any) -> Any:
+        return pytree.tree_map(lambda v: tensors[v.index] if isinstance(v, Leaf) else v, value)
+
+    return fill(call.args), {name: fill(value) for name, value in call.kwargs}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _shown(call: Call, tensors: Sequence[Meta]) -> str:
+    def show(value: Any) -> str:
+        if isinstance(value, Leaf):
+            return repr(tensors[value.index]) if value.index < len(tensors) else repr(value)
+        return f"[{', '.join(map(show, value))}]" if isinstance(value, (list, tuple)) else repr(value)
+
+    shown = [*map(show, call.args), *(f"{name}={show(value)}" for name, value in call.kwargs)]
+    return f"({', '.join(shown)})"

@@ -1,0 +1,120 @@
+"""What propagation answers, as values: any thread may have one, and nobody can change it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shards import local_shapes
+from localtensor.layout.spec import Spec, short, shorts
+from strategies.model.rule import Call
+from strategies.planner.steps.alpha_beta import AxisStep
+
+Grid = tuple[tuple[Placement, ...] | None, ...]
+"""For each tensor its placements by axis; None for a result that is masked off, or is no tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What was not chosen: the placements of inputs and results, and what it would cost, or why it cannot be."""
+
+    inputs: Grid
+    outputs: Grid
+    seconds: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = self.reason or f"{microseconds(self.seconds or 0.0)}"
+        return f"{grid_text(self.inputs)} -> {grid_text(self.outputs)}: {why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Propagation:
+    """How a call runs on a mesh.
+
+    `inputs` are the specs that it wants, by leaf number, and `outputs` those of its results, None for what is masked or
+    no tensor.  `steps` are what it takes to get there, for each input, `seconds` what that costs by the model of
+    `strategies.planner.steps.alpha_beta`.  Each rank runs `local_call(rank)` on its pieces.
+    """
+
+    call: Call
+    mesh: Mesh
+    given: tuple[Spec, ...]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec | None, ...]
+    steps: tuple[tuple[AxisStep, ...], ...]
+    seconds: float
+    calls: tuple[Call, ...]
+    whose: tuple[int, ...]
+    """By rank number, which of `calls` it runs."""
+    others: tuple[Alternative, ...]
+    source: str
+    """The rule, its reason and where it stands."""
+    unseen: str = ""
+    """What was not looked at, where the search was cut short; else empty."""
+
+    @property
+    def redistributes(self) -> tuple[int, ...]:
+        """The inputs, by leaf number, that do not lie as they are wanted."""
+        return tuple(leaf for leaf, steps in enumerate(self.steps) if steps)
+
+    def local_call(self, rank: int) -> Call:
+        """What that rank runs, a `Leaf` where its piece of each tensor goes.  Raises `BadMesh` for no such rank."""
+        self.mesh.coordinate(rank)
+        return self.calls[self.whose[rank]]
+
+    def local_shapes(self, output: int = 0) -> tuple[tuple[int, ...], ...]:
+        """The shape of each rank's piece of one result, by rank number; none where it is masked."""
+        spec = self.outputs[output]
+        return () if spec is None else tuple(local_shapes(spec))
+
+    def on(self, mesh: Mesh) -> Propagation:
+        """The same answer for a mesh of the same sizes whose axes have other names."""
+        if mesh == self.mesh:
+            return self
+
+        def there(spec: Spec | None) -> Spec | None:
+            return spec and replace(spec, mesh=mesh)
+
+        given, inputs = (tuple(replace(spec, mesh=mesh) for spec in specs) for specs in (self.given, self.inputs))
+        return replace(self, mesh=mesh, given=given, inputs=inputs, outputs=tuple(map(there, self.outputs)))
+
+    def explain(self, others: int = 5) -> str:
+        """The choice in a few lines, with so many of the alternatives."""
+        lines = [f"{self.call.op} on {self.mesh}, {microseconds(self.seconds)}, by {self.source}"]
+        for leaf, (given, want, steps) in enumerate(zip(self.given, self.inputs, self.steps, strict=True)):
+            lines.append(f"  input {leaf}: {given!r}" + (f", wanted {_laid(want)}" if steps else ""))
+            lines += [f"    {self._step(step)}" for step in steps]
+        for number, spec in enumerate(self.outputs):
+            lines.append(f"  output {number}: {spec!r}" if spec else f"  output {number}: none")
+        if len(self.calls) > 1:
+            lines.append(f"  the ranks make {len(self.calls)} different calls")
+        if self.others[:others]:
+            lines.append("  not chosen:")
+            lines += [f"    {other}" for other in self.others[:others]]
+        if len(self.others) > others:
+            lines.append(f"    and {len(self.others) - others} more")
+        return "\n".join([*lines, *([f"  {self.unseen}"] if self.unseen else [])])
+
+    def _step(self, step: AxisStep) -> str:
+        return str(step).replace(f"axis {step.axis}:", f"{self.mesh.names[step.axis]}:", 1)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+def _laid(spec: Spec) -> str:
+    return ", ".join(f"{name}:{short(p)}" for name, p in zip(spec.mesh.names, spec.placements, strict=True))
+
+
+def microseconds(seconds: float) -> str:
+    """`12.3 us`; nothing is `free`."""
+    return f"{seconds * 1e6:.1f} us" if seconds else "free"
+
+
+def grid_text(grid: Sequence[tuple[Placement, ...] | None]) -> str:
+    """`(S(0), R), -`: the placements of each tensor by axis, without brackets on a mesh of one axis."""
+    return ", ".join("-" if row is None else f"({shorts(row)})" if len(row) > 1 else shorts(row) for row in grid)

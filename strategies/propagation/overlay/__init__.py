@@ -1,0 +1,1 @@
+"""Our rules inside the running DTensor."""

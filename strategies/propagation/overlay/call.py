@@ -1,0 +1,329 @@
+"""One call of an op on DTensors under rules of a book: tensors are brought where the plan wants them, each rank runs
+its own call on its pieces, and the results are DTensors again.
+
+This is what DTensor's dispatcher does, with what is wrong there left out: keyword arguments are redistributed, too; an
+op is in place if its schema says so, and not by its name; what it writes to is brought back if no line leaves it where
+it lies; and a whole value becomes a partial one exactly, in its own dtype.
+
+| torch part (under torch.distributed.tensor)                                  | read on     | run on |
+|-------------------------------------------------------------------------------|-------------|--------|
+| DTensor._op_dispatcher: _try_replicate_spec_for_scalar_tensor,                | 2.11 - 2.15 | 2.13   |
+| _dispatch_get_local_results_slow_path (random state; ranks outside the mesh)  | 2.13        | 2.13   |
+| DTensor(local, spec, requires_grad=), ._local_tensor, ._spec                  | 2.11 - 2.15 | 2.13   |
+| _dtensor_spec.DTensorSpec                                                     | 2.11 - 2.15 | 2.13   |
+| _op_schema.OpInfo, OpSchema, OutputSharding                                   | 2.11 - 2.15 | 2.13   |
+| _redistribute.redistribute_local_tensor                                       | 2.11 - 2.15 | 2.13   |
+| _utils.ExplicitRedistributionContext.observe_redistribution (by feature)      | 2.12 - 2.15 | 2.13   |
+| _utils.compute_local_shape_and_global_offset                                  | 2.11 - 2.15 | 2.13   |
+| torch.utils._python_dispatch.return_and_correct_aliasing                      | 2.11 - 2.15 | 2.13   |
+| torch.utils._mode_utils.no_dispatch                                           | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/test_overlay_call.py` names each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import _utils as dtensor_utils
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OutputSharding
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from localtensor._util import ambient as _context
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout.spec import cuts
+from strategies.model.rule import Call, Leaf, leaf_at, overload
+from strategies.ops.semantics.local_call import with_arguments
+from strategies.ops.semantics.rule_checks import own_of
+from strategies.ops.semantics.rulebook import Ask, Entry, Meta
+from strategies.propagation.explicit.redistribution_text import Need, argument_names
+from strategies.propagation.overlay.call_plan import CallPlan, CallPlanner, Ready, layout_text
+
+Overload = torch._ops.OpOverload
+_DISPATCHER: Any = DTensor._op_dispatcher
+_Placements = Sequence[Placement]
+
+
+class TwoMeshes(LocalTensorError, RuntimeError):
+    """A call of tensors that lie on different meshes; a `RuntimeError`, as DTensor's own refusals are."""
+
+    def __init__(self, op: str, values: str) -> None:
+        problem, remedy = "they are on two meshes", "Redistribute to one of them first."
+        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+
+
+class Runner:
+    """The handler of one op: what its schema says is read once."""
+
+    def __init__(self, planner: CallPlanner, entry: Entry) -> None:
+        self.planner, self.entry = planner, entry
+        self.op = overload(entry.op)
+        schema = self.op._schema
+        self.random = self.op in _DISPATCHER._random_ops
+        self.view = schema._is_view_op()
+        self.writes = {
+            argument.name: argument.alias_info.before_set
+            for argument in schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        self.in_place = bool(self.writes) and not any(a.is_out for a in schema.arguments) and bool(schema.returns)
+
+    def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op on these arguments, of which one at least is a DTensor."""
+        tensors: list[Tensor] = []
+        call = Call(self.entry.op, _taken(args, tensors), tuple((k, _taken(v, tensors)) for k, v in kwargs.items()))
+        mesh = _mesh_of(call.op, tensors)
+        specs = [x._spec if isinstance(x, DTensor) else _replicated(op, x, mesh) for x in tensors]
+        local = [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
+        ready = self.planner.ready(self.entry, call, specs, mesh)
+        plan, used = ready.plan, local
+        guard = _context.guard()
+        if guard is not None and not guard.allows and (ready.moves or plan.settled):
+            guard.asks(call.op, _needs(self.op, call, specs, ready))
+        if ready.moves or plan.resized:
+            used = list(local)
+            for leaf in ready.moves:
+                used[leaf] = moved(local[leaf], specs[leaf], plan.inputs[leaf], call.op)
+            for leaf, becomes in plan.resized:
+                used[leaf] = _empty(local[leaf], ready.outputs[becomes])
+        raw = self.on_ranks(_localised(self.entry, call, plan, mesh), used, ready, specs)
+        for leaf, result in plan.settled:
+            _bring_back(local[leaf], used[leaf], specs[leaf], plan, leaf, result)
+        for leaf, becomes in plan.reshaped:  # what it held, where it has moved, would not fit its new spec
+            tensors[leaf]._local_tensor, tensors[leaf]._spec = used[leaf], ready.outputs[becomes]  # type: ignore[attr-defined]
+        for leaf, becomes in plan.resized:
+            _become(tensors[leaf], used[leaf], ready.outputs[becomes])
+        if not self.writes and not self.view:
+            return _wrapped(raw, iter(ready.outputs))
+        return self.returned(args, kwargs, raw, ready)
+
+    def on_ranks(self, call: Call, used: Sequence[Tensor], ready: Ready, specs: Sequence[DTensorSpec]) -> Any:
+        """What this rank's own call gives; of a rank outside of the mesh, what DTensor gives such a rank."""
+        args, kwargs = _filled(call.args, used), {name: _filled(value, used) for name, value in call.kwargs}
+        if not self.random and ready.mesh.get_coordinate() is not None:
+            return (self.op if call.op == self.entry.op else overload(call.op))(*args, **kwargs)
+        info = OpInfo(ready.mesh, OpSchema(self.op, (), {}), [], args, kwargs, None)
+        outputs = ready.outputs
+        info.output_sharding = OutputSharding(outputs[0] if len(outputs) == 1 else outputs or None, None, False)
+        placements = ready.plan.inputs[0] if specs else ()
+        first = DTensorSpec(ready.mesh, placements, tensor_meta=specs[0].tensor_meta)
+        stands_in = SimpleNamespace(_spec=first)  # random state is that of the layout which the first argument has now
+        return _DISPATCHER._dispatch_get_local_results_slow_path(self.op, (stands_in,), info)
+
+    def returned(self, args: tuple[Any, ...], kwargs: dict[str, Any], raw: Any, ready: Ready) -> Any:
+        """The results, each that is an argument as that very argument."""
+        schema = self.op._schema
+        if not schema.returns:
+            return None
+        given = kwargs | {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)}
+        written = {alias: given.get(name) for name, aliases in self.writes.items() for alias in aliases}
+        specs = iter(ready.outputs)
+        made = []
+        for one, value in zip(schema.returns, (raw,) if len(schema.returns) == 1 else raw, strict=True):
+            wrapped = _wrapped(value, specs)
+            names = one.alias_info.before_set if one.alias_info is not None else ()
+            same = [written[name] for name in names if written.get(name) is not None]
+            made.append(same[0] if same else wrapped)
+        out = made[0] if len(made) == 1 else tuple(made)
+        if (self.view or self.in_place) and ready.mesh.get_coordinate() is not None:
+            return return_and_correct_aliasing(self.op, args, kwargs, out)
+        return out
+
+
+def _taken(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with a `Leaf` for each tensor, in the order in which DTensor flattens them."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return leaf_at(len(tensors) - 1)
+    if isinstance(value, (list, tuple)):
+        made = [_taken(v, tensors) for v in value]
+        return made if isinstance(value, list) else tuple(made)
+    return value
+
+
+def _empty(x: Tensor, spec: DTensorSpec | None) -> Tensor:
+    """Room for this rank's piece of a result."""
+    if spec is None or spec.tensor_meta is None:
+        return x
+    shape, _ = dtensor_utils.compute_local_shape_and_global_offset(spec.tensor_meta.shape, spec.mesh, spec.placements)
+    return x.new_empty(shape)
+
+
+def _become(out: Any, local: Tensor, spec: DTensorSpec | None) -> None:
+    """A DTensor given as `out=` is the result from here, its sizes as well."""
+    if spec is not None and isinstance(out, DTensor):
+        made = DTensor(local, spec, requires_grad=False)
+        out._local_tensor, out._spec = local, spec
+        with no_dispatch():
+            out.set_(made)  # type: ignore[call-overload]
+
+
+def _mesh_of(op: str, tensors: Sequence[Tensor]) -> DeviceMesh:
+    first = None
+    for x in tensors:
+        if isinstance(x, DTensor):
+            mesh = x._spec.mesh
+            if first is None:
+                first = mesh
+            elif mesh is not first and mesh != first:
+                raise TwoMeshes(op, f"{first} and {mesh}")
+    if first is None:
+        raise AssertionError(f"{op}: no argument is a DTensor")
+    return first
+
+
+def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
+    """DTensor takes a plain tensor of one element, or any where it was told so; it refuses others in its own words."""
+    return _DISPATCHER._try_replicate_spec_for_scalar_tensor(op, x, mesh)  # type: ignore[no-any-return]
+
+
+# -- from one layout to another
+
+
+def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
+    """A rank's piece of the same tensor in another layout."""
+    middle = _whole_first(spec.placements, want)
+    if middle != spec.placements:
+        x, spec = _multiplied(x, spec, middle)
+    if middle != spec.placements:
+        there = DTensorSpec(spec.mesh, middle, tensor_meta=spec.tensor_meta)
+        _observe(spec, there, op)
+        x = redistribute_local_tensor(x, spec, there)
+    for axis, (old, new) in enumerate(zip(middle, want, strict=True)):
+        if old != new:
+            x = part(x, new, spec.mesh, axis)
+    return x
+
+
+def _needs(op: Overload, call: Call, specs: Sequence[DTensorSpec], ready: Ready) -> list[Need]:
+    """What a guard is asked about: the tensors that must be moved, and those that are brought back afterwards."""
+    names = argument_names(op, call.args, dict(call.kwargs), lambda value: value.index if type(value) is Leaf else None)
+    plan, needs = ready.plan, []
+    for leaf in ready.moves:
+        want = _whole_first(specs[leaf].placements, plan.inputs[leaf])
+        there = DTensorSpec(ready.mesh, want, tensor_meta=specs[leaf].tensor_meta)
+        needs.append(Need(names[leaf][0], specs[leaf], there, names[leaf][1]))
+    for leaf, result in plan.settled:
+        now = plan.outputs[result] if result is not None else plan.inputs[leaf]
+        if now is not None:
+            back = DTensorSpec(ready.mesh, now, tensor_meta=specs[leaf].tensor_meta)
+            needs.append(Need(f"{names[leaf][0]} (brought back)", back, specs[leaf], True))
+    return needs
+
+
+def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor, DTensorSpec]:
+    """Products of complex numbers, which no collective can make: all ranks' factors are gathered, and multiplied."""
+    if not x.dtype.is_complex:
+        return x, spec
+    for axis, (old, new) in enumerate(zip(spec.placements, want, strict=True)):
+        if isinstance(old, Partial) and old.reduce_op == "product" and new != old:
+            size = spec.mesh.size(axis)
+            stack = TensorMeta(torch.Size((size, *x.shape)), (x.numel(), *x.contiguous().stride()), x.dtype)
+            rest = (Replicate(),) * spec.mesh.ndim
+            cut = DTensorSpec(spec.mesh, (*rest[:axis], Shard(0), *rest[axis + 1 :]), tensor_meta=stack)
+            factors = redistribute_local_tensor(
+                x.contiguous().unsqueeze(0), cut, DTensorSpec(spec.mesh, rest, tensor_meta=stack)
+            )
+            x = factors.prod(0)
+            placements = (*spec.placements[:axis], Replicate(), *spec.placements[axis + 1 :])
+            spec = DTensorSpec(spec.mesh, placements, tensor_meta=spec.tensor_meta)
+    return x, spec
+
+
+def _whole_first(given: _Placements, want: _Placements) -> tuple[Placement, ...]:
+    """Where a tensor is brought: what is to be partial is whole first, and each rank takes its part of that."""
+    return tuple(
+        Replicate() if isinstance(new, Partial) and new != old else new for old, new in zip(given, want, strict=True)
+    )
+
+
+def _observe(spec: DTensorSpec, there: DTensorSpec, op: str) -> None:
+    context = getattr(dtensor_utils, "ExplicitRedistributionContext", None)
+    if context is not None and hasattr(context, "observe_redistribution"):
+        was, new = layout_text(spec.placements), layout_text(there.placements)
+        text = f"Implicit redistribution occurred for {op}: {was} -> {new}"
+        context.observe_redistribution(spec, there, text)
+
+
+def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor:
+    """The rank's part of a value that all ranks of the axis have: sums and products are the first rank's alone."""
+    kind = placement.reduce_op if isinstance(placement, Partial) else ""
+    if kind in ("avg", "min", "max") or mesh.get_coordinate() is None:
+        return x
+    first = torch.zeros(mesh.size(axis), dtype=torch.bool, device=x.device)
+    first[0] = True
+    whole = TensorMeta(first.shape, first.stride(), first.dtype)
+    replicas: list[Placement] = [Replicate()] * mesh.ndim
+    sharded: list[Placement] = [*replicas[:axis], Shard(0), *replicas[axis + 1 :]]
+    mine = redistribute_local_tensor(
+        first,
+        DTensorSpec(mesh, tuple(replicas), tensor_meta=whole),
+        DTensorSpec(mesh, tuple(sharded), tensor_meta=whole),
+    )
+    neutral = torch.ones_like(x) if kind == "product" else torch.zeros_like(x)
+    if kind == "sum" and x.dtype.is_floating_point:
+        neutral = -neutral  # -0.0 + x is x, whatever its sign
+    return torch.where(mine.reshape(()), x, neutral)
+
+
+# -- each rank's own call
+
+
+def _localised(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Call:
+    """What this rank calls on its pieces: the call itself, or the one in its place, with the rank's own arguments."""
+    made = call if entry.instead is None else plan.whole.call
+    if entry.own is None and not entry.shapes:
+        return made
+    ask = plan.whole.ask
+    reshaped = bool(plan.outputs) and _is_cut(plan.outputs[0])
+    if not reshaped and (entry.own is None or not any(map(_is_cut, (*plan.inputs, *plan.outputs)))):
+        return made
+    tensors = [_piece(m, p, mesh) for m, p in zip(ask.tensors, plan.inputs, strict=True)] if entry.own else ask.tensors
+    outputs = [meta and _piece(meta, p, mesh) for meta, p in zip(ask.outputs, plan.outputs, strict=True)]
+    piece = Ask(ask.op, ask.arguments, tuple(tensors), tuple(outputs))
+    return with_arguments(made, own_of(entry, piece, reshaped=reshaped))
+
+
+def _is_cut(placements: _Placements | None) -> bool:
+    return placements is not None and any(cuts(p) is not None for p in placements)
+
+
+def _piece(meta: Meta, placements: _Placements | None, mesh: DeviceMesh) -> Meta:
+    """What this rank has of a tensor."""
+    if placements is None or not _is_cut(placements):
+        return meta
+    shape, _ = dtensor_utils.compute_local_shape_and_global_offset(meta.shape, mesh, placements)
+    return Meta(tuple(shape), meta.dtype)
+
+
+def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
+    if type(value) is Leaf:
+        return tensors[value.index]
+    return type(value)([_filled(v, tensors) for v in value]) if type(value) in (list, tuple) else value
+
+
+def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: CallPlan, leaf: int, result: int | None) -> None:
+    """What the op wrote to a tensor's copy, in the layout of the tensor itself."""
+    now = plan.outputs[result] if result is not None else plan.inputs[leaf]
+    if now is None or (now == spec.placements and used is mine):
+        return
+    mine.copy_(moved(used, DTensorSpec(spec.mesh, now, tensor_meta=spec.tensor_meta), spec.placements))
+
+
+def _wrapped(value: Any, specs: Iterator[DTensorSpec | None]) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_wrapped(v, specs) for v in value])
+    spec = next(specs, None)
+    if isinstance(value, Tensor) and spec is not None:
+        return DTensor(value, spec, requires_grad=value.requires_grad)
+    return value

@@ -1,0 +1,266 @@
+"""How one call runs under rules of a book: which placements its tensors are wanted in, and what its results are then.
+
+A plan follows from shapes, dtypes, placements, arguments and the sizes of the mesh, and from no rank: all ranks come to
+the same, each for itself.  It is kept by all of that, each argument with its type, so that 1, 1.0 and True differ.
+
+| torch part (under torch.distributed.tensor)             | read on     | run on |
+|---------------------------------------------------------|-------------|--------|
+| _dtensor_spec.DTensorSpec, TensorMeta                   | 2.11 - 2.15 | 2.13   |
+| DTensorSpec.shard_order, .is_default_device_order       | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/test_torch_dtensor.py` names them, for `torch_dtensor` asks for both, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.sync import THREADS
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout.spec import is_plain, short, shorts
+from strategies.model.rule import Call, frozen, out_leaves, overload, results
+from strategies.ops.semantics.errors import BadRule
+from strategies.ops.semantics.local_call import Piece, written_leaves
+from strategies.ops.semantics.rule_checks import all_replicated, checked_own, made_instead, offer_of
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, bound
+from strategies.planner.steps.alpha_beta import NETWORK
+from strategies.propagation.cache_key import NoKey, Same, value_token
+from strategies.propagation.mesh_expansion import Problem, expand
+from strategies.propagation.meta_run import calm, lock_of, on_meta, outputs_of
+from strategies.propagation.model import Grid
+
+_STATELESS = (Replicate, Shard, Partial)
+
+
+class NoSizes(LocalTensorError, RuntimeError):
+    """A tensor whose sizes are symbols, as where a program is traced; a `RuntimeError`, as DTensor's refusals are."""
+
+    def __init__(self, op: str, values: str) -> None:
+        problem, remedy = "its sizes are no integers", "Trace with static shapes, or outside of the overlay."
+        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+
+
+class TurnedAxes(LocalTensorError, RuntimeError):
+    """A tensor whose axes do not cut a dim from left to right; a `RuntimeError`, as DTensor's own refusals are."""
+
+    def __init__(self, op: str, values: str) -> None:
+        problem = "its axes do not cut from left to right, in which order rules are taken for them"
+        remedy = "Redistribute it to replicas first: to the same placements DTensor moves nothing, and the order stays."
+        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tensor of a call as it comes: what is known of the whole of it, and how it lies."""
+
+    meta: TensorMeta
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """`whole` is the call that is made, of whole tensors.  `inputs` are wanted, by leaf number; `outputs` come, None for
+    what is masked or no tensor; both by axis.
+
+    `settled` are tensors that the call writes to, by leaf number, each with the result that it becomes: no line leaves
+    them where they lie, so a copy is written to, and brought back.  `reshaped` are written ones whose shape changes in
+    place, and `resized` those given as `out=` of another shape, which become what the result is.
+    """
+
+    whole: Piece
+    inputs: tuple[tuple[Placement, ...], ...]
+    outputs: Grid
+    metas: tuple[TensorMeta | None, ...]
+    settled: tuple[tuple[int, int | None], ...] = ()
+    reshaped: tuple[tuple[int, int], ...] = ()
+    resized: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A plan on a mesh: the leaves that must be moved first, and the specs of the results."""
+
+    mesh: DeviceMesh
+    plan: CallPlan
+    moves: tuple[int, ...]
+    outputs: tuple[DTensorSpec | None, ...]
+
+
+class CallPlanner:
+    """The plans of one overlay, each made once; any thread may ask at any time.
+
+    A rule knows no rank, and so waits for none: one rank may compute while the others of its process wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._plans: Once[CallPlan] = Once(name="plans of an overlay")
+        self._ready: Once[Ready] = Once(name="plans of an overlay on its meshes")
+
+    def ready(self, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
+        """What is to be done on this mesh.  Raises `BadRule` where the rule says nonsense, `NoSizes` for symbols,
+        `TurnedAxes` for a shard order, and what the op raises for whole tensors like these."""
+        key = _key(call, specs, mesh)
+        if key is None:
+            return _on(mesh, plan_of(entry, call, specs, mesh), specs)
+        # The very mesh, and none that equals it: the ranks of one process have meshes of their own.
+        return self._ready.get((key, Same(mesh)), self._made, key, entry, call, specs, mesh)
+
+    def _made(self, key: Any, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
+        return _on(mesh, self._plans.get(key, plan_of, entry, call, specs, mesh), specs)
+
+    def __len__(self) -> int:
+        return self._plans.stats().size
+
+
+def _on(mesh: DeviceMesh, plan: CallPlan, specs: Sequence[DTensorSpec]) -> Ready:
+    anew = dict(plan.resized)
+    moves = tuple(i for i, want in enumerate(plan.inputs) if specs[i].placements != want and i not in anew)
+    outputs = tuple(
+        None if placements is None or meta is None else DTensorSpec(mesh, placements, tensor_meta=meta)
+        for placements, meta in zip(plan.outputs, plan.metas, strict=True)
+    )
+    return Ready(mesh, plan, moves, outputs)
+
+
+def _given(op: str, spec: DTensorSpec) -> Given:
+    meta = spec.tensor_meta
+    if meta is None or not all(type(size) is int for size in meta.shape):
+        raise NoSizes(op, str(spec))
+    if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
+        raise TurnedAxes(op, str(spec))
+    return Given(meta, spec.placements)
+
+
+def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
+    """All that a plan depends on; None if something in it is no plain value."""
+    try:
+        held = tuple((_typed_placements(spec.placements), spec.tensor_meta, spec.shard_order) for spec in specs)
+        given = value_token(call.args), value_token(call.kwargs)
+        key = call.op, given, held, tuple(mesh.shape), torch.get_default_dtype()
+        hash(key)
+    except (NoKey, TypeError):  # sizes that are symbols cannot be hashed
+        return None
+    return key
+
+
+def _typed_placements(placements: tuple[Placement, ...]) -> Any:
+    if all(type(p) in _STATELESS for p in placements):
+        return placements
+    return tuple(map(str, placements)), tuple(map(type, placements))
+
+
+def plan_of(entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> CallPlan:
+    """A plan made anew; of the mesh only the sizes count.  Raises as `CallPlanner.ready`."""
+    held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
+    metas = global_metas(call, [one.meta for one in held])
+    plain = Call(call.op, frozen(call.args), tuple((name, frozen(value)) for name, value in call.kwargs))
+    written = written_leaves(plain)
+    changed = tuple((leaf, r) for leaf, r in written.items() if r is not None and _differ(held[leaf].meta, metas[r]))
+    outs = set(out_leaves(plain))
+    resized = tuple(pair for pair in changed if pair[0] in outs)
+    reshaped = tuple(pair for pair in changed if pair[0] not in outs)
+    held = _as_results(held, resized, metas, sizes)
+    ask, plain = made_instead(entry, question(call, [one.meta for one in held], metas), plain)
+    whole, given, own = Piece(ask, plain), tuple(one.placements for one in held), checked_own(entry)
+    offer = Lines(entry, ask)
+    stays = tuple(
+        (leaf, None if leaf in dict(reshaped) else r) for leaf, r in written.items() if leaf not in dict(resized)
+    )
+    found = expand(Problem(whole, sizes, given, stays, offer, own, NETWORK))
+    settled: tuple[tuple[int, int | None], ...] = ()
+    if found.best is None:  # no line leaves them where they lie
+        settled = tuple((leaf, r) for leaf, r in written.items() if leaf not in dict(changed))
+        found = expand(Problem(whole, sizes, given, (), offer, own, NETWORK))
+    if found.best is None:
+        raise AssertionError(f"{call.op}: not even replicas are left")
+    inputs = tuple(row if row is not None else (Replicate(),) * len(sizes) for row in found.best.inputs)
+    return CallPlan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
+
+
+def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
+    return result is not None and tuple(given.shape) != tuple(result.shape)
+
+
+def _as_results(
+    held: Sequence[Given], resized: Sequence[tuple[int, int]], metas: Sequence[TensorMeta | None], sizes: Sequence[int]
+) -> list[Given]:
+    """An `out=` of another shape as it will be: what it holds is lost, and it lies as the result comes."""
+    made = list(held)
+    for leaf, result in resized:
+        meta = metas[result]
+        if meta is not None:
+            made[leaf] = Given(TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype), (Replicate(),) * len(sizes))
+    return made
+
+
+def question(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> Ask:
+    """What a rule is asked about a call on whole tensors."""
+    tensors = tuple(Meta(tuple(m.shape), m.dtype) for m in given)
+    results_of = tuple(None if m is None else Meta(tuple(m.shape), m.dtype) for m in outputs)
+    return Ask(call.op, bound(call.op, call.args, dict(call.kwargs)), tensors, results_of)
+
+
+def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
+    """Shape, strides and dtype of each result of the call on whole tensors, None for what is no tensor."""
+    try:
+        with calm():
+            made = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="meta") for m in given]
+            return tuple(_meta(x) if isinstance(x, Tensor) else None for x in results(on_meta(call)(made)))
+    except NotImplementedError:  # no meta kernel
+        found = outputs_of(call, [Meta(tuple(m.shape), m.dtype) for m in given], lock_of(THREADS))
+        return tuple(None if m is None else TensorMeta(torch.Size(m.shape), _dense(m.shape), m.dtype) for m in found)
+
+
+def _meta(x: Tensor) -> TensorMeta:
+    return TensorMeta(x.shape, x.stride(), x.dtype)
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class Lines:
+    """A rule's lines for a piece of the call, all-replicate among them, none of them nonsense."""
+
+    def __init__(self, entry: Entry, whole: Ask) -> None:
+        self.entry, self.offer = entry, offer_of(entry)
+        self.numbers = bool(whole.outputs) and not any(whole.outputs) and _gives_numbers(entry.op)
+
+    def __call__(self, ask: Ask, ranks: int) -> tuple[Line, ...]:
+        if self.numbers:  # a number has no placement: it is that of whole tensors
+            return (all_replicated(ask),)
+        lines = self.offer(ask, ranks)
+        for line in lines:
+            _check_plain(self.entry, line)
+        return lines
+
+
+def _gives_numbers(op: str) -> bool:
+    return not any("Tensor" in str(r.type) for r in overload(op)._schema.returns)
+
+
+def _check_plain(entry: Entry, line: Line) -> None:
+    """Raises `BadRule` for what DTensor itself could not bring a tensor to."""
+    for placement in (*line.inputs, *line.outputs):
+        if placement is not None and not is_plain(placement):
+            problem = f"{short(placement)} is not R, S(dim) or one of the five P"
+            raise BadRule(entry.op, entry.where, str(line), problem, "Use those only.")
+
+
+def layout_text(placements: Sequence[Placement]) -> str:
+    """`S(0)`, or `(S(0), R)` on more than one axis."""
+    return shorts(placements) if len(placements) == 1 else f"({shorts(placements)})"

@@ -1,0 +1,257 @@
+"""`Propagator`: how a call of an op runs on a mesh, found once for all threads.
+
+    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Spec, parse
+    >>> from strategies.ops.semantics.rulebook import Book, Line, rules
+    >>> def rows(ask):
+    ...     yield Line((parse("S(0)"), parse("S(0)")), (parse("S(0)"),))
+    >>> book = Book.of(*rules("pointwise", "each element goes by itself", ["aten.mul.Tensor"], rows))
+    >>> mesh = Mesh.of(dp=2)
+    >>> specs = [Spec(mesh, (parse(p),), (8, 4), torch.float32) for p in ("S(0)", "R")]
+    >>> found = Propagator(book).propagate("aten.mul.Tensor", specs)
+    >>> found.inputs
+    (f32[8,4] @ dp:S(0), f32[8,4] @ dp:S(0))
+    >>> found.outputs, found.redistributes, found.seconds
+    ((f32[8,4] @ dp:S(0),), (1,), 0.0)
+
+An answer is a value without a rank in it, so all threads have the same one; it is computed by the first that asks, and
+again only where something differs on which it depends: the op, placements with their classes, the sizes of the mesh,
+shapes, dtypes, arguments with their types, and the settings of `strategies.propagation.ambient_state`.
+
+In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own, or with
+specs that equal those that were first (`strategies.propagation.cache_key.Specs`).  It knows objects by identity, and so only arguments of
+which that is enough (`_lasting`), and holds all of them, so that no identity is used twice.  Of the ambient settings it
+asks for the default dtype alone: an answer is computed where no other is on (`output_metadata.calm`).
+
+A call goes through at most these, until one knows the answer: `propagate` by identity, `_equal` by the first specs that
+were equal, `_looked_up` by the key of all values, `Afresh` by computing it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from operator import is_not
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from localtensor._util import ambient as _context
+from localtensor.concurrency.single_flight_cells import Tally
+from localtensor.concurrency.sync import THREADS, Sync
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec
+from strategies.model.rule import LEAVES, Leaf, leaf_at
+from strategies.ops.semantics.rule_checks import check_book
+from strategies.ops.semantics.rulebook import Book
+from strategies.planner.steps.alpha_beta import NETWORK, Network
+from strategies.propagation.answer_cache import LIMIT as KEPT
+from strategies.propagation.answer_cache import Once, Stats, answers
+from strategies.propagation.cache_key import Key, Keys, NoKey, Specs
+from strategies.propagation.compute import Afresh, Decompose
+from strategies.propagation.decomposition import decomposition
+from strategies.propagation.mesh_expansion import LIMIT
+from strategies.propagation.meta_run import lock_of
+from strategies.propagation.model import Propagation
+
+_STABLE = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
+_SMALL = range(-5, 257)
+"""Of these numbers Python has one object each; another is a new one each time, which nobody would find again."""
+_IN_ORDER = tuple(LEAVES[:count] for count in range(17))
+_default_dtype = torch.get_default_dtype
+KNOWN = 4096
+"""So many calls are known by the identity of their specs; then they are all forgotten, which costs time only."""
+KEPT_OF = 32
+"""Of so many calls with specs that equal known ones one is known by their own identity from there on."""
+ANYWHERE = sys.maxsize
+"""Where the lists of a call stand, if it is not always the same place."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Propagator:
+    """Answers by a book of rules, for any number of threads at once.
+
+    `limit` is how many beginnings of combinations are looked at for one call, `kept` how many answers are remembered.
+    An op without a rule goes by its decomposition, unless `decompose` is None, and then, if `replicate_all`, all
+    replicated.  Raises `BadRule` for a book that no call can be answered by.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_afresh",
+        "_hit",
+        "_hits",
+        "_keys",
+        "_listed",
+        "_names",
+        "_once",
+        "_same",
+        "_specs",
+        "_turn",
+    )
+
+    def __init__(
+        self, book: Book, *, limit: int = LIMIT, sync: Sync = THREADS, replicate_all: bool = False,
+        decompose: Decompose | None = decomposition, network: Network = NETWORK, kept: int = KEPT,
+    ) -> None:  # fmt: skip
+        check_book(book)
+        # A book is a mapping, which its owner may change; what is cached here must not depend on that.
+        own = replace(book, entries=MappingProxyType(dict(book.entries)))
+        self._afresh = Afresh(own, limit, sync, replicate_all, decompose, network, lock_of(sync))
+        self._keys = Keys()
+        self._once: Once[Propagation] = answers("propagate", limit=kept, sync=sync)
+        self._names: dict[torch._ops.OpOverload, str] = {}
+        # Replaced by `clear`, so that who asked before does not fill the new one.
+        self._same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._listed: dict[Any, int] = {}  # ops that were called with lists, and where these stood
+        self._specs, self._turn = Specs(), itertools.count()
+        self._hits = Tally()
+        self._hit = self._hits.add
+        _context.add_cache(self)
+
+    def propagate(
+        self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] = _NOTHING, *, mesh: Mesh | None = None,
+    ) -> Propagation:  # fmt: skip
+        """How the call runs; `args` and `kwargs` hold a `Leaf(i)` where the tensor of `specs[i]` goes.
+
+        Without `args` the tensors are the arguments, in their order.  `mesh` is for calls that have no tensor.
+        Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`; none of them is remembered.
+        """
+        if args is None:
+            args = _IN_ORDER[len(specs)] if len(specs) < len(_IN_ORDER) else tuple(map(leaf_at, range(len(specs))))
+        if mesh is not None:
+            return self._looked_up(op, specs, args, kwargs, mesh)
+        same, where = self._same, self._listed.get(op)
+        known: tuple[Any, ...]
+        if where is None:
+            if kwargs:
+                known = (op, _default_dtype(), *kwargs, *map(id, [*specs, *args, *kwargs.values()]))
+            else:
+                known = (op, _default_dtype(), *map(id, [*specs, *args]))
+        elif not kwargs and where < len(args) and type(items := args[where]) is list:
+            named = [*specs, *items, *args]  # a list is a new one each time: its items count
+            del named[where - len(args)]
+            known = (op, _default_dtype(), len(items), *map(id, named))
+        else:
+            known = (op, _default_dtype(), *kwargs, *map(id, specs), *_ids(args), *_ids(kwargs.values()))
+        entry = same.get(known)
+        if entry is None:
+            return self._equal(same, known, where, specs, args, kwargs)
+        self._hit()
+        return entry[0]  # type: ignore[no-any-return]
+
+    def _equal(
+        self, same: dict[Any, Any], known: tuple[Any, ...], where: int | None, specs: Sequence[Spec],
+        args: Sequence[Any], kwargs: Mapping[str, Any],
+    ) -> Propagation:  # fmt: skip
+        """The answer for the first specs that were equal to these, if these are not the first."""
+        try:
+            firsts = tuple(map(self._specs.of, specs))
+        except AttributeError:
+            return self._looked_up(known[0], specs, args, kwargs, None)  # which says what is no spec
+        if not any(map(is_not, firsts, specs)):
+            found = self._looked_up(known[0], specs, args, kwargs, None)
+        else:
+            found = self.propagate(known[0], firsts, args, kwargs)
+            if next(self._turn) % KEPT_OF:  # specs that are made for each call would fill the table
+                return found
+        self._remember(same, known, where, found, specs, args, kwargs)
+        return found
+
+    def _remember(
+        self, same: dict[Any, Any], known: Any, where: int | None, found: Propagation, specs: Sequence[Spec],
+        args: Sequence[Any], kwargs: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """The answer with all that is named by identity in its key, so that no identity is used twice."""
+        values = (*args, *kwargs.values())
+        lists = [place for place, value in enumerate(values) if type(value) is list]
+        if lists and (where is None or (where != ANYWHERE and len(lists) > 1)):  # the key has a list by its identity
+            place = lists[0] if len(lists) == 1 else ANYWHERE
+            if self._listed.setdefault(known[0], place) != place:  # keys that name a place are of one place only
+                self._listed[known[0]] = ANYWHERE
+        elif _lasting(values):
+            if len(same) >= KNOWN:
+                same.clear()
+            same[known] = (found, *specs, *(tuple(value) if type(value) is list else value for value in values))
+
+    def _looked_up(
+        self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any],
+        mesh: Mesh | None,
+    ) -> Propagation:  # fmt: skip
+        """By the values of all that the answer depends on."""
+        name = op if isinstance(op, str) else self._names.get(op) or self._name(op)
+        try:
+            key = self._key(name, specs, args, kwargs, mesh)
+        except NoKey:  # an argument that cannot be held by value: asked without memory
+            return self._afresh(name, specs, args, kwargs, mesh)
+        except (AttributeError, TypeError):
+            if all(isinstance(spec, Spec) for spec in specs):
+                raise
+            return self._afresh(name, specs, args, kwargs, mesh)  # which says so
+        if mesh is None and specs:
+            mesh = specs[0].mesh
+        for spec in specs:
+            if spec.mesh is not mesh and spec.mesh != mesh:  # the key does not know the names of the axes
+                return self._afresh(name, specs, args, kwargs, mesh)
+        found = self._once.get(key, self._afresh, name, specs, args, kwargs, mesh)
+        if found.mesh is mesh or mesh is None or found.mesh == mesh:
+            return found
+        return self._once.get(key._replace(settings=("axes", mesh.names)), found.on, mesh)
+
+    def _key(
+        self, name: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
+    ) -> Key:
+        """What the answer is remembered by: specs name the sizes of their mesh themselves.  Raises `NoKey`."""
+        key = self._keys.of(name, specs, args, kwargs)
+        return key if specs else key._replace(settings=("mesh", mesh and mesh.sizes))
+
+    def stats(self) -> Stats:
+        """How many calls were answered from memory, and how many were computed."""
+        stats = self._once.stats()
+        return replace(stats, hits=stats.hits + self._hits.read())
+
+    def clear(self) -> None:
+        """Nothing is remembered."""
+        self._same, self._specs = {}, Specs()
+        self._once.clear()
+
+    def after_fork(self) -> None:
+        """What is remembered is whole: nothing has to be done in a child process."""
+
+    def explain_miss(
+        self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] = _NOTHING, *, mesh: Mesh | None = None,
+    ) -> str:  # fmt: skip
+        """Whether this call would be answered from memory, and if not, in what the nearest that is kept differs.
+
+        Raises `NoKey` for an argument that cannot be held by value: such a call is always computed.
+        """
+        given = tuple(map(leaf_at, range(len(specs)))) if args is None else args
+        return self._once.explain(self._key(str(op), specs, given, kwargs, mesh))
+
+    def _name(self, op: Any) -> str:
+        return self._names.setdefault(op, str(op))
+
+
+def _ids(values: Iterable[Any]) -> list[Any]:
+    """Each value's identity; of a list those of its items."""
+    return [(*map(id, value),) if type(value) is list else id(value) for value in values]
+
+
+def _lasting(values: Iterable[Any]) -> bool:
+    """Whether each is the same object if it is the same value, now and later; of lists each item."""
+    for value in values:
+        kind = type(value)
+        if kind is list:
+            if any(type(item) is list for item in value) or not _lasting(value):
+                return False
+        elif kind is Leaf:
+            if not (0 <= value.index < len(LEAVES) and LEAVES[value.index] is value):
+                return False
+        elif kind not in _STABLE or (kind is int and value not in _SMALL):
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Programs over the shared caches, in every order."""

@@ -1,0 +1,128 @@
+"""The report, from the lines of a journal alone: the same whether they were written just now, or by other machines."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from strategies.base.journal import Line, of_kind
+from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
+from strategies.model.work_unit import Unit, mesh_kind, planned
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
+from strategies.validation.finding import Settled
+from strategies.validation.task import Hearing
+
+
+def first_line(
+    asked: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+) -> Line:
+    """What a journal's first line says of a run: what was asked, the overloads to be tried, and by which trials, on which
+    meshes; and the registrations that torch ignores."""
+    kinds = [[kind, list(mesh)] for kind, mesh in trials]
+    return {**asked, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
+
+
+def plan(begin: Line) -> tuple[Unit, ...]:
+    """Every unit of the run that a journal's first line speaks of, those of other shards included."""
+    return planned(begin["ops"], [(kind, tuple(mesh)) for kind, mesh in begin["trials"]])
+
+
+def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Report:
+    """All that these lines say, in whatever order.  Of a rule that was settled twice the worst verdict counts."""
+    heard = sorted((dockets.read(line) for line in of_kind(lines, "unit")), key=lambda h: h.unit)
+    settled = sorted((findings.read(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
+    found = _placed(_worst(settled), settled, heard) + _missing(heard)
+    named = {f.name for f in found}
+    cleared = {s.name for s in settled if s.finding is None}
+    clean = {name for h in heard for name in h.sound} | {n for h in heard for n in h.whole if n in cleared}
+    clean -= named
+    untestable = {name: why for h in heard for name, why in h.untestable.items()}
+    if begin["confirm"] == "none":
+        untestable |= {
+            name: f"{charges[0].instance.evidence.reason}: only a real run can judge it"
+            for h in heard
+            for name, charges in h.whole.items()
+        }
+    untestable = {name: why for name, why in untestable.items() if name not in named and name not in clean}
+    crashed, refused = _captured(lines)
+    crashed += [crash for h in heard for crash in h.crashed] + [s.crash for s in settled if s.crash]
+    for h in heard:
+        refused.update({f"{h.unit.op}: {why}": n for why, n in h.skipped.items()})
+    done = {h.unit for h in heard}
+    return Report(
+        begin["torch"], begin["seed"], tuple(begin["ranks"]), begin["confirm"],
+        _counts(heard, found, clean, untestable, crashed), tuple(_sorted(found)), tuple(crashed),
+        tuple(sorted(untestable.items())), tuple(sorted(refused.items())), tuple(begin["ignored"]), tuple(seconds),
+        sum(unit not in done for unit in plan(begin)),
+    )  # fmt: skip
+
+
+def _worst(settled: Iterable[Settled]) -> list[Finding]:
+    worst: dict[str, Finding] = {}
+    for s in settled:
+        if s.finding is None:
+            continue
+        known = worst.get(s.finding.name)
+        if known is None or _rank(s.finding) < _rank(known):
+            worst[s.finding.name] = s.finding
+    return list(worst.values())
+
+
+def _placed(found: Iterable[Finding], settled: Iterable[Settled], heard: Iterable[Hearing]) -> list[Finding]:
+    """The findings with the kinds of all units that suspected them, under whatever name before they were made small."""
+    called = {s.name: s.finding.name for s in settled if s.finding}
+    called |= {s.name: called[s.same_as] for s in settled if s.same_as in called}
+    kinds: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for h in heard:
+        for name in {*h.suspects, *h.whole} & called.keys():
+            kinds[called[name]].add((h.unit.dtypes, mesh_kind(h.unit.mesh)))
+    return [replace(f, kinds=tuple(sorted(kinds[f.name]))) for f in found]
+
+
+_ORDER = {Verdict.UNSOUND: 0, Verdict.SUSPECT: 1, Verdict.MISSING: 2}
+
+
+def _rank(f: Finding) -> tuple[int, int, int]:
+    return _ORDER.get(f.verdict, 9), f.ranks, f.elements
+
+
+def _missing(heard: Iterable[Hearing]) -> list[Finding]:
+    """Each missing rule once, by its smallest instance."""
+    found: dict[str, Finding] = {}
+    for instance in (i for h in heard for i in h.missing):
+        one = findings.of_instance(instance, instance.evidence.reason)
+        if one.name not in found or _rank(one) < _rank(found[one.name]):
+            found[one.name] = one
+    return list(found.values())
+
+
+def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
+    """What crashed and what torch refused while samples were captured.  Each shard captures all: once is enough."""
+    first = next(of_kind(lines, "captured"), None)
+    if first is None:
+        return [], Counter()
+    return [Crash(*crash) for crash in first["crashed"]], Counter(first["refused"])
+
+
+def _counts(
+    heard: Sequence[Hearing], found: Sequence[Finding], clean: set[str], untestable: dict[str, str],
+    crashed: Sequence[Crash],
+) -> Counts:  # fmt: skip
+    tally = Counter(f.verdict for f in found)
+    samples: Counter[tuple[str, str]] = Counter()
+    for h in heard:  # the same samples go to each mesh
+        key = h.unit.op, h.unit.dtypes
+        samples[key] = max(samples[key], h.samples)
+    return Counts(
+        sound=len(clean), unsound=tally[Verdict.UNSOUND], missing=tally[Verdict.MISSING],
+        suspect=tally[Verdict.SUSPECT], untestable=len(untestable), crashed=len(crashed),
+        samples=sum(samples.values()), overloads=len({h.unit.op for h in heard if h.tried}),
+        instances=sum(h.tried for h in heard), combinations=sum(h.combinations for h in heard),
+        by_metadata=len({n for h in heard for n in h.by_metadata if n in clean}),
+    )  # fmt: skip
+
+
+def _sorted(found: Iterable[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))

@@ -1,0 +1,166 @@
+"""How much of what DTensor registers was tried, how much has a verdict, and why the rest has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from strategies.model.verdict import Verdict
+from strategies.torch_api.population import FAMILIES, Member
+
+DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
+"""The verdicts that are proved; a suspect that nobody confirmed is not."""
+UNTRIED = "no sample was found, and no reason was given"
+UNDECIDED = "tried, and nothing that DTensor claims could be judged"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one overload: samples tried, the verdicts met (values of `Verdict`), and reasons for what
+    was not judged."""
+
+    samples: int = 0
+    verdicts: frozenset[str] = frozenset()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The counts of one family of overloads; `able` are those that the device can run."""
+
+    family: str
+    registered: int
+    able: int
+    exercised: int
+    decided: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why these overloads were not exercised, or exercised and not decided."""
+
+    text: str
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The table.  `others` are overloads tried that no registry names: DTensor takes them apart itself."""
+
+    torch: str
+    device: str
+    rows: tuple[Row, ...]
+    cannot: tuple[Reason, ...]
+    unexercised: tuple[Reason, ...]
+    undecided: tuple[Reason, ...]
+    others: int = 0
+
+    @property
+    def total(self) -> Row:
+        def add(name: str) -> int:
+            return sum(getattr(row, name) for row in self.rows)
+
+        return Row("all", add("registered"), add("able"), add("exercised"), add("decided"))
+
+    @property
+    def share(self) -> float:
+        """Exercised overloads of those that the device can run."""
+        return self.total.exercised / self.total.able if self.total.able else 1.0
+
+    @property
+    def decided_share(self) -> float:
+        """Overloads with a Sound or an Unsound verdict, of those that the device can run."""
+        return self.total.decided / self.total.able if self.total.able else 1.0
+
+
+def table(members: Sequence[Member], tried: Mapping[str, Tried], *, torch: str, device: str = "cpu") -> Coverage:
+    """What was reached of these members.  Every member is in the counts, and each that is not decided has a reason."""
+    rows = tuple(_row(name, members, tried) for name in _families(members))
+    able = [m for m in members if not m.cannot]
+    missed = [m for m in able if not _of(m, tried).samples]
+    open_ = [m for m in able if _of(m, tried).samples and not _of(m, tried).verdicts & DECIDED]
+    names = {m.op for m in members}
+    return Coverage(
+        torch,
+        device,
+        rows,
+        _grouped((m.cannot, m.op) for m in members if m.cannot),
+        _grouped((_why(m, tried, UNTRIED), m.op) for m in missed),
+        _grouped((_why(m, tried, UNDECIDED), m.op) for m in open_),
+        sum(1 for op, what in tried.items() if op not in names and what.samples),
+    )
+
+
+def _families(members: Sequence[Member]) -> list[str]:
+    there = {m.family for m in members}
+    return [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
+
+
+def _of(member: Member, tried: Mapping[str, Tried]) -> Tried:
+    return tried.get(member.op, Tried())
+
+
+def _why(member: Member, tried: Mapping[str, Tried], default: str) -> str:
+    return next((reason for reason in _of(member, tried).reasons if reason), default)
+
+
+def _row(name: str, members: Sequence[Member], tried: Mapping[str, Tried]) -> Row:
+    own = [m for m in members if m.family == name]
+    able = [m for m in own if not m.cannot]
+    exercised = [m for m in able if _of(m, tried).samples]
+    decided = [m for m in exercised if _of(m, tried).verdicts & DECIDED]
+    return Row(name, len(own), len(able), len(exercised), len(decided))
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> tuple[Reason, ...]:
+    """Reasons with their overloads, those with the most first, then by their words."""
+    by_reason: dict[str, list[str]] = {}
+    for reason, op in pairs:
+        by_reason.setdefault(reason, []).append(op)
+    found = [Reason(text, tuple(sorted(ops))) for text, ops in by_reason.items()]
+    return tuple(sorted(found, key=lambda r: (-len(r.ops), r.text)))
+
+
+def as_json(coverage: Coverage) -> str:
+    """The coverage as JSON text, keys in order, the same for the same coverage."""
+    body = asdict(coverage) | {
+        "schema": 1,
+        "total": asdict(coverage.total),
+        "share": round(coverage.share, 4),
+        "decided_share": round(coverage.decided_share, 4),
+    }
+    return json.dumps(body, indent=2, sort_keys=True) + "\n"
+
+
+def rendered(coverage: Coverage) -> Group:
+    """The coverage for a terminal: the table by family, then every reason with its overloads."""
+    shown = Table(title=f"DTensor's registered overloads in torch {coverage.torch} on {coverage.device}")
+    for heading in ("family", "registered", f"a {coverage.device.upper()} can run", "exercised", "with a verdict"):
+        shown.add_column(heading, justify="left" if heading == "family" else "right")
+    for row in (*coverage.rows, coverage.total):
+        numbers = (row.registered, row.able, row.exercised, row.decided)
+        shown.add_row(row.family, *map(str, numbers), style="bold" if row.family == "all" else None)
+    share = (
+        f"{_percent(coverage.share)} exercised, {_percent(coverage.decided_share)} with a Sound or an Unsound verdict"
+    )
+    lines = [Text(f"Of what a {coverage.device.upper()} can run: {share}.")]
+    if coverage.others:
+        lines.append(Text(f"Tried besides: {coverage.others} overloads that DTensor takes apart itself."))
+    for heading, reasons in (
+        ("Cannot run here", coverage.cannot),
+        ("Not exercised", coverage.unexercised),
+        ("Exercised, without a verdict", coverage.undecided),
+    ):
+        lines += [Text(f"{heading}:")] if reasons else []
+        lines += [Text(f"  {len(r.ops):4d}  {r.text}: {', '.join(r.ops)}") for r in reasons]
+    return Group(shown, *lines)
+
+
+def _percent(share: float) -> str:
+    """Rounded down, so that 100.0 % means all."""
+    return f"{int(share * 1000) / 10:.1f} %"

@@ -1,0 +1,1 @@
+"""A journal as text, JSON, HTML."""

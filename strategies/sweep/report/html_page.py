@@ -1,0 +1,101 @@
+"""The page as text: one file with its style and its script in it, which asks no network for anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from strategies.base.journal import Line
+from strategies.gate.formats.wording import printable
+from strategies.model.verdict import Report, Verdict
+from strategies.sweep import aggregate as tally
+from strategies.sweep.report.html_findings import Shown, shown
+from strategies.sweep.report.html_heatmap import GIVES, TAKES, families
+
+_HERE = Path(__file__).parents[2] / "templates"
+SIGNS = {
+    Verdict.UNSOUND: "✕", Verdict.SUSPECT: "!", Verdict.MISSING: "+", Verdict.SOUND: "✓", Verdict.UNTESTABLE: "?",
+    Verdict.CRASHED: "⚡",
+}  # fmt: skip
+"""Each verdict is told by a sign as well as by a colour."""
+
+
+def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tuple[str, Report]:
+    """The page of a journal's lines, and the report that it shows.  `cut` is told of a last line that was cut."""
+    report = tally.report(begin, lines)
+    found = [shown(finding) for finding in report.findings]
+    script = (_HERE / "report.js").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    text = environment.get_template("report.html.j2").render(
+        name=name, cut=cut, begin=begin, report=report, facts=_facts(begin, report), found=found,
+        families=families(begin["ops"], lines, report), takes=TAKES, gives=GIVES, signs=_signs(),
+        totals=_totals(report), filters=_filters(found), untestable=_grouped(report.untestable),
+        programs=" and programs" if any(f.title and f.verdict is Verdict.UNSOUND for f in report.findings) else "",
+        silent=sum(one.loudness == "silent" for one in found),
+        style=_own((_HERE / "report.css").read_text(encoding="utf-8")), script=_own(script), sha=_sha(script),
+    )  # fmt: skip
+    return printable(text), report
+
+
+def _own(text: str) -> Markup:
+    return Markup(text)  # noqa: S704 - a file of this package, and no user's text
+
+
+def _sha(script: str) -> str:
+    """What lets the browser run this script and no other."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _signs() -> dict[str, str]:
+    return {verdict.value: sign for verdict, sign in SIGNS.items()}
+
+
+def _totals(report: Report) -> list[tuple[str, int]]:
+    counts = report.counts
+    return [(verdict.value, int(getattr(counts, verdict.value))) for verdict in SIGNS]
+
+
+def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
+    """What run it was."""
+    every = len(tally.plan(begin))
+    asked = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
+    meshes = sorted({"×".join(map(str, mesh)) for _, mesh in begin["trials"]})
+    facts = [
+        ("torch", report.torch), ("asked for", asked), ("rules of", begin["rules"]), ("seed", str(report.seed)),
+        ("ranks", ", ".join(map(str, report.ranks))), ("meshes", ", ".join(meshes)),
+        ("trials", ", ".join(sorted({kind for kind, _ in begin["trials"]}))), ("dtypes", ", ".join(begin["dtypes"])),
+        ("device", begin["device"]), ("confirmed on", report.confirm if report.confirm != "none" else "nothing"),
+        ("units", f"{every - report.unfinished:,} of {every:,}"),
+    ]  # fmt: skip
+    shard = begin.get("shard")
+    return [*facts, ("shard", f"{shard[0]} of {shard[1]}")] if shard else facts
+
+
+def _filters(found: Sequence[Shown]) -> list[tuple[str, str, list[str]]]:
+    """The choices of each filter: only what occurs.  One choice is none."""
+    told: Mapping[str, Any] = {
+        "how": sorted({one.loudness for one in found} - {""}),
+        "dtype": sorted({dtype for one in found for dtype in one.dtypes}),
+        "mesh": sorted({mesh for one in found for mesh in one.meshes}),
+        "trial": sorted({one.trial for one in found}),
+        "takes": [column for column in TAKES if any(column in one.columns for one in found)],
+    }
+    labels = {"how": "Silent or loud", "dtype": "Dtypes", "mesh": "Mesh", "trial": "Trial", "takes": "Takes"}
+    return [(name, labels[name], choices) for name, choices in told.items() if choices]
+
+
+def _grouped(rows: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Rules by the reason that they share, the most common first."""
+    grouped: dict[str, list[str]] = {}
+    for rule, why in rows:
+        grouped.setdefault(why, []).append(rule)
+    return sorted(grouped.items(), key=lambda pair: (-len(pair[1]), pair[0]))

@@ -1,0 +1,175 @@
+"""How a validation reads: a table for a person, JSON for a program.  Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from localtensor.layout.spec import short
+from strategies.base import atomic_files as files
+from strategies.model.verdict import Counts, Finding, Report, Verdict
+from strategies.model.work_unit import digest
+
+_COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
+_MOST_CRASHES = 8
+LONGEST = 150
+"""Letters of a script's name: file systems take 255."""
+
+
+def written(report: Report, folder: str | None) -> Report:
+    """The report with the repro scripts of its findings written into `folder`, if one is asked for."""
+    if folder is None:
+        return report
+    findings = []
+    for finding in report.findings:
+        if not finding.script:
+            findings.append(finding)
+            continue
+        name = file_name(finding)
+        path = Path(folder) / name
+        files.write_whole(path, finding.script.replace("{name}", name))
+        findings.append(replace(finding, repro=str(path)))
+    return replace(report, findings=tuple(findings))
+
+
+def file_name(finding: Finding) -> str:
+    """A name that is the same every time and says what the script is about.
+
+    `cumprod_default__S1__S1__2ranks.py`
+    """
+
+    def plain(placements: Sequence[Any]) -> str:
+        return "_".join("".join(c for c in short(p) if c.isalnum()) or "none" for p in placements)
+
+    op = finding.rule.op.removeprefix("aten.").replace(".", "_")
+    if finding.title:
+        told = re.sub(r"(, |: )\((?=[A-Z])", r"\1each ", finding.title.partition(" on ")[2])  # where a tensor begins
+        words = re.sub(r"\W+", "_", told.replace("-", "minus")).strip("_")
+        stem = f"{op}__on_{words}"
+    else:
+        stem = f"{op}__{plain(finding.rule.inputs)}__{plain(finding.rule.outputs)}__{finding.ranks}ranks"
+    return f"{stem if len(stem) <= LONGEST else f'{stem[:LONGEST]}__{digest([stem])}'}.py"
+
+
+def as_json(report: Report) -> str:
+    """The report as JSON text; its schema is strategies/schema/report.json.  Stable but for `seconds`."""
+    body = {
+        "schema": 1,
+        "torch": report.torch,
+        "seed": report.seed,
+        "ranks": list(report.ranks),
+        "confirm": report.confirm,
+        "exit_code": report.exit_code,
+        "unfinished": report.unfinished,
+        "counts": asdict(report.counts),
+        "findings": [_finding(f) for f in report.findings],
+        "crashed": [asdict(c) for c in report.crashed],
+        "untestable": [{"rule": rule, "reason": why} for rule, why in report.untestable],
+        "skipped": [{"what": what, "samples": count} for what, count in report.skipped],
+        "ignored": list(report.ignored),
+        "seconds": dict(report.seconds),
+    }
+    return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def _finding(f: Finding) -> dict[str, Any]:
+    return {
+        "op": f.rule.op,
+        "inputs": [short(p) for p in f.rule.inputs],
+        "outputs": [short(p) for p in f.rule.outputs],
+        "mesh": list(f.mesh or (f.ranks,)),
+        "title": f.title or None,
+        "verdict": f.verdict.value,
+        "confirmed_on": f.confirmed_on,
+        "reason": f.reason,
+        "sample": list(f.sample),
+        "origin": f.origin,
+        "elements": f.elements,
+        "kinds": [list(kind) for kind in f.kinds],
+        "got": f.got or None,
+        "want": f.want or None,
+        "picture": f.picture or None,
+        "repro": f.repro,
+    }
+
+
+def show(report: Report, console: Console, *, pictures: int = 3) -> None:
+    """Print the report: what is wrong, the first few with their picture of ranks, then the totals.
+
+    Names and reasons are `Text`, since a string would be read as markup: "[red]" and ":x:" mean something there.
+    """
+    wrong = [f for f in report.findings if f.verdict is Verdict.UNSOUND]
+    for name in report.ignored:
+        console.print(_line("ignored", "bold red", f" {name}: torch asks this op's single-dim strategy first, so the "
+                            "registration is never used. Use register_single_dim_strategy."))  # fmt: skip
+    _rows(console, "Unsound: confirmed to give wrong results", wrong)
+    for finding in wrong[:pictures]:
+        console.print()
+        console.print(_line(finding.name, "bold", f" on {finding.ranks} ranks, {call_text(finding)}"))
+        console.print(Text(finding.picture))
+        if finding.repro:
+            console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
+    _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
+    _rows(console, "Missing: holds, and nobody claims it", [f for f in report.findings if f.verdict is Verdict.MISSING])
+    for crash in report.crashed[:_MOST_CRASHES]:
+        console.print(_line("crashed", "magenta", f" {crash.op}: {crash.sample}: {crash.error}"))
+    if len(report.crashed) > _MOST_CRASHES:
+        console.print(f"... and {len(report.crashed) - _MOST_CRASHES} more crashes (all of them in --json)")
+    console.print(_totals(report))
+
+
+def _line(first: str, style: str, rest: str) -> Text:
+    return Text.assemble((first, style), rest)
+
+
+def call_text(finding: Finding) -> str:
+    """The call of the smallest case: `cumprod(f64[2], -1)`."""
+    packet = finding.rule.op.split(".")[1]
+    return f"{packet}({', '.join(finding.sample)})"
+
+
+def _rows(console: Console, title: str, findings: Sequence[Finding]) -> None:
+    if not findings:
+        return
+    table = Table(title=f"{title} ({len(findings)})", title_justify="left", show_lines=False, expand=False)
+    table.add_column("rule", overflow="fold")
+    table.add_column("ranks", justify="right")
+    table.add_column("call", overflow="fold")
+    table.add_column("what happens", overflow="fold")
+    for f in findings:
+        table.add_row(Text(f.name, _COLOUR[f.verdict]), _mesh(f), Text(call_text(f)), Text(f.reason))
+    console.print(table)
+
+
+def _mesh(f: Finding) -> str:
+    return "x".join(map(str, f.mesh)) if f.mesh else str(f.ranks)
+
+
+def _totals(report: Report) -> str:
+    c: Counts = report.counts
+    how = f"confirmed on {report.confirm}" if report.confirm != "none" else "not confirmed: --confirm none"
+    parts = [f"{c.sound} sound", f"{c.unsound} unsound", f"{c.suspect} suspect", f"{c.missing} missing",
+             f"{c.untestable} untestable", f"{c.crashed} crashed"]  # fmt: skip
+    words = (
+        f"{', '.join(parts)} ({how}); {c.instances} rule instances on {c.samples} samples of {c.overloads} overloads"
+    )
+    note = f"; {c.by_metadata} of the sound ones by metadata only (random or uninitialised)" if c.by_metadata else ""
+    nothing = "" if c.instances else "\nNothing was tested: that is not a pass."
+    if report.unfinished:
+        nothing += f"\n{report.unfinished} units of the plan are not in this journal: see `localtensor merge`."
+    return (
+        f"torch {report.torch}, seed {report.seed}, ranks {', '.join(map(str, report.ranks))}: {words}{note}{nothing}"
+    )
+
+
+def silent(finding: Finding) -> bool:
+    """Whether nothing tells the user: every rank goes on with wrong numbers or shapes."""
+    return not re.search(r"^(rank [\d, ]+|every rank) raises |^hangs: |^the process of rank ", finding.reason)

@@ -1,0 +1,229 @@
+"""The whole validation: gather samples, hear every overload, settle the suspects, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from localtensor.errors import LocalTensorError
+from localtensor.processes import pool as processes
+from strategies.base import worker_pool as workers
+from strategies.base.atomic_files import write_lines
+from strategies.base.journal import DiskFull, Journal, of_kind, open_journal
+from strategies.base.progress import Progress, Silent
+from strategies.inputs import spool
+from strategies.inputs.gathering import Shelf, capture
+from strategies.inputs.selection import matching
+from strategies.model.rule import Sample
+from strategies.model.settings import Settings
+from strategies.model.verdict import Report
+from strategies.model.work_unit import ALONE, MESHES, PAIRS, class_of, digest, read_unit
+from strategies.programs.run.real_run import Court
+from strategies.programs.shrink.worker import Doubt, regrouped, shrunk
+from strategies.sweep import aggregate as tally
+from strategies.sweep import confirmation as settle
+from strategies.sweep import executors
+from strategies.sweep.executors import Hands
+from strategies.sweep.schedule import hear_all
+from strategies.torch_api import user_modules as modules
+from strategies.validation import finding as findings
+from strategies.validation import task as dockets
+from strategies.validation.candidate import Suspect
+from strategies.validation.finding import Settled
+from strategies.validation.task import Docket
+
+KEPT = 3
+"""Cases of one suspected rule that are tried for real, over all units."""
+SHRINKING = 60.0
+"""Seconds that it may take to make one finding small; after them it stays as it is."""
+FOLLOWED = {PAIRS: {"real": 2, "integer": 1, "complex": 1}, MESHES: {"real": 1, "integer": 1}}
+"""Samples of one overload and class of dtypes that are tried with what follows them, and on several axes."""
+
+
+def validate(settings: Settings, progress: Progress | None = None) -> Report:
+    """Put the rules that the settings name on trial.
+
+    Raises `UnknownOp`, `BadSetting`, `BadRules` or `BadJournal` before any work, `DiskFull` when a journal has no
+    room; a crash of one sample, native or ours, is in the report and does not stop the rest.
+    """
+    progress = progress or Silent()
+    with open_journal(settings.journal, resume=settings.resume) as journal:
+        try:
+            seconds = put_on_trial(settings, journal, progress)
+        except LocalTensorError:
+            journal.drop()
+            raise
+        return tally.report(journal.begun or {}, journal.lines, seconds)
+
+
+def put_on_trial(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
+    """Do all that is left to do, a line of the journal each; the seconds of each phase.  Raises as `validate`."""
+    return _Run(settings, journal, progress).go()
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.seconds: list[tuple[str, float]] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds.append((name, round(time.perf_counter() - start, 2)))
+
+
+class _Run:
+    """One validation and its journal."""
+
+    def __init__(self, settings: Settings, journal: Journal, progress: Progress) -> None:
+        self.settings, self.journal, self.progress = settings, journal, progress
+        self.clock = _Clock()
+        if journal.cut:
+            progress.say(journal.cut)
+        self.done = {read_unit(line["unit"]) for line in of_kind(journal.lines, "unit")}
+
+    def go(self) -> Sequence[tuple[str, float]]:
+        """The seconds that each phase took."""
+        settings, clock = self.settings, self.clock
+        with clock("imports"):
+            rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+            rules = rules.only(settings.only) if rules and settings.only else rules
+            if rules and settings.patterns:
+                rules = rules.only(matching(settings.patterns, (*rules.ops, *rules.ignored)))
+        self.home = (settings.rules, settings.folder) if rules else ("", "")
+        self.asked = settings.asked() | ({"rules_text": modules.text_of(settings.rules)} if rules else {})
+        self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
+        if self.journal.begun is not None:
+            self.journal.begin(self.asked)  # refuses the journal of another run
+        with self._hands() as hands:
+            with clock("samples"):
+                shelf = self._shelf(hands, rules)
+                dockets = self._dockets(shelf)
+                del shelf  # tens of thousands of samples, of which the dockets hold what is left to do
+            with clock("trials"):
+                self.progress.phase("trying rules", len(dockets))
+                hear_all(hands, dockets, self.journal, self.run, self.progress.tick, self._suspected)
+            del dockets
+            with clock("confirmation"):
+                self._settle(hands)
+        return clock.seconds
+
+    def _suspected(self) -> None:
+        """Real processes will be needed soon: what they start from can be on its way meanwhile."""
+        if self.settings.confirm != "none":
+            processes.prepare()
+
+    def _hands(self) -> Hands:
+        if self.settings.executor:
+            factory = executors.factory(self.settings.executor, self.settings.folder)
+            return executors.Borrowed(factory, [self.settings.folder])
+        return workers.Crew(self.settings.workers, cuda=self.settings.device == "cuda")
+
+    def _pending(self, ops: Sequence[str]) -> list[str]:
+        """The overloads of this shard that have a unit which is not done yet."""
+        mine = self.settings.mine(ops)
+        if not self.done:
+            return mine
+        return [op for op in mine if any(set(d.units()) - self.done for d in self._trials(op, [], ""))]
+
+    def _shelf(self, hands: Hands, rules: modules.Registered | None) -> Shelf:
+        """The samples of the overloads that are left to do, kept from the run that is gone on with, or captured."""
+        begun, path = self.journal.begun, self.settings.journal
+        if begun is not None and path is not None:
+            pending = self._pending(begun["ops"])
+            if not pending:
+                return {}
+            kept = spool.read(spool.path_of(path), self.run, set(pending))
+            if kept is not None and any(of_kind(self.journal.lines, "captured")):
+                return kept
+        found = capture(hands, self.settings, rules, self.progress)
+        ignored = rules.ignored if rules else ()
+        self.journal.begin(tally.first_line(self.asked, found.shelf, self.settings.trials(), ignored))
+        if next(of_kind(self.journal.lines, "captured"), None) is None:
+            crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
+            told = {"crashed": crashed, "refused": dict(sorted(found.refused.items()))}
+            self.journal.add({"kind": "captured", **told, "run": self.run})
+        if path is not None:
+            self._spool(spool.path_of(path), found.shelf)
+        wanted = set(self._pending(list(found.shelf)))
+        return {op: kept for op, kept in found.shelf.items() if op in wanted}
+
+    def _spool(self, path: Path, shelf: Shelf) -> None:
+        try:
+            write_lines(path, spool.lines(self.run, shelf))
+        except OSError as error:
+            problem = f"the samples could not be written ({error.strerror})"
+            raise DiskFull(path, problem, "Make room, then go on with --resume.") from error
+
+    def _trials(self, op: str, found: Sequence[Sample], why: str) -> list[Docket]:
+        """The dockets of one overload: on one axis, with what follows, and on several axes."""
+        settings = self.settings
+        kinds: dict[str, list[tuple[int, ...]]] = {}
+        for kind, mesh in settings.trials():
+            kinds.setdefault(kind, []).append(mesh)
+        return [
+            Docket(
+                op, _for(kind, found), tuple(meshes), settings.seed, kind,
+                settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
+            )
+            for kind, meshes in kinds.items()
+        ]  # fmt: skip
+
+    def _dockets(self, shelf: Shelf) -> list[Docket]:
+        every = [d for op, (found, why) in shelf.items() for d in self._trials(op, found, why)]
+        if not self.done:
+            return every
+        left = [replace(d, only=frozenset(set(d.units()) - self.done)) for d in every]
+        return [d for d in left if d.only]
+
+    def _settle(self, hands: Hands) -> None:
+        """A line for each rule that some unit suspects, and for each that only a real run can judge."""
+        heard = [dockets.read(line) for line in of_kind(self.journal.lines, "unit")]
+        doubted = dockets.merged([h.suspects for h in heard], KEPT)
+        whole = dockets.merged([h.whole for h in heard], 2 * KEPT)
+        known = {line["rule"] for line in of_kind(self.journal.lines, "settled")}
+        todo = {name: found for name, found in {**whole, **doubted}.items() if name not in known}
+        if self.settings.confirm == "none":
+            for settled in settle.unconfirmed({n: c for n, c in todo.items() if n in doubted}):
+                self._add(settled)
+            return
+        tried, same = regrouped(self._shrunk(hands, todo, set(doubted)), set(doubted))
+        for settled in same:
+            self._add(settled)
+        self.progress.phase("confirming on real processes", len(tried))
+        with Court(self.settings.confirm, self.settings.device, self.home) as court:
+            session = settle.Session(court, self.settings.confirm, self.settings.seed, self.home[0])
+            for settled in session.settle(tried, set(doubted)):
+                self._add(settled)
+                self.progress.tick()
+
+    def _shrunk(
+        self, hands: Hands, todo: Mapping[str, Sequence[Suspect]], doubted: set[str]
+    ) -> dict[str, Sequence[Suspect]]:
+        """The same, with smaller cases first.  What kills its worker on the way stays as it was."""
+        seed, home = self.settings.seed, self.home
+        doubts = [Doubt(name, tuple(found), name in doubted, seed, home) for name, found in todo.items()]
+        self.progress.phase("making findings small", len(doubts))
+        answers = hands.run(shrunk, doubts, limit=SHRINKING, tick=self.progress.tick)
+        pairs = zip(doubts, answers, strict=True)
+        return {d.name: a.value if isinstance(a, workers.Done) else d.suspects for d, a in pairs}
+
+    def _add(self, settled: Settled) -> None:
+        self.journal.add({**findings.line(settled), "run": self.run})
+
+
+def _for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The samples for a kind of trial: all of them for the op alone, the first of each class of dtypes else."""
+    if kind == ALONE:
+        return tuple(found)
+    left = dict(FOLLOWED[kind])
+    chosen = []
+    for sample in found:
+        dtypes = class_of(sample)
+        if left.get(dtypes, 0) and sample.tensors:
+            left[dtypes] -= 1
+            chosen.append(sample)
+    return tuple(chosen)

@@ -1,0 +1,136 @@
+"""Where an overlay gets into DTensor: the table of handlers that its dispatcher looks an op up in before all else.
+
+DTensor asks `_custom_op_handlers` of its dispatcher at each call, before its own rules and before its caches.  While
+anybody has an overlay, that attribute is a property: it answers with the table of the thread and task that asks, which
+is torch's own table where there is no overlay.  So nothing that torch keeps for a thread is ever filled by our rules,
+or has to be cleared of them; and a thread outside sees torch as it is.
+
+What others write to the table (`loss_parallel`, `context_parallel`) goes to torch's own one, and takes precedence over an
+overlay that was entered before.
+
+| torch part (under torch.distributed.tensor)                                 | read on     | run on |
+|------------------------------------------------------------------------------|-------------|--------|
+| DTensor._op_dispatcher: its class has the property for a while               | 2.11 - 2.15 | 2.13   |
+| ._custom_op_handlers: a dict by overload, asked for at each call (C++), read | 2.11 - 2.15 | 2.13   |
+| as a plain dict: a subclass's own `get` is not called                        |             |        |
+
+`tests/strategies/test_overlay_table.py` names each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from localtensor._util import ambient as _context
+
+NAME = "_custom_op_handlers"
+Handler = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+Handlers = Mapping[torch._ops.OpOverload, Handler]
+
+
+class Ours:
+    """A handler of an overlay, told from torch's own by its class."""
+
+    by_lines = True
+    __slots__ = ("run",)
+
+    def __init__(self, run: Handler) -> None:
+        self.run = run
+
+    def __call__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.run(op, args, kwargs)
+
+
+class Stack:
+    """The handlers of some overlays, one within the other; `below` is the rest of it.  Nothing in it changes.
+
+    `everywhere` says that it is the process's.
+    """
+
+    def __init__(self, overlay: Any, handlers: Handlers, below: Stack | None, *, everywhere: bool = False) -> None:
+        self.overlay, self.below, self.everywhere = overlay, below, everywhere
+        self._own = dict(handlers)
+        self.handlers: dict[torch._ops.OpOverload, Handler] = {**(below.handlers if below else {}), **self._own}
+        self._seen = dict(torch_handlers())  # as they were when this overlay was entered: what is new since goes first
+        self._views: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}
+
+    def over(self, table: dict[Any, Any]) -> View:
+        """torch's table with ours over it.  Made again where torch's has changed."""
+        known = self._views.get(id(table))
+        if known is not None and known[0] is table and known[1] == table:
+            return known[2]
+        later = {op: handler for op, handler in table.items() if self._seen.get(op) is not handler}
+        view = View(table, {**table, **self.handlers, **later})
+        if len(self._views) > 64:  # each rank of a run has a table of its own
+            self._views.clear()
+        self._views[id(table)] = table, dict(table), view
+        return view
+
+    def without(self, overlay: Any) -> Stack | None:
+        """The same less the last entry of that overlay, which as a rule is the topmost."""
+        if self.overlay is overlay or self.below is None:
+            return self.below
+        return Stack(self.overlay, self._own, self.below.without(overlay))
+
+
+class View(dict[Any, Any]):
+    """torch's table as a thread with an overlay sees it.  Who writes to it writes to torch's."""
+
+    def __init__(self, table: dict[Any, Any], seen: Mapping[Any, Any]) -> None:
+        super().__init__(seen)
+        self.table = table
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.table[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self.table[key]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self.table.update(*args, **kwargs)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        return self.table.pop(key, *default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        return self.table.setdefault(key, default)
+
+    def copy(self) -> dict[Any, Any]:
+        return self.table.copy()
+
+
+def torch_handlers() -> dict[Any, Any]:
+    """torch's own table."""
+    return vars(DTensor._op_dispatcher)[NAME]  # type: ignore[no-any-return]
+
+
+def begin() -> None:
+    """The property is there."""
+    setattr(type(DTensor._op_dispatcher), NAME, property(_get, _set))
+
+
+def end() -> None:
+    """The attribute is a plain one again."""
+    delattr(type(DTensor._op_dispatcher), NAME)
+
+
+def _get(dispatcher: Any) -> Any:
+    table = vars(dispatcher)[NAME]
+    stack, guard = _context.rules(), _context.guard()
+    seen = table if stack is None else stack.over(table)
+    return seen if guard is None else guard.over(seen)
+
+
+def _set(dispatcher: Any, value: Any) -> None:
+    """Another table.  What it holds of ours, because it was made from what was seen here, does not get into torch's."""
+    table = vars(dispatcher)[NAME]
+    if isinstance(value, View):
+        value = value.table
+    elif any(isinstance(handler, Ours) for handler in value.values()):
+        beneath = {op: table.get(op) if isinstance(handler, Ours) else handler for op, handler in value.items()}
+        value = {op: handler for op, handler in beneath.items() if handler is not None}
+    vars(dispatcher)[NAME] = value

@@ -1,0 +1,51 @@
+"""Every overload that DTensor registers, in order: what a sweep must reach, or say why it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.model.rule import overload
+from strategies.torch_api import dtensor
+from strategies.torch_api.cpu_kernels import lacks_kernel
+
+FAMILIES = ("foreach", "fused", "prims", "out=", "backward", "in place", "views", "forward")
+"""Kinds of overloads; an overload belongs to the first that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One overload, the registry that answers for it, and why this device cannot run it (empty if it can)."""
+
+    op: str
+    source: str
+    cannot: str = ""
+
+    @property
+    def family(self) -> str:
+        return family(self.op)
+
+
+def everything(device: str = "cpu") -> list[Member]:
+    """Every registered overload in the order of the names; no sample is needed, and nothing is run."""
+    registered = sorted((str(op), op) for op in dtensor.registered())
+    return [Member(name, dtensor.source_of(op), lacks_kernel(name, device)) for name, op in registered]
+
+
+def family(op: str) -> str:
+    """The kind of overload, by its namespace, its name and its schema."""
+    namespace, packet, _ = op.split(".")
+    if "foreach_" in packet:
+        return "foreach"
+    if packet.startswith("_fused_"):
+        return "fused"
+    if namespace != "aten":
+        return namespace
+    schema = overload(op)._schema
+    if any(a.is_out for a in schema.arguments):
+        return "out="
+    if "backward" in packet:
+        return "backward"
+    if schema.is_mutable:
+        return "in place"
+    views = any(r.alias_info is not None for r in schema.returns)
+    return "views" if views else "forward"

@@ -1,0 +1,184 @@
+"""Our specs as torch's, and back: `DTensorSpec` with its sizes, its shard order, and how its strided shards are read.
+
+Torch reads strided shards in two ways.  `distribute_tensor` cuts from left to right, as a `Spec` does; `redistribute`
+undoes the cuts in the order that the split factors encode, where `use_strided_shard_as_shard_order` is true, which it is
+unless somebody sets it.  Where pieces are uneven the two differ.  So both ways are named here, `READINGS`, and nobody
+has to guess.
+
+| torch part (under torch.distributed)                                      | needed for                | read on     | run on |
+|---------------------------------------------------------------------------|---------------------------|-------------|--------|
+| tensor._dtensor_spec.DTensorSpec(mesh, placements, tensor_meta,           | what is made and read     | 2.11 - 2.15 | 2.13   |
+| shard_order, use_strided_shard_as_shard_order)                            |                           |             |        |
+| tensor._dtensor_spec.TensorMeta(shape, stride, dtype)                     | the sizes of a spec       | 2.11 - 2.15 | 2.13   |
+| tensor._dtensor_spec.ShardOrderEntry(tensor_dim, mesh_dims)               | the shard order           | 2.11 - 2.15 | 2.13   |
+| device_mesh.DeviceMesh(_init_backend=False, _rank=r)                      | a mesh without processes  | 2.11 - 2.15 | 2.13   |
+| DTensor._spec                                                             | the spec of a tensor      | 2.11 - 2.15 | 2.13   |
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
+
+from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.meaning import factors_of, order_of
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shard_order import lies_alike
+from localtensor.layout.spec import Spec, StridedShard
+
+READINGS = ("cuts", "order")
+"""Strided shards as cuts from left to right, or as the order that their split factors encode."""
+
+
+class NoSuchSpec(LocalTensorError):
+    """A spec that the other side cannot have, or that means two things there."""
+
+    def __init__(self, call: str, argument: str, values: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal(call, argument, values, problem, remedy))
+
+
+def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTensorSpec:
+    """Torch's spec of a contiguous tensor that lies so on this mesh, whose sizes are those of the spec's.
+
+    Strided shards: with `reading="cuts"` torch is told to take each as a cut of its own, which is what our spec says;
+    with "order", to decode an order from them, as it does with what `distribute_tensor` makes.  Without either, "order"
+    if that is the same for this tensor, else "cuts".  Raises `NoSuchSpec`, for sizes that are symbols, too.
+
+    >>> mesh = Mesh.of(dp=2, tp=2)
+    >>> spec = Spec(mesh, (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),))
+    >>> str(to_torch(spec, device_mesh(mesh)))
+    'Spec(f32[8, 4](S(0)[1]S(0)[0]))'
+    """
+    _check_reading("to_torch", reading)
+    if tuple(mesh.shape) != spec.mesh.sizes:
+        problem = f"it has the sizes {tuple(mesh.shape)}, and the spec is on {spec.mesh}"
+        raise NoSuchSpec("to_torch", "mesh", str(mesh), problem, "Give a mesh of the same sizes.")
+    if any(isinstance(size, torch.SymInt) for size in spec.shape):
+        raise NoSuchSpec("to_torch", "spec", repr(spec), "a size is a symbol", "Give sizes in numbers.")
+    some = any(isinstance(p, StridedShard) for p in spec.placements)
+    if some and reading is None:
+        reading = "order" if not spec.shard_order and _means_one(spec) else "cuts"
+    if some and reading == "order" and spec.shard_order:
+        problem = "torch takes a shard order, or strided shards that encode one, but not both"
+        raise NoSuchSpec("to_torch", "spec", repr(spec), problem, "Pass reading='cuts'.")
+    order = None if some and reading == "order" else tuple(_entries(spec))
+    shape = torch.Size(spec.shape)
+    meta = TensorMeta(shape, _contiguous(spec.shape), spec.dtype)
+    return DTensorSpec(mesh, spec.placements, meta, order, some and reading == "order")  # type: ignore[arg-type]  # None: torch's own default
+
+
+def of_torch(spec: DTensorSpec, mesh: Mesh | None = None, *, reading: str | None = None) -> Spec:
+    """Our spec of a tensor that has torch's; `mesh` gives the axes names, which else are torch's, or a, b, c ...
+
+    Strided shards come back as they are with `reading="cuts"`, and as a shard order with "order".  Without either they
+    stay, if torch was told not to decode them, or if it reads them in one way only.  Raises `NoSuchSpec` for sizes
+    that are missing or symbols, for strided shards that have two readings, and as `decoded`.
+
+    >>> mesh = Mesh.of(dp=2, tp=2)
+    >>> spec = Spec(mesh, (StridedShard(0, split_factor=2), Shard(0)), (8, 4), torch.float32)
+    >>> of_torch(to_torch(spec, device_mesh(mesh)), mesh)
+    f32[8,4] @ dp:SS(0,2), tp:S(0)
+    >>> of_torch(to_torch(spec, device_mesh(mesh)), mesh, reading="order")
+    f32[8,4] @ dp:S(0)[1], tp:S(0)[0]
+    """
+    _check_reading("of_torch", reading)
+    meta = spec.tensor_meta
+    if meta is None or any(type(size) is not int for size in meta.shape):
+        remedy = "Give a DTensorSpec with tensor_meta of plain integers."
+        raise NoSuchSpec("of_torch", "spec", str(spec), "its sizes are not known", remedy)
+    named = mesh_of(spec.mesh) if mesh is None else mesh
+    if named.sizes != tuple(spec.mesh.shape):
+        problem = f"the spec is on a mesh of the sizes {tuple(spec.mesh.shape)}"
+        raise NoSuchSpec("of_torch", "mesh", repr(named), problem, "Give a mesh of the same sizes.")
+    order = tuple((entry.tensor_dim, tuple(entry.mesh_dims)) for entry in spec.shard_order or ())
+    made = Spec(named, tuple(spec.placements), tuple(meta.shape), meta.dtype, order)
+    if not any(isinstance(p, StridedShard) for p in made.placements):
+        return made
+    if reading == "cuts" or (reading is None and not spec.use_strided_shard_as_shard_order):
+        return made
+    if reading == "order":
+        return decoded(made)
+    if not _means_one(made):
+        problem = "distribute_tensor cuts it from left to right, and redistribute takes it for something else"
+        raise NoSuchSpec("of_torch", "spec", str(spec), problem, "Pass reading='cuts' or reading='order'.")
+    return made
+
+
+def decoded(spec: Spec) -> Spec:
+    """The spec that torch's `redistribute` takes this one for: plain shards in the order that split factors encode.
+
+    Where pieces are uneven, ranks may hold other rows than under the spec itself.  Raises `NoSuchSpec` if some dim has
+    split factors that encode no order.
+
+    >>> decoded(Spec(Mesh.of(dp=3, tp=2), (StridedShard(0, split_factor=2), Shard(0)), (7,), torch.float32))
+    f32[7] @ dp:S(0)[1], tp:S(0)[0]
+    """
+    placements, orders = list(spec.placements), dict(spec.shard_order)
+    for dim in dict.fromkeys(p.dim for p in spec.placements if isinstance(p, StridedShard)):
+        order = None if dim in orders else order_of(factors_of(spec.placements, dim), spec.mesh.sizes)
+        if order is None:
+            problem = f"the split factors of dim {dim} encode no order of its axes, and torch's redistribute finds none"
+            raise NoSuchSpec("decoded", "spec", repr(spec), problem, "Read it from left to right: reading='cuts'.")
+        orders[dim] = order
+        for axis in order:
+            placements[axis] = Shard(dim)
+    return replace(spec, placements=tuple(placements), shard_order=tuple(orders.items()))
+
+
+def spec_of(x: DTensor, mesh: Mesh | None = None, *, reading: str | None = None) -> Spec:
+    """Our spec of a DTensor.  Raises `NoSuchSpec` as `of_torch`."""
+    return of_torch(x._spec, mesh, reading=reading)
+
+
+def mesh_of(mesh: DeviceMesh) -> Mesh:
+    """Axes and sizes of torch's mesh; axes without a name are a, b, c ...
+
+    >>> mesh_of(device_mesh(Mesh.of(dp=2, tp=3)))
+    Mesh(dp=2, tp=3)
+    """
+    sizes, names = tuple(mesh.shape), mesh.mesh_dim_names
+    return Mesh.of(*sizes) if names is None else Mesh(sizes, tuple(names))
+
+
+@functools.lru_cache(maxsize=256)
+def device_mesh(mesh: Mesh, rank: int = 0) -> DeviceMesh:
+    """Torch's mesh as that rank sees it, for what needs no process group: planning, not communicating."""
+    ranks: Any = torch.arange(mesh.ranks).reshape(mesh.sizes)
+    return DeviceMesh("cpu", ranks, mesh_dim_names=mesh.names, _init_backend=False, _rank=rank)
+
+
+def _check_reading(call: str, reading: str | None) -> None:
+    if reading is not None and reading not in READINGS:
+        problem = f"strided shards are read as {' or as '.join(READINGS)}"
+        raise NoSuchSpec(call, "reading", repr(reading), problem, "Pass one of these, or None.")
+
+
+def _means_one(spec: Spec) -> bool:
+    """Whether torch reads the strided shards of a spec in one way: a dim that one axis cuts has no order to decode."""
+    alone = [placement.dim for placement in spec.placements if isinstance(placement, StridedShard)]
+    if all(len(spec.cut_by(dim)) == 1 for dim in alone):
+        return True
+    try:
+        return lies_alike(spec, decoded(spec))
+    except NoSuchSpec:
+        return False
+
+
+def _entries(spec: Spec) -> list[ShardOrderEntry]:
+    """All dims that are cut, as torch wants them, and not those alone whose order is another one."""
+    found = ((dim, spec.cut_by(dim)) for dim in range(len(spec.shape)))
+    return [ShardOrderEntry(dim, axes) for dim, axes in found if axes]
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,181 @@
+"""Who claims what: the rules that DTensor would apply to a sample on a mesh of some ranks.
+
+What DTensor claims is what it does.  A line of a single-dim strategy is taken as it stands; where
+DTensor may rewrite the arguments of the local call, and for op strategies, decompositions and
+prop rules, its own propagator is asked for the very inputs of the line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.partials import reducible
+from localtensor.layout.spec import KINDS, is_plain
+from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, out_leaves, overload, results
+from strategies.torch_api import dtensor
+from strategies.torch_api import foreach as torch_lists
+
+MOST_TUPLES = 4096
+"""Input-placement tuples that a search tries for one sample at the most."""
+MOST_TRACES = 130
+"""Traces that one question about a decomposition may cost: DTensor traces every tuple of placements."""
+
+
+class TooMany(Exception):
+    """DTensor would trace more tuples for this decomposition than a sweep has time for."""
+
+
+def options(x: Tensor, ranks: int, kinds: Sequence[str] = SEARCHED) -> list[Placement]:
+    """The placements that a tensor can have along one axis so that each rank has something to do."""
+    shards: list[Placement] = [Shard(d) for d, size in enumerate(x.shape) if size >= ranks]
+    if x.dtype == torch.bool and kinds == SEARCHED:
+        kinds = ()  # "or" and "and" of few values hold by chance
+    return [Replicate(), *shards, *(Partial(k) for k in kinds if reducible(k, x.dtype))]
+
+
+def tuples(sample: Sample, ranks: int) -> tuple[list[tuple[Placement, ...]], int]:
+    """The tuples of input placements to try, those with the most replicas first, and how many there are.
+
+    Of more than MOST_TUPLES the first so many are tried: those that leave most inputs replicated.
+    """
+    choices = [options(t, ranks) for t in sample.tensors]
+    found: list[tuple[Placement, ...]] = []
+    for many in range(len(choices) + 1):
+        for spots in itertools.combinations(range(len(choices)), many):
+            parts = [choices[i][1:] if i in spots else choices[i][:1] for i in range(len(choices))]
+            found += itertools.islice(itertools.product(*parts), MOST_TUPLES - len(found))
+    return found, math.prod(map(len, choices))
+
+
+def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | None = None) -> list[Claim]:
+    """What DTensor claims about this call; `truth` is the op's own result on the whole tensors.
+
+    `alone` is the same sample's question on one rank; whoever asks about several mesh sizes passes one
+    for all of them.  Raises whatever a strategy function raises: that is DTensor's answer, no verdict.
+    """
+    op = overload(sample.op)
+    source = dtensor.source_of(op)
+    if not source or not sample.tensors:
+        return []
+    ask = dtensor.Question(sample, ranks, truth, alone)
+    count = len(results(truth))
+    direct = source == "decomposition" or (source == "single-dim strategy" and not dtensor.rewrites(op))
+    whole = dtensor.own_dispatch(op)
+    made = (
+        _claim(ask, source, row, count, whole, direct and _keeps_outs(sample, row))
+        for row in _rows(ask, sample, ranks, source)
+    )
+    unique = {str(claim.rule): claim for claim in made if claim is not None}
+    return list(unique.values())
+
+
+def _rows(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+    if torch_lists.on_lists(sample):
+        return torch_lists.rows(ask, [] if source == "single-dim strategy" else _seeds(sample, ranks))
+    return ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
+
+
+def _keeps_outs(sample: Sample, row: dtensor.Row) -> bool:
+    """Whether each `out=` comes in as its result goes out.  DTensor never redistributes an `out=`, and what it
+    makes of a line that would is for its propagator to say."""
+    outs = out_leaves(sample.call)
+    return all(row[0][leaf] == row[1][i] for i, leaf in enumerate(outs) if i < len(row[1]))
+
+
+def _with_outs(sample: Sample, row: dtensor.Row) -> dtensor.Row:
+    """An op strategy says nothing of `out=`: it comes in as its result goes out."""
+    outs = out_leaves(sample.call)
+    if not outs or len(row[0]) != len(sample.tensors) - len(outs):
+        return row
+    inputs = list(row[0])
+    goes = row[1] * len(outs) if len(row[1]) == 1 else row[1]  # one placement of several results is that of each
+    for leaf, placement in sorted(zip(outs, goes, strict=False), key=lambda pair: pair[0]):
+        inputs.insert(leaf, placement)
+    return tuple(inputs), row[1]
+
+
+def _seeds(sample: Sample, ranks: int) -> list[tuple[Placement, ...]]:
+    """Inputs to ask about: all alike, and each alone with the others replicated."""
+    choices = [options(t, ranks, KINDS) for t in sample.tensors]
+    together = [p for p in choices[0] if all(p in row for row in choices)]
+    found = [(p,) * len(choices) for p in together]
+    for i, row in enumerate(choices):
+        found += [tuple(p if j == i else Replicate() for j in range(len(choices))) for p in row]
+    return list(dict.fromkeys(found))
+
+
+def _asked(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
+    seeds = _seeds(sample, ranks)
+    if source == "rule" or dtensor.gives_numbers(overload(sample.op)):
+        return [(seed, ()) for seed in seeds]
+    rows = ask.strategy_rows(seeds) if source == "op strategy" else _traced(ask, sample)
+    rows = [_with_outs(sample, row) for row in rows]
+    return [row for row in rows if all(p is None or isinstance(p, (Replicate, Shard, Partial)) for p in row[0])]
+
+
+def _traced(ask: dtensor.Question, sample: Sample) -> list[dtensor.Row]:
+    """The lines of a decomposition.  DTensor traces it on a mesh of one rank whatever the mesh, so
+    one trace serves all mesh sizes; which lines fit is asked of each."""
+    traces = math.prod(1 + t.ndim for t in sample.tensors)
+    if traces > MOST_TRACES:
+        raise TooMany(f"DTensor traces {traces} placement tuples through this decomposition")
+    alone = ask.alone()
+    if alone.traced is None:
+        seeds = [s for s in _seeds(sample, 1) if alone.partials or not any(isinstance(p, Partial) for p in s)]
+        alone.traced = alone.strategy_rows(_spread(seeds))
+    return [row for row in alone.traced if ask.fits(row)]
+
+
+def _spread(seeds: Sequence[tuple[Placement, ...]]) -> list[tuple[Placement, ...]]:
+    """A decomposition is asked about every dim at once: one seed for shards, one for each Partial."""
+    first: dict[str, tuple[Placement, ...]] = {}
+    for seed in seeds:
+        kind = next((p for p in seed if not isinstance(p, Replicate)), Replicate())
+        first.setdefault("S" if isinstance(kind, Shard) else str(kind), seed)
+    return list(first.values())
+
+
+def _claim(ask: dtensor.Question, source: str, row: dtensor.Row, count: int, whole: str, direct: bool) -> Claim | None:
+    inputs, outputs = row
+    special = "" if all(p is None or is_plain(p) for p in (*inputs, *outputs)) else "a placement of DTensor's own"
+    if special and not direct:
+        return None if not _answers(ask, inputs) else _made(ask, source, inputs, outputs, count, None, special)
+    if direct or special:
+        return _made(ask, source, inputs, outputs, count, None, whole or special)
+    answers = _answers(ask, inputs)
+    if not answers:
+        return None
+    outputs = answers[0][0]
+    own = tuple(call for _, call in answers if call is not None)
+    special = "" if all(p is None or is_plain(p) for p in outputs) else "a placement of DTensor's own"
+    return _made(ask, source, inputs, outputs, count, own or None, whole or special)
+
+
+def _answers(ask: dtensor.Question, inputs: Sequence[Placement | None]) -> list[tuple[dtensor.Outputs, Call | None]]:
+    """Every rank's own answer; empty if DTensor would redistribute, or refuses in so many words."""
+    try:
+        first = ask.propagate(inputs)
+    except (RuntimeError, ValueError, NotImplementedError, AssertionError, IndexError, KeyError):
+        return []
+    if first is None or first[1] is None:
+        return [first] if first else []
+    rest = [ask.propagate(inputs, rank) for rank in range(1, ask.ranks)]
+    answers = [first, *(answer for answer in rest if answer is not None)]
+    return answers if len(answers) == ask.ranks else []
+
+
+def _made(
+    ask: dtensor.Question, source: str, inputs: Sequence[Placement | None], outputs: dtensor.Outputs, count: int,
+    local: tuple[Call, ...] | None, whole: str,
+) -> Claim | None:  # fmt: skip
+    if len(outputs) == 1 and count != 1:
+        outputs = outputs * count
+    return Claim(Rule(ask.sample.op, tuple(inputs), outputs), source, local, whole)

@@ -1,0 +1,1 @@
+"""Missing rules: search, inference of conditions, generated code."""

@@ -1,0 +1,223 @@
+"""A discovery as a module of plain torch: importing it teaches DTensor the rules that were missing.
+
+What torch claims stays: its strategy is asked first, whichever of its registries holds it, and the missing
+rules are added to its answer.  `register_sharding` alone would replace what an op strategy or a decomposition
+says, and since torch 2.12 it is never asked for an op that has a single-dim strategy.
+
+| torch part that the emitted module touches                               | read on     | run on |
+|--------------------------------------------------------------------------|-------------|--------|
+| DTensor._op_dispatcher.sharding_propagator                                | 2.11 - 2.15 | 2.13   |
+| .op_single_dim_strategy_funcs: a function, or a dataclass with one (2.12) | 2.11 - 2.15 | 2.13   |
+| .op_strategy_funcs, .op_to_rules, .decomp_strategy                        | by feature  | 2.13   |
+| .op_to_schema_info, .op_to_schema_info_for_single_dim_strategy            | by feature  | 2.13   |
+| _op_schema.OpSchema, OpStrategy, RuntimeSchemaInfo                        | 2.11 - 2.15 | 2.13   |
+| debug._clear_*_cache                                                      | by feature  | 2.13   |
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import torch
+
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout.spec import shorts
+from strategies.model.call_signature import source
+from strategies.model.rule import overload
+from strategies.validation.discovery.discover import CALL, Discovery
+from strategies.validation.discovery.rule_inference import Line, lines
+
+
+class NotEmitted(LocalTensorError):
+    """An op whose rules cannot be taught to DTensor by a module."""
+
+    def __init__(self, op: str, problem: str, remedy: str) -> None:
+        super().__init__(refusal(CALL, "--emit", op, problem, remedy))
+
+
+def emit(discovery: Discovery) -> str:
+    """The text of the module.  Raises `NotEmitted` where nothing is missing, and for an op whose own rule in
+    torch cannot be added to, or that returns a list of tensors."""
+    op = overload(discovery.op)
+    if not discovery.missing:
+        raise NotEmitted(discovery.op, "no rule is missing", "Leave out --emit.")
+    if discovery.source == "rule":
+        raise NotEmitted(discovery.op, "torch answers by a rule that cannot be added to", "Leave out --emit.")
+    if any("[]" in str(r.type) or "List" in str(r.type) for r in op._schema.returns):
+        raise NotEmitted(discovery.op, "it returns a list of tensors", "Leave out --emit.")
+    body = "\n".join(_function(op, lines(discovery.surveys)))
+    return f"{_head(discovery)}\n\n\n{body}\n\n\n{_TAIL.strip()}\n"
+
+
+def _head(discovery: Discovery) -> str:
+    count = len(discovery.missing)
+    sizes = sorted({n for one in discovery.surveys for n in one.ranks})
+    said = (
+        f"{count} sharding {'rule' if count == 1 else 'rules'} of {discovery.op} that torch {torch.__version__} lacks."
+        f"\n\nFound by `{CALL} {discovery.op}`, seed {discovery.seed}, in {len(discovery.samples)} calls of the op on"
+        f" {' and '.join(map(str, sizes))} ranks.\nImporting this module adds them to what DTensor knows; each is for one"
+        f" axis of the mesh.\n\n"
+        + "\n".join(f"    {shorts(r.inputs)} -> {shorts(r.outputs)}" for r in discovery.missing)
+    )
+    return f'"""{said}\n"""\n\n{_IMPORTS}\n\nOP = torch.ops.{discovery.op}'
+
+
+_LOCALS = ("d", "ndims", "numbers", "found", "tensors")
+"""What the emitted function calls its own."""
+
+
+def _function(op: torch._ops.OpOverload, made: list[Line]) -> list[str]:
+    names = [a.name for a in op._schema.arguments]
+    tensors = [a.name for a in op._schema.arguments if "Tensor" in str(a.type)]
+    inputs = sorted({len(line.inputs) for line in made})
+    text = [f"def rules({_signature(op)}):"]
+    text += ['    """Placements of the results and of the tensor arguments, as `register_sharding` takes them."""']
+    text += [f"    tensors = tensors_in([{', '.join(tensors)}])", "    ndims = [len(t.shape) for t in tensors]"]
+    if any("numbers" in where for line in made for where in line.where):
+        text.append("    numbers = letters(tensors)")
+    replicas = ", ".join(["Replicate()"] * len(op._schema.returns))
+    text.append(f"    found = [([{replicas}], [Replicate()] * len(tensors))]")
+    for count in inputs:
+        text.append(f"    if len(tensors) == {count}:")
+        for line in made:
+            if len(line.inputs) == count:
+                text += textwrap.indent(_written(line), " " * 8).splitlines()
+    text.append("    return found")
+    # An argument by the name of a local would be lost on the way; tensors are asked for by nobody after `tensors_in`.
+    lost = [name for name in names if name in _LOCALS and not (name == "tensors" and name in tensors)]
+    if lost:
+        raise NotEmitted(str(op), f"an argument is called {lost[0]}", "Leave out --emit.")
+    return text
+
+
+def _written(line: Line) -> str:
+    append = f"found.append(([{', '.join(line.outputs)}], [{', '.join(line.inputs)}]))"
+    here = [where for where in line.where if "d " not in f"{where} " or not where.startswith("d ")]
+    each = [where for where in line.where if where not in here]
+    text, depth = [], 0
+    for opening in (
+        *([f"if {' and '.join(here)}:"] if here else []),
+        *([f"for d in range(ndims[{line.over}]):"] if line.over is not None else []),
+        *([f"if {' and '.join(each)}:"] if each else []),
+    ):
+        text.append("    " * depth + opening)
+        depth += 1
+    return "\n".join([*text, "    " * depth + append])
+
+
+def _signature(op: torch._ops.OpOverload) -> str:
+    parts: list[str] = []
+    starred = False
+    for argument in op._schema.arguments:
+        if argument.kwarg_only and not starred:
+            parts.append("*")
+            starred = True
+        default = f"={_default(argument.default_value)}" if argument.has_default_value() else ""
+        parts.append(argument.name + default)
+    return ", ".join(parts)
+
+
+def _default(value: Any) -> str:
+    return source(tuple(value)) if isinstance(value, list) else source(value)
+
+
+_IMPORTS = """
+from dataclasses import is_dataclass, replace
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, debug
+from torch.distributed.tensor._dtensor_spec import TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor.experimental import register_sharding
+""".strip()
+
+_TAIL = '''
+def tensors_in(value):
+    """Shape and dtype of each tensor among the arguments, in order."""
+    if isinstance(value, TensorMeta):
+        return [value]
+    if hasattr(value, "tensor_meta"):
+        return [value.tensor_meta]
+    return [meta for item in value for meta in tensors_in(item)] if isinstance(value, (list, tuple)) else []
+
+
+def letters(tensors):
+    """f for what may be a fraction, b for booleans, i for the rest: one for each tensor."""
+    kinds = [t.dtype for t in tensors]
+    return "".join("b" if k == torch.bool else "f" if k.is_floating_point or k.is_complex else "i" for k in kinds)
+
+
+def asked(known):
+    """When DTensor may answer from memory: only if every argument that is no tensor is the same."""
+    own = [(i, a) for i, a in enumerate(OP._schema.arguments) if "Tensor" not in str(a.type)]
+    first = min([i for i, a in own if not a.kwarg_only], default=100)
+    words = {a.name for _, a in own if a.kwarg_only} | set((known and known.static_kwargkey) or ())
+    lists = any("List" in str(a.type) for a in OP._schema.arguments if "Tensor" in str(a.type))
+    first = min(first, known.static_argnum) if known else first
+    return RuntimeSchemaInfo(first, sorted(words) or None, needs_pytree=lists or bool(known and known.needs_pytree))
+
+
+def install():
+    """Adds the rules to whatever DTensor asks first about this op."""
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    single = getattr(propagator, "op_single_dim_strategy_funcs", {})
+    if OP in single:
+        infos = propagator.op_to_schema_info_for_single_dim_strategy
+        single[OP] = added_to_lines(single[OP])
+    else:
+        infos = propagator.op_to_schema_info
+        theirs = propagator.op_strategy_funcs.get(OP) or decomposed(propagator)
+        register_sharding(OP)(rules)
+        if theirs:
+            propagator.op_strategy_funcs[OP] = added_to_strategy(theirs, propagator.op_strategy_funcs[OP])
+    infos[OP] = asked(infos.get(OP))
+    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache"):
+        getattr(debug, name, lambda: None)()
+
+
+def added_to_lines(known):
+    """A single-dim strategy that says its own lines, and ours after them."""
+    function = known.func if is_dataclass(known) else known
+
+    def both(op, args, kwargs):
+        return [*function(op, args, kwargs), *(results + given for results, given in rules(*args, **kwargs)[1:])]
+
+    return replace(known, func=both) if is_dataclass(known) else both
+
+
+def added_to_strategy(theirs, ours):
+    """An op strategy that offers its own ways, and ours after them."""
+
+    def both(schema):
+        known, more = theirs(schema), ours(schema)
+        if known is None:
+            return more
+        return OpStrategy([*known.strategies, *more.strategies]) if isinstance(known, OpStrategy) else known
+
+    return both
+
+
+def decomposed(propagator):
+    """The decomposition that DTensor would otherwise ask, if it has one for this op."""
+    strategy = getattr(propagator, "decomp_strategy", None)
+    if strategy is None or not strategy.has_decomp(OP):
+        return None
+
+    def plain(value):
+        if isinstance(value, OpStrategy):
+            return value.strategies[0].output_spec
+        return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+    def theirs(schema):
+        words = {name: plain(value) for name, value in schema.kwargs_schema.items()}
+        try:
+            return strategy.propagate_strategy(OpSchema(OP, plain(tuple(schema.args_schema)), words, schema.schema_info))
+        except (RuntimeError, NotImplementedError, KeyError, IndexError):
+            return None
+
+    return theirs
+
+
+install()
+'''

@@ -1,0 +1,141 @@
+"""What DTensor could do with an op and does not: the rules that are missing, and the calls that they rest on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout.tolerance import UNSTABLE
+from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import schema_samples as generated
+from strategies.inputs.diverse_subset import choose
+from strategies.model.arguments import trusts
+from strategies.model.oracle import REFUSALS, tell
+from strategies.model.rule import Rule, Sample, overload
+from strategies.torch_api import dtensor
+from strategies.validation.claim_sources import TooMany, claims
+from strategies.validation.missing_rules import Seen, Survey, search, survey
+
+CALL = "localtensor discover"
+DTYPES = ("float64", "int64", "complex64")
+"""What is asked: rules that hold for real numbers, for integers, and where there is no order."""
+MOST = 24
+"""Samples of an overload that are searched."""
+
+
+class NoSuchOp(LocalTensorError):
+    """A name that no overload of torch bears."""
+
+    def __init__(self, name: str, near: Sequence[str]) -> None:
+        remedy = f"Did you mean {' or '.join(near)}?" if near else "Name an overload, such as aten.add.Tensor."
+        super().__init__(refusal(CALL, "OP", repr(name), "no op and no overload has this name", remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """`missing` are the rules of `op` that hold and that nobody claims; `surveys` say for which calls, and why.
+
+    `source` is who answers for the op in DTensor, empty if nobody does; `samples` are the calls searched.
+    """
+
+    op: str
+    source: str
+    missing: tuple[Rule, ...]
+    surveys: tuple[Survey, ...]
+    samples: tuple[str, ...]
+    combinations: int
+    seed: int
+
+
+def overloads(name: str) -> list[str]:
+    """The overloads that a name stands for: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add` are understood.
+
+    Of a packet those that DTensor has a rule for, or all if it has none.  Raises `NoSuchOp`.
+    """
+    parts = name.split(".")
+    readings = [parts] if len(parts) > 1 else []
+    readings += [["aten", *parts]] if len(parts) < 3 else []
+    for namespace, packet, *which in readings:
+        home = getattr(torch.ops, namespace)
+        if not hasattr(home, packet):
+            continue
+        found = [op for op in _of_tensors(getattr(home, packet)) if which in ([], [op.split(".")[2]])]
+        if found:
+            return sorted([op for op in found if dtensor.source_of(overload(op))] or found)
+    known = {str(op).split(".")[1] for op in dtensor.registered()}
+    raise NoSuchOp(name, difflib.get_close_matches(parts[-1], sorted(known), n=3, cutoff=0.6))
+
+
+def _of_tensors(packet: torch._ops.OpOverloadPacket) -> list[str]:
+    """The overloads that take a tensor; a packet has others, of numbers alone."""
+    every = [getattr(packet, which) for which in packet.overloads()]
+    return [str(op) for op in every if _takes_tensors(op)]
+
+
+def _takes_tensors(op: torch._ops.OpOverload) -> bool:
+    """And none of them only to write the result there: what holds for `out=` holds for the op without it."""
+    tensors = [a for a in op._schema.arguments if "Tensor" in str(a.type)]
+    return bool(tensors) and not any(a.is_out for a in tensors)
+
+
+def discover(op: str, ranks: Sequence[int] = (2, 3), seed: int = 0, given: Sequence[Sample] | None = None) -> Discovery:
+    """The rules that one overload lacks; `given` are calls of it, else they are taken from OpInfo or drawn.
+
+    Raises `NoSuchOp`, and what an op's own rule raises costs only that sample.
+    """
+    (target,) = overloads(op)[:1]
+    found, searched, combinations = [], [], 0
+    for sample in samples_of(target, seed) if given is None else given:
+        by_ranks = _searched(sample, ranks, seed)
+        if by_ranks:
+            found.append((sample, by_ranks))
+            searched.append(f"{', '.join(sample.arguments())} from {sample.origin}")
+            combinations += sum(seen.combinations for seen in by_ranks.values())
+    surveys = survey(found, seed)
+    rules = {str(rule): rule for one in surveys for rule in one.missing()}
+    source = dtensor.source_of(overload(target))
+    return Discovery(target, source, tuple(rules.values()), tuple(surveys), tuple(searched), combinations, seed)
+
+
+def _searched(sample: Sample, ranks: Sequence[int], seed: int) -> dict[int, Seen]:
+    """What a search saw on each mesh size; nothing where the op or its rule refuses, or where nothing was tried."""
+    try:
+        truth = tell(sample, seed=seed)
+        if truth.unstable > UNSTABLE:
+            return {}
+        alone = dtensor.Question(sample, 1, truth.raw)
+        seen = {n: search(sample, truth, n, claims(sample, n, truth.raw, alone), seed) for n in ranks}
+    except (*REFUSALS, TooMany, AttributeError):
+        return {}
+    return seen if any(one.combinations for one in seen.values()) else {}
+
+
+def samples_of(op: str, seed: int) -> list[Sample]:
+    """Calls of one overload from the OpInfos that bear its name, else drawn from its schema.
+
+    None are drawn of an op that trusts its caller: sizes that do not fit each other would end the process.
+    """
+    packet = op.split(".")[1]
+    bearers = [info for info in samples.database() if {packet, packet.strip("_")} & _names(info)]
+    met: list[Sample] = []
+    for info in bearers:
+        for name in DTYPES:
+            if samples.DTYPES[name] in info.supported_dtypes("cpu"):
+                for which in samples.SIZES:
+                    met += _captured(info, name, which, op, seed)
+    if not met and not trusts(op):
+        met = generated.calls(overload(op), [samples.DTYPES[name] for name in DTYPES], seed)
+    return choose(met, MOST)
+
+
+def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
+    wanted = lambda func: str(func) == op  # noqa: E731
+    return samples.capture(info, samples.DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
+
+
+def _names(info: object) -> set[str]:
+    return {part for name in samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}

@@ -1,0 +1,155 @@
+"""What holds and nobody claims: every tuple of input placements of a sample, and the rules that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.spec import shorts
+from strategies.inputs.variants.adversarial_calls import numbers
+from strategies.model.call_signature import Kind, kind_of
+from strategies.model.oracle import Truth, mutates
+from strategies.model.rule import Claim, Rule, Sample, overload, written
+from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.torch_api import dtensor
+from strategies.validation.claim_sources import tuples
+from strategies.validation.evidence import Backing, varied, weigh
+from strategies.validation.probe import Probe
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a search saw on one mesh size: the tuples tried, what holds, and what is claimed."""
+
+    tried: set[str] = field(default_factory=set)
+    holds: dict[str, Rule] = field(default_factory=dict)
+    claimed: set[str] = field(default_factory=set)
+    combinations: int = 0
+    untried: str = ""
+
+
+Found = Sequence[tuple[Sample, dict[int, Seen]]]
+"""Each sample of one overload, and what a search saw on each mesh size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is known of one kind of call: which input placements were tried, which rules hold on all of its
+    samples, which of those DTensor claims, and how much speaks for those that nobody claims."""
+
+    kind: Kind
+    samples: tuple[Sample, ...]
+    ranks: tuple[int, ...]
+    tried: frozenset[str]
+    holds: dict[str, Rule]
+    claimed: frozenset[str]
+    backing: dict[str, Backing]
+
+    def missing(self) -> list[Rule]:
+        """The rules with enough behind them to be called missing."""
+        return [self.holds[name] for name, backing in self.backing.items() if backing.enough]
+
+    def says(self, rule: Rule) -> bool | None:
+        """Whether the rule holds for this kind of call; None where nobody can tell."""
+        name = str(rule)
+        if name in self.backing:
+            return True if self.backing[name].enough else False if self.backing[name].against else None
+        if name in self.holds or str(whole(rule)) in self.holds:
+            return True
+        return False if shorts(rule.inputs) in self.tried else None
+
+
+def search(sample: Sample, truth: Truth, ranks: int, claimed: Sequence[Claim], seed: int) -> Seen:
+    """Every tuple of input placements, and the output placements that hold for it."""
+    seen = Seen(claimed={str(c.rule) for c in claimed})
+    if truth.metadata_only or dtensor.rewrites(overload(sample.op)) or not _tells(sample, truth):
+        return seen
+    if written(sample.call):  # what it writes to must keep its placement, which leaves nothing to look for
+        return seen
+    probe = Probe(sample, truth, ranks, seed=seed)
+    writes = mutates(sample.op)
+    todo, every = tuples(sample, ranks)
+    if len(todo) < every:
+        seen.untried = f"a search tries {len(todo)} of the {every} tuples of input placements"
+    for inputs in todo:
+        seen.tried.add(shorts(inputs))
+        if all(isinstance(p, Replicate) for p in inputs):
+            continue
+        per_output = [probe.placements(inputs, i, probe.draws(inputs)) for i in range(len(truth.outputs))]
+        seen.combinations += sum(3 + out.ndim + 2 for out in truth.outputs)
+        for outputs in product(*per_output) if all(per_output) else ():
+            if not writes or outputs[0] == inputs[0]:  # what an op writes to keeps its placement
+                rule = Rule(sample.op, inputs, outputs)
+                seen.holds[str(rule)] = rule
+    return seen
+
+
+def _tells(sample: Sample, truth: Truth) -> bool:
+    """Whether what holds on this sample says anything: results that are all alike or booleans make nearly
+    every placement hold, and so does one integer."""
+    if not truth.outputs or not all(isinstance(o, Tensor) for o in truth.outputs):
+        return False
+    real = any(t.dtype != torch.bool for t in sample.tensors)
+    return real and all(varied(o) or (o.numel() == 1 and o.dtype.is_floating_point) for o in truth.outputs)
+
+
+def whole(rule: Rule) -> Rule:
+    """The same with R for each result that is a P(avg), P(min) or P(max): if that holds, so does the rule."""
+
+    def put(p: Placement | None) -> Placement | None:
+        return Replicate() if isinstance(p, Partial) and p.reduce_op in ("avg", "min", "max") else p
+
+    return Rule(rule.op, rule.inputs, tuple(map(put, rule.outputs)))
+
+
+def survey(found: Found, seed: int = 0) -> list[Survey]:
+    """What is known of each kind of call, in the order in which the kinds were met."""
+    groups: dict[Kind, list[tuple[Sample, dict[int, Seen]]]] = {}
+    for sample, by_ranks in found:
+        if any(seen.tried for seen in by_ranks.values()):
+            groups.setdefault(kind_of(sample), []).append((sample, by_ranks))
+    free = numbers(sample for sample, _ in found)
+    return [_survey(kind, members, free, seed) for kind, members in groups.items()]
+
+
+def _survey(kind: Kind, members: Found, free: frozenset[tuple[int, int]], seed: int) -> Survey:
+    every = [seen for _, by_ranks in members for seen in by_ranks.values() if seen.tried]
+    refuted: set[str] = set()
+    known = {name: rule for seen in every for name, rule in seen.holds.items()}
+    for seen in every:
+        absent = [(name, rule) for name, rule in known.items() if name not in seen.holds]
+        refuted |= {n for n, rule in absent if shorts(rule.inputs) in seen.tried and str(whole(rule)) not in seen.holds}
+    holds = {name: rule for name, rule in known.items() if name not in refuted}
+    claimed = frozenset(name for seen in every for name in seen.claimed)
+    served = {shorts(holds[name].inputs) for name in claimed & set(holds)}
+    rest = [rule for name, rule in holds.items() if name not in claimed and shorts(rule.inputs) not in served]
+    samples = tuple(sample for sample, _ in members)
+    ranks = tuple(sorted({n for _, by_ranks in members for n in by_ranks}))
+    tried = frozenset(inputs for seen in every for inputs in seen.tried)
+    return Survey(kind, samples, ranks, tried, holds, claimed, weigh(samples, rest, ranks, free, seed))
+
+
+def missing(found: Found, seed: int = 0) -> list[Instance]:
+    """Rules that hold on every call of one kind and that nobody claims there, with enough to say so."""
+    lacking: dict[str, Instance] = {}
+    surveys = survey(found, seed)
+    for one in surveys:
+        for rule in one.missing():
+            sample = min(one.samples, key=lambda s: s.size)
+            why = Evidence(reason(one.backing[str(rule)], one.kind))
+            lacking.setdefault(str(rule), Instance(rule, min(one.ranks), sample, Verdict.MISSING, "search", why))
+    return list(lacking.values())
+
+
+def reason(backing: Backing, kind: Kind) -> str:
+    """Why the rule is called missing, in one sentence."""
+    sizes = " and ".join(map(str, backing.ranks))
+    seen = f"holds on {len(backing.samples)} independent samples of {backing.shapes} shapes on {sizes} ranks"
+    where = ", ".join(str(fact) for fact in kind.facts)
+    return f"{seen}{f', where {where}' if where else ''}, and nobody claims it"

@@ -1,0 +1,389 @@
+"""One sample, one mesh size: split the inputs, run each different rank value once, judge what comes out.
+
+All the output placements of one tuple of input placements are judged from the same local results,
+so a search costs runs per input tuple and not per rule.  Inputs that are partial are split in
+several independent ways; a claim is sound only if it holds for all of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.layout.partials import agreed, fold, parts, reducible
+from localtensor.layout.shards import local_shape, split_axis
+from localtensor.layout.spec import short
+from localtensor.layout.tolerance import GENEROUS, close, rounds
+from strategies.inputs.variants.value_variants import kind_of, truth_of
+from strategies.inputs.variants.variant import Values
+from strategies.model.oracle import REFUSALS, Truth, agrees, mutates, run
+from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, written
+from strategies.model.strided_kernels import blind, gapped
+from strategies.model.verdict import Evidence, Instance, Verdict
+
+DRAWS = 2
+"""Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.partials)."""
+ROUNDED = ("sum", "avg", "product")
+"""Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
+ADDED = ("sum", "avg")
+"""Kinds whose parts are split with a loss: factors are powers of two, and an extreme is one of the parts."""
+SPLIT = 32.0
+"""How many units in the last place splitting and adding up again may lose: some for each rank, and not `GENEROUS`,
+for a thousand units of bfloat16 are eight times the number."""
+Local = list[tuple[Any, ...]] | str
+"""The flat results of each rank, or the sentence that says which rank raised what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that is needed to run one rule for real: each rank's inputs, and the truth."""
+
+    rule: Rule
+    ranks: int
+    sample: Sample
+    truth: Truth
+    held: tuple[tuple[Tensor, ...], ...]
+    """`held[leaf][rank]`."""
+
+
+class Probe:
+    """A sample on `ranks` ranks; `variant` names the input values and how partial ones are decomposed (see
+    `strategies.inputs.variants.adversarial_values`), "" for the sample's own.  `truth` is the truth about those values."""
+
+    def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
+        self.sample, self.truth, self.ranks = sample, truth, ranks
+        self.seed, self.variant, self.kind = seed, variant, kind_of(variant)
+        self.writes = mutates(sample.op)
+        self._finite = self.kind.wild or all(_finite(x) for x in truth.inputs)
+        self.written = written(sample.call)
+        self._blind = blind(sample.call, truth.inputs)
+        self._held: dict[tuple[int, Placement | None, int], Sequence[Tensor]] = {}
+        self._ran: dict[tuple[object, ...], Local] = {}
+
+    def held(self, leaf: int, placement: Placement | None, draw: int) -> Sequence[Tensor]:
+        """What each rank has of one input.  The same seed gives the same split, in any order of calls."""
+        key = (leaf, placement, draw if isinstance(placement, Partial) else 0)
+        if key not in self._held:
+            self._held[key] = self._split(leaf, placement or Replicate(), draw)
+        return self._held[key]
+
+    def _split(self, leaf: int, placement: Placement, draw: int) -> Sequence[Tensor]:
+        x = self.truth.inputs[leaf]
+        if not isinstance(placement, Partial):
+            pieces = split_axis(x, placement, self.ranks)
+            return [piece.contiguous() for piece in pieces] if leaf in self._blind else pieces
+        name = f"{self.seed} {self.sample.op} {leaf} {short(placement)} {self.ranks} {draw}"
+        rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        far = self.kind.split == "far"
+        return parts(x, placement.reduce_op, self.ranks, rng, sparse=draw % 2 == 1, far=far).unbind()
+
+    def local(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None = None) -> Local:
+        """Each rank's flat results.  Ranks that hold the same run once."""
+        if calls is not None:
+            return self._run(inputs, draw, calls)
+        key = (tuple(inputs), draw)
+        if key not in self._ran:
+            self._ran[key] = self._run(inputs, draw, None)
+        return self._ran[key]
+
+    def _run(self, inputs: Sequence[Placement | None], draw: int, calls: tuple[Call, ...] | None) -> Local:
+        columns = [self.held(i, p, draw) for i, p in enumerate(inputs)]
+        once = calls is None and all(p is None or isinstance(p, Replicate) for p in inputs)
+        out = self._on(columns, calls, 1 if once else self.ranks)
+        return out * self.ranks if once and not isinstance(out, str) else out
+
+    def _on(
+        self, columns: Sequence[Sequence[Tensor]], calls: tuple[Call, ...] | None, ranks: int, *, fresh: bool = False
+    ) -> Local:
+        """Each rank's flat results; an op that writes gets clones, unless the columns are `fresh` already."""
+        out: list[tuple[Any, ...]] = []
+        for rank in range(ranks):
+            call = calls[rank] if calls else self.sample.call
+            try:
+                _, flat = run(call, [column[rank] for column in columns], mutates=self.writes and not fresh)
+            except REFUSALS as error:
+                return f"rank {rank} raises {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+            out.append(tuple(flat))
+        return out
+
+    def draws(self, inputs: Sequence[Placement | None]) -> range:
+        """The decompositions to try: several of the sample's own values, one of each variant."""
+        return range(DRAWS if not self.variant and any(isinstance(p, Partial) for p in inputs) else 1)
+
+    def judge(self, claim: Claim) -> Evidence | None:
+        """The evidence against a claim, or None if it stands."""
+        for draw in self.draws(claim.rule.inputs):
+            local = self.local(claim.rule.inputs, draw, claim.local)
+            found = self.against(local, self._asked(claim), claim.rule.inputs)
+            if found and not self._kernels_disagree(claim, draw, local):
+                return Evidence(found[0], self.variant, draw, found[1], found[2])
+        return None
+
+    def _asked(self, claim: Claim) -> tuple[Placement | None, ...]:
+        """The placements of the results, and of the arguments that the op writes to: those keep theirs."""
+        return (*claim.rule.outputs, *(claim.rule.inputs[leaf] for leaf in self.written))
+
+    def _kernels_disagree(self, claim: Claim, draw: int, local: Local) -> bool:
+        """Whether the same pieces with gaps between their elements give other results: then torch's
+        vectorised and scalar kernels differ on these values, and the rule is not to blame.  Where no
+        values are compared (a random op never gives the same twice) there is nothing to excuse."""
+        if isinstance(local, str) or self.truth.metadata_only:
+            return False
+        call = self.sample.call
+        pieces = zip(*(self.held(i, p, draw) for i, p in enumerate(claim.rule.inputs)), strict=True)
+        columns = list(zip(*(gapped(call, mine) for mine in pieces), strict=True))
+        again = self._on(columns, claim.local, self.ranks, fresh=True)
+        if isinstance(again, str):
+            return False
+        pairs = [(a, b) for one, two in zip(local, again, strict=True) for a, b in zip(one, two, strict=True)]
+        return any(isinstance(a, Tensor) and a.shape == b.shape and not _near(a, b) for a, b in pairs)
+
+    def against(
+        self, local: Local, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
+    ) -> tuple[str, str, str] | None:
+        """What is wrong with the local results under these placements: reason, got, want.
+
+        `inputs` are the placements that they come from.  An op that refuses parts of values that are not the
+        sample's own says nothing about the rule: the parts may have left its domain.
+        """
+        split = any(isinstance(p, Partial) for p in inputs)
+        coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
+        if isinstance(local, str):
+            return None if split and self.variant else (local, "", "")
+        for i, placement in enumerate(outputs):
+            want = self.truth.outputs[i]
+            if isinstance(want, (bool, int, float)) and placement is not None:
+                odd = next((rank for rank, out in enumerate(local) if out[i] != want), None)
+                if odd is not None:
+                    return (
+                        f"output {i} is {local[odd][i]} on rank {odd}, the op gives {want}",
+                        str(local[odd][i]),
+                        str(want),
+                    )
+            if placement is not None and isinstance(want, Tensor):
+                wrong = self._wrong([out[i] for out in local], i, placement, split, coarse)
+                if wrong:
+                    where = f"output {i} as {short(placement)}: " if len(outputs) > 1 else f"as {short(placement)}: "
+                    return where + wrong[0], wrong[1], wrong[2]
+        return None
+
+    def _wrong(
+        self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
+    ) -> tuple[str, str, str] | None:
+        """`excused` are elements that are not finite: see `_singular`."""
+        want = self.truth.outputs[i]
+        if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
+            return f"{placement.reduce_op} of {want.dtype} is not defined", "", ""
+        for rank, piece in enumerate(held):
+            shape = local_shape(want.shape, placement, self.ranks, rank) if _has_dim(placement, want) else None
+            if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
+                got = tuple(piece.shape) if isinstance(piece, Tensor) else piece
+                return f"rank {rank} has shape {got}, the placement asks for {shape}", str(got), str(shape)
+            if piece.dtype != want.dtype:
+                return f"rank {rank} has {piece.dtype}, not {want.dtype}", str(piece.dtype), str(want.dtype)
+        slack = self.truth.slack[i]
+        if self.truth.metadata_only or slack is None or (self.kind.wild and not _lenient(want)):
+            return None
+        if self.variant and isinstance(placement, Partial) and placement.reduce_op == "avg" and not rounds(want):
+            return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
+        if isinstance(placement, Partial):
+            slack = slack + (rounding(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
+        for name, got in _assembled(held, placement):
+            slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
+            if not agrees(got, want, slack):
+                return _difference(name, got, want, slack)
+        return None
+
+    def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
+        """Every placement that output i has, from the same local results in all draws; R hides the rest."""
+        want = self.truth.outputs[i]
+        left: list[Placement] | None = None
+        for draw in draws:
+            local = self.local(inputs, draw)
+            held = [] if isinstance(local, str) else [out[i] for out in local]
+            if not held or any(not isinstance(h, Tensor) or h.dtype != want.dtype for h in held):
+                return []
+            whole = all(h.shape == want.shape for h in held)
+            coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
+            here = self._held_whole(held, i, coarse) if whole else self._held_cut(held, i)
+            left = here if left is None else [p for p in left if p in here]
+            if not left:
+                return []
+        return left[:1] if left and isinstance(left[0], Replicate) else left or []
+
+    def _held_whole(self, held: Sequence[Tensor], i: int, coarse: float) -> list[Placement]:
+        """R and the Partials that pieces of the whole shape make, all compared at once."""
+        want, slack = self.truth.outputs[i], self.truth.slack[i]
+        if slack is None:
+            return []
+        stack = torch.stack(list(held))
+        searched = () if want.dtype == torch.bool else SEARCHED
+        kinds = [k for k in searched if agreed(k, want.dtype)]
+        folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
+        same = close(stack, want, slack).flatten().all()
+        lost = torch.tensor(
+            [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)], dtype=torch.float64
+        )
+        room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
+        right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        if not rounds(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
+            kinds, right = [*kinds, "avg"], [*right, True]
+        partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]
+        return [Replicate(), *partials] if bool(same) else partials
+
+    def _held_cut(self, held: Sequence[Tensor], i: int) -> list[Placement]:
+        """The shard dims whose pieces these are."""
+        want, slack = self.truth.outputs[i], self.truth.slack[i]
+        found: list[Placement] = []
+        for dim in range(want.ndim):
+            shapes = [local_shape(want.shape, Shard(dim), self.ranks, rank) for rank in range(self.ranks)]
+            fits = shapes == [tuple(h.shape) for h in held]
+            if slack is not None and fits and agrees(torch.cat(list(held), dim), want, slack):
+                found.append(Shard(dim))
+        return found
+
+    def case(self, rule: Rule, draw: int) -> Case:
+        held = tuple(tuple(self.held(i, p, draw)) for i, p in enumerate(rule.inputs))
+        return Case(rule, self.ranks, self.sample, self.truth, held)
+
+
+def coarsest(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placement | None]]) -> float:
+    """The unit in the last place of the coarsest of these that are split into addends: as much is lost there.
+
+    `placements` are those of each tensor, one for each mesh axis; 0 where none is split so.
+    """
+    pairs = zip(tensors, placements, strict=False)
+    added = [x.dtype for x, row in pairs if rounds(x) and any(_adds(p) for p in row)]
+    return max((torch.finfo(dtype).eps for dtype in added), default=0.0)
+
+
+def _adds(placement: Placement | None) -> bool:
+    return isinstance(placement, Partial) and placement.reduce_op in ADDED
+
+
+def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
+    """What folding these parts may lose: they can be far larger than their total.
+
+    `coarse` is the unit in the last place of numbers that were split before, of fewer digits perhaps than these have.
+    """
+    if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
+        return 0.0
+    largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
+    return max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse) * largest
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    if not rounds(a):
+        return torch.equal(a, b)
+    scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
+    return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
+
+
+def _finite(x: Tensor) -> bool:
+    return not rounds(x) or bool(x.isfinite().all())
+
+
+def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
+    """Slack without end where parts met a singularity, and the rule is not to blame.
+
+    P(sum) / R -> P(sum) is right, yet x / 0 is infinite where the parts, of both signs, make NaN.  So only what
+    is finite is compared; of values that are not the sample's own, only where the parts stayed finite, too; and
+    NaN where NaN was put in.
+    """
+    if not rounds(want):
+        return slack
+    compared = want.isfinite()
+    if kind.wild:
+        compared = ~want.isinf() & ~got.isinf()
+    elif kind.name:
+        compared &= got.isfinite()
+    return torch.where(compared, slack, torch.inf)
+
+
+def _has_dim(placement: Placement, want: Tensor) -> bool:
+    return not isinstance(placement, Shard) or 0 <= placement.dim < want.ndim
+
+
+def _lenient(want: Tensor) -> bool:
+    """Whether NaN and infinity among the inputs leave this output defined: a cast of NaN to an integer is not."""
+    return want.dtype.is_floating_point or want.dtype == torch.bool
+
+
+def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[str, Tensor]]:
+    if isinstance(placement, Shard):
+        return [("the shards", torch.cat(list(held), placement.dim))]
+    if isinstance(placement, Partial):
+        return [("the parts", fold(torch.stack(list(held)), placement.reduce_op))]
+    return [(f"rank {rank}", piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
+
+
+def _difference(name: str, got: Tensor, want: Tensor, slack: Tensor) -> tuple[str, str, str]:
+    wrong = ~close(got, want, slack)
+    place = tuple(wrong.nonzero()[0].tolist())
+    share = f"{int(wrong.sum())} of {wrong.numel()} elements"
+    have, should = got[place].item(), want[place].item()
+    return (
+        f"{name} make {have:.6g} at {list(place)}, the op gives {should:.6g} ({share} differ)",
+        _text(got),
+        _text(want),
+    )
+
+
+def _text(x: Tensor, most: int = 16) -> str:
+    flat = [f"{v:.6g}" for v in x.flatten()[:most].tolist()]
+    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+
+
+def wild_truth(sample: Sample, truth: Truth, seed: int) -> Truth | None:
+    """The truth about the sample with NaN and infinities sprinkled in, or None where that says nothing."""
+    return truth_of(sample, truth, "specials", seed)
+
+
+def try_claims(
+    sample: Sample,
+    truth: Truth,
+    ranks: int,
+    claims: Sequence[Claim],
+    *,
+    seed: int,
+    variants: Mapping[str, Truth] | None = None,
+) -> list[Instance]:
+    """The verdict on every claim about one sample; `variants` are other values for it, by name, each with its
+    truth (see `strategies.inputs.variants.value_variants`).
+
+    Claims that only the source's own dispatch can judge come back as SUSPECT with the reason.
+    """
+    probes = [Probe(sample, truth, ranks, seed=seed)]
+    probes += [Probe(sample, told, ranks, seed=seed, variant=name) for name, told in (variants or {}).items()]
+    return [_instance(probes, claim) for claim in claims]
+
+
+def _instance(probes: Sequence[Probe], claim: Claim) -> Instance:
+    first = probes[0]
+
+    def made(verdict: Verdict, evidence: Evidence) -> Instance:
+        return Instance(claim.rule, first.ranks, first.sample, verdict, claim.source, evidence)
+
+    if claim.whole:
+        return made(Verdict.SUSPECT, Evidence(claim.whole))
+    partial = [(p, t) for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if isinstance(p, Partial)]
+    unclear = [short(p) for p, t in partial if not reducible(p.reduce_op, t.dtype)]
+    if unclear:
+        return made(Verdict.UNTESTABLE, Evidence(f"{unclear[0]} means nothing for this dtype"))
+    nowhere = [p for p, t in zip(claim.rule.inputs, first.truth.inputs, strict=True) if p and not _has_dim(p, t)]
+    if nowhere:
+        return made(Verdict.UNTESTABLE, Evidence(f"{short(nowhere[0])} of a tensor that has no such dim"))
+    for probe in probes:
+        if not probe.kind.asks(bool(partial)):
+            continue
+        evidence = probe.judge(claim)
+        if evidence:
+            return made(Verdict.UNSOUND, evidence)
+    return made(Verdict.SOUND, Evidence(first.truth.metadata_only))
