@@ -37,8 +37,6 @@ SIZES = {"odd": (20, 10, 5, 3), "even": (12, 8, 4, 2)}
 """L, M, S and XS of the two passes."""
 ONE_SIZE = {"_segment_reduce_lengths", "_segment_reduce_offsets"}
 """OpInfos whose samples hold lengths written for S = 5: with another S torch writes out of bounds (2.13)."""
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
-          "complex64": torch.complex64}  # fmt: skip
 MOST_DRAWN, MOST_CALLS = 240, 60
 """Samples of one OpInfo, dtype and pass: looked at, and run."""
 MOST_KEPT, MOST_OTHERS, MOST_MET = 24, 4, 12

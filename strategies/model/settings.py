@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from localtensor.errors import LocalTensorError, refusal
-from strategies.inputs.opinfo_samples import DTYPES
 from strategies.model.work_unit import ALONE, MESHES, PAIRS, share
 
 CALL = "localtensor validate"
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
+          "complex64": torch.complex64}  # fmt: skip
+"""The dtypes that samples are drawn in, by the names of `--dtype`."""
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
 """float64 and not float32: what differs there differs by rounding, and a wrong rule is off by far more."""
 
