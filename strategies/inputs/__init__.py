@@ -9,7 +9,6 @@ if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the
     from strategies.inputs.gathering import capture as capture
     from strategies.inputs.hypothesis_source import Pick as Pick
     from strategies.inputs.hypothesis_source import drawn as drawn
-    from strategies.inputs.opinfo_samples import DTYPES as DTYPES
     from strategies.inputs.selection import matching as matching
     from strategies.inputs.selection import pick_overloads as pick_overloads
     from strategies.inputs.sibling_samples import gather as gather
@@ -33,6 +32,7 @@ if _typing.TYPE_CHECKING:  # for readers and type checkers; _ROOM below says the
     from strategies.inputs.variants.value_variants import kind_of as kind_of
     from strategies.inputs.variants.value_variants import truth_of as truth_of
     from strategies.inputs.variants.variant import Values as Values
+    from strategies.model.settings import DTYPES as DTYPES
 
 __all__ = [
     "DTYPES",
@@ -68,7 +68,7 @@ __all__ = [
 
 _ROOM = {
     "Adversary": "strategies.inputs.variants.adversarial_calls",
-    "DTYPES": "strategies.inputs.opinfo_samples",
+    "DTYPES": "strategies.model.settings",
     "Pick": "strategies.inputs.hypothesis_source",
     "Shelf": "strategies.inputs.gathering",
     "Spot": "strategies.inputs.variants.call_edits",

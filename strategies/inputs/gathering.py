@@ -19,7 +19,7 @@ from strategies.inputs.diverse_subset import choose
 from strategies.inputs.selection import Pick
 from strategies.model import codec
 from strategies.model.rule import Sample, overload
-from strategies.model.settings import BadSetting, Settings
+from strategies.model.settings import DTYPES, BadSetting, Settings
 from strategies.model.verdict import Crash
 from strategies.programs.run.rank_run import at_home
 from strategies.sweep.executors import Hands
@@ -81,7 +81,7 @@ class Pass:
 def run_pass(one: Pass, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
     """A worker's part: run one OpInfo's samples and bring home the calls that DTensor has rules for."""
     info = samples.database()[one.info]
-    dtype = samples.DTYPES[one.dtype]
+    dtype = DTYPES[one.dtype]
     return samples.capture(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_ruled)
 
 
@@ -107,7 +107,7 @@ def gather(
         Pass(n, dtype, which, settings.device, settings.seed)
         for n in picked.infos
         for dtype in settings.dtypes
-        if samples.DTYPES[dtype] in database[n].supported_dtypes(settings.device)
+        if DTYPES[dtype] in database[n].supported_dtypes(settings.device)
         for which in samples.SIZES
     ]
     passes(len(todo))
@@ -138,7 +138,7 @@ def gather(
 def _check_dtypes(picked: Pick, settings: Settings, some: bool) -> None:
     if picked.infos and not some:
         takes = {str(d).removeprefix("torch.") for n in picked.infos for d in samples.database()[n].dtypes}
-        able = ", ".join(sorted(takes & set(samples.DTYPES))) or "none of those tried"
+        able = ", ".join(sorted(takes & set(DTYPES))) or "none of those tried"
         asked = " ".join(settings.dtypes)
         raise BadSetting("--dtype", asked, f"no op that you named takes it on {settings.device}", f"They take {able}.")
 
@@ -167,4 +167,4 @@ def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
     target = overload(unknown.op)
     if hook is not None:
         return generated.given(target, hook(target))
-    return generated.calls(target, [samples.DTYPES[d] for d in unknown.dtypes], unknown.seed)
+    return generated.calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)

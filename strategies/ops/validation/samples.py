@@ -16,6 +16,7 @@ from strategies.inputs.selection import pick_overloads
 from strategies.inputs.sibling_samples import gather
 from strategies.model.arguments import values
 from strategies.model.rule import Call, Leaf, Sample
+from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.sweep.executors import Hands
 
 LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"
@@ -89,8 +90,6 @@ def _captured(
     info: Any, dtypes: Sequence[str], sizes: Sequence[str], seed: int, wanted: Callable[[Any], bool]
 ) -> Iterator[Sample]:
     for dtype in dtypes:
-        if samples.DTYPES[dtype] in info.supported_dtypes("cpu"):
+        if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):
             for which in sizes:
-                yield from samples.capture(info, samples.DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[
-                    0
-                ]
+                yield from samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
