@@ -7,30 +7,6 @@ cheapest redistribution; `strategies.no_implicit_communication()` refuses one th
 is first asked for: most who come by this door want none of them.
 """
 
-import importlib as _importlib
-import typing as _typing
+from localtensor._util.doors import door
 
-if _typing.TYPE_CHECKING:
-    from strategies.planner.search.api import plan as plan
-    from strategies.propagation.explicit.context import allow_implicit_communication as allow_implicit_communication
-    from strategies.propagation.explicit.context import no_implicit_communication as no_implicit_communication
-    from strategies.propagation.overlay.context import overlay_dtensor as overlay_dtensor
-
-__all__ = ["allow_implicit_communication", "no_implicit_communication", "overlay_dtensor", "plan"]
-
-_ROOM = {
-    "allow_implicit_communication": "strategies.propagation.explicit.context",
-    "no_implicit_communication": "strategies.propagation.explicit.context",
-    "overlay_dtensor": "strategies.propagation.overlay.context",
-    "plan": "strategies.planner.search.api",
-}
-
-
-def __getattr__(name: str) -> _typing.Any:
-    if name not in _ROOM:
-        raise AttributeError(f"module 'strategies' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(_importlib.import_module(_ROOM[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__, __all__ = door(__name__, __file__)

@@ -2,6 +2,7 @@
 
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_tb
@@ -128,3 +129,16 @@ def user_lines(walk: Iterator[tuple[FrameType, int]]) -> list[Place]:
         for frame, line in walk
         if is_user_file(frame.f_code.co_filename)
     ]
+
+
+# Which line of a test an exception came from.
+
+
+def raised_at(error: BaseException) -> Place | None:
+    """The innermost line of the user's own code on the way of the exception, None if there is no such.
+
+    A function that hides itself from pytest's tracebacks, as pytest.fail does, is nobody's own.
+    """
+    walk = traceback.walk_tb(error.__traceback__)
+    lines = user_lines((frame, line) for frame, line in walk if not frame.f_locals.get("__tracebackhide__"))
+    return lines[-1] if lines else None

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from localtensor._util import ambient as _context
+from localtensor.concurrency.controlled_sync import THREADS, Sync
 from localtensor.concurrency.single_flight_cells import (
     COMPUTING,
     FAILED,
@@ -38,9 +39,9 @@ from localtensor.concurrency.single_flight_cells import (
     Room,
     Tally,
     circle_of,
+    miss_explained,
+    parts_of,
 )
-from localtensor.concurrency.single_flight_explain import miss_explained, parts_of
-from localtensor.concurrency.sync import THREADS, Sync
 from localtensor.errors.base import LocalTensorError, refusal
 
 LIMIT = 16384

@@ -4,7 +4,12 @@ A message has five parts: whose call, which argument, the values in short form, 
 fit, what to do.  `refusal` puts them in that order, so that no class can forget one.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
+
+from localtensor._util.events import Call, Place, Wait, Waiting
 
 
 class LocalTensorError(Exception):
@@ -31,3 +36,269 @@ def refusal(call: str, argument: str, values: str, problem: str, remedy: str) ->
     'split: dim: dim=2 of (4, 4): there is no dim 2. Use 0 or 1.'
     """
     return f"{call}: {argument}: {values}: {problem}. {remedy}"
+
+
+# What all faults of a user's program share: a sentence of five parts, then a line for each rank, or for each few.
+#
+# Ranks that did the same share a line, and a list stops at two dozen lines: with a thousand ranks, that is all one
+# wants to read.  Whatever is left out is in the error's attributes.
+
+REPLAY_LINE = 200  # characters: one line of a terminal, or two, that can be copied whole
+MOST_LINES = 24
+LARGE_GROUP = 8  # its ranks are no longer written one by one
+
+
+class ProgramFault(LocalTensorError):
+    """Something that the user's own program does wrong.
+
+    `places` are the lines of that program which the message names, the likely culprit's first; `ranks` are the
+    ranks that it is about.  Who knows how to bring the fault about again sets `replay`, and who kept a log of
+    what all ranks called, `log`.
+    """
+
+    def __init__(
+        self, sentence: str, details: Iterable[str], places: Iterable[Place | None], ranks: Iterable[int]
+    ) -> None:
+        self.places: tuple[Place, ...] = tuple(dict.fromkeys(place for place in places if place is not None))
+        self.ranks: tuple[int, ...] = tuple(dict.fromkeys(ranks))
+        self.replay: str | None = None
+        self.log: tuple[Call, ...] = ()
+        super().__init__("\n".join([sentence, *details]))
+
+    def __str__(self) -> str:
+        if self.replay is None:
+            return super().__str__()
+        line = f"Replay: {self.replay}"
+        if len(line) > REPLAY_LINE or "\n" in line:
+            line = f"Replay: {len(self.replay)} characters, too many for this line: see .replay of this error"
+        return f"{super().__str__()}\n{line}"
+
+
+def rank_names(ranks: Iterable[int]) -> str:
+    """Ranks in words.
+
+    >>> rank_names([1]), rank_names([3, 0, 2]), rank_names([0, *range(2, 256)])
+    ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 2-255')
+    """
+    ordered = sorted(ranks)
+    return f"rank{'s' if len(ordered) != 1 else ''} {short_ranks(ordered)}"
+
+
+def short_ranks(ranks: Sequence[int]) -> str:
+    """Numbers in order, where four or more in a row are a range.
+
+    >>> short_ranks([0, 1, 2, 7, 8, 9, 10])
+    '0, 1, 2, 7-10'
+    """
+    rows = [[rank for _, rank in row] for _, row in groupby(enumerate(ranks), lambda at: at[1] - at[0])]
+    return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 3 else ", ".join(map(str, row)) for row in rows)
+
+
+def first_line(text: str, most: int = 200) -> str:
+    """The first line of a text that says anything, cut short.
+
+    >>> first_line("abcdefgh", 6)
+    'abc...'
+    """
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def in_a_line(error: BaseException, most: int = 200) -> str:
+    """The kind of an error, and the first line of its message, cut short after so many characters.
+
+    >>> in_a_line(ValueError("odd, since ...")), in_a_line(KeyError())
+    ('ValueError: odd, since ...', 'KeyError: -')
+    """
+    return f"{type(error).__name__}: {first_line(str(error), most) or '-'}"
+
+
+def at(place: Place | None) -> str:
+    """Where it was, as the end of a phrase; nothing if nobody knows."""
+    return f" at {place}" if place else ""
+
+
+def brief(call: Call) -> str:
+    """A call in few words, and its line.
+
+    >>> brief(Call(0, "recv", "0", (0, 1), 2, peer=1, tag=5, place=Place("a.py", 7, "f")))
+    'recv #2 from 1 with tag 5 at a.py:7 in f'
+    """
+    name = f"{call.kind} #{call.number}"
+    if call.peer is None:
+        name += f" in group {call.group_name}"
+    else:
+        name += f" {'from' if 'recv' in call.kind else 'to'} {call.peer}"
+    tag = f" with tag {call.tag}" if call.tag else ""
+    handling = f", while handling {call.handling}" if call.handling else ""
+    return f"{name}{tag}{at(call.place)}{handling}"
+
+
+def without_rank(call: Call) -> str:
+    """All that the line of a call says, but for whose it is; a large group in short form."""
+    text = str(call).partition(": ")[2]
+    if len(call.group) <= LARGE_GROUP:
+        return text
+    return text.replace(f"(ranks {', '.join(map(str, call.group))})", f"(ranks {short_ranks(call.group)})")
+
+
+def folded(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None = None) -> list[str]:
+    """Ranks with the same text share a line, which stands where the first of them stood.
+
+    >>> folded([(1, "recv"), (0, "send"), (2, "send")])
+    ['  rank 1: recv', '  ranks 0, 2: send']
+    """
+    who: dict[str, list[int]] = {}
+    for rank, text in lines:
+        if rank not in who.setdefault(text, []):
+            who[text].append(rank)
+    joins = (one, one if more is None else more)
+    return shortened([f"  {rank_names(ranks)}{joins[len(ranks) > 1]}{text}" for text, ranks in who.items()])
+
+
+def folded_calls(calls: Iterable[Call]) -> list[str]:
+    """A line for each call, or for each few that are alike."""
+    return folded((call.rank, without_rank(call)) for call in calls)
+
+
+def last_collectives(calls: Sequence[Call]) -> list[str]:
+    """What the ranks had called before, under a heading; nothing if they had called nothing."""
+    return ["Last collectives:", *folded_calls(calls)] if calls else []
+
+
+def wait_lines(waits: Iterable[Wait]) -> list[str]:
+    """The graph of who waits for whom, a line for each rank or for each few that wait alike."""
+    ordered = sorted(waits, key=lambda wait: wait.rank)
+    lines = [(wait.rank, f"{rank_names(wait.ranks)} in {brief(wait.call)}") for wait in ordered]
+    return folded(lines, " waits for ", " wait for ")
+
+
+def busy_lines(busy: Iterable[Waiting]) -> list[str]:
+    """Where real processes were when they were ended, a line for each rank or for each few."""
+    return folded(((one.rank, one.where) for one in busy), " was at ", " were at ")
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    over = len(lines) - MOST_LINES
+    return [*lines[:MOST_LINES], f"  and {over} lines more"] if over > 1 else list(lines)
+
+
+def minority_first(facts: Mapping[int, object]) -> list[tuple[object, list[int]]]:
+    """Each fact and its ranks, in rank order; the rarest fact first, and of two as rare that of the lower rank.
+
+    >>> minority_first({0: "sum", 1: "max", 2: "sum"})
+    [('max', [1]), ('sum', [0, 2])]
+    """
+    who: dict[object, list[int]] = {}
+    for rank in sorted(facts):
+        who.setdefault(facts[rank], []).append(rank)
+    return sorted(who.items(), key=lambda item: len(item[1]))
+
+
+def said(facts: Mapping[int, object]) -> str:
+    """Facts and their ranks in one phrase, the rarest first.
+
+    >>> said({0: "sum", 1: "max", 2: "sum"})
+    'max on rank 1, sum on ranks 0, 2'
+    """
+    told = [f"{fact} on {rank_names(ranks)}" for fact, ranks in minority_first(facts)]
+    return ", ".join(told[:4]) + (f" and {len(told) - 4} others" if len(told) > 4 else "")
+
+
+def suspicion(facts: Mapping[int, object]) -> list[str]:
+    """Who is likely to be wrong, if more than half of the ranks agree; else nothing.
+
+    >>> suspicion({0: "sum", 1: "max", 2: "sum"}), suspicion({0: "sum", 1: "max"})
+    (['Likely culprit: rank 1; ranks 0, 2 agree.'], [])
+    """
+    [(fact, count)] = Counter(facts.values()).most_common(1)
+    others = [rank for rank in facts if facts[rank] != fact]
+    if 2 * count <= len(facts) or not others:
+        return []
+    most = [rank for rank in facts if facts[rank] == fact]
+    return [f"Likely culprit: {rank_names(others)}; {rank_names(most)} agree."]
+
+
+# Refusals of what a caller writes: placements, meshes, dims, pieces.
+
+MOST_SHAPES = 8  # in a message; of more ranks, the first that differs is named
+
+
+class BadPlacement(LocalTensorError):
+    """A placement that cannot be read, or that the tensor cannot have."""
+
+    def __init__(self, call: str, text: str, problem: str, remedy: str = "") -> None:
+        remedy = (
+            remedy
+            or "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
+        )
+        super().__init__(refusal(call, "placement", repr(text), problem, remedy))
+
+
+class BadMesh(LocalTensorError):
+    """Mesh sizes or names that make no mesh, or an axis, rank or place that a mesh does not have."""
+
+    def __init__(self, call: str, values: str, problem: str, argument: str = "mesh", remedy: str = "") -> None:
+        remedy = remedy or "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
+        super().__init__(refusal(call, argument, values, problem, remedy))
+
+
+class NoSuchDim(LocalTensorError):
+    """A tensor dim that the shape does not have."""
+
+    def __init__(self, call: str, dim: int, shape: Sequence[int]) -> None:
+        have = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
+        problem = f"a tensor of {len(shape)} dims has {have}"
+        super().__init__(refusal(call, "dim", f"dim={dim} of shape {tuple(shape)}", problem, "Name one of those dims."))
+
+
+class WrongPieces(LocalTensorError):
+    """The ranks' pieces do not make up one tensor of the spec's shape."""
+
+    def __init__(self, call: str, got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> None:
+        values, problem = f"pieces of shapes {_few(got)}", f"the spec asks for {_few(want)}"
+        odd = [rank for rank, (mine, theirs) in enumerate(zip(got, want, strict=False)) if tuple(mine) != tuple(theirs)]
+        if odd and len(got) > MOST_SHAPES:
+            problem += f", {tuple(want[odd[0]])} and not {tuple(got[odd[0]])} of rank {odd[0]}"
+        super().__init__(refusal(call, "pieces", values, problem, "Give rank i the piece that split gives it."))
+
+
+class WrongShape(WrongPieces):
+    """A tensor that is to be split by a spec of another shape."""
+
+    def __init__(self, call: str, got: Sequence[int], want: Sequence[int]) -> None:
+        remedy = "Pass a tensor of that shape, or a spec of this one."
+        problem = f"the spec is of shape {tuple(want)}"
+        LocalTensorError.__init__(self, refusal(call, "x", f"shape {tuple(got)}", problem, remedy))
+
+
+def _few(shapes: Sequence[Sequence[int]]) -> str:
+    over = len(shapes) - MOST_SHAPES
+    shown = ", ".join(str(tuple(shape)) for shape in shapes[:MOST_SHAPES])
+    return f"[{shown} and {over} more]" if over > 0 else f"[{shown}]"
+
+
+class NotReducible(LocalTensorError):
+    """A partial value of this dtype has no meaning under this reduction."""
+
+    def __init__(self, call: str, kind: str, dtype: object) -> None:
+        problem = f"{kind} of {dtype} is not defined"
+        super().__init__(
+            refusal(call, "placement", f"P({kind}) of {dtype}", problem, "Choose another dtype or reduction.")
+        )
+
+
+class BadShardOrder(LocalTensorError):
+    """A shard order that names other axes than those that cut a dim."""
+
+    def __init__(self, values: str, problem: str) -> None:
+        remedy = "Give each such dim once, with the axes that cut it, as in ((0, (1, 0)),), or pass shard_order=()."
+        super().__init__(refusal("Spec", "shard_order", values, problem, remedy))
+
+
+class OtherRows(LocalTensorError):
+    """A spec that cannot be written in another way without some rank holding other rows."""
+
+    def __init__(self, call: str, values: str, problem: str, remedy: str, argument: str = "spec") -> None:
+        super().__init__(refusal(call, argument, values, problem, remedy))

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from localtensor._util.events import Call, Place, Raised
-from localtensor.errors.base import LocalTensorError
-from localtensor.errors.formatting import (
+from localtensor.errors.base import (
+    LocalTensorError,
     ProgramFault,
     at,
     busy_lines,

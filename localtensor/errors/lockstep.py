@@ -4,8 +4,7 @@ import linecache
 from collections.abc import Iterable, Mapping
 
 from localtensor._util.events import Place
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.errors.formatting import at, first_line, folded, minority_first, rank_names, said
+from localtensor.errors.base import LocalTensorError, at, first_line, folded, minority_first, rank_names, refusal, said
 
 MOST_IN_SENTENCE = 4  # values; more of them have a line each
 LONGEST_SOURCE = 100  # characters of the user's line

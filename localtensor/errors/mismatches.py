@@ -9,8 +9,7 @@ from math import prod
 from typing import ClassVar
 
 from localtensor._util.events import Call, Place
-from localtensor.errors.base import refusal
-from localtensor.errors.formatting import (
+from localtensor.errors.base import (
     ProgramFault,
     at,
     brief,
@@ -18,6 +17,7 @@ from localtensor.errors.formatting import (
     folded_calls,
     last_collectives,
     minority_first,
+    refusal,
     said,
     short_ranks,
     suspicion,

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from localtensor._util.events import Call, Place, Raised, Wait, Waiting
-from localtensor.errors.base import refusal
-from localtensor.errors.formatting import (
+from localtensor.errors.base import (
     ProgramFault,
     at,
     brief,
@@ -15,6 +14,7 @@ from localtensor.errors.formatting import (
     folded_calls,
     minority_first,
     rank_names,
+    refusal,
     said,
     short_ranks,
     shortened,

@@ -22,7 +22,7 @@ def cuts_of(spec: Spec) -> tuple[Cuts, ...]:
     """For each dim its cuts, without those by axes of one rank, which leave it as it is.
 
     >>> import torch
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
     >>> placements = tuple(map(parse, ("SS(0,3)", "S(1)", "S(0)", "S(0)")))
     >>> cuts_of(Spec(Mesh.of(2, 2, 3, 1), placements, (7, 4), torch.float32))

@@ -22,8 +22,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import OtherRows
-from localtensor.layout.meaning import order_of
-from localtensor.layout.partials import reducible
+from localtensor.layout.reductions import reducible
 from localtensor.layout.row_intervals import (
     Cuts,
     Runs,
@@ -36,6 +35,7 @@ from localtensor.layout.row_intervals import (
     never_empty,
     runs_text,
 )
+from localtensor.layout.shards import order_of
 from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, is_plain, short
 
 _VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
@@ -48,7 +48,7 @@ def ordered(spec: Spec) -> Spec:
     Raises `OtherRows` where no order of plain shards gives every rank its rows, and for sizes that are symbols.
 
     >>> import torch
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
     >>> ordered(Spec(Mesh.of(dp=2, tp=3), (parse("SS(0,3)"), Shard(0)), (12,), torch.float32))
     f32[12] @ dp:S(0)[1], tp:S(0)[0]
@@ -72,7 +72,7 @@ def strided(spec: Spec) -> Spec:
     are symbols.
 
     >>> import torch
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> strided(Spec(Mesh.of(dp=2, tp=3), (Shard(0), Shard(0)), (12,), torch.float32, ((0, (1, 0)),)))
     f32[12] @ dp:SS(0,3), tp:S(0)
     """
@@ -99,7 +99,7 @@ def lies_alike(one: Spec, other: Spec) -> bool:
     `OtherRows` where rows must be compared and sizes are symbols.
 
     >>> import torch
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
     >>> def spec(rows, *placements, order=()):
     ...     return Spec(Mesh.of(3, 2), tuple(map(parse, placements)), (rows,), torch.float32, order)

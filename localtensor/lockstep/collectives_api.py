@@ -23,11 +23,11 @@ from localtensor.errors import ComplexNotGathered
 from localtensor.layout.reductions import Op, PremulSum, divided, fold
 from localtensor.lockstep.comms import c10d_kernels as by_kind
 from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import index_plans as recipes
-from localtensor.lockstep.comms import outcomes
+from localtensor.lockstep.comms import collectives as outcomes
+from localtensor.lockstep.comms import stacked_collectives as recipes
 from localtensor.lockstep.comms.autograd import Meeting, choose, linear, linear_lists
 from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.group_families import Family, one_size
+from localtensor.lockstep.comms.stacked_collectives import Family, one_size
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.mode import current
 from localtensor.lockstep.values.local_tensor import LocalTensor

@@ -34,7 +34,8 @@ from localtensor.lockstep.patches import distributed_calls as lockstep_calls
 from localtensor.lockstep.patches import dtensor
 from localtensor.lockstep.patches import nn_modules as lockstep_modules
 from localtensor.lockstep.patches import rank_queries as lockstep_doors
-from localtensor.lockstep.values.local_tensor import LocalTensor, by_rank, size_of
+from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # offered to the door
+from localtensor.lockstep.values.local_tensor import by_rank, size_of
 from localtensor.lockstep.values.partition import Partition, everyone, partition
 from localtensor.lockstep.values.rank_int import rank_int
 from localtensor.lockstep.values.rng_streams import Streams

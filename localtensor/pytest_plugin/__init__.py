@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from localtensor.pytest_plugin.fixture_values import World
-from localtensor.pytest_plugin.fixtures import PER_RANK, Asked, asked_by, deferred
+from localtensor.pytest_plugin.fixtures import PER_RANK, Asked, Comms, World, asked_by, deferred
 from localtensor.pytest_plugin.marks import (
     LEFTOVERS,
     PLAN,
@@ -34,7 +33,6 @@ from localtensor.pytest_plugin.marks import (
     planned,
     refused,
 )
-from localtensor.pytest_plugin.rank_comms import Comms
 
 _CHOSEN = "_ranks"  # the parameter of a test that is there once for each number of ranks
 _TEST = pytest.StashKey[Any]()

@@ -14,17 +14,46 @@ from typing import Any
 import pytest
 
 from localtensor.concurrency.schedule import replay
-from localtensor.errors.base import LocalTensorError
-from localtensor.errors.formatting import ProgramFault
+from localtensor.errors.base import LocalTensorError, ProgramFault
 from localtensor.errors.programs import GroupsLeftOver
-from localtensor.pytest_plugin.assertions import forget
-from localtensor.pytest_plugin.hypothesis_support import at_ease
+from localtensor.pytest_plugin.assertions import first_cause, forget, trimmed
 from localtensor.pytest_plugin.marks import Plan
-from localtensor.pytest_plugin.outcomes import first_cause, trimmed
-from localtensor.pytest_plugin.rank_body import Program
-from localtensor.pytest_plugin.rank_environment import Environment
+from localtensor.pytest_plugin.rank_body import Program, at_ease
 from localtensor.runner.api import TIMEOUT, LeftoverWarning, limit
 from localtensor.threads.run import run_in_threads
+from localtensor.threads.state.special_slots import torchrun_environment
+from localtensor.threads.state.swap import RankState
+
+# Torchrun's variables around a rank test.
+#
+# Each rank has RANK and its like for itself, and monkeypatch is one for all: at the end of the test it puts back, in
+# pytest's own environment, what one of the ranks had.
+
+
+class Environment:
+    """Remembers the variables when it is made, before a test is set up, and at each look."""
+
+    def __init__(self) -> None:
+        self._seen = [_now()]
+
+    def look(self) -> None:
+        self._seen.append(_now())
+
+    def tidy_up(self) -> None:
+        """A variable that is as it never was before is as it was at first; what fixtures set or put back stays."""
+        for name, value in _now().items():
+            first = self._seen[0][name]
+            if value in [before[name] for before in self._seen]:
+                continue
+            if first is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = first
+
+
+def _now() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in torchrun_environment(RankState(0, 1, 0))}
+
 
 __tracebackhide__ = True
 

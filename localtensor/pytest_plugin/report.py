@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
 
+from localtensor.errors.base import first_line
 from localtensor.errors.failure_report import told
-from localtensor.errors.formatting import first_line
 from localtensor.errors.programs import RankRaised
 from localtensor.pytest_plugin.assertions import compared
 from localtensor.pytest_plugin.fixtures import shadowed

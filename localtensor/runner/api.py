@@ -103,7 +103,7 @@ def run(
     refuse_inside_mode(ModeBusy)
     pieces = deal(fn, args, ranks, device if on == "threads" else None)
     if on != "threads":
-        from localtensor.processes.run import run_in_processes
+        from localtensor.processes.pool import run_in_processes
 
         return Run(run_in_processes(fn, pieces, on, seed, limit(timeout), device))
     schedule = replay(schedule) if isinstance(schedule, str) else schedule or round_robin()

@@ -19,8 +19,16 @@ from localtensor import errors
 from localtensor._util.rank_output import RankLines, Tagged
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import refusal
-from localtensor.runner.torchrun_processes import UNREAD, nobody_reads, run_processes
-from localtensor.runner.torchrun_rank import Script, execute, read, search_path, users_part
+from localtensor.runner.torchrun_processes import (
+    UNREAD,
+    Script,
+    execute,
+    nobody_reads,
+    read,
+    run_processes,
+    search_path,
+    users_part,
+)
 from localtensor.threads.run import DAY, run_in_threads
 
 FINE, FAILED, USAGE = 0, 1, 2

@@ -76,7 +76,7 @@ def _close(first: Any, second: Any, rtol: float, atol: float) -> bool:
 
 
 def _report(found: Sequence[tuple[int, tuple[Any, ...], Any, Any]], ranks: int) -> str:
-    from localtensor.errors.formatting import rank_names
+    from localtensor.errors.base import rank_names
 
     lines = [f"the runs differ on {rank_names({rank for rank, *_ in found})} of {ranks}:"]
     for rank, path, first, second in found[:MOST_SHOWN]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from localtensor.collectives.compare import how_far, said
-from localtensor.lockstep.dispatch.results import same
+from localtensor.lockstep.dispatch.execute import same
 from localtensor.lockstep.mode import LocalTensorMode, current
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank

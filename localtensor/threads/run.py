@@ -12,14 +12,13 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import entered, of_rank, put_guard, put_rules
-from localtensor._util.call_sites import in_debugger, place_of, stack_of
+from localtensor._util.call_sites import in_debugger, place_of, raised_at, stack_of
 from localtensor._util.events import Call, Place
-from localtensor._util.rank_places import raised_at
-from localtensor.collectives.c10d_registration import kernels_in_place
+from localtensor.collectives.c10d_table import kernels_in_place
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
 from localtensor.threads import dist_patches as stand_ins
-from localtensor.threads import process_globals as limits
+from localtensor.threads import rank_world as limits
 from localtensor.threads import rank_world as worlds
 from localtensor.threads.diagnosis import Ended
 from localtensor.threads.process_group import Kernels

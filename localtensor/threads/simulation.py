@@ -3,15 +3,17 @@
 Nothing here knows torch.distributed: `threads/process_group.py` says what a collective reads and writes.
 """
 
+import ctypes
+import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from localtensor._util import ambient as _context
 from localtensor._util.events import Call, Wait
-from localtensor.collectives.mailbox import Mailbox
-from localtensor.collectives.rendezvous import Compute, Group, Line, Meeting, Part, Ticket
+from localtensor.collectives.rendezvous import Compute, Group, Line, Mailbox, Meeting, Part, Ticket
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import (
     ForeignThread,
@@ -20,9 +22,61 @@ from localtensor.errors import (
     ProgramFault,
 )
 from localtensor.threads import diagnosis as judging
-from localtensor.threads.cores import Cores
 from localtensor.threads.diagnosis import Ended
 from localtensor.threads.run_token import Abort, Baton
+
+# Rank threads on one core: only one of them runs at a time, and its caches are where the last one left them.
+#
+# Left to itself, the system wakes each thread on the core that is idle, which is always another than the one that
+# hands over; a step of 16 ranks then takes twice as long (`python -m tests.bench --only ranks`, with and without
+# LOCALTENSOR_CORES=all).  So the threads of a run keep to one core, and move together when others keep it busy.
+
+LOOK = 0.05  # seconds between two looks at whether the core is ours
+STARVED = 0.6  # of the time: below it, we move
+
+
+class Cores:
+    """Where the threads of one run run.  Nothing is done where the system has no affinity, or one core only."""
+
+    def __init__(self, ranks: int) -> None:
+        self._allowed = sorted(_allowed())
+        omp = os.environ.get("OMP_NUM_THREADS") or "1"  # or a list of numbers, one for each level of nesting
+        wanted = os.environ.get("LOCALTENSOR_CORES", "one") != "all" and omp.partition(",")[0].strip() == "1"
+        self._core = _current(self._allowed) if wanted and len(self._allowed) > 1 else None
+        self._core_of: list[int | None] = [None] * ranks
+        self._looked = time.perf_counter()
+        self._used = time.process_time()
+
+    def turn(self, rank: int) -> None:
+        """The rank's thread, which has just got the baton, runs where the last one ran."""
+        if self._core is None:
+            return
+        now = time.perf_counter()
+        if now - self._looked > LOOK:
+            self._look(now)
+        if self._core_of[rank] != self._core:
+            os.sched_setaffinity(0, {self._core})
+            self._core_of[rank] = self._core
+
+    def _look(self, now: float) -> None:
+        used = time.process_time()
+        if self._core is not None and used - self._used < STARVED * (now - self._looked):
+            self._core = self._allowed[(self._allowed.index(self._core) + 1) % len(self._allowed)]
+        self._looked, self._used = now, used
+
+
+def _allowed() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _current(allowed: list[int]) -> int:
+    """The core that this thread is on."""
+    try:
+        core = int(ctypes.CDLL(None).sched_getcpu())
+    except (AttributeError, OSError):
+        core = -1
+    return core if core in allowed else allowed[0]
+
 
 FRUITLESS = 10_000  # questions in a row whether a work is done, by ranks of which none can do anything else
 LOG = 1_000_000  # calls that the event log keeps: the last ones of a very long run

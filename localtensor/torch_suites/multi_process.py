@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.testing._internal import common_distributed, common_utils
 
-from localtensor.torch_suites.exits import RankProcess
-from localtensor.torch_suites.failures import fail, skip
+from localtensor.torch_suites.exits import RankProcess, fail, skip
+from localtensor.torch_suites.libraries import is_rank
 from localtensor.torch_suites.rank_run import How, Told, kept, not_served, precisions, run_ranks
-from localtensor.torch_suites.stores import is_rank
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {

@@ -4,26 +4,62 @@ What a real run over gloo lets pass once every rank has come to its end, passes 
 a work that nobody waited for.  What would hang there ends here, with an explanation.
 """
 
+import itertools
+import sys
 import threading
 import time
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 
+from localtensor._util.ambient import running
+from localtensor._util.patching import replaced
 from localtensor.concurrency.schedule import Schedule, replay, round_robin
 from localtensor.errors import ForeignThread, NotDense, NotServed, ProgramFault, RankRaised
 from localtensor.threads.run import run_in_threads
-from localtensor.torch_suites.exits import Killed, RankProcess, as_processes, exit_code
-from localtensor.torch_suites.failures import users_part
-from localtensor.torch_suites.libraries import one_registry
-from localtensor.torch_suites.stores import polled
-from localtensor.torch_suites.suites_barrier import counted
+from localtensor.torch_suites.exits import Killed, RankProcess, as_processes, exit_code, users_part
+from localtensor.torch_suites.libraries import one_registry, polled, step_aside
+
+# The barrier of torch's own DistributedTest, which counts files that processes write.
+#
+# It keeps its count on a class, once for each process, and so once for all rank threads.  Here ranks count in the
+# store of their simulation.
+
+# Private part of torch: why it is needed.  Tried on torch 2.13.0.
+PRIVATE = {
+    "torch.testing._internal.distributed.distributed_test.Barrier.sync": "it counts once for each process",
+}
+_HOME = "torch.testing._internal.distributed.distributed_test"
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """While inside, that barrier is met by rank threads; nothing happens if nobody has imported it."""
+    barrier = getattr(sys.modules.get(_HOME), "Barrier", None)
+    if barrier is None:
+        yield
+        return
+    counts: dict[int, Any] = {}
+
+    def sync(cls: Any, wait_for: int | None = None, timeout: float = 10) -> None:
+        simulation: Any = running()
+        number = next(counts.setdefault(simulation.rank(), itertools.count()))
+        key, wanted, end = f"barrier {number}", wait_for or simulation.ranks, time.monotonic() + timeout
+        simulation.store.add(key, 1)
+        while simulation.store.add(key, 0) < wanted:
+            if time.monotonic() > end:
+                raise RuntimeError("barrier timeout")
+            step_aside()
+
+    with replaced(barrier, "sync", classmethod(sync)):
+        yield
+
 
 NOT_HERE = (NotServed, NotDense, ForeignThread)  # what rank threads refuse and real processes may do
 TIMEOUT = 300.0  # seconds for one test, as torch gives its processes

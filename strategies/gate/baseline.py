@@ -17,7 +17,7 @@ from typing import Any
 from localtensor.errors import LocalTensorError, refusal
 from strategies.base.atomic_files import read_bytes, write_whole
 from strategies.gate.model import Entry, Key
-from strategies.model.work_unit import CLASSES
+from strategies.model.verdict import CLASSES
 
 FORMAT = 1
 ANY = "any"

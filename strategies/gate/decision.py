@@ -14,8 +14,7 @@ from strategies.base.worker_pool import LATE
 from strategies.gate.baseline import ANY, Baseline
 from strategies.gate.model import Entry, GateResult, Judged, Key, SourceLine
 from strategies.model.rule import Rule
-from strategies.model.verdict import Crash, Finding, Report, Verdict
-from strategies.model.work_unit import ALONE, MESHES, PAIRS, mesh_kind
+from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
 
 IGNORED, CRASHED, HANGS = "ignored", "crashed", "hangs"
 """Rules of keys that are no rules: a registration that torch never asks, and two ways to get no answer."""

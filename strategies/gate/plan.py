@@ -9,34 +9,131 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from strategies.base.git import NoGit, NoRepository, repository
+from strategies.base.journal import Line, of_kind, open_journal
 from strategies.base.progress import Progress
 from strategies.cli.commands.validate import meshes
 from strategies.gate import decision as gate
-from strategies.gate import run as gate_run
 from strategies.gate import verdict_cache
 from strategies.gate.baseline import Baseline
-from strategies.gate.changes.digest import OUTSIDE, digests
+from strategies.gate.changes.project import written_now
 from strategies.gate.changes.select import select
+from strategies.gate.changes.version_view import OUTSIDE, digests
 from strategies.gate.decision import Places, Tried, nowhere
 from strategies.gate.formats.terminal import counted
-from strategies.gate.model import Choice, GateResult
+from strategies.gate.model import Choice, GateResult, SourceLine
 from strategies.gate.options import Asked
-from strategies.gate.run import Ran
-from strategies.gate.source_lines import places
 from strategies.gate.verdict_cache import VerdictCache, remembered
 from strategies.inputs.selection import matching
 from strategies.model.settings import Settings
-from strategies.model.verdict import Report
+from strategies.model.verdict import Counts, Report, Unit, mesh_kind, read_unit
 from strategies.sweep import aggregate as tally
 from strategies.torch_api import population
 from strategies.torch_api import user_modules as modules
+
+# One run of the gate: what is remembered of equal runs is taken, the rest is tried, and what was tried is known.
+
+NO_TIME, PART = "the time was up before it", "the time was up before all of it was tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A report, what it says something about, and the lines of the journal that it was made from."""
+
+    report: Report
+    tried: Tried
+    untried: tuple[tuple[str, str], ...]
+    begin: Line
+    lines: tuple[Line, ...]
+
+
+def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> Ran:
+    """Try what the settings name, less the units of which the known lines tell.  Raises as `validate`."""
+    from strategies.sweep.session import put_on_trial  # a run of which all is remembered needs nothing that judges
+
+    with open_journal(None, resume=False) as journal:
+        journal.lines += known
+        seconds = put_on_trial(settings, journal, progress)
+        return ran(journal.begun or {}, journal.lines, seconds)
+
+
+def ran(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Ran:
+    """The same of lines that are all there."""
+    report = tally.report(begin, lines, seconds)
+    tried, untried = reached(begin, lines)
+    return Ran(report, tried, untried, begin, tuple(lines))
+
+
+def nothing(settings: Settings, torch: str) -> Report:
+    """The report of a run in which there was nothing to do."""
+    return Report(torch, settings.seed, settings.ranks, settings.confirm, Counts())
+
+
+def reached(begin: Line, lines: Sequence[Line]) -> tuple[Tried, tuple[tuple[str, str], ...]]:
+    """What was tried to the end; and the overloads that were not, with the reason."""
+    told = {read_unit(line["unit"]): line for line in of_kind(lines, "unit")}
+    plan: dict[str, list[Unit]] = defaultdict(list)
+    for unit in tally.plan(begin):
+        plan[unit.op].append(unit)
+    crashed = _crashed(lines)
+    instances: Counter[str] = Counter()
+    for unit, line in told.items():
+        instances[unit.op] += line.get("tried", 0)
+    left = {op: [u for u in units if u not in told] for op, units in plan.items()}
+    whole = frozenset(op for op in plan if not left[op] and op not in crashed and instances[op])
+    untried = tuple((op, NO_TIME if len(left[op]) == len(plan[op]) else PART) for op in sorted(plan) if left[op])
+    captured = not any(line["crashed"] for line in of_kind(lines, "captured"))
+    slots = frozenset(
+        (u.op, u.dtypes, mesh_kind(u.mesh), u.trial)
+        for op in whole
+        for u in plan[op]
+        if captured or told[u].get("samples", 0)  # else a crash may have cost a class of dtypes its samples
+    )
+    return Tried(frozenset(op for op in plan if len(left[op]) < len(plan[op])), whole, slots), untried
+
+
+def _crashed(lines: Sequence[Line]) -> set[str]:
+    """Overloads of which some sample was not judged."""
+    return {line["unit"].split(" ")[0] for line in of_kind(lines, "unit") if line.get("crashed")} | {
+        line["crash"][0] for line in of_kind(lines, "settled") if "crash" in line
+    }
+
+
+# Where the rule of an overload is written, as far as that is in the repository at hand.
+
+
+def places(top: Path, ops: Collection[str]) -> Places:
+    """For each of these overloads the first line of the function that is registered for it, of several the first one
+    below `top`; None if there is none."""
+    found: dict[str, SourceLine] = {}
+    every = written_now(ops) if ops else {}
+    for op in ops:
+        below = (_place(one.file, one.line, top.resolve()) for one in every.get(op, ()))
+        place = next((place for place in below if place is not None), None)
+        if place is not None:
+            found[op] = place
+    return found.get
+
+
+def _place(file: str, line: int, top: Path) -> SourceLine | None:
+    path = Path(file)
+    if not path.is_absolute() or not path.resolve().is_relative_to(top):
+        return None
+    return SourceLine(path.resolve().relative_to(top).as_posix(), line)
+
+
+def within(path: Path, top: Path) -> str:
+    """The path as the repository knows it, with slashes; as it was given, if it is outside."""
+    there = path.absolute().resolve()
+    return there.relative_to(top.resolve()).as_posix() if there.is_relative_to(top.resolve()) else path.as_posix()
+
 
 REMEDY = "`samples(op)` in the rules module can give others"
 
@@ -126,7 +223,7 @@ def work(asked: Asked, what: Chosen, progress: Progress) -> Work:
     """Try what was chosen, or remember what equal runs found.  Raises as `validate`."""
     top = top_of(Path(what.settings.folder))
     if asked.changed is not None and not what.choices:
-        report = gate_run.nothing(what.settings, torch.__version__.split("+")[0])
+        report = nothing(what.settings, torch.__version__.split("+")[0])
         said = f"nothing had to be judged ({counted(len(what.unchanged), 'overload')} unchanged)"
         return Work(report, Tried(), top, notes=(f"no rule changed since {asked.changed}: {said}",), idle=True)
     done, same, notes = _found(what, _cache(asked, what), progress)
@@ -175,11 +272,11 @@ def _found(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tupl
     if ops and set(known) == set(ops):
         ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
         return (
-            gate_run.ran(tally.first_line(settings.asked(), ops, settings.trials(), ignored), lines),
+            ran(tally.first_line(settings.asked(), ops, settings.trials(), ignored), lines),
             tuple(known),
             [],
         )
-    done = gate_run.run(settings, progress, lines)
+    done = run(settings, progress, lines)
     problem = cache.keep(done.begin, done.lines, done.tried.ops) if cache else ""
     return done, tuple(known), [problem] if problem else []
 

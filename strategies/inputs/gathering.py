@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from strategies.base import worker_pool as workers
 from strategies.base.progress import Progress
+from strategies.inputs import opinfo_samples as derived
 from strategies.inputs import opinfo_samples as samples
 from strategies.inputs import schema_samples as generated
 from strategies.inputs import selection
-from strategies.inputs import sibling_samples as derived
 from strategies.inputs.diverse_subset import choose
 from strategies.inputs.selection import Pick
 from strategies.model import codec
@@ -168,3 +170,37 @@ def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
     if hook is not None:
         return generated.given(target, hook(target))
     return generated.calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
+
+
+# The samples of a sweep, beside its journal, so that going on with it captures nothing again: JSON, a line an overload.
+
+
+def path_of(journal: Path) -> Path:
+    return journal.with_name(journal.name + ".samples")
+
+
+def lines(run: str, shelf: Mapping[str, tuple[Sequence[Sample], str]]) -> Iterator[str]:
+    """The lines of the file.  All samples must have a form in JSON (see `codec.has_form`)."""
+    yield json.dumps({"run": run, "overloads": len(shelf)})
+    for op, (found, why) in shelf.items():
+        yield json.dumps({"op": op, "why": why, "samples": list(map(codec.sample, found))}, separators=(",", ":"))
+
+
+def read(path: Path, run: str, wanted: Container[str]) -> dict[str, tuple[Sequence[Sample], str]] | None:
+    """The samples of the wanted overloads; None if the file is not there, not whole, or of another run."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            head = json.loads(file.readline())
+            if head["run"] != run:
+                return None
+            rows = list(file)
+            if len(rows) != head["overloads"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    found: dict[str, tuple[Sequence[Sample], str]] = {}
+    for row in rows:
+        if row.split('"', 4)[3] in wanted:  # the op stands first: the others need not be parsed
+            told = json.loads(row)
+            found[told["op"]] = [codec.read_sample(s) for s in told["samples"]], told["why"]
+    return found

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localtensor.errors.formatting import in_a_line
-from localtensor.layout.tolerance import rounds
+from localtensor.errors import in_a_line
+from localtensor.layout import rounds
 from strategies.model.oracle import REFUSALS, metadata_only
 from strategies.model.rule import Leaf, Sample, call_of, overload, results
 

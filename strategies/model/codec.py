@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
-from localtensor.layout.spec import parse, short
+from localtensor.layout import parse, short
 from strategies.model.rule import Call, Leaf, Rule, Sample
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from localtensor.layout.spec import is_plain, shape_text, shorts
+from localtensor.layout import is_plain, shape_text, shorts
 
 
 @dataclass(frozen=True, slots=True)

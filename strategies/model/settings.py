@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from localtensor.errors import LocalTensorError, refusal
-from strategies.model.work_unit import ALONE, MESHES, PAIRS, share
+from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 
 CALL = "localtensor validate"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,

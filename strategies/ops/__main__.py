@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from strategies.cli.commands.ops_coverage_command import coverage_command
-from strategies.cli.commands.ops_validation import own_command
+from strategies.cli.commands.coverage import coverage_command, own_command
 from strategies.ops.all_rules import OUR_RULES
 
 app = typer.Typer(

@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from localtensor.errors import LocalTensorError, refusal
-from strategies.ops import foreach
-from strategies.ops.index import advanced_indexing as indexing_many
-from strategies.ops.index import embedding, embedding_bags, indexing, indexing_whole, sorting
-from strategies.ops.index import scatter as indexing_scatter
-from strategies.ops.linalg import distances, fft, matmul
-from strategies.ops.linalg import matrix_ops as linalg
-from strategies.ops.nn import attention, convolution, losses, pooling
-from strategies.ops.nn import glu as gates
-from strategies.ops.nn import normalization as norms
-from strategies.ops.nn import resizing as pooling_resized
-from strategies.ops.pointwise import creation as factory
-from strategies.ops.pointwise import linear, random
-from strategies.ops.pointwise import optimizers as fused
-from strategies.ops.pointwise import unary_binary as pointwise
-from strategies.ops.reduce import reductions, scans
-from strategies.ops.reduce import rowwise as softmax
+from strategies.ops.index import embedding, indexing, scatter, sorting
+from strategies.ops.lib.overload_variants import on_lists
+from strategies.ops.linalg import matmul, matrix_ops
+from strategies.ops.nn import attention, losses, normalization, pooling
+from strategies.ops.pointwise import creation, linear, unary_binary
+from strategies.ops.reduce import reductions
 from strategies.ops.semantics.rulebook import Book, Entry
-from strategies.ops.shape import joining, joining_pads, views
-from strategies.ops.shape import reshape as views_shape
-from strategies.ops.shape import slices as views_pieces
+from strategies.ops.shape import joining, slices, views
+
+FOREACH_RULES = on_lists(
+    (
+        *linear.RULES,
+        *unary_binary.UNARY_BINARY_RULES,
+        *creation.CREATION_RULES,
+        *matmul.RULES,
+        *reductions.REDUCTIONS_RULES,
+        *reductions.NORMS,
+    )
+)
+"""Foreach ops whose elements are calls of elementwise ops, and the few whose elements are norms, maxima or products."""
+
 
 CALL = "strategies.ops.collected"
 
@@ -48,40 +49,25 @@ def collected(entries: Iterable[Entry]) -> Book:
     return Book(found)
 
 
-FAMILIES = (
+MODULES = (
     attention,
-    convolution,
-    distances,
+    creation,
     embedding,
-    embedding_bags,
-    factory,
-    fft,
-    foreach,
-    fused,
-    gates,
     indexing,
-    indexing_many,
-    indexing_scatter,
-    indexing_whole,
     joining,
-    joining_pads,
-    linalg,
     linear,
     losses,
     matmul,
-    norms,
-    pointwise,
+    matrix_ops,
+    normalization,
     pooling,
-    pooling_resized,
-    random,
     reductions,
-    scans,
-    softmax,
+    scatter,
+    slices,
     sorting,
+    unary_binary,
     views,
-    views_pieces,
-    views_shape,
 )
-"""The rooms that have rules."""
-OUR_RULES: Book = collected(entry for family in FAMILIES for entry in family.RULES)
+"""The modules that hold rules in a table `RULES`."""
+OUR_RULES: Book = collected((*FOREACH_RULES, *(entry for module in MODULES for entry in module.RULES)))
 """Every rule of our own, by overload."""

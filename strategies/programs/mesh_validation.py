@@ -13,13 +13,11 @@ from dataclasses import replace
 from torch import Tensor
 
 from localtensor.errors import BadPlacement
-from localtensor.layout.meaning import Layout, has_meaning
-from strategies.model.layouts import read_layout
+from localtensor.layout import Layout, has_meaning
 from strategies.model.oracle import REFUSALS
-from strategies.model.program import Program
+from strategies.model.program import Program, read_layout
 from strategies.model.rule import Call, Claim, Leaf, Sample
-from strategies.programs.culprit import blame
-from strategies.programs.mesh_programs import draw_programs
+from strategies.programs.redistributions import blame, draw_programs
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.simulated_run import play_all
 from strategies.programs.run.verdict import Confirmation

@@ -14,16 +14,23 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 
-from localtensor.concurrency.sync import Sync
+from localtensor.concurrency import Sync
 from localtensor.errors import OtherRows
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.partials import reducible
-from localtensor.layout.shard_order import strided
-from localtensor.layout.spec import Spec, StridedShard, is_plain, short
+from localtensor.layout import Mesh, Spec, StridedShard, is_plain, reducible, short, strided
 from strategies.model.rule import Call, Leaf, frozen, overload
-from strategies.ops.semantics.errors import BadCall, NoRule, WouldMoveWritten
-from strategies.ops.semantics.local_call import Piece, nothing_own, pieces_by_rank, written_leaves
-from strategies.ops.semantics.rule_checks import all_replicated, checked_own, made_instead, offer_of
+from strategies.ops.semantics.local_call import (
+    BadCall,
+    NoRule,
+    Piece,
+    WouldMoveWritten,
+    all_replicated,
+    checked_own,
+    made_instead,
+    nothing_own,
+    offer_of,
+    pieces_by_rank,
+    written_leaves,
+)
 from strategies.ops.semantics.rulebook import Ask, Book, Meta, OwnArguments, bound, exists
 from strategies.planner.steps.alpha_beta import Network
 from strategies.propagation.mesh_expansion import Beginning, Found, Offer, Problem, expand

@@ -26,8 +26,15 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.model.rule import Call, call_of, frozen, overload, results
-from strategies.ops.semantics.local_call import local_meta, places, unfit
-from strategies.ops.semantics.rule_checks import all_replicated, checked_own, made_instead, offer_of
+from strategies.ops.semantics.local_call import (
+    all_replicated,
+    checked_own,
+    local_meta,
+    made_instead,
+    offer_of,
+    places,
+    unfit,
+)
 from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line, Meta, bound
 from strategies.propagation.meta_run import calm, filled, on_meta
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.spec import cuts, short
+from localtensor.layout import cuts, short
 from strategies.ops.semantics.local_call import Key, Piece, pieces, unfit
 from strategies.ops.semantics.rulebook import Ask, Line, OwnArguments, Placements
 from strategies.planner.steps.alpha_beta import AxisStep, Held, Network, commute, move_axis

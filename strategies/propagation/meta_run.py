@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from localtensor._util import ambient as _context
-from localtensor.concurrency.sync import Sync
+from localtensor.concurrency import Sync
 from strategies.model.rule import Call, Leaf, overload, results
-from strategies.ops.semantics.errors import BadCall, NoMetadata
+from strategies.ops.semantics.local_call import BadCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta
 
 _AUTOCAST = ("cpu", "cuda")

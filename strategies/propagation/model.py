@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import local_shapes
-from localtensor.layout.spec import Spec, short, shorts
+from localtensor.layout import Mesh, Spec, local_shapes, short, shorts
 from strategies.model.rule import Call
 from strategies.planner.steps.alpha_beta import AxisStep
 

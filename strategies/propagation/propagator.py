@@ -1,6 +1,6 @@
 """`Propagator`: how a call of an op runs on a mesh, found once for all threads.
 
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
     >>> from strategies.ops.semantics.rulebook import Book, Line, rules
     >>> def rows(ask):
@@ -40,17 +40,14 @@ from typing import Any
 import torch
 
 from localtensor._util import ambient as _context
-from localtensor.concurrency.single_flight_cells import Tally
-from localtensor.concurrency.sync import THREADS, Sync
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec
+from localtensor.concurrency import THREADS, Sync, Tally
+from localtensor.layout import Mesh, Spec
 from strategies.model.rule import LEAVES, Leaf, leaf_at
-from strategies.ops.semantics.rule_checks import check_book
+from strategies.ops.semantics.local_call import check_book
 from strategies.ops.semantics.rulebook import Book
 from strategies.planner.steps.alpha_beta import NETWORK, Network
-from strategies.propagation.answer_cache import LIMIT as KEPT
-from strategies.propagation.answer_cache import Once, Stats, answers
-from strategies.propagation.cache_key import Key, Keys, NoKey, Specs
+from strategies.propagation.cache_key import LIMIT as KEPT
+from strategies.propagation.cache_key import Key, Keys, NoKey, Once, Specs, Stats, answers
 from strategies.propagation.compute import Afresh, Decompose
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.mesh_expansion import LIMIT

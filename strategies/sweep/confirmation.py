@@ -9,15 +9,12 @@ from localtensor.errors import LocalTensorError
 from strategies.model.oracle import REFUSALS
 from strategies.model.program import Program
 from strategies.model.verdict import Crash, Finding, Verdict
-from strategies.programs.repro.program_script import program_script, writable
-from strategies.programs.repro.script import script, usable
+from strategies.programs.repro.script import program_script, script, usable, writable
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.rank_diagram import picture, program_picture
 from strategies.programs.run.real_run import Court
-from strategies.programs.run.verdict import Confirmation
-from strategies.validation.candidate import Suspect, case_of
-from strategies.validation.finding import Settled, of_suspect
+from strategies.programs.run.verdict import Confirmation, picture, program_picture
+from strategies.validation.finding import Settled, Suspect, case_of, of_suspect
 
 
 def unconfirmed(suspects: Mapping[str, Sequence[Suspect]]) -> Iterator[Settled]:

@@ -15,11 +15,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from localtensor._util import pickling as wire
-from localtensor.processes.worker_group import deaf
+from localtensor._util import patching as wire
+from localtensor.processes import deaf
 from strategies.base.signals import gently
-from strategies.base.subprocess_worker import serve
-from strategies.base.worker_pool import Answer, Lost, Work
+from strategies.base.worker_pool import Answer, Lost, Work, serve
 from strategies.model.settings import BadSetting
 from strategies.torch_api.user_modules import imported, words_of
 
@@ -117,8 +116,6 @@ def factory(name: str, folder: str) -> Callable[[], Executor]:
     """The factory of that name: `dask`, `dask:ADDRESS`, or the user's own `MODULE:FUNCTION`.  Raises `BadSetting`."""
     module, _, function = name.partition(":")
     if module == "dask":
-        from strategies.sweep.dask_executor import made
-
         return made(function)
     if not (module and function):
         raise BadSetting("--executor", name, "this names no function", "Write MODULE:FUNCTION, or dask.")
@@ -139,3 +136,45 @@ def _made(name: str, function: Callable[[], Any]) -> Executor:
         problem = f"it returns {type(executor).__name__}, which is no executor"
         raise BadSetting("--executor", name, problem, "Return a concurrent.futures.Executor.")
     return executor  # type: ignore[no-any-return]  # or what does as one does
+
+
+# A sweep on dask.distributed, an engine that many have: its client gives a `concurrent.futures` executor.
+#
+# It is an optional extra (`pip install localtensor[dask]`), since nothing else here needs it.
+
+
+class _Client(Executor):
+    """The client's executor; the client, and the cluster that it may have started, end with it."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._inner = client.get_executor(retries=0)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        made: Future[Any] = self._inner.submit(fn, *args, **kwargs)
+        return made
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        if not wait:
+            self._client.cancel(list(self._client.futures), force=True)
+        self._inner.shutdown(wait=wait)
+        self._client.close()
+
+
+def made(address: str) -> Callable[[], Executor]:
+    """A factory: with an address that scheduler's workers, without one a worker for each core of this machine.
+
+    Raises `BadSetting` if dask is not installed.
+    """
+    try:
+        from distributed import Client  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        remedy = "Install it: pip install 'localtensor[dask]'."
+        raise BadSetting("--executor", "dask", "dask.distributed is not installed", remedy) from error
+
+    def start() -> Executor:
+        if address:
+            return _Client(Client(address))
+        return _Client(Client(processes=True, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"))
+
+    return start

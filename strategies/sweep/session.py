@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +15,115 @@ from strategies.base import worker_pool as workers
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import DiskFull, Journal, of_kind, open_journal
 from strategies.base.progress import Progress, Silent
-from strategies.inputs import spool
+from strategies.base.worker_pool import LATE, Done, Failed, Lost
+from strategies.inputs import gathering as spool
 from strategies.inputs.gathering import Shelf, capture
 from strategies.inputs.selection import matching
 from strategies.model.rule import Sample
 from strategies.model.settings import Settings
-from strategies.model.verdict import Report
-from strategies.model.work_unit import ALONE, MESHES, PAIRS, class_of, digest, read_unit
+from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, class_of, digest, read_unit
+from strategies.programs.chained_validation import on_meshes, with_followers
+from strategies.programs.run.rank_run import at_home
 from strategies.programs.run.real_run import Court
-from strategies.programs.shrink.worker import Doubt, regrouped, shrunk
+from strategies.programs.shrink.search import Doubt, regrouped, shrunk
 from strategies.sweep import aggregate as tally
 from strategies.sweep import confirmation as settle
 from strategies.sweep import executors
 from strategies.sweep.executors import Hands
-from strategies.sweep.schedule import hear_all
 from strategies.torch_api import user_modules as modules
+from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation import task as dockets
-from strategies.validation.candidate import Suspect
-from strategies.validation.finding import Settled
-from strategies.validation.task import Docket
+from strategies.validation.finding import Docket, Hearing, Settled, Suspect
+from strategies.validation.overload import Note, alone
+
+# Dockets heard in workers, into lines of a journal: what dies, hangs or raises on the way costs one step, and is said.
+
+SECONDS = 30.0
+"""Time limit of one step: one sample on one mesh."""
+RETRIES = 40
+"""Steps of one docket that may kill a worker before the rest of it is given up."""
+_KINDS = {ALONE: alone, PAIRS: with_followers, MESHES: on_meshes}
+
+
+def hear(docket: Docket, note: Note) -> list[Hearing]:
+    """A worker's part: one hearing for each unit of the docket, none if its time is up.
+
+    The rules module that it names is imported.  `note` hears the number of each step before it is begun.
+    """
+    if docket.until and time.time() >= docket.until:
+        return []
+    at_home(*docket.home)
+    return _KINDS[docket.trial](docket, note)
+
+
+def hear_all(
+    hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str, tick: Callable[[int], None],
+    suspected: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """A line for every unit of the dockets that is begun in time.  A step that kills the process is left out the next time; a process that
+    is killed before its first step, by somebody else perhaps, is forgiven once.  `suspected` is called whenever there
+    is something to confirm."""
+    dead: dict[int, list[tuple[Docket, Lost]]] = defaultdict(list)
+    forgiven: set[int] = set()
+    todo = dict(enumerate(dockets))
+    for attempt in range(RETRIES + 1):
+        answers = hands.run(hear, list(todo.values()), limit=SECONDS, tick=tick if not attempt else None)
+        again: dict[int, Docket] = {}
+        since = time.perf_counter()
+        for (at, docket), answer in zip(todo.items(), answers, strict=True):
+            if isinstance(answer, Done):
+                found = answer.value
+            elif isinstance(answer, Lost) and attempt < RETRIES and (answer.noted >= 0 or at not in forgiven):
+                if answer.noted < 0:
+                    forgiven.add(at)
+                    again[at] = docket
+                else:
+                    dead[at].append((docket, answer))
+                    again[at] = replace(docket, skip=docket.skip | _left_out(docket, answer), until=0.0)  # it is begun
+                continue
+            else:
+                found = _given_up(docket, answer)
+            _add(journal, run, _with_deaths(found, dead.pop(at, [])), time.perf_counter() - since)
+            if any(hearing.suspects or hearing.whole for hearing in found):
+                suspected()
+            since = time.perf_counter()
+        todo = again
+        if not todo:
+            return
+
+
+def _left_out(docket: Docket, lost: Lost) -> set[int]:
+    """What is not tried again: the step that killed, and of a sample that hung all: it would hang on each mesh."""
+    number, _ = docket.at(lost.noted)
+    return {lost.noted, docket.truth_step(number)} if lost.why.startswith(LATE) else {lost.noted}
+
+
+def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:
+    for hearing in found:
+        journal.add({**dockets.line_task(hearing, seconds / len(found)), "run": run})
+
+
+def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) -> list[Hearing]:
+    for docket, lost in deaths:
+        number, mesh = docket.at(lost.noted)
+        sample = docket.samples[number]
+        told = f"{', '.join(sample.arguments())} from {sample.origin}"
+        where = "the whole tensors" if lost.noted >= docket.truth_step(0) else "a rank's piece"
+        crash = Crash(docket.op, told, f"{lost.why} on {where}")
+        units = [h for h in found if (h.unit.dtypes, h.unit.mesh) == (class_of(sample), mesh)]
+        (units or found)[0].crashed.append(crash)
+    return found
+
+
+def _given_up(docket: Docket, answer: Failed | Lost) -> list[Hearing]:
+    found = [Hearing(unit) for unit in docket.units()]
+    if isinstance(answer, Failed):
+        crash = Crash(docket.op, "the whole overload", answer.error, answer.trace)
+    else:
+        crash = Crash(docket.op, "before its first sample" if answer.noted < 0 else "again and again", answer.why)
+    found[0].crashed.append(crash)
+    return found
+
 
 KEPT = 3
 """Cases of one suspected rule that are tried for real, over all units."""
@@ -181,7 +271,7 @@ class _Run:
 
     def _settle(self, hands: Hands) -> None:
         """A line for each rule that some unit suspects, and for each that only a real run can judge."""
-        heard = [dockets.read(line) for line in of_kind(self.journal.lines, "unit")]
+        heard = [dockets.read_task(line) for line in of_kind(self.journal.lines, "unit")]
         doubted = dockets.merged([h.suspects for h in heard], KEPT)
         whole = dockets.merged([h.whole for h in heard], 2 * KEPT)
         known = {line["rule"] for line in of_kind(self.journal.lines, "settled")}

@@ -25,7 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, _redistribute
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._sharding_prop import LocalLRUCache
+from torch.distributed.tensor.placement_types import _StridedShard
 
 NAMES = "abcdefgh"
 
@@ -91,3 +94,102 @@ def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
     if total.dtype.is_complex:
         return torch.view_as_complex(torch.view_as_real(total.resolve_conj()) / ranks)
     return total / ranks if total.dtype.is_floating_point else (total.double() / ranks).to(total.dtype)
+
+
+# DTensor's answers about a call, kept from one program to the next of one simulation, by all that they depend on.
+#
+# torch keeps them too, by a key of its own, and whether that key tells all calls apart is among what programs are to
+# find out: so torch's caches are emptied before each program.  Asking afresh each time would cost most of a sweep: on
+# three axes DTensor looks at every combination of the placements of each axis.  The key here is the whole question,
+# each value with its type.
+#
+# | torch part (under torch.distributed.tensor)                               | read on     | run on |
+# |---------------------------------------------------------------------------|-------------|--------|
+# | DTensor._op_dispatcher.sharding_propagator: propagate_op_sharding,        |             |        |
+# | propagate_op_sharding_non_cached, _propagate_tensor_meta_non_cached        |             |        |
+# | (replaced for a while)                                                    | 2.11 - 2.15 | 2.13   |
+# | _sharding_prop.LocalLRUCache                                              | 2.11 - 2.15 | 2.13   |
+# | _op_schema.OpSchema: op, args_schema, kwargs_schema                       | 2.11 - 2.15 | 2.13   |
+# | _op_schema.OutputSharding: output_spec                                    | 2.11 - 2.15 | 2.13   |
+# | _dtensor_spec.DTensorSpec: mesh, placements, tensor_meta, shard_order     | 2.11 - 2.15 | 2.13   |
+# | placement_types._StridedShard                                             | 2.11 - 2.15 | 2.13   |
+
+_STATELESS = (Shard, Replicate, Partial, _StridedShard)
+_VALUES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class NotKept(Exception):
+    """The question holds something that is no plain value, or the answer has a placement with a state of its own."""
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[dict[Any, Any]]:
+    """While inside, the same question about a call is answered once; yields the answers by question.
+
+    For simulations in which one thread asks for all ranks: an answer may depend on the rank.
+    """
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    before, compute = propagator.propagate_op_sharding, propagator.propagate_op_sharding_non_cached
+    known: dict[Any, Any] = {}
+    metas: dict[Any, Any] = {}
+    trace = propagator._propagate_tensor_meta_non_cached
+
+    def shape(schema: Any) -> Any:
+        """What the result looks like does not depend on placements."""
+        try:
+            asked = question(schema, placed=False)
+        except NotKept:
+            return trace(schema)
+        if asked not in metas:
+            metas[asked] = trace(schema)
+        return metas[asked]
+
+    def ask(schema: Any) -> Any:
+        try:
+            asked = question(schema)
+        except NotKept:
+            return compute(schema)
+        if asked not in known:
+            answer = compute(schema)
+            if not _stateless(answer.output_spec):
+                return answer
+            known[asked] = answer
+        return known[asked]
+
+    propagator._propagate_tensor_meta_non_cached = shape
+    propagator.propagate_op_sharding_non_cached = ask
+    propagator.propagate_op_sharding = LocalLRUCache(ask)
+    try:
+        yield known
+    finally:
+        propagator.propagate_op_sharding = before
+        del propagator.propagate_op_sharding_non_cached  # the methods of the class are there again
+        del propagator._propagate_tensor_meta_non_cached
+
+
+def question(schema: Any, *, placed: bool = True) -> Any:
+    """All that an answer depends on, or all but how the tensors are placed.  Raises `NotKept`."""
+    switches = torch.get_default_dtype(), torch.is_grad_enabled()
+    return schema.op, _key(schema.args_schema, placed), _key(schema.kwargs_schema, placed), switches
+
+
+def _key(value: Any, placed: bool) -> Any:
+    if isinstance(value, DTensorSpec):
+        meta = value.tensor_meta
+        if meta is None or (placed and not _stateless(value)):
+            raise NotKept
+        looks = DTensorSpec, tuple(meta.shape), tuple(meta.stride), meta.dtype
+        order = getattr(value, "shard_order", None)
+        return (*looks, id(value.mesh), value.placements, order) if placed else looks
+    if isinstance(value, (list, tuple)):
+        return (type(value), *(_key(item, placed) for item in value))
+    if isinstance(value, dict):
+        return tuple((name, _key(item, placed)) for name, item in value.items())
+    if type(value) not in _VALUES:
+        raise NotKept
+    return type(value), repr(value) if isinstance(value, (float, complex)) else value  # -0.0 is no 0.0, nan is nan
+
+
+def _stateless(specs: Any) -> bool:
+    listed = specs if isinstance(specs, (list, tuple)) else [specs]
+    return all(type(p) in _STATELESS for spec in listed if isinstance(spec, DTensorSpec) for p in spec.placements)

@@ -36,10 +36,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import TorchChanged
-from localtensor.errors.formatting import in_a_line
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, StridedShard, cuts, short
+from localtensor.errors import TorchChanged, in_a_line
+from localtensor.layout import Mesh, Spec, StridedShard, cuts, short
 
 Axes = tuple[int, ...]
 
@@ -64,7 +62,7 @@ def transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence[Axes] =
     """The steps that DTensor would take, asked afresh.
 
     With `graph` by its graph-based planner, else by its greedy one, where it lets one choose.  It logs each submesh that
-    might have been flattened: `strategies.base.uninterrupted.quiet` keeps that from the user.
+    might have been flattened: `strategies.base.signals.quiet` keeps that from the user.
 
     Raises `Refusal` with the first line of what DTensor raises, and `TorchChanged` where a part of the table above is not
     there, or is called in another way: that is no word of DTensor's on these specs.

@@ -26,11 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.meaning import factors_of, order_of
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.shard_order import lies_alike
-from localtensor.layout.spec import Spec, StridedShard
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import Mesh, Spec, StridedShard, factors_of, lies_alike, order_of
 
 READINGS = ("cuts", "order")
 """Strided shards as cuts from left to right, or as the order that their split factors encode."""

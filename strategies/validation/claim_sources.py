@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.partials import reducible
-from localtensor.layout.spec import KINDS, is_plain
+from localtensor.layout import KINDS, is_plain, reducible
 from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, out_leaves, overload, results
 from strategies.torch_api import dtensor
 from strategies.torch_api import foreach as torch_lists

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.partials import fold, reducible
-from localtensor.layout.tolerance import UNSTABLE
+from localtensor.layout import UNSTABLE, reducible
+from localtensor.layout import fold_partials as fold
 from strategies.inputs.variants.adversarial_calls import Adversary, adversaries
 from strategies.model.oracle import REFUSALS, Truth, agrees, mutates, run, tell
 from strategies.model.rule import Rule, Sample

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.spec import shorts
+from localtensor.layout import shorts
 from strategies.inputs.variants.adversarial_calls import numbers
 from strategies.model.call_signature import Kind, kind_of
 from strategies.model.oracle import Truth, mutates

@@ -11,21 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from localtensor.errors.formatting import in_a_line
-from localtensor.layout.tolerance import UNSTABLE
-from strategies.inputs.variants.adversarial_values import VALUES
-from strategies.inputs.variants.all_variants import variations
-from strategies.inputs.variants.value_variants import adverse
+from localtensor.errors import in_a_line
+from localtensor.layout import UNSTABLE
+from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.rule import Claim, Sample, overload
-from strategies.model.verdict import Crash, Instance, Verdict
-from strategies.model.work_unit import CLASSES, Unit, class_of
+from strategies.model.verdict import CLASSES, Crash, Instance, Unit, Verdict, class_of
 from strategies.torch_api import dtensor
-from strategies.validation.candidate import Suspect
 from strategies.validation.claim_sources import TooMany, claims
+from strategies.validation.finding import Docket, Hearing, Suspect, describe, keep
 from strategies.validation.missing_rules import Seen, missing, search
 from strategies.validation.probe import try_claims
-from strategies.validation.task import Docket, Hearing, describe, keep
 
 CHARGES = 3
 """Cases kept of one suspected rule: confirmation tries them in turn."""

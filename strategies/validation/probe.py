@@ -17,19 +17,16 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.partials import agreed, fold, parts, reducible
-from localtensor.layout.shards import local_shape, split_axis
-from localtensor.layout.spec import short
-from localtensor.layout.tolerance import GENEROUS, close, rounds
-from strategies.inputs.variants.value_variants import kind_of, truth_of
-from strategies.inputs.variants.variant import Values
-from strategies.model.oracle import REFUSALS, Truth, agrees, mutates, run
+from localtensor.layout import GENEROUS, agreed, close, local_shape, parts, reducible, rounds, short, split_axis
+from localtensor.layout import fold_partials as fold
+from strategies.inputs.variants.all_variants import kind_of, truth_of
+from strategies.inputs.variants.call_edits import Values
+from strategies.model.oracle import REFUSALS, Truth, agrees, blind, gapped, mutates, run
 from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, written
-from strategies.model.strided_kernels import blind, gapped
 from strategies.model.verdict import Evidence, Instance, Verdict
 
 DRAWS = 2
-"""Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.partials)."""
+"""Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
 """Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
 ADDED = ("sum", "avg")
@@ -55,7 +52,7 @@ class Case:
 
 class Probe:
     """A sample on `ranks` ranks; `variant` names the input values and how partial ones are decomposed (see
-    `strategies.inputs.variants.adversarial_values`), "" for the sample's own.  `truth` is the truth about those values."""
+    `strategies.inputs.variants.adversarial_calls`), "" for the sample's own.  `truth` is the truth about those values."""
 
     def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks
@@ -356,7 +353,7 @@ def try_claims(
     variants: Mapping[str, Truth] | None = None,
 ) -> list[Instance]:
     """The verdict on every claim about one sample; `variants` are other values for it, by name, each with its
-    truth (see `strategies.inputs.variants.value_variants`).
+    truth (see `strategies.inputs.variants.all_variants`).
 
     Claims that only the source's own dispatch can judge come back as SUSPECT with the reason.
     """

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strategies.inputs import opinfo_samples as samples
-from strategies.ops.validation.most_used import HOME, MOST
+from strategies.ops.validation.coverage import HOME, MOST
 from strategies.torch_api import dtensor
 from tests.bench.most_used_programs import PROGRAMS
 

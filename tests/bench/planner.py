@@ -27,11 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.tensor import _redistribute
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec
+from localtensor.layout.spec import Mesh, Spec
 from strategies.planner.search.api import KNOWN, plan, searched
 from strategies.planner.steps.plan import Plan
-from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.steps.prices import TorchPrice
 from tests.plans import graph_based
 from tests.plans.pairs import drawn
 

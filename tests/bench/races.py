@@ -15,7 +15,7 @@ from rich.table import Table
 from localtensor.concurrency.controlled_sync import Scheduled
 from localtensor.concurrency.explorer import explore
 from localtensor.concurrency.results import Explored, Program
-from strategies.propagation.races import explore as races
+from strategies.propagation.races import report as races
 from tests.races.culprits import CULPRITS
 
 THREADS, STEPS, BOUND = 3, 6, 2

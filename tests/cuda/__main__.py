@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from strategies.base import journal
-from strategies.inputs import spool
-from strategies.model.work_unit import digest
+from strategies.inputs import gathering as spool
+from strategies.model.verdict import digest
 from tests.cuda.agreement import agreement
 from tests.cuda.differs import crashes, differing
 

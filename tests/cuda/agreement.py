@@ -9,8 +9,8 @@ from strategies.model.oracle import REFUSALS, tell
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
 from strategies.programs.run.real_run import Court
-from strategies.validation import candidate as suspects
 from strategies.validation import claim_sources as sources
+from strategies.validation import finding as suspects
 from strategies.validation.probe import try_claims
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strategies.base.journal import Line, of_kind
+from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation import task as dockets
 
 ABSENT = "not tried"
 
@@ -33,7 +33,7 @@ def words(lines: Sequence[Line]) -> dict[str, Word]:
     """The verdict on each rule of a journal; what was settled counts more than what one unit said."""
     found: dict[str, Word] = {}
     for line in of_kind(lines, "unit"):
-        hearing = dockets.read(line)
+        hearing = dockets.read_task(line)
         for name, why in hearing.untestable.items():
             found.setdefault(name, Word("untestable", why))
         for name in hearing.sound:
@@ -55,4 +55,4 @@ def differing(cpu: Sequence[Line], cuda: Sequence[Line]) -> list[Differs]:
 
 def crashes(lines: Sequence[Line]) -> dict[str, str]:
     """What crashed, by overload: a device on which an op dies has no verdict on its rules."""
-    return {crash.op: crash.error for line in of_kind(lines, "unit") for crash in dockets.read(line).crashed}
+    return {crash.op: crash.error for line in of_kind(lines, "unit") for crash in dockets.read_task(line).crashed}

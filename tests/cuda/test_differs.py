@@ -5,12 +5,10 @@ import torch
 
 from localtensor.layout.spec import parse
 from strategies.model.rule import Rule
-from strategies.model.verdict import Crash, Finding, Verdict
-from strategies.model.work_unit import Unit
+from strategies.model.verdict import Crash, Finding, Unit, Verdict
+from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation import task as dockets
-from strategies.validation.finding import Settled
-from strategies.validation.task import Hearing
+from strategies.validation.finding import Hearing, Settled
 from tests.cuda import __main__ as cuda
 from tests.cuda.agreement import agreement
 from tests.cuda.differs import ABSENT, Word, crashes, differing, words
@@ -23,7 +21,7 @@ NAME = "aten.relu.default: S(0) -> S(0)"
 
 
 def heard(**said):
-    return dockets.line(replace(Hearing(UNIT), **said), 0.0)
+    return dockets.line_task(replace(Hearing(UNIT), **said), 0.0)
 
 
 def settled(verdict, reason="1 where the op gives 2"):

@@ -11,7 +11,7 @@ from tests.branches import __main__ as branches
 from tests.branches.each import sitecustomize as each
 
 RUN = """
-from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Mesh
 import tests.branches.__main__
 Mesh((2, 2), ("dp", "tp"))
 """
@@ -24,8 +24,8 @@ def test_a_process_that_imports_the_tool_is_followed_all_the_same(tmp_path, monk
     subprocess.run([sys.executable, "-c", RUN], cwd=each.ROOT, env=environ, check=True, timeout=120)
     monkeypatch.chdir(tmp_path)  # puts back where we were: the tool goes to the root
     found = {file.name: file for file in branches.files(tmp_path.glob("*.json"))}
-    assert found["localtensor/layout/mesh.py"].branches_taken
-    assert found["localtensor/layout/mesh.py"].branches_taken < found["localtensor/layout/mesh.py"].branches
+    assert found["localtensor/layout/spec.py"].branches_taken
+    assert found["localtensor/layout/spec.py"].branches_taken < found["localtensor/layout/spec.py"].branches
     assert not found["localtensor/layout/shards.py"].branches_taken
 
 

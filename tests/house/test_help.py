@@ -19,8 +19,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from strategies.cli import app as cli
-from strategies.cli.commands import ops_coverage_command
-from strategies.cli.commands import ops_validation as own_command
+from strategies.cli.commands import coverage as ops_coverage_command
+from strategies.cli.commands import coverage as own_command
 
 ROOT = Path(__file__).parents[2]
 

@@ -37,8 +37,8 @@ def test_no_bug_is_planted_twice():
 
 def test_a_bug_that_does_not_fit_is_told():
     assert spoilt(Planted("localtensor/nowhere.py", "a", "b", "")) == "localtensor/nowhere.py does not exist"
-    told = spoilt(Planted("localtensor/layout/mesh.py", "no such line", "b", ""))
-    assert told == "localtensor/layout/mesh.py: 'no such line' stands there 0 times, not once"
+    told = spoilt(Planted("localtensor/layout/spec.py", "no such line", "b", ""))
+    assert told == "localtensor/layout/spec.py: 'no such line' stands there 0 times, not once"
 
 
 def test_each_room_has_tests():

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layout.partials import reducible
+from localtensor.layout.reductions import reducible
 from localtensor.layout.spec import KINDS, parse, short, shorts
 from strategies.model.oracle import tell
 from strategies.model.rule import Claim, Rule

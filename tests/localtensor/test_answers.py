@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.dispatch.results import Rowwise, same, seen_alike, tidy
+from localtensor.lockstep.dispatch.execute import Rowwise, same, seen_alike, tidy
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int

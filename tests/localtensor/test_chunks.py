@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from localtensor.lockstep.comms.collectives import of_ranks
-from localtensor.lockstep.patches.chunks import take_chunk
+from localtensor.lockstep.patches.shard_offsets import take_chunk
 
 SHAPES = {"even": (8, 3), "uneven": (7, 3), "short": (2, 3), "one dim": (5,), "three dims": (2, 6, 4)}
 

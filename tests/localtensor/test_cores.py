@@ -5,8 +5,8 @@ import os
 import pytest
 
 import localtensor as lt
-from localtensor.threads import cores
-from localtensor.threads.cores import LOOK, Cores
+from localtensor.threads import simulation as cores
+from localtensor.threads.simulation import LOOK, Cores
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,

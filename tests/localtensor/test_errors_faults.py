@@ -4,7 +4,7 @@ import pytest
 
 from localtensor._util.events import Call, Place, Wait
 from localtensor.errors import ProgramFault
-from localtensor.errors import formatting as f
+from localtensor.errors import base as f
 
 HERE, THERE = Place("a.py", 3, "f"), Place("b.py", 9, "g")
 

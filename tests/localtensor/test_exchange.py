@@ -7,9 +7,9 @@ import torch
 from localtensor.collectives import reference as collectives
 from localtensor.errors import NotHeld, ShapesDiffer
 from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import index_plans as recipes
+from localtensor.lockstep.comms import stacked_collectives as recipes
 from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.group_families import of_lists
+from localtensor.lockstep.comms.stacked_collectives import of_lists
 from localtensor.lockstep.values.partition import by_value, each_alone, everyone, partition
 
 PAIRS = of_lists([[0, 2], [1, 3]], 4)

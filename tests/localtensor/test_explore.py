@@ -5,11 +5,10 @@ from math import comb
 import pytest
 
 from localtensor.concurrency import controlled_run as explore_stage
-from localtensor.concurrency.bounded_search import Bounded
-from localtensor.concurrency.explorer import Program, explore, replay
+from localtensor.concurrency.explorer import Bounded, Program, explore, replay
 from localtensor.concurrency.results import Failure
 from localtensor.errors import BadSchedule, ReplayDiverged
-from localtensor.errors.exploration import BadExploration, BadProgram, WaitsAlone
+from localtensor.errors.runs import BadExploration, BadProgram, WaitsAlone
 
 
 def stepping(*lengths):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localtensor.concurrency.bounded_search import Bounded, Frontier, read
+from localtensor.concurrency.explorer import Bounded, Frontier, read
 from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import BadSchedule, ReplayDiverged
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.comms.group_families import family, of_lists, one_size, within
+from localtensor.lockstep.comms.stacked_collectives import family, of_lists, one_size, within
 from localtensor.lockstep.values.partition import of_ranks
 
 

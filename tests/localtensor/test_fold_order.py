@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor.layout.fold_order import by_pairs
-from localtensor.layout.reductions import fold
+from localtensor.layout.reductions import by_pairs, fold
 from localtensor.lockstep.comms import stacked_collectives as folded
 
 

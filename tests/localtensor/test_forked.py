@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
 from localtensor._util import ambient as _context
-from localtensor._util.rank_places import raised_at
+from localtensor._util.call_sites import raised_at
 from localtensor.errors import NestedRun, NeverEnded, RankRaised, TooFewGpus
 from localtensor.processes import forked
 from localtensor.processes.forked import NoFork, run_forked

@@ -1,7 +1,7 @@
 import pytest
 
-from localtensor._util.rank_places import raised_at
-from localtensor.processes.exception_transport import again, stand_in, story
+from localtensor._util.call_sites import raised_at
+from localtensor.processes.forked import again, stand_in, story
 
 
 class NeedsTwo(Exception):

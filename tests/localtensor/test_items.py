@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.values.indexing import differs, picked, stacked
 from localtensor.lockstep.values.rank_int import rank_int
+from localtensor.lockstep.values.stacks import differs, picked, stacked
 
 PARTS = st.one_of(st.integers(-2, 1), st.none(), st.builds(slice, st.integers(-2, 2), st.integers(0, 3)))
 

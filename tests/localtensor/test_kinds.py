@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches.by_rank_group import arrived, for_each_kind, only
+from localtensor.lockstep.patches.device_mesh import arrived, for_each_kind, only
 from localtensor.lockstep.values.partition import partition
 from localtensor.lockstep.values.rank_int import rank_int, values_of
 

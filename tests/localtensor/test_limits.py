@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import localtensor as lt
 from localtensor.errors import NotServed, RankRaised
-from localtensor.threads import process_globals as limits
+from localtensor.threads import rank_world as limits
 
 
 def compiled_rank():
@@ -179,7 +179,7 @@ def test_a_rank_that_is_over_keeps_none_of_dtensors_answers():
 def test_torch_still_has_the_private_parts_that_are_touched():
     from torch._dynamo import eval_frame
 
-    assert set(limits.PRIVATE) == {
+    assert set(limits.PROCESS_GLOBALS_PRIVATE) == {
         "torch.autograd.profiler.profile._prepare_trace",
         "torch.autograd.profiler.profile._start_trace",
         "torch._dynamo.eval_frame._stance",

@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from localtensor.errors import BadGroup
-from localtensor.lockstep.comms.group_families import of_lists
 from localtensor.lockstep.comms.process_groups import group_of
+from localtensor.lockstep.comms.stacked_collectives import of_lists
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.rank_int import rank_int
 from tests.localtensor.both_ways import check_both_ways, here

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.patches import nn_modules as lockstep_modules
+from localtensor.lockstep.values.formatting import as_if_padded
 from localtensor.lockstep.values.rank_int import rank_int
-from localtensor.lockstep.values.texts import as_if_padded
 from tests.programs.lockstep_ways import assert_both
 
 

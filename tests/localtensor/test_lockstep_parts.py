@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from localtensor.lockstep.patches.torch_private import PRIVATE
-from localtensor.threads import process_globals as limits
+from localtensor.lockstep.patches.rank_queries import PRIVATE
+from localtensor.threads import rank_world as limits
 from localtensor.threads import rank_world as worlds
 from localtensor.threads.state import shared_propagation as propagation
 from tests.localtensor.test_worlds import lacks
@@ -30,6 +30,10 @@ def touched():
 
 
 def test_what_is_touched_is_listed_somewhere():
-    listed = {part for table in (PRIVATE, worlds.PRIVATE, limits.PRIVATE, propagation.PRIVATE) for part in table}
+    listed = {
+        part
+        for table in (PRIVATE, worlds.PRIVATE, limits.PROCESS_GLOBALS_PRIVATE, propagation.PRIVATE)
+        for part in table
+    }
     last = {part for path in listed for part in path.split(".")} | ELSEWHERE
     assert {name: rooms for name, rooms in touched().items() if name not in last} == {}

@@ -5,9 +5,9 @@ import torch
 
 from localtensor.collectives.c10d_table import SERVED, Brought
 from localtensor.lockstep.comms import c10d_kernels as by_kind
-from localtensor.lockstep.comms import outcomes
+from localtensor.lockstep.comms import collectives as outcomes
 from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.group_families import of_lists
+from localtensor.lockstep.comms.stacked_collectives import of_lists
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.lockstep.values.partition import each_alone, everyone

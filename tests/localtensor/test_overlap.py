@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor.threads.overlap import overlap
+from localtensor.threads.buffer_watch import overlap
 
 BASE = torch.arange(24.0)
 

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util.own_world import OwnWorld
+from localtensor._util.patching import OwnWorld
 
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag", "pg_coalesce_state")
 

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from localtensor.errors import NotReducible
-from localtensor.layout.partials import agreed, fold, parts, reducible
+from localtensor.layout.reductions import agreed, parts, reducible
+from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.spec import KINDS
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]

@@ -996,8 +996,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path):
     run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 1
     assert (
-        "localtensor.errors.processes.PoolDidNotStart: Pool.call: pool: Pool(2): the worker processes did not"
-        in run.stderr
+        "localtensor.errors.runs.PoolDidNotStart: Pool.call: pool: Pool(2): the worker processes did not" in run.stderr
     )
     assert "In a script, start it under `if __name__ == '__main__':`" in run.stderr
 

@@ -1,7 +1,7 @@
 import pytest
 
+from localtensor._util.call_sites import raised_at
 from localtensor._util.events import Place
-from localtensor._util.rank_places import raised_at
 
 
 def fails():

@@ -1,4 +1,4 @@
-"""localtensor.threads.state.sharding_rules: sharding rules that a rank's program registers are that rank's."""
+"""localtensor.threads.state.shared_propagation: sharding rules that a rank's program registers are that rank's."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.testing._internal.distributed._tensor import common_dtensor
 
 from localtensor import run
-from localtensor.threads.state.sharding_rules import TABLES, Table
+from localtensor.threads.state.shared_propagation import TABLES, Table
 
 op_strategy_context = getattr(common_dtensor, "op_strategy_context", None)
 HAS_CONTEXT = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import torch.distributed.tensor.experimental
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor.threads.state.rank_shared import LEFT_ALONE, PER_THREAD
+from localtensor.threads.state.special_slots import LEFT_ALONE, PER_THREAD
 from localtensor.threads.state.swap import SLOTS, OutsideState
 
 DISPATCHER = dtensor.DTensor._op_dispatcher

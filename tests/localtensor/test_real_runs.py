@@ -28,7 +28,7 @@ from localtensor.errors import (
     RankRaised,
     TooFewGpus,
 )
-from localtensor.processes import run as real
+from localtensor.processes import pool as real
 
 
 @pytest.fixture(autouse=True)

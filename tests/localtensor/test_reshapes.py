@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.dispatch.metadata_ops import VIEWS
+from localtensor.lockstep.dispatch.op_table import VIEWS
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 
 CHANGES = {

@@ -7,8 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout.spec import StridedShard, shorts
-from localtensor.testing.hypothesis_strategies.drawn_meshes import ranks_between, sizes_left
-from localtensor.testing.hypothesis_strategies.layouts import mended, options, orders, steady
+from localtensor.testing.hypothesis_strategies.layouts import mended, options, orders, ranks_between, sizes_left, steady
 
 F32 = torch.float32
 

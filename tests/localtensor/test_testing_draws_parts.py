@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from localtensor.errors import NotReducible
-from localtensor.layout.partials import fold, reducible
+from localtensor.layout.reductions import fold_partials as fold
+from localtensor.layout.reductions import reducible
 from localtensor.layout.spec import KINDS
-from localtensor.testing.hypothesis_strategies.checks import DTYPES
-from localtensor.testing.hypothesis_strategies.drawn_parts import exact_parts
-from localtensor.testing.hypothesis_strategies.values import PATTERNS, Drawn
+from localtensor.testing.hypothesis_strategies.layouts import exact_parts
+from localtensor.testing.hypothesis_strategies.values import DTYPES, PATTERNS, Drawn
 
 AVERAGED = [dtype for dtype in DTYPES if dtype.is_floating_point or dtype.is_complex]
 

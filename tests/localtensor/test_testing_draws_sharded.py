@@ -8,7 +8,7 @@ from localtensor.errors import BadPlacement, LocalTensorError
 from localtensor.layout import shards
 from localtensor.layout.spec import StridedShard
 from localtensor.testing import draws
-from localtensor.testing.hypothesis_strategies.sharded import cut
+from localtensor.testing.hypothesis_strategies.layouts import cut
 
 COMPARED = [dtype for dtype in draws.DTYPES if not dtype.is_complex]
 

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from localtensor.testing.hypothesis_strategies.checks import DTYPES, BadDraw
-from localtensor.testing.hypothesis_strategies.values import PATTERNS, USUAL, Drawn, bound, unit
+from localtensor.testing.hypothesis_strategies.values import DTYPES, PATTERNS, USUAL, BadDraw, Drawn, bound, unit
 
 EXACT = [pattern for pattern in USUAL if pattern != "extremes"]
 FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]

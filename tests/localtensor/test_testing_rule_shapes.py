@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from localtensor.testing.rules.calls import TAME, filled, schema_calls, there
-from localtensor.testing.rules.ops import Op
+from localtensor.testing.rules.ops import Op, Plan, accepted, cuts_one, fits, is_case_of
 from localtensor.testing.rules.rule import Rule
-from localtensor.testing.rules.shape_inference import Plan, accepted, cuts_one, fits, is_case_of
 
 
 def shapes_of(op, rule):

@@ -12,7 +12,7 @@ import localtensor as lt
 from localtensor.errors import ModeBusy, NotServed, RankRaised
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from localtensor.testing.rules.api import assert_sharding
-from localtensor.testing.rules.errors import NotARule, NothingTested, WrongRule
+from localtensor.testing.rules.rule import NotARule, NothingTested, WrongRule
 
 
 def total(x):

@@ -6,7 +6,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from localtensor.layout.shards import bounds
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches.uneven import gather
+from localtensor.lockstep.patches.shard_offsets import gather
 
 
 def shard(whole, dim, rank, ranks):

@@ -58,7 +58,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "written: bool = False",
     ): "only a gradient comes without it, and of what backward asks no call is named",
     (
-        "strategies/inputs/spool.py",
+        "strategies/inputs/gathering.py",
         """if row.split('"', 4)[3] in wanted:  # the op stands first: the others need not be parsed""",
     ): "any number from 4 on: the fourth piece is the same",
     (
@@ -78,7 +78,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "seed: int = 0",
     ): "any seed",
     (
-        "localtensor/testing/programs/codegen.py",
+        "localtensor/testing/programs/program.py",
         'f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"',
     ): "no rank sends twice in a step that is no batch",
     (
@@ -90,7 +90,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "if x.numel() > SINGLY or _level(x) <= _ONES:",
     ): "no number has fewer digits than zero: of zeros nothing simpler would be made",
     (
-        "strategies/inputs/variants/value_variants.py",
+        "strategies/inputs/variants/all_variants.py",
         "break",
     ): "the budget stays spent: all that follows are passed over as well",
     (
@@ -98,11 +98,11 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "if dtype == torch.bool:",
     ): "torch has one object for each dtype",
     (
-        "strategies/torch_api/cpu_kernels.py",
+        "strategies/torch_api/population.py",
         'elsewhere = f"; it has one for {others[0].upper()}" if others else ""',
     ): "of two devices there is at most one other",
     (
-        "strategies/planner/search/alternatives.py",
+        "strategies/planner/search/api.py",
         "break",
     ): "first steps come cheapest first, so none of those left can begin a cheaper plan: it saves their searches",
     (
@@ -122,7 +122,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "if len(set(sizes)) == 1:",
     ): "there is a shape or more, and so a size",
     (
-        "localtensor/collectives/mailbox.py",
+        "localtensor/collectives/rendezvous.py",
         "return -1 if part.peer is None else part.peer",
     ): "who names no peer comes by `recv_from_anyone`, which does not ask for it",
     (
@@ -142,7 +142,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "FRUITLESS = 10_000  # questions in a row whether a work is done, by ranks of which none can do anything else",
     ): "any large number: it only says when a loop without end is given up",
     (
-        "localtensor/lockstep/comms/index_plans.py",
+        "localtensor/lockstep/comms/stacked_collectives.py",
         "_MOST_KEPT = 4096",
     ): "any number: what is forgotten is worked out again",
     (

@@ -6,7 +6,7 @@ from tests.mutants.values import Planted
 
 CACHES = (
     Planted(
-        "strategies/propagation/answer_cache.py",
+        "strategies/propagation/cache_key.py",
         "    if any(odd):",
         "    if not odd:",
         "a miss over two placements of a class of the user's own is explained by nothing at all",
@@ -142,7 +142,7 @@ PROPAGATION = (
         "empty pieces are never looked at: a maximum of no rows is chosen",
     ),
     Planted(
-        "strategies/ops/semantics/rule_checks.py",
+        "strategies/ops/semantics/local_call.py",
         "        for line in said:\n            check_line(entry, line, ask)\n",
         "",
         "a rule that names a dim which is not there ends in an IndexError somewhere else",

@@ -105,8 +105,6 @@ _PLACEMENTS = (
     _bug("layout/row_intervals", "step = -(-length // ranks)", "step = length // ranks", "rows that do not divide belong to nobody"),
     _bug("layout/row_intervals", "        elif first < last:\n            found.append", "        else:\n            found.append",
          "a rank without rows holds a run of none: layouts that are the same are said to differ"),
-    _bug("flattening", "axis if axis < first else max(first, axis - count + 1)", "axis if axis < first else axis - count + 1",
-         "a flat axis cuts in the turn of an axis before it"),
     _bug("layout/mesh", "(*rest[:axis], i, *rest[axis:])", "(i, *rest)", "the groups along a mesh's second axis are those of the first"),
     _bug("layout/mesh", "if not 0 <= place < size:", "if place >= size:", "Mesh.rank((-1, 0)) is a rank number below zero"),
     _bug("layout/spec", "return _StridedShard(int(strided), split_factor=int(factor))",

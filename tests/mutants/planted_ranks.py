@@ -33,7 +33,7 @@ SCHEDULES = (
         "a rank that does not obey gets the baton again, and the others are never ended",
     ),
     Planted(
-        "localtensor/concurrency/policies.py",
+        "localtensor/concurrency/schedule.py",
         "place = bisect_left(runnable, current)",
         "place = bisect_left(runnable, current + 1)",
         "round_robin takes the turn from a rank that could go on",
@@ -71,7 +71,7 @@ MEETINGS = (
         "all_gather gives the tensors in the order in which ranks came",
     ),
     Planted(
-        "localtensor/collectives/mailbox.py",
+        "localtensor/collectives/rendezvous.py",
         "key = (_peer(ticket.part), ticket.part.rank, _tag(ticket.part))",
         "key = (_peer(ticket.part), ticket.part.rank, 0)",
         "a receive with a tag never meets its send",
@@ -103,7 +103,7 @@ MEETINGS = (
         "store.wait of two keys returns when one is there",
     ),
     Planted(
-        "localtensor/threads/work.py",
+        "localtensor/threads/process_group.py",
         "        if done:\n            self.wait()\n        return done",
         "        return done",
         "is_completed() is true, and the output is not there",
@@ -147,19 +147,19 @@ VERDICTS = (
         "1 on one rank and True on the other are the same",
     ),
     Planted(
-        "localtensor/processes/run.py",
+        "localtensor/processes/pool.py",
         "(_is_echo(one), one.at or",
         "(one.at or",
         "the rank that only says that its peer has gone is called the first cause",
     ),
     Planted(
-        "localtensor/_util/pickling.py",
+        "localtensor/_util/patching.py",
         'strides = x.stride() if dense else torch.empty(x.shape, device="meta").stride()',
         'strides = torch.empty(x.shape, device="meta").stride()',
         "a transposed sample comes out of a worker contiguous, and another kernel is judged",
     ),
     Planted(
-        "localtensor/_util/pickling.py",
+        "localtensor/_util/patching.py",
         " and not value.requires_grad:",
         ":",
         "a tensor that wants a gradient comes back as one that does not",
@@ -185,7 +185,7 @@ PLUGIN = (
         "a fixture is torn down before those that use it",
     ),
     Planted(
-        "localtensor/pytest_plugin/outcomes.py",
+        "localtensor/pytest_plugin/assertions.py",
         "return 2 if isinstance(error, pytest.xfail.Exception) else 1",
         "return 1 if isinstance(error, pytest.xfail.Exception) else 2",
         "one rank fails, another xfails, and the test is green",
@@ -197,7 +197,7 @@ PLUGIN = (
         "--rank-flaky 10 runs each test eleven times",
     ),
     Planted(
-        "localtensor/pytest_plugin/rank_environment.py",
+        "localtensor/pytest_plugin/item.py",
         "            if first is None:\n",
         "            if first is not None:\n",
         "RANK of a rank thread stays in the environment of the tests that follow",
@@ -224,7 +224,7 @@ TESTING = (
         ("tests/localtensor/test_testing_draws_values.py",),
     ),
     Planted(
-        "localtensor/testing/hypothesis_strategies/drawn_parts.py",
+        "localtensor/testing/hypothesis_strategies/layouts.py",
         "torch.where(alone, x, 0).to(x.dtype)",
         "x",
         "every rank holds the infinity of a sum, and the parts do not make the whole",
@@ -238,7 +238,7 @@ TESTING = (
         DRAWS,
     ),
     Planted(
-        "localtensor/testing/hypothesis_strategies/spec_text.py",
+        "localtensor/testing/hypothesis_strategies/layouts.py",
         "sorted(given) != list(range(len(taken)))",
         "len(given) != len(taken)",
         "a text whose turns leave one out is read as a spec that nobody wrote",
@@ -259,7 +259,7 @@ TESTING = (
         RULES,
     ),
     Planted(
-        "localtensor/testing/rules/shape_inference.py",
+        "localtensor/testing/rules/ops.py",
         'return len(cut) <= 1 and "1" not in cut',
         "return len(cut) <= 1",
         "a right rule of add is called wrong, because the dim that it cuts is broadcast",

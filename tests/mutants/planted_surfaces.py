@@ -70,13 +70,13 @@ GATE = (
         GATE_ALONE,
     ),
     Planted(
-        "strategies/gate/run.py",
+        "strategies/gate/plan.py",
         "if not left[op] and op not in crashed and instances[op])",
         "if not left[op] and instances[op])",
         "an overload that crashed half way counts as tried: its accepted findings are called gone",
     ),
     Planted(
-        "strategies/gate/run.py",
+        "strategies/gate/plan.py",
         "(u.op, u.dtypes, mesh_kind(u.mesh), u.trial)",
         "(u.op, u.dtypes, mesh_kind((1,)), u.trial)",
         "accepted findings on two axes are never tried, and never gone",
@@ -133,7 +133,7 @@ CHANGES = (
         ("tests/strategies/test_changed_names.py",),
     ),
     Planted(
-        "strategies/gate/changes/digest.py",
+        "strategies/gate/changes/version_view.py",
         "if seen.reads or versions is None or not all(map(_follows, outside)):",
         "if versions is None or not all(map(_follows, outside)):",
         "the verdict on a rule that reads a file is remembered when the file has changed",
@@ -148,7 +148,7 @@ CHANGES = (
 
 OUTPUTS = (
     Planted(
-        "strategies/gate/formats/github.py",
+        "strategies/gate/formats/markdown.py",
         '.replace("%", "%25").replace("\\r", "%0D").replace("\\n", "%0A")',
         '.replace("\\r", "%0D").replace("\\n", "%0A").replace("%", "%25")',
         "GitHub shows %250A where a line ends",
@@ -202,13 +202,13 @@ OUTPUTS = (
         "a hang is listed among what is silently wrong",
     ),
     Planted(
-        "strategies/sweep/report/html_findings.py",
+        "strategies/sweep/report/html_page.py",
         '"alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs"',
         '"alone" if not finding.title else "pairs"',
         "the filter for meshes of several axes is never offered",
     ),
     Planted(
-        "strategies/sweep/report/html_diagram.py",
+        "strategies/sweep/report/html_heatmap.py",
         "wrong=spot < len(want.values) and not same(",
         "wrong=spot < len(want.values) and same(",
         "the right numbers are red",
@@ -259,7 +259,7 @@ JOURNALS = (
         "a stale answer after a clear is explained away",
     ),
     Planted(
-        "strategies/base/subprocess_worker.py",
+        "strategies/base/worker_pool.py",
         "            noted, since = size, time.monotonic()\n",
         "            noted = size\n",
         "a long task is killed though it goes on step by step",

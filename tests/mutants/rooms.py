@@ -26,7 +26,7 @@ SEEN_FROM = {
         "tests/localtensor/test_forked.py",
         "tests/localtensor/test_forked_errors.py",
     ),
-    "localtensor/errors/arguments.py": (
+    "localtensor/errors/base.py": (
         "tests/localtensor/test_shards.py",
         "tests/localtensor/test_placement.py",
         "tests/localtensor/test_orders.py",
@@ -40,7 +40,7 @@ SEEN_FROM = {
         "tests/localtensor/test_explore_lines.py",
         "tests/strategies/test_races.py",
     ),
-    "localtensor/lockstep/dispatch/forms.py": (
+    "localtensor/lockstep/dispatch/op_table.py": (
         "tests/localtensor/test_ways.py",
         "tests/localtensor/test_physical.py",
     ),
@@ -49,29 +49,27 @@ SEEN_FROM = {
         "tests/localtensor/test_physical.py",
         "tests/localtensor/test_every_overload.py",
     ),
-    "localtensor/lockstep/values/texts.py": (
+    "localtensor/lockstep/values/formatting.py": (
         "tests/localtensor/test_lockstep_modules.py",
         "tests/localtensor/test_rank_ints.py",
     ),
-    "localtensor/testing/hypothesis_strategies/checks.py": (
+    "localtensor/testing/hypothesis_strategies/values.py": (
         "tests/localtensor/test_testing_draws.py",
         "tests/localtensor/test_testing_draws_parts.py",
     ),
-    "localtensor/testing/hypothesis_strategies/spec_text.py": (
+    "localtensor/testing/hypothesis_strategies/layouts.py": (
         "tests/localtensor/test_testing_draws.py",
         "tests/localtensor/test_testing_draws_sharded.py",
     ),
-    "localtensor/testing/programs/codegen.py": ("tests/localtensor/test_testing_programs.py",),
-    "localtensor/testing/programs/programs_words.py": ("tests/localtensor/test_testing_programs.py",),
-    "localtensor/runner/torchrun_rank.py": ("tests/localtensor/test_script.py",),
-    "localtensor/testing/rules/report.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/testing/programs/program.py": ("tests/localtensor/test_testing_programs.py",),
+    "localtensor/runner/torchrun_processes.py": ("tests/localtensor/test_script.py",),
     "localtensor/testing/rules/script.py": ("tests/localtensor/test_testing_rule_tests.py",),
-    "localtensor/testing/rules/search.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "localtensor/testing/rules/api.py": ("tests/localtensor/test_testing_rule_tests.py",),
     "localtensor/lockstep/dispatch/execute.py": (
         "tests/localtensor/test_physical.py",
         "tests/localtensor/test_ways.py",
     ),
-    "localtensor/lockstep/comms/index_plans.py": ("tests/localtensor/test_exchange.py",),
+    "localtensor/lockstep/comms/stacked_collectives.py": ("tests/localtensor/test_exchange.py",),
     "localtensor/torch_suites/rank_run.py": (
         "tests/suites/test_suites_ranks.py",
         "tests/suites/test_suites_processes.py",
@@ -87,18 +85,18 @@ SEEN_FROM = {
             "tests/plans/test_planner_optimal.py",
         ),
     ),
-    "strategies/ops/foreach.py": ("tests/ops/test_variants.py", "tests/ops/test_collected.py"),
-    "strategies/ops/pointwise/optimizers.py": ("tests/ops/test_factory.py",),
-    "strategies/ops/lib/linear_parts.py": (
+    "strategies/ops/all_rules.py": ("tests/ops/test_variants.py", "tests/ops/test_collected.py"),
+    "strategies/ops/pointwise/unary_binary.py": ("tests/ops/test_factory.py",),
+    "strategies/ops/lib/elementwise.py": (
         "tests/ops/test_matmul.py",
         "tests/ops/test_softmax.py",
     ),
-    "strategies/ops/pointwise/random.py": ("tests/ops/test_factory.py",),
+    "strategies/ops/pointwise/creation.py": ("tests/ops/test_factory.py",),
     "strategies/propagation/model.py": (
         "tests/strategies/test_propagate.py",
         "tests/strategies/test_expansion.py",
     ),
-    "strategies/ops/lib/shared_dims.py": (
+    "strategies/ops/lib/dim_maps.py": (
         "tests/ops/test_gates.py",
         "tests/ops/test_pooling.py",
         "tests/ops/test_linalg.py",
@@ -144,20 +142,15 @@ def test_files() -> dict[str, Counter[str]]:
 @cache
 def tests_of(path: str) -> tuple[str, ...]:
     """The test files of a room, and the room itself where its docstrings have examples."""
-    named = Path(FORMER.get(path, path))
-    stem, folder = named.stem.lstrip("_"), named.parent.name
-    if stem == "main__":
-        stem = folder
-    own = (
-        list(SEEN_FROM.get(path, ()))
-        or _named(f"{folder}_{stem}")
-        or _named(stem)
-        or _naming(stem)
-        or _family(stem)
-        or _naming(Path(path).stem)
-    )
+    own = list(SEEN_FROM.get(path, ()))
+    for former in () if own else FORMER.get(path, (path,)):
+        named = Path(former)
+        stem, folder = named.stem.lstrip("_"), named.parent.name
+        if stem == "main__":
+            stem = folder
+        own += _named(f"{folder}_{stem}") or _named(stem) or _naming(stem) or _family(stem) or _naming(Path(path).stem)
     examples = (path,) if ">>> " in (ROOT / path).read_text() else ()
-    return examples + tuple(own)
+    return examples + tuple(dict.fromkeys(own))
 
 
 def _named(stem: str) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from localtensor.layout.spec import KINDS
-from strategies.inputs.variants.value_variants import adverse
+from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import tell
 from strategies.model.rule import Sample
 from strategies.model.verdict import Verdict
-from strategies.ops.semantics.rule_checks import made_instead
+from strategies.ops.semantics.local_call import made_instead
 from strategies.ops.semantics.rulebook import Book, Entry, Line
 from strategies.ops.validation.claims import ask_about, own_claims
 from strategies.validation.probe import try_claims

@@ -7,8 +7,8 @@ import torch
 
 from strategies.base.worker_pool import Crew
 from strategies.ops.all_rules import OUR_RULES
+from strategies.ops.validation.claims import calls
 from strategies.ops.validation.run import Terms, trials
-from strategies.ops.validation.samples import calls
 
 PARTS = 2
 """So that workers can share it.  Each captures the calls of all once, which is a quarter of the cost: so no more of them."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localtensor.layout.partials import fold
+from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.spec import KINDS
 from strategies.ops.lib.dim_maps import filled_with
 

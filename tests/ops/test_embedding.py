@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from strategies.model.oracle import tell
+from strategies.ops.index.embedding import MAX
+from strategies.ops.index.embedding import RULES as BAGS
 from strategies.ops.index.embedding import RULES as ROWS
-from strategies.ops.index.embedding_bags import MAX
-from strategies.ops.index.embedding_bags import RULES as BAGS
 from strategies.ops.validation.claims import ask_about
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from strategies.ops.pointwise import creation as factory
-from strategies.ops.pointwise import optimizers as fused
-from strategies.ops.pointwise import random
+from strategies.ops.pointwise import creation as random
+from strategies.ops.pointwise import unary_binary as fused
 from tests.ops.held import assert_lines, assert_tempting, lines_of
 from tests.strategies.cases import numbers, sample
 

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call, Leaf, Sample
-from strategies.ops.nn.glu import RULES
+from strategies.ops.nn.attention import RULES
 from strategies.ops.validation.claims import judge, own_claims
 
 ENTRY = {entry.op: entry for entry in RULES}

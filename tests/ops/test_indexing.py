@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from strategies.ops.index.advanced_indexing import RULES as MANY
+from strategies.ops.index.indexing import RULES as MANY
 from strategies.ops.index.indexing import RULES as PICKED
-from strategies.ops.index.indexing_whole import RULES as WHOLE
+from strategies.ops.index.indexing import RULES as WHOLE
 from strategies.ops.index.scatter import RULES as SCATTERED
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample

@@ -3,8 +3,8 @@
 import pytest
 
 from strategies.ops.shape.joining import RULES as JOINED
-from strategies.ops.shape.joining_pads import RULES as PADDED
-from strategies.ops.shape.joining_pads import padded
+from strategies.ops.shape.joining import RULES as PADDED
+from strategies.ops.shape.joining import padded
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample
 

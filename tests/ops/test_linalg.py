@@ -5,7 +5,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Call, Leaf, Sample
-from strategies.ops.linalg import distances, fft
+from strategies.ops.linalg import matrix_ops as distances
+from strategies.ops.linalg import matrix_ops as fft
 from strategies.ops.linalg import matrix_ops as linalg
 from strategies.ops.validation.claims import judge, own_claims
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from localtensor.layout.spec import KINDS
-from strategies.ops.lib.casts import carries
+from strategies.ops.lib.elementwise import carries
 from strategies.ops.pointwise.linear import RULES
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample

@@ -7,8 +7,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from strategies.ops.nn.normalization import RULES
-from strategies.ops.semantics.local_call import with_arguments
-from strategies.ops.semantics.rule_checks import own_of
+from strategies.ops.semantics.local_call import own_of, with_arguments
 from strategies.ops.semantics.rulebook import Book, Meta, ask_of
 from strategies.ops.validation.claims import ask_about
 from tests.ops.held import assert_lines, assert_tempting, lines_of

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.nn import pooling
-from strategies.ops.nn import resizing as pooling_resized
+from strategies.ops.nn import pooling as pooling_resized
 from strategies.ops.validation.claims import judge, own_claims
 from tests.ops.held import assert_lines
 

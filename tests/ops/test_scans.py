@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.ops.reduce.scans import RULES
+from strategies.ops.reduce.reductions import RULES
 from tests.ops.held import assert_lines, assert_tempting
 from tests.strategies.cases import numbers, sample
 

@@ -5,8 +5,7 @@ import torch
 from torch.distributed.tensor import Partial
 
 from strategies.model.oracle import tell
-from strategies.ops.lib.foreach_lift import foreach_ops, on_lists
-from strategies.ops.lib.overload_variants import named, variants, with_variants
+from strategies.ops.lib.overload_variants import foreach_ops, named, on_lists, variants, with_variants
 from strategies.ops.pointwise.linear import RULES as LINEAR
 from strategies.ops.pointwise.unary_binary import RULES as POINTWISE
 from strategies.ops.semantics.rulebook import rules
@@ -18,7 +17,7 @@ X, Y = numbers(4), numbers(4).flip(0)
 BYTES, WHOLE = torch.tensor([3, 200, 7, 90], dtype=torch.uint8), numbers(4, dtype=torch.int64)
 LISTS = on_lists((*LINEAR, *POINTWISE))
 
-FAMILIES = {
+MODULES = {
     "add.Tensor": {"aten.add.out", "aten.add_.Tensor"},
     "__xor__.Scalar": {"aten.__ixor__.Scalar"},
     "max.dim": {"aten.max.dim_max"},
@@ -32,9 +31,9 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("op", FAMILIES)
+@pytest.mark.parametrize("op", MODULES)
 def test_the_overloads_that_write_what_an_op_computes_are_found_by_their_schemas(op):
-    assert set(variants(f"aten.{op}")) == FAMILIES[op]
+    assert set(variants(f"aten.{op}")) == MODULES[op]
 
 
 def test_an_overload_with_an_entry_of_its_own_keeps_it():

@@ -12,10 +12,10 @@ from strategies.model.oracle import tell
 from strategies.model.rule import Call, Leaf
 from strategies.model.verdict import Verdict
 from strategies.ops.semantics.rulebook import Book
-from strategies.ops.shape.reshape import RULES as SHAPED
-from strategies.ops.shape.reshape import groups
 from strategies.ops.shape.slices import RULES as PIECES
 from strategies.ops.shape.views import RULES as NAMED
+from strategies.ops.shape.views import RULES as SHAPED
+from strategies.ops.shape.views import groups
 from strategies.ops.validation.claims import own_claims
 from strategies.validation.probe import try_claims
 from tests.ops.held import assert_lines, assert_tempting

@@ -14,14 +14,12 @@ import time
 import torch
 
 from localtensor.errors import OtherRows
-from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import ordered
-from localtensor.layout.spec import Spec
+from localtensor.layout.spec import Mesh, Spec
 from strategies.planner.search.api import NoPlan, searched
 from strategies.planner.steps.legal_steps import targets
 from strategies.planner.steps.plan import Move, Price
-from strategies.planner.steps.prices import Sent, Time
-from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.steps.prices import Sent, Time, TorchPrice
 from tests.plans.oracle import Oracle, without_lone
 from tests.plans.pairs import PLAIN, drawn, every_spec
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, parse
+from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.planner.audit.pairs import Pair
 
 

@@ -7,18 +7,16 @@ from fractions import Fraction
 import pytest
 import torch
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, parse
-from strategies.cli.commands import cost_check as cost_command
-from strategies.cli.commands.cost_check_torch import torch_cost
-from strategies.planner.metric_check.check import BadCost, check, specs_of
+from localtensor.layout.spec import Mesh, Spec, parse
+from strategies.cli.commands import plan as cost_command
+from strategies.cli.commands.plan import torch_cost
+from strategies.planner.metric_check.check import FALLS, BadCost, check, specs_of
 from strategies.planner.metric_check.report import Checked, Detour, Odd, amount
-from strategies.planner.metric_check.steps import FALLS
 from strategies.planner.steps.prices import Sent
 
 TWO, SMALL = Mesh.of(2), tuple(map(parse, ("R", "S(0)")))
 REDISTRIBUTE = "torch.distributed.tensor._collective_utils.redistribute_cost"
-"""The private part that `strategies.cli.commands.cost_check_torch` needs."""
+"""The private part that `strategies.cli.commands.plan` needs."""
 
 
 def size(spec):
@@ -243,7 +241,7 @@ def mine(tmp_path, monkeypatch):
 
 
 def run(cost, mesh=(2,), shape=(8,), most=5, as_json=False):
-    return cost_command.run(cost, mesh, shape, most, as_json)
+    return cost_command.run_cost_check(cost, mesh, shape, most, as_json)
 
 
 @pytest.mark.parametrize(("cost", "code"), [

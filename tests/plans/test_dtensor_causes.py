@@ -2,12 +2,11 @@
 
 import pytest
 
-from strategies.planner.audit import causes as dtensor_causes
-from strategies.planner.audit.causes import Cause, causes, confirmed, symptom
+from strategies.planner.audit import report as dtensor_causes
+from strategies.planner.audit.pairs import Refused
+from strategies.planner.audit.report import Cause, causes, confirmed, symptom
 from strategies.planner.audit.shrink import Smallest
-from strategies.planner.audit.simulated_run import RIGHT, Outcome
-from strategies.planner.audit.torch_plans import Refused
-from strategies.planner.audit.verdict import Verdict, judge
+from strategies.planner.audit.verdict import RIGHT, Outcome, Verdict, judge
 from tests.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 

@@ -8,11 +8,8 @@ from typer.testing import CliRunner
 from strategies.cli.app import app
 from strategies.cli.commands import plans_audit as dtensor_command
 from strategies.cli.commands.plans_audit import Asked, BadPlans, command, exit_code, run, sizes
-from strategies.planner.audit.causes import Cause
-from strategies.planner.audit.dtensor_tried import Tried, rows, wasted
-from strategies.planner.audit.report import as_json, as_text
-from strategies.planner.audit.simulated_run import RIGHT, Outcome
-from strategies.planner.audit.verdict import Verdict
+from strategies.planner.audit.report import Cause, Tried, as_json, as_text, rows, wasted
+from strategies.planner.audit.verdict import RIGHT, Outcome, Verdict
 from tests.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 

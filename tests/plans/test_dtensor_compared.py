@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from localtensor.layout.shards import split
 from strategies.planner.audit.compare import compared, folded, slack
 from strategies.planner.audit.pairs import DTYPES, draw_pairs
-from strategies.planner.audit.simulated_run import numbers
+from strategies.planner.audit.verdict import numbers
 from tests.plans.plan_pairs import spec
 
 SPECS = [one for pair in draw_pairs((2, 3), seed=5, budget=60) for one in (pair.src, pair.dst)]

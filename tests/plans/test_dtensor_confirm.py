@@ -5,11 +5,10 @@ import torch
 
 from localtensor._util.events import Died, Raised, Waiting
 from localtensor.processes.pool import Pool
-from strategies.planner.audit.causes import Cause
 from strategies.planner.audit.rank_run import Told
-from strategies.planner.audit.real_run import Bench, _heard, _lost
+from strategies.planner.audit.report import Cause
 from strategies.planner.audit.script import script
-from strategies.planner.audit.simulated_run import Job, play_all
+from strategies.planner.audit.verdict import Bench, Job, _heard, _lost, play_all
 from tests.plans.plan_pairs import pair
 from tests.strategies.script_runner import run_script
 

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from strategies.planner.audit.causes import Cause, symptom
-from strategies.planner.audit.report import finding
-from strategies.planner.audit.simulated_run import Job, play_all
-from strategies.planner.audit.torch_plans import MODES
-from strategies.planner.audit.verdict import arrives, cheapest
+from strategies.planner.audit.pairs import MODES
+from strategies.planner.audit.report import Cause, finding, symptom
+from strategies.planner.audit.verdict import Job, arrives, cheapest, play_all
 from tests.plans.dtensor_found import FINDINGS, VERSION, pair_of
 
 HERE = torch.__version__.split("+")[0]

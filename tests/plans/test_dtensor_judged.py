@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from strategies.planner.audit import verdict as dtensor_judged
-from strategies.planner.audit.dtensor_tried import wasted as summed
-from strategies.planner.audit.pairs import draw_pairs
-from strategies.planner.audit.simulated_run import RIGHT, Job, Outcome
-from strategies.planner.audit.torch_plans import MODES, Refused
+from strategies.planner.audit.pairs import MODES, Refused, draw_pairs
+from strategies.planner.audit.report import wasted as summed
 from strategies.planner.audit.verdict import (
     KINDS,
+    RIGHT,
+    Job,
+    Outcome,
     Verdict,
     Waste,
     _ratio,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.layout.meaning import has_meaning
+from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import StridedShard
 from strategies.planner.audit import pairs as dtensor_pairs
 from strategies.planner.audit.pairs import DTYPES, draw_pairs, told

@@ -11,11 +11,10 @@ from torch.distributed.tensor import Shard, _redistribute
 
 import localtensor as lt
 from localtensor.layout.spec import Spec, parse
-from strategies.base.uninterrupted import quiet
-from strategies.planner.audit.pairs import draw_pairs
+from strategies.base.signals import quiet
+from strategies.planner.audit.pairs import MODES, Refused, as_read, draw_pairs, fault_of, for_dtensor
 from strategies.planner.audit.rank_run import mesh_on, planner, redistributed
-from strategies.planner.audit.simulated_run import Job
-from strategies.planner.audit.torch_plans import MODES, Refused, as_read, fault_of, for_dtensor
+from strategies.planner.audit.verdict import Job
 from strategies.planner.search.api import plan
 from strategies.planner.steps.alpha_beta import Network
 from strategies.planner.steps.legal_steps import changed

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from localtensor.errors import LocalTensorError
-from strategies.base.uninterrupted import quiet
-from strategies.planner.audit import simulated_run as dtensor_played
-from strategies.planner.audit.pairs import draw_pairs
+from strategies.base.signals import quiet
+from strategies.planner.audit import verdict as dtensor_played
+from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.rank_run import Told, planner
-from strategies.planner.audit.simulated_run import RIGHT, Job, Outcome, judged, on_threads, play_all
-from strategies.planner.audit.torch_plans import MODES
+from strategies.planner.audit.verdict import RIGHT, Job, Outcome, judged, on_threads, play_all
 from strategies.torch_api.mesh_and_caches import averages
 from tests.plans.plan_pairs import pair
 

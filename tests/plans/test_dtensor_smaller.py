@@ -4,10 +4,9 @@ import pytest
 from torch.distributed.tensor import Shard
 
 from localtensor.layout.spec import StridedShard
-from strategies.planner.audit.pairs import draw_pairs, told
+from strategies.planner.audit.pairs import as_read, draw_pairs, told
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.shrink import smaller, smallest, strided, weight
-from strategies.planner.audit.torch_plans import as_read
 from tests.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

@@ -16,8 +16,7 @@ from torch.nn.functional import embedding, layer_norm
 import localtensor as lt
 from localtensor._util import ambient as _context
 from localtensor.errors import LocalTensorError
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, parse
+from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.model.rule import overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.planner.search.api import plan

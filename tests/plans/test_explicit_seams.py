@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from localtensor._util import ambient as _context
 from strategies.propagation.explicit.context import no_implicit_communication
-from strategies.propagation.explicit.hooks import ARGS, LOCAL, _needs
+from strategies.propagation.explicit.handlers import ARGS, LOCAL, _needs
 from strategies.propagation.overlay.context import overlay_dtensor
 from strategies.torch_api import handler_table as overlay_table
 from tests.plans.test_explicit_asked import MESH, S0, P, R, laid

@@ -2,21 +2,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.planner.search.alternatives import (
+from strategies.planner.search.api import (
     CHEAPEST,
     LEANEST,
     LIGHTEST,
     OTHER,
     SHORTEST,
     SOONEST,
+    NoPlan,
     Steps,
     Then,
     Way,
+    plan,
     priced,
     steps_of,
     ways,
 )
-from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.legal_steps import changes, targets
 from strategies.planner.steps.prices import Sent, Time, move_of
 from strategies.planner.text.parser import read

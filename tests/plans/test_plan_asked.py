@@ -4,9 +4,8 @@ import sys
 import pytest
 
 from strategies.planner.steps.plan import Move
-from strategies.planner.steps.prices import TOPOLOGY, Sent, Time
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, TorchPrice
 from strategies.planner.steps.topology import BadTopology
-from strategies.planner.steps.torch_price import TorchPrice
 from strategies.planner.text.options import BadPlanOption, asked, size_of, sizes_of
 from strategies.planner.text.parser import BadPlanText
 

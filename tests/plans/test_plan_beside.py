@@ -1,9 +1,9 @@
 import pytest
 from torch.distributed.tensor import _redistribute
 
-from strategies.planner.audit import compare_with_torch as plan_beside
-from strategies.planner.audit.compare_with_torch import layouts, theirs, too_much
-from strategies.planner.audit.torch_plans import for_dtensor
+from strategies.planner.audit import compare as plan_beside
+from strategies.planner.audit.compare import layouts, theirs, too_much
+from strategies.planner.audit.pairs import for_dtensor
 from strategies.planner.search.api import plan
 from strategies.planner.steps.prices import Sent, Time
 from strategies.planner.text.parser import read

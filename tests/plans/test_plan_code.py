@@ -6,7 +6,7 @@ import pytest
 
 from strategies.planner.search.api import plan
 from strategies.planner.text.options import BadPlanOption, asked
-from strategies.planner.text.plan_code import code_of
+from strategies.planner.text.report import code_of
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0)[1],S(0)[0] -> P(sum),S(1)"
 

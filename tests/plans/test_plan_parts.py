@@ -3,11 +3,23 @@
 import pytest
 import torch
 
-from localtensor.layout.partials import agreed, fold
+from localtensor.layout.reductions import agreed
+from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.spec import KINDS
 from strategies.planner.execute.random_specs import DTYPES
-from strategies.planner.execute.row_ops import combs, flat, neutral, packed, padded, put_in, take, unpacked
-from strategies.planner.execute.rows import Piece, kept, parts
+from strategies.planner.execute.rows import (
+    Piece,
+    combs,
+    flat,
+    kept,
+    neutral,
+    packed,
+    padded,
+    parts,
+    put_in,
+    take,
+    unpacked,
+)
 
 SPECIAL = [3.0, float("nan"), float("inf"), float("-inf"), -0.0]
 

@@ -2,7 +2,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from strategies.planner.picture.grid import Stage
+from strategies.planner.picture.ascii import Stage
 from strategies.planner.picture.svg import SIDE, page, svg
 from strategies.planner.search.api import plan
 from strategies.planner.text.parser import read

@@ -1,7 +1,6 @@
 import pytest
 
-from strategies.planner.picture.ascii import ASCII, WIDTH, drawn
-from strategies.planner.picture.grid import Stage
+from strategies.planner.picture.ascii import ASCII, WIDTH, Stage, drawn
 from strategies.planner.search.api import plan
 from strategies.planner.text.parser import read
 

@@ -3,11 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from strategies.planner.audit.compare_with_torch import Theirs, theirs
-from strategies.planner.picture.grid import layout_text
-from strategies.planner.search.alternatives import steps_of, ways
-from strategies.planner.search.api import plan
-from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.audit.compare import Theirs, theirs
+from strategies.planner.picture.ascii import layout_text
+from strategies.planner.search.api import plan, steps_of, ways
+from strategies.planner.steps.prices import TorchPrice
 from strategies.planner.text.options import asked
 from strategies.planner.text.report import as_json, as_text, in_a_line, ratio_text
 

@@ -6,11 +6,9 @@ import random
 import pytest
 import torch
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, parse
+from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.planner.search.astar import Search
-from strategies.planner.search.bound import FAR, Bound
-from strategies.planner.search.edges import Edges, need
+from strategies.planner.search.edges import FAR, Bound, Edges, need
 from strategies.planner.search.state_table import STEPS, BadPrice, Table
 from strategies.planner.steps.legal_steps import changes, targets
 from strategies.planner.steps.prices import Sent, Time, step_of

@@ -7,14 +7,12 @@ import torch
 from torch.distributed.tensor import Partial
 
 from localtensor.errors import OtherRows
-from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import ordered
-from localtensor.layout.spec import Spec, parse
+from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.planner.search.api import searched
 from strategies.planner.steps.legal_steps import changes, targets
 from strategies.planner.steps.plan import Move
-from strategies.planner.steps.prices import Sent, Time, step_of
-from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.steps.prices import Sent, Time, TorchPrice, step_of
 from tests.plans import graph_based
 from tests.plans.oracle import Oracle, alike, without_lone
 from tests.plans.pairs import PLAIN, drawn, every_spec

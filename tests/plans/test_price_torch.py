@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, StridedShard, parse, short
+from localtensor.layout.spec import Mesh, Spec, StridedShard, parse, short
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import LEGAL, changes
 from strategies.planner.steps.plan import Move
-from strategies.planner.steps.prices import move_of
-from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.steps.prices import TorchPrice, move_of
 
 PARTS = {  # read on torch 2.13; 2.11 to 2.15 have them, too
     "torch.distributed.tensor._collective_utils.one_step_redistribute_cost": "the cost of one step of a plan",

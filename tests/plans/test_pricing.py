@@ -8,17 +8,26 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Spec, parse, short
+from localtensor.layout.spec import Mesh, Spec, parse, short
 from strategies.planner.metric_check.check import check
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.alpha_beta import NETWORK, Network, commute
 from strategies.planner.steps.legal_steps import changes, targets
 from strategies.planner.steps.plan import PICO, Move
-from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, largest, memory, move_of, sent, step_of
-from strategies.planner.steps.torch_price import TorchPrice
+from strategies.planner.steps.prices import (
+    TOPOLOGY,
+    Sent,
+    Time,
+    Topology,
+    TorchPrice,
+    largest,
+    memory,
+    move_of,
+    sent,
+    step_of,
+)
 
 KINDS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "local")
 F32 = torch.float32

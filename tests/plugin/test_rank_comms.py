@@ -1,5 +1,5 @@
 from localtensor._util.events import Call
-from localtensor.pytest_plugin.rank_comms import SHOWN, Comms
+from localtensor.pytest_plugin.fixtures import SHOWN, Comms
 
 
 def call(rank, kind="all_reduce", number=0, size=16):

@@ -1,6 +1,6 @@
 import os
 
-from localtensor.pytest_plugin.rank_environment import Environment
+from localtensor.pytest_plugin.item import Environment
 
 
 def test_what_one_rank_had_does_not_stay(monkeypatch):

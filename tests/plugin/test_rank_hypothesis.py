@@ -3,7 +3,7 @@ import threading
 from hypothesis import HealthCheck, assume, control, given, note, settings
 from hypothesis import strategies as st
 
-from localtensor.pytest_plugin.hypothesis_support import at_ease, kept_by_thread, passed_on
+from localtensor.pytest_plugin.rank_body import at_ease, kept_by_thread, passed_on
 
 pytest_plugins = ["pytester"]
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from localtensor.pytest_plugin.rank_loops import Loop
+from localtensor.pytest_plugin.rank_body import Loop
 
 
 async def loop_and(value):

@@ -6,7 +6,7 @@ import pytest
 import localtensor as lt
 from localtensor._util.events import Call, Raised, Wait
 from localtensor.errors import Deadlock, RankOutside, RankRaised
-from localtensor.pytest_plugin.outcomes import first_cause, trimmed
+from localtensor.pytest_plugin.assertions import first_cause, trimmed
 
 
 def fault(**errors):

@@ -3,8 +3,8 @@
 import pytest
 
 from localtensor.concurrency.results import Failure
-from strategies.propagation.races import explore as races
-from strategies.propagation.races.model import Tried
+from strategies.propagation.races import report as races
+from strategies.propagation.races.linearizability import Tried
 from tests.races import nightly
 
 

@@ -11,9 +11,9 @@ from localtensor.concurrency.explorer import explore, replay
 from localtensor.concurrency.single_flight import Once
 from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, Circular, Room
 from strategies.propagation.races import cache_programs as races_once
-from strategies.propagation.races import explore as races
 from strategies.propagation.races import linearizability as races_history
-from strategies.propagation.races.races_world import World
+from strategies.propagation.races import report as races
+from strategies.propagation.races.cache_programs import World
 from tests.localtensor.once_threads import LONG, Held, Running, Watched
 
 CI = 20_000

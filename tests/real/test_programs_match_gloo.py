@@ -14,7 +14,7 @@ import pytest
 import localtensor as lt
 from localtensor._util import ambient as _context
 from localtensor.errors import LocalTensorError, NeverEnded, RankRaised
-from localtensor.processes import run as real
+from localtensor.processes import pool as real
 from tests.real import api_programs, different_programs, refused_programs
 from tests.real.api_programs import WITH_FOUR, WITH_THREE
 from tests.real.different_programs import BOTH_ANSWER, WE_ANSWER, WE_REFUSE

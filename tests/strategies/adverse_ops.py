@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants.all_variants import variations
-from strategies.inputs.variants.value_variants import adverse
-from strategies.inputs.variants.variant import Form, Values
+from strategies.inputs.variants.all_variants import adverse, variations
+from strategies.inputs.variants.call_edits import Form, Values
 from strategies.model.arguments import values
 from strategies.model.oracle import tell
 from strategies.model.rule import Claim, Rule, Sample

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import LocalTensorError
-from localtensor.errors.formatting import in_a_line
+from localtensor.errors.base import in_a_line
 from localtensor.layout.shards import split_axis
 from localtensor.layout.spec import parse
 from strategies.model import codec

@@ -5,12 +5,10 @@ from dataclasses import replace
 
 from strategies.base import journal
 from strategies.model.settings import Settings
-from strategies.model.verdict import Crash, Verdict
-from strategies.model.work_unit import Unit
+from strategies.model.verdict import Crash, Unit, Verdict
+from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation import task as dockets
-from strategies.validation.finding import Settled
-from strategies.validation.task import Hearing
+from strategies.validation.finding import Hearing, Settled
 from tests.strategies.gate_cases import HOSTILE, RAISES, finding
 
 OPS = ["aten.add.Tensor", "aten.add_.Tensor", "aten.cumprod.default", "aten.gather.default", "aten.neg.default"]
@@ -32,7 +30,7 @@ def begin(**more):
 
 
 def heard(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
-    return dockets.line(Hearing(Unit(op, trial, dtypes, mesh), **what), 0.5)
+    return dockets.line_task(Hearing(Unit(op, trial, dtypes, mesh), **what), 0.5)
 
 
 def settled(found):

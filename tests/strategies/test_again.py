@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from strategies.model.prior_call import again, before, others, text_of
+from strategies.model.call_signature import again, before, others, text_of
 from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 

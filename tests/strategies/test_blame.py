@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.layout.meaning import has_meaning
-from strategies.model.layouts import read_layout
-from strategies.model.program import Program
-from strategies.programs.culprit import MOST_ASKED, blame, projected, smaller_programs
+from localtensor.layout.shards import has_meaning
+from strategies.model.program import Program, read_layout
+from strategies.programs.redistributions import MOST_ASKED, blame, projected, smaller_programs
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import described
 

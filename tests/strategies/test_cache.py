@@ -5,11 +5,9 @@ import torch
 from torch.distributed.tensor import Partial
 
 from localtensor.concurrency.single_flight import Once as OnceItself
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, parse
+from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.model.rule import Leaf
-from strategies.propagation.answer_cache import LIMIT, Once, answers, call_parts, clear_all
-from strategies.propagation.cache_key import key_of
+from strategies.propagation.cache_key import LIMIT, Once, answers, call_parts, clear_all, key_of
 
 SUM = "aten.sum.dim_IntList"
 

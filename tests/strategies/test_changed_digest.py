@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from strategies.gate.changes.digest import OUTSIDE, digests
+from strategies.gate.changes.version_view import OUTSIDE, digests
 from strategies.torch_api import user_modules as modules
 from tests.strategies import edit_styles as styles
 from tests.strategies import edits, users

@@ -2,9 +2,9 @@
 
 import pytest
 
-from strategies.gate.changes.changed_tree import Version
 from strategies.gate.changes.name_resolution import Names
 from strategies.gate.changes.normal_form import Former
+from strategies.gate.changes.project import Version
 
 
 def form(text):

@@ -1,7 +1,7 @@
 """What a name in a module means, through imports."""
 
-from strategies.gate.changes.changed_tree import Version
 from strategies.gate.changes.name_resolution import Names
+from strategies.gate.changes.project import Version
 
 FILES = {
     "user.py": b"from first import *\nfrom second import *\nfrom third import own as other\n",

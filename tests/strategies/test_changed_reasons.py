@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
-from strategies.gate.changes.explain import reason
 from strategies.gate.changes.module_model import Unit
+from strategies.gate.changes.select import reason
 
 TEXT = """def rule(x): return rows(x)
 made = partial(rule)

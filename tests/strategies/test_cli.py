@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import localtensor
 from strategies.cli import app as cli
-from strategies.cli.commands import merge as merging
+from strategies.cli.commands import report as merging
 from strategies.cli.commands import validate as command
 from tests.strategies import users
 from tests.strategies.test_report import check_schema
@@ -98,7 +98,7 @@ def test_the_version_is_told():
 
 
 def test_the_exit_codes_are_those_of_the_table():
-    from strategies.base import exits as leaving
+    from strategies.base import signals as leaving
     from strategies.model import verdict as verdicts
 
     codes = (leaving.CLEAN, leaving.WRONG, leaving.USAGE, leaving.NOTHING)
@@ -130,7 +130,7 @@ def test_help_of_merge_has_its_options_examples_and_exit_codes():
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
 def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
     heard = []
-    monkeypatch.setattr(merging, "run", lambda *given: heard.append(given) or code)
+    monkeypatch.setattr(merging, "run_merge", lambda *given: heard.append(given) or code)
     line = "merge a b --out c --json d --repro e"
     assert CliRunner().invoke(cli.app, cli.spread(line.split())).exit_code == code
     assert heard == [((Path("a"), Path("b")), Path("c"), Path("d"), Path("e"))]

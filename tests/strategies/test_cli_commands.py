@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from strategies.cli import app as cli
 from strategies.cli.commands import coverage as covered
 from strategies.cli.commands import discover as discover_command
-from strategies.cli.commands import merge as merging
 from strategies.cli.commands import plans_audit as dtensor_command
+from strategies.cli.commands import report as merging
 from strategies.cli.commands import validate as command
-from strategies.model.work_unit import ALONE, MESHES, PAIRS
+from strategies.model.verdict import ALONE, MESHES, PAIRS
 from tests.strategies.test_report import EMPTY
 
 WORK = {

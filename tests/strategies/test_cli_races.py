@@ -3,7 +3,7 @@
 import typer
 from typer.testing import CliRunner
 
-from strategies.cli import cli_races
+from strategies.cli import app as cli_races
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("races", epilog=cli_races.RACES_EXAMPLES)(cli_races.races)

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import pickling as wire
+from localtensor._util import patching as wire
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import BadPlacement
 from strategies.model.oracle import tell
 from strategies.model.rule import overload
 from strategies.programs.run import real_run as confirm
 from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.rank_diagram import picture, program_picture
 from strategies.programs.run.rank_run import Heard
 from strategies.programs.run.real_run import Confirmation, Court, parts_of, weigh
 from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.verdict import picture, program_picture
 from strategies.validation.claim_sources import claims
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample

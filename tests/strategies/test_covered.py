@@ -8,14 +8,12 @@ from localtensor.errors import LocalTensorError
 from strategies.base.journal import open_journal
 from strategies.cli.commands import coverage as covered
 from strategies.cli.commands.coverage import of_lines, run
-from strategies.model.verdict import Crash
-from strategies.model.work_unit import Unit
+from strategies.model.verdict import Crash, Unit
 from strategies.torch_api import population
 from strategies.torch_api.population import Member
+from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation import task as dockets
-from strategies.validation.finding import Settled, of_instance
-from strategies.validation.task import Hearing
+from strategies.validation.finding import Hearing, Settled, of_instance
 from tests.strategies.test_suspects import instance
 
 CUMPROD, NEG, MM = "aten.cumprod.default", "aten.neg.default", "aten.mm.default"
@@ -27,7 +25,7 @@ BEGIN = {
 
 
 def line(op=CUMPROD, trial="alone", mesh=(2,), **what):
-    return {**dockets.line(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
+    return {**dockets.line_task(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
 
 
 def settled(name=RULE, *, cleared=False):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.torch_api.cpu_kernels import lacks_kernel
+from strategies.torch_api.population import lacks_kernel
 
 
 def test_the_dispatcher_can_be_asked():

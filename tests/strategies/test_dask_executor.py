@@ -9,7 +9,8 @@ import pytest
 
 from strategies.base.worker_pool import Done, Failed, Lost
 from strategies.model.settings import BadSetting
-from strategies.sweep import dask_executor, executors
+from strategies.sweep import executors
+from strategies.sweep import executors as dask_executor
 from strategies.sweep.executors import Borrowed, factory
 from tests.strategies.test_workers import work
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec
+from localtensor.layout.spec import Mesh, Spec
 from strategies.model.rule import LEAVES, Leaf
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.errors import NoRule
-from strategies.ops.semantics.local_call import pieces_by_rank
+from strategies.ops.semantics.local_call import NoRule, pieces_by_rank
 from strategies.ops.semantics.rulebook import Line, Meta, ask_of, rules
 from strategies.propagation import decomposition as decomposed
 from strategies.propagation.decomposition import decomposition

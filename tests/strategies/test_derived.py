@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from strategies.base.worker_pool import Crew
-from strategies.inputs import sibling_samples as derived
-from strategies.inputs.sibling_samples import Lacking, gather, lacking, make, siblings
+from strategies.inputs import opinfo_samples as derived
+from strategies.inputs.opinfo_samples import Lacking, gather, lacking, make, siblings
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers, sample
 

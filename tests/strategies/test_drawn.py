@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from strategies.inputs.hypothesis_source import drawn
+from strategies.inputs.schema_samples import drawn
 
 SCRIPT = """
-from strategies.inputs.hypothesis_source import drawn
+from strategies.inputs.schema_samples import drawn
 {more}
 print(drawn(lambda pick: (pick(range(1000)), pick("abc")), seed=5, budget=12))
 """

@@ -3,7 +3,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import localtensor as lt
-from strategies.programs.run.tensor_or_dtensor import laid, spread, uneven, whole
+from strategies.programs.run.local_inputs import laid, spread, uneven, whole
 
 X = torch.arange(6.0).view(3, 2)
 

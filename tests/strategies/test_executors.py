@@ -8,7 +8,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from localtensor._util import pickling as wire
+from localtensor._util import patching as wire
 from strategies.base.worker_pool import Done, Failed, Lost
 from strategies.model.settings import BadSetting
 from strategies.sweep import executors

@@ -7,8 +7,7 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.program import Program
 from strategies.model.verdict import Crash, Verdict
 from strategies.validation import finding as findings
-from strategies.validation.candidate import Suspect
-from strategies.validation.finding import Settled, of_instance, of_suspect
+from strategies.validation.finding import Settled, Suspect, of_instance, of_suspect
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 

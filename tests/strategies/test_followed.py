@@ -7,15 +7,14 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.program import Program
 from strategies.model.rule import overload
-from strategies.model.verdict import Verdict
-from strategies.model.work_unit import CLASSES
+from strategies.model.verdict import CLASSES, Verdict
 from strategies.programs import chained_validation as followed
 from strategies.programs import redistributions
 from strategies.programs.chained_validation import MOVES, on_meshes, with_followers
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany
+from strategies.validation.finding import Docket
 from strategies.validation.overload import CHARGES
-from strategies.validation.task import Docket
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.users import undone

@@ -12,7 +12,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from localtensor.errors import BadPlacement
 from localtensor.layout.spec import parse
 from strategies.model.rule import overload
-from strategies.programs.repro.program_script import program_script
+from strategies.programs.repro.script import program_script
 from strategies.programs.run.follow_ups import GRADS, SIMPLE, Followed, Follower, follower, of_results
 from strategies.torch_api import dtensor
 from tests.strategies.cases import numbers, sample

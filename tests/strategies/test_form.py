@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.variant import Values, generator
+from strategies.inputs.variants.call_edits import Values, generator
 
 
 @pytest.mark.parametrize(("partial", "with_parts", "without"), [

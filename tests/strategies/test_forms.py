@@ -6,9 +6,9 @@ import torch
 
 from localtensor.layout.tolerance import UNSTABLE
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, PER_TRACED, variations
+from strategies.inputs.variants.call_edits import Form
 from strategies.inputs.variants.dims_and_layout import respelled
 from strategies.inputs.variants.sizes import shortened
-from strategies.inputs.variants.variant import Form
 from strategies.model.oracle import same_results, tell
 from tests.strategies.cases import numbers, sample
 

@@ -1,6 +1,6 @@
 import torch
 
-from strategies.inputs.variants.forms_indices import negative_indices
+from strategies.inputs.variants.dims_and_layout import negative_indices
 from tests.strategies.cases import numbers, sample
 
 PLACES = torch.tensor([2, 1, 0])

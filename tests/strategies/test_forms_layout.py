@@ -1,6 +1,6 @@
 import torch
 
-from strategies.inputs.variants.forms_layout import expanded, gapped, transposed
+from strategies.inputs.variants.dims_and_layout import expanded, gapped, transposed
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.scalars import (
+from strategies.inputs.variants.sizes import (
     ignored,
     left_out,
     one_output,

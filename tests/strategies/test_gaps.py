@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from strategies.model.oracle import tell
+from strategies.model.oracle import gapped, strided, tell
 from strategies.model.rule import Claim, Rule
-from strategies.model.strided_kernels import gapped, strided
 from strategies.validation.probe import Probe
 from tests.strategies.cases import assert_sound, assert_wrong, numbers, placements, sample
 

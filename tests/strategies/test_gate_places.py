@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from strategies.gate import source_lines as gate_places
+from strategies.gate import plan as gate_places
 from strategies.gate.model import SourceLine
-from strategies.gate.source_lines import places, within
+from strategies.gate.plan import places, within
 from strategies.torch_api import user_modules as modules
 from tests.strategies import edit_styles as styles
 from tests.strategies import edits, users

@@ -1,6 +1,6 @@
 from strategies.gate.decision import Tried
-from strategies.gate.run import NO_TIME, PART, ran, reached
-from strategies.model.work_unit import CLASSES
+from strategies.gate.plan import NO_TIME, PART, ran, reached
+from strategies.model.verdict import CLASSES
 
 BEGIN = {
     "torch": "2.13.0", "seed": 0, "ranks": [2], "confirm": "gloo", "ops": ["my.a.default", "my.b.default"],

@@ -12,8 +12,7 @@ from strategies.gate.baseline import Baseline
 from strategies.gate.changes.select import Selection
 from strategies.gate.model import Choice, Entry, Key
 from strategies.gate.options import Asked
-from strategies.gate.plan import chosen, work
-from strategies.gate.run import NO_TIME
+from strategies.gate.plan import NO_TIME, chosen, work
 from strategies.model.settings import UnknownOp
 from tests.strategies import users
 

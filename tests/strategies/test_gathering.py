@@ -6,8 +6,8 @@ import torch
 from strategies.base import worker_pool as workers
 from strategies.base.progress import Silent
 from strategies.inputs import gathering, selection
+from strategies.inputs import opinfo_samples as derived
 from strategies.inputs import opinfo_samples as samples
-from strategies.inputs import sibling_samples as derived
 from strategies.inputs.gathering import Pass, Unknown, capture, draw, gather, run_pass
 from strategies.inputs.selection import Pick, pick
 from strategies.model.rule import overload

@@ -3,8 +3,8 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from strategies.model.rule import results
-from strategies.programs.run.gradients import gradients
-from strategies.programs.run.tensor_or_dtensor import uneven
+from strategies.programs.run.follow_ups import gradients
+from strategies.programs.run.local_inputs import uneven
 from tests.strategies.cases import numbers, sample
 
 X, Y = numbers(4, 3), numbers(3, 2)

@@ -1,7 +1,7 @@
 import pytest
 
 from strategies.model.verdict import Verdict
-from strategies.sweep.report.html_findings import anchor, class_of, shown
+from strategies.sweep.report.html_page import anchor, class_of, shown
 from tests.strategies.gate_cases import HOSTILE, finding
 from tests.strategies.journals import LOUD, PROGRAM, SILENT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from strategies.base.exits import leave, many, printed, wrote
+from strategies.base.signals import leave, many, printed, wrote
 from tests.strategies.test_stopping import ROOT
 
 SENTENCE = "localtensor: stopped by Ctrl-C; so.\n"
@@ -79,7 +79,7 @@ def test_what_cannot_be_imported_is_a_sentence_and_not_exit_code_1():
 
 def test_streams_that_were_closed_lead_nowhere_and_keep_their_numbers():
     body = (
-        "from strategies.base.exits import open_streams\nimport typer\nfor at in (0, 1):\n    os.close(at)\n"
+        "from strategies.base.signals import open_streams\nimport typer\nfor at in (0, 1):\n    os.close(at)\n"
         "sys.stdin = sys.stdout = None\nopen_streams()\nprint('nowhere', flush=True)\n"
         "print(os.open(os.devnull, os.O_RDONLY) > 2, sys.stdin.read() == '', sys.stdout.write('n'), file=sys.stderr)"
     )
@@ -98,7 +98,7 @@ def test_where_standard_error_is_full_the_exit_code_is_the_same(said):
 
 def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options):
     text = (
-        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.exits import leave, printed, wrote\n"
+        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.signals import leave, printed, wrote\n"
         + body
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -5,10 +5,9 @@ import pytest
 from strategies.base import journal
 from strategies.base.journal import BadJournal
 from strategies.model.settings import Settings
-from strategies.model.work_unit import planned, share
-from strategies.sweep import shards as merge
-from strategies.sweep.aggregate import plan
-from strategies.sweep.shards import Gap, merged
+from strategies.model.verdict import planned, share
+from strategies.sweep import aggregate as merge
+from strategies.sweep.aggregate import Gap, merged, plan
 from tests.strategies.test_tally import RULE, line, settled, suspicion, unit
 
 OPS = [f"aten.op{n}.default" for n in range(12)]

@@ -3,10 +3,9 @@ import os
 
 import pytest
 
-from strategies.cli.commands.merge import run
-from strategies.sweep.aggregate import report
+from strategies.cli.commands.report import run_merge as run
+from strategies.sweep.aggregate import merged, report
 from strategies.sweep.report import text_and_json as reports
-from strategies.sweep.shards import merged
 from tests.strategies.test_merge import SHARDS, begun, lines_of, written
 from tests.strategies.test_report import check_schema
 from tests.strategies.test_tally import line, settled, unit

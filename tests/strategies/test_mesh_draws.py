@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
-from localtensor.layout.meaning import has_meaning
+from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import StridedShard, cuts
 from strategies.model.oracle import tell
 from strategies.model.rule import Claim
-from strategies.programs.mesh_programs import draw_programs
+from strategies.programs.redistributions import draw_programs
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.programs_of import described

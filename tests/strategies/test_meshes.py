@@ -9,9 +9,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.model.layouts import read_layout
 from strategies.model.oracle import tell
-from strategies.model.program import Program
+from strategies.model.program import Program, read_layout
 from strategies.model.rule import Sample
 from strategies.programs.mesh_validation import (
     MESHES,

@@ -4,7 +4,7 @@ from collections import Counter
 
 import torch
 
-from strategies.ops.validation.most_used import HOME, MOST, most_used
+from strategies.ops.validation.coverage import HOME, MOST, most_used
 from tests.bench.most_used import shardable, text, used
 from tests.bench.most_used_programs import PROGRAMS
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.base.worker_pool import Crew
-from strategies.cli.commands.ops_coverage_command import shown
+from strategies.cli.commands.coverage import shown
 from strategies.model.rule import Call, Leaf, Rule, Sample, results
 from strategies.model.verdict import CLEAN, NOTHING, WRONG
 from strategies.ops.all_rules import OUR_RULES

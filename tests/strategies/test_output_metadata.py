@@ -11,9 +11,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor.concurrency.sync import THREADS, Threads
+from localtensor.concurrency.controlled_sync import THREADS, Threads
 from strategies.model.rule import Call, Leaf
-from strategies.ops.semantics.errors import BadCall, NoMetadata
+from strategies.ops.semantics.local_call import BadCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta
 from strategies.propagation import meta_run as output_metadata
 from strategies.propagation.meta_run import calm, lock_of, outputs_of

@@ -9,7 +9,7 @@ from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 
 from strategies.model.oracle import tell
 from strategies.ops.all_rules import OUR_RULES
-from strategies.propagation.overlay.strategies import in_tables, schema_info, strategy_of
+from strategies.propagation.overlay.context import in_tables, schema_info, strategy_of
 from strategies.torch_api.dtensor import Question
 from tests.strategies.cases import numbers, sample
 from tests.strategies.small_book import RIGHT

@@ -6,7 +6,7 @@ import torch
 from strategies.base.worker_pool import Crew
 from strategies.inputs import opinfo_samples as samples
 from strategies.inputs.selection import Pick
-from strategies.ops.validation.samples import GRADIENT, calls, gradients
+from strategies.ops.validation.claims import GRADIENT, calls, gradients
 from tests.strategies.cases import sample
 
 
@@ -50,10 +50,10 @@ def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
     few = [info for info in samples.database() if info.name in ("rsub", "cumsum")]
     monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     monkeypatch.setattr(
-        "strategies.ops.validation.samples.gather",
+        "strategies.ops.validation.claims.gather",
         lambda crew, met, names, seed: ({}, {n: "none" for n in names if n not in met}),
     )
-    monkeypatch.setattr("strategies.ops.validation.samples.pick_overloads", lambda ops, database: Pick((0,)))
+    monkeypatch.setattr("strategies.ops.validation.claims.pick_overloads", lambda ops, database: Pick((0,)))
     ticks: list[int] = []
     with Crew(1) as crew:
         found = calls(

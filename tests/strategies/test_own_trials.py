@@ -9,7 +9,7 @@ from rich.console import Console
 from torch.distributed.tensor import Partial, Shard
 
 from strategies.base.worker_pool import Crew
-from strategies.cli.commands.ops_validation import chosen, own_command, told
+from strategies.cli.commands.coverage import chosen, own_command, told
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
 from strategies.ops.semantics.rulebook import Book, Entry

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from strategies.programs.run.rank_diagram import picture, text
 from strategies.programs.run.rank_run import Heard
+from strategies.programs.run.verdict import picture, text
 from tests.strategies.cases import probe, rule, sample
 
 ONE = sample("neg.default", torch.tensor([1.0, 2.0, 3.0, 4.0]))

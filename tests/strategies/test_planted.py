@@ -16,8 +16,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import localtensor as lt
 from strategies.model.rule import Sample, call_of, overload
+from strategies.validation.finding import Docket
 from strategies.validation.overload import alone
-from strategies.validation.task import Docket
 from tests.bench import cached, planted, sizes
 from tests.bench.by_hand import shares, together, wrong, wrong_elsewhere
 from tests.bench.claims import Base, Row, row

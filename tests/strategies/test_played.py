@@ -8,10 +8,10 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.programs.run import follow_ups as followers
 from strategies.programs.run import simulated_run as room
+from strategies.programs.run.local_inputs import laid
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.real_run import program_parts
 from strategies.programs.run.simulated_run import in_lockstep, on_threads, play_all
-from strategies.programs.run.tensor_or_dtensor import laid
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted

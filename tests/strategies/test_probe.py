@@ -6,7 +6,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.layout.shards import assemble_axis
 from localtensor.layout.spec import KINDS, parse, short
-from strategies.inputs.variants.value_variants import truth_of
+from strategies.inputs.variants.all_variants import truth_of
 from strategies.model.oracle import tell
 from strategies.model.rule import Call, Claim, Leaf, overload
 from strategies.model.verdict import Verdict

@@ -9,15 +9,14 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.concurrency.sync import Threads
+from localtensor.concurrency.controlled_sync import Threads
 from localtensor.errors import BadMesh
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, StridedShard, parse
+from localtensor.layout.spec import Mesh, Spec, StridedShard, parse
 from strategies.model.rule import LEAVES, Call, Leaf
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.semantics.errors import BadCall, NoMetadata, NoRule, WouldMoveWritten
+from strategies.ops.semantics.local_call import BadCall, NoMetadata, NoRule, WouldMoveWritten
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.answer_cache import clear_all
+from strategies.propagation.cache_key import clear_all
 from strategies.propagation.propagator import KEPT_OF, Propagator, _lasting
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
 

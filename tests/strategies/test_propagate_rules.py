@@ -9,11 +9,9 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import StridedShard
+from localtensor.layout.spec import Mesh, StridedShard
 from strategies.model.rule import Call, Leaf
-from strategies.ops.semantics.errors import BadRule
-from strategies.ops.semantics.rule_checks import check_book, checked_own
+from strategies.ops.semantics.local_call import BadRule, check_book, checked_own
 from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line, Meta
 from strategies.propagation.propagator import Propagator
 from tests.strategies.little_book import BOOK, spec_of

@@ -5,8 +5,8 @@ import sys
 from localtensor.concurrency.explorer import Program, replay
 from localtensor.concurrency.results import Explored
 from strategies.propagation.races import cache_programs as races_once
-from strategies.propagation.races import explore as races
-from strategies.propagation.races.races_world import World
+from strategies.propagation.races import report as races
+from strategies.propagation.races.cache_programs import World
 
 
 def good(sync):

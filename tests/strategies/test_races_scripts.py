@@ -4,9 +4,8 @@ import ast
 
 import pytest
 
-from strategies.propagation.races.model import MEANINGS
-from strategies.propagation.races.races_scripts import SCRIPTS, script
-from strategies.propagation.races.subprocesses import run_script
+from strategies.propagation.races.linearizability import MEANINGS
+from strategies.propagation.races.subprocesses import SCRIPTS, run_script, script
 
 
 def text_of(name):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from localtensor.concurrency.sync import THREADS
-from strategies.propagation.races.races_world import Key, World, hold
+from localtensor.concurrency.controlled_sync import THREADS
+from strategies.propagation.races.cache_programs import Key, World, hold
 
 
 def test_who_asks_after_a_clear_must_not_be_told_by_the_old_rule():

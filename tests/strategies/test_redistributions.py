@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layout.meaning import has_meaning
+from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import cuts
-from strategies.model.layouts import read_layout
+from strategies.model.program import read_layout
 from strategies.programs.redistributions import SHAPES, draw_redistributions
 from strategies.programs.run import follow_ups as followers
 from strategies.programs.run.simulated_run import play_all

@@ -9,8 +9,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
 import localtensor as lt
-from strategies.torch_api.mesh_and_caches import forget, mesh_of
-from strategies.torch_api.propagation_memo import NotKept, question, remembering
+from strategies.torch_api.mesh_and_caches import NotKept, forget, mesh_of, question, remembering
 
 PROPAGATOR = DTensor._op_dispatcher.sharding_propagator
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.tensor import Partial
 
 from localtensor.processes.pool import Pool
-from strategies.programs.repro.program_script import program_script, writable
+from strategies.programs.repro.script import program_script, writable
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import on
 from tests.strategies.script_runner import run_script

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import pickling as wire
-from strategies.base import subprocess_worker as sealed
-from strategies.base.subprocess_worker import Sealed, serve
-from strategies.base.worker_pool import Done, Failed, Lost
+from localtensor._util import patching as wire
+from strategies.base import worker_pool as sealed
+from strategies.base.worker_pool import Done, Failed, Lost, Sealed, serve
 from tests.strategies.test_workers import alive, hoard, pid_of, work
 
 
@@ -135,7 +134,7 @@ def test_serving_is_all_of_it_in_one_call_and_in_any_thread(tmp_path):
 
 ORPHAN = """
 import os
-from strategies.base.subprocess_worker import Sealed
+from strategies.base.worker_pool import Sealed
 from tests.strategies.test_workers import pid_of
 
 child = Sealed()

@@ -9,8 +9,7 @@ from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import confirmation as settle
 from strategies.sweep.confirmation import Session, unconfirmed
 from strategies.validation import finding as findings
-from strategies.validation.candidate import Suspect
-from strategies.validation.finding import Settled
+from strategies.validation.finding import Settled, Suspect
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 

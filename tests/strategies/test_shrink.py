@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from localtensor._util import pickling as wire
+from localtensor._util import patching as wire
 from strategies.model.program import Program
 from strategies.programs.shrink.search import elements, shrink
 from tests.strategies.cases import numbers, sample

@@ -10,12 +10,10 @@ from strategies.model.rule import Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.chained_validation import _suspect
 from strategies.programs.run.simulated_run import play_all
-from strategies.programs.shrink import worker as room
-from strategies.programs.shrink.worker import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
-from strategies.validation.candidate import Suspect, case_of
-from strategies.validation.finding import Settled
+from strategies.programs.shrink import search as room
+from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
+from strategies.validation.finding import Docket, Settled, Suspect, case_of
 from strategies.validation.overload import alone
-from strategies.validation.task import Docket
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong

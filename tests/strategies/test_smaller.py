@@ -2,7 +2,7 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.program import Program
-from strategies.programs.shrink.ranks_and_dims import STAGES, fewer_axes, fewer_operands, fewer_ranks, smaller_dims
+from strategies.programs.shrink.sizes import STAGES, fewer_axes, fewer_operands, fewer_ranks, smaller_dims
 from tests.strategies.cases import numbers, sample
 
 R, S, P = Replicate(), Shard(0), Partial("sum")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from strategies.base.atomic_files import write_lines
-from strategies.inputs import spool
+from strategies.inputs import gathering as spool
 from tests.strategies.cases import numbers, sample
 
 X = numbers(4, 6)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import pickling as wire
+from localtensor._util import patching as wire
 from localtensor.layout.shards import split_axis
 from localtensor.processes.pool import Pool
 from strategies.programs.run.rank_run import Part, play

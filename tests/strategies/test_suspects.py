@@ -8,10 +8,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.model.codec import NotData
 from strategies.model.program import Program
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.validation import candidate as suspects
-from strategies.validation.candidate import Suspect, case_of
+from strategies.validation import finding as suspects
+from strategies.validation.finding import Docket, Suspect, case_of
 from strategies.validation.overload import alone
-from strategies.validation.task import Docket
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -26,7 +25,7 @@ def instance(one=ONE, line="S(1) -> S(1)", *, ranks=2, variant="", draw=0, reaso
 
 
 def there_and_back(suspect):
-    return suspects.read(json.loads(json.dumps(suspects.as_data(suspect))))
+    return suspects.read_candidate(json.loads(json.dumps(suspects.as_data(suspect))))
 
 
 def same(one, other):

@@ -9,12 +9,12 @@ import pytest
 from strategies.base.journal import open_journal
 from strategies.base.worker_pool import LATE, Crew, Done, Failed, Lost
 from strategies.model.rule import overload
-from strategies.model.work_unit import Unit
+from strategies.model.verdict import Unit
 from strategies.programs.run import rank_run as stage
-from strategies.sweep import schedule as sweep
-from strategies.sweep.schedule import RETRIES, SECONDS, hear, hear_all
+from strategies.sweep import session as sweep
+from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
+from strategies.validation.finding import Docket, Hearing
 from strategies.validation.overload import alone
-from strategies.validation.task import Docket, Hearing
 from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted

@@ -7,15 +7,12 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.program import Program
-from strategies.model.verdict import Crash, Verdict
-from strategies.model.work_unit import Unit, planned
+from strategies.model.verdict import Crash, Unit, Verdict, planned
 from strategies.sweep import aggregate as tally
 from strategies.sweep.report import text_and_json as report
+from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation import task as dockets
-from strategies.validation.candidate import Suspect
-from strategies.validation.finding import Settled, of_instance
-from strategies.validation.task import Hearing
+from strategies.validation.finding import Hearing, Settled, Suspect, of_instance
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
 
@@ -32,7 +29,7 @@ def unit(op=OPS[0], trial="alone", dtypes="real", mesh=(2,)):
 
 
 def line(at=None, **what):
-    return dockets.line(Hearing(at or unit(), **what), 0.5)
+    return dockets.line_task(Hearing(at or unit(), **what), 0.5)
 
 
 def settled(verdict=Verdict.UNSOUND, name=RULE, **more):

@@ -6,13 +6,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from strategies.model.rule import Claim, overload
-from strategies.model.verdict import Verdict
-from strategies.model.work_unit import Unit, read_unit
+from strategies.model.verdict import Unit, Verdict, read_unit
 from strategies.validation import claim_sources as sources
 from strategies.validation import overload as trial
-from strategies.validation.candidate import case_of
+from strategies.validation.finding import Docket, Hearing, case_of, merged
 from strategies.validation.overload import CHARGES, PARTIALS, WHOLE, alone
-from strategies.validation.task import Docket, Hearing, merged
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong

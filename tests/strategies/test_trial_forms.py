@@ -7,7 +7,7 @@ import torch
 
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, variations
 from strategies.model.oracle import same_results, tell
-from strategies.model.work_unit import Unit
+from strategies.model.verdict import Unit
 from strategies.validation import claim_sources as sources
 from strategies.validation import overload as trial
 from tests.strategies.cases import numbers, sample

@@ -1,4 +1,4 @@
-"""strategies.base.uninterrupted: one thread and no noise inside, and what was before afterwards, whatever happens inside."""
+"""strategies.base.signals: one thread and no noise inside, and what was before afterwards, whatever happens inside."""
 
 import logging
 import warnings
@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from strategies.base.uninterrupted import undisturbed
+from strategies.base.signals import undisturbed
 
 LOG = logging.getLogger("tests.undisturbed")
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as draw
 
-from strategies.model.work_unit import CLASSES, Unit, class_of, digest, planned, read_unit, share
+from strategies.model.verdict import CLASSES, Unit, class_of, digest, planned, read_unit, share
 from tests.strategies.cases import numbers, sample
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_shards_are_of_like_size():
 
 
 def test_shards_and_digests_are_the_same_in_every_process():
-    code = "from strategies.model.work_unit import *; print([share(f'op{n}', 7) for n in range(9)], digest(['a', 1]))"
+    code = "from strategies.model.verdict import *; print([share(f'op{n}', 7) for n in range(9)], digest(['a', 1]))"
     environ = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, cwd=ROOT, capture_output=True, text=True, check=True

@@ -12,15 +12,16 @@ import pytest
 
 from strategies.base import worker_pool as workers
 from strategies.base.journal import BadJournal, DiskFull, of_kind, read
-from strategies.inputs import gathering, spool
+from strategies.inputs import gathering
+from strategies.inputs import gathering as spool
 from strategies.model.settings import Settings
-from strategies.model.work_unit import share
+from strategies.model.verdict import share
 from strategies.sweep import aggregate as tally
-from strategies.sweep import schedule as sweep
 from strategies.sweep import session as room
+from strategies.sweep import session as sweep
+from strategies.sweep.aggregate import merged
 from strategies.sweep.report import text_and_json as reports
 from strategies.sweep.session import validate
-from strategies.sweep.shards import merged
 from tests.strategies import users
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial_values import VALUES
-from strategies.inputs.variants.variant import generator
+from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.call_edits import generator
 from tests.strategies.cases import numbers, sample
 
 KIND = {kind.name: kind for kind in VALUES}

@@ -1,4 +1,4 @@
-"""localtensor.torch_suites.stores: stores that a test makes itself do not block a rank thread."""
+"""localtensor.torch_suites.libraries: stores that a test makes itself do not block a rank thread."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from localtensor import run
-from localtensor.torch_suites.stores import polled, step_aside
+from localtensor.torch_suites.libraries import polled, step_aside
 
 SHORT = timedelta(milliseconds=30)
 

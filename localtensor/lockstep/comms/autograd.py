@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.c10d_registration import named_reduction
-from localtensor.collectives.c10d_table import SERVED, Brought
+from localtensor.collectives.c10d_table import SERVED, Brought, named_reduction
 from localtensor.errors import AnotherMode
 from localtensor.lockstep.comms import c10d_dispatch as c10d
 from localtensor.lockstep.comms import c10d_kernels as by_kind
 from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import outcomes
+from localtensor.lockstep.comms import collectives as outcomes
 from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.group_families import Family
 from localtensor.lockstep.comms.process_groups import group_of
+from localtensor.lockstep.comms.stacked_collectives import Family
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from localtensor._util.call_sites import origin
 from localtensor.collectives.argument_checks import check_offer, flat
-from localtensor.collectives.c10d_registration import plain, positions
-from localtensor.collectives.c10d_table import SERVED, Brought
+from localtensor.collectives.c10d_table import SERVED, Brought, plain, positions
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
 from localtensor.lockstep.comms import c10d_kernels as by_kind
 from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import outcomes
-from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.group_families import Family, one_size
-from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.comms import collectives as outcomes
+from localtensor.lockstep.comms.collectives import Value, value_of
 from localtensor.lockstep.comms.process_groups import group_of
+from localtensor.lockstep.comms.stacked_collectives import Family, one_size
 from localtensor.lockstep.comms.work import LockstepWork, calls_of, over
 from localtensor.lockstep.dispatch.dispatcher import brief, check_write, plainly
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap

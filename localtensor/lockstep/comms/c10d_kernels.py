@@ -17,10 +17,9 @@ from localtensor.collectives.c10d_table import Brought, Served
 from localtensor.collectives.rendezvous import Group, Part
 from localtensor.errors import NotHeld
 from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import outcomes
-from localtensor.lockstep.comms.collectives import Value
-from localtensor.lockstep.comms.group_families import Family
-from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.comms import collectives as outcomes
+from localtensor.lockstep.comms.collectives import Value, value_of
+from localtensor.lockstep.comms.stacked_collectives import Family
 
 
 def results(mode: Any, served: Served, brought: Brought, whole: Family) -> Sequence[Value]:

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util import ambient as _context
-from localtensor._util.own_world import OwnWorld
+from localtensor._util.patching import OwnWorld
 from localtensor.errors import BadGroup
-from localtensor.errors.formatting import rank_names
-from localtensor.lockstep.comms.group_families import Family, of_lists, within
+from localtensor.errors.base import rank_names
+from localtensor.lockstep.comms.stacked_collectives import Family, of_lists, within
 from localtensor.lockstep.values.partition import Partition
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank, rank_int, values_of
 
@@ -150,11 +150,11 @@ class LockstepWorld(OwnWorld):
         super().__init__()
         self.mode, self.serial = mode, serial
         self.numbers = itertools.count()
-        self._own_pg_map = _Known()  # as _util/own_world.py keeps it
+        self._own_pg_map = _Known()  # as _util/patching.py keeps it
         self.by_name: dict[str, LockstepGroup] = {}
         self.implicit = False  # the default group was made by us, and the program has not asked for it
         self.only: Partition | None = (
-            None  # the ranks for which a function runs now, see lockstep/patches/by_rank_group.py
+            None  # the ranks for which a function runs now, see lockstep/patches/device_mesh.py
         )
         # The families of the mesh that is being built, and their ranks.
         self.building: list[tuple[LockstepGroup, set[int]]] | None = None

@@ -5,15 +5,101 @@ operands are met once.  The operands are a stack of rows and `ids`, the row of e
 shape [groups, members].  What is to be done with the rows depends on `ids` alone: a plan says it, and can be kept.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor.layout.fold_order import IN_A_ROW
-from localtensor.layout.reductions import Op, divided, fold, premultiplied
+from localtensor.errors import NotInLockstep
+from localtensor.layout.reductions import IN_A_ROW, Op, divided, fold, premultiplied
+from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
+
+# The groups of one collective, all of them: while one rank is in one of them, lockstep serves them at once.
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Family:
+    """Disjoint groups of ranks, each in group order: any groups, not only those along an axis of a mesh.
+
+    `index` is the group of each rank and `position` its place there, both int64 of shape [world], -1 for ranks that
+    are in none; `members` says which ranks are in one, `everybody` whether all are.  `matrix` has a row for each
+    group if they are of one size, else it is None.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    world: int
+    index: np.ndarray[Any, Any]
+    position: np.ndarray[Any, Any]
+    matrix: np.ndarray[Any, Any] | None
+    members: np.ndarray[Any, Any]
+    everybody: bool
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """The group that a rank is in; empty if it is in none."""
+        return self.groups[int(self.index[rank])] if self.index[rank] >= 0 else ()
+
+    def sizes(self) -> Any:
+        """How many ranks the group of each rank has: int64 of shape [world], -1 for ranks that are in none."""
+        sizes = np.array([len(group) for group in self.groups])
+        return np.where(self.members, sizes[self.index], -1)
+
+    def __repr__(self) -> str:
+        return f"Family({len(self.groups)} groups, {self.world} ranks)"
+
+
+@lru_cache(1024)
+def family(groups: tuple[tuple[int, ...], ...], world: int) -> Family:
+    """The family of these groups.
+
+    >>> family(((0, 2), (1, 3)), 4).position.tolist()
+    [0, 0, 1, 1]
+    """
+    index, position = np.full(world, -1), np.full(world, -1)
+    if len({len(group) for group in groups}) == 1:
+        matrix = np.array(groups)
+        index[matrix] = np.arange(len(groups))[:, None]
+        position[matrix] = np.arange(matrix.shape[1])
+    else:
+        matrix = None
+        for number, group in enumerate(groups):
+            ranks = list(group)
+            index[ranks] = number
+            position[ranks] = np.arange(len(ranks))
+    members = index >= 0
+    return Family(groups, world, index, position, matrix, members, bool(members.all()))
+
+
+def of_lists(groups: Sequence[Sequence[int]], world: int) -> Family:
+    """The family of groups given as lists."""
+    return family(tuple(tuple(int(rank) for rank in group) for group in groups), world)
+
+
+@lru_cache(1024)
+def one_size(whole: Family) -> tuple[Family, ...]:
+    """The same groups, those of one size together, so that each part has a matrix."""
+    if whole.matrix is not None:
+        return (whole,)
+    sizes: dict[int, list[tuple[int, ...]]] = {}
+    for group in whole.groups:
+        sizes.setdefault(len(group), []).append(group)
+    return tuple(family(tuple(groups), whole.world) for groups in sizes.values())
+
+
+@lru_cache(1024)
+def within(whole: Family, kind: Partition) -> Family:
+    """Those of the groups whose ranks hold something in a partition.  Raises `NotInLockstep` if a group is cut in two."""
+    inside = kind.row_of >= 0
+    some = [group for group in whole.groups if inside[list(group)].any()]
+    if not some or not all(inside[list(group)].all() for group in some):
+        raise NotInLockstep("a collective", "some ranks of a group come to it in another way than the others")
+    return family(tuple(some), whole.world)
+
 
 Ids = np.ndarray[Any, Any]
 Pick = slice | Tensor  # which rows of a stack; a slice where it can be, for that is a view
@@ -112,3 +198,106 @@ def exchanged(x: Tensor, plan: Plan) -> Tensor:
 def of_members(plan: Plan) -> Ids:
     """The row of each member, where each different group has a row for each of its members."""
     return plan.places[:, None] * plan.members + np.arange(plan.members)
+
+
+# Who does what in a collective, as integers: which rows meet, and which rank reads which row of the result.
+#
+# Worked out once for a partition and a family, and kept.
+
+_MOST_KEPT = 4096
+
+
+class Spot(NamedTuple):
+    """Groups of one size whose members bring rows of one cell."""
+
+    cell: int
+    ids: Any  # the row of each member in that cell: int64 of shape [groups, members]
+    ranks: Any  # of the same shape
+
+
+class Recipe(NamedTuple):
+    """The plans, each with its cell; what ranks in no group keep; and who reads which row of the results."""
+
+    steps: tuple[tuple[int, Plan], ...]
+    kept: tuple[tuple[int, Pick], ...]
+    held: Partition
+
+
+@lru_cache(_MOST_KEPT)
+def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
+    """What the members of all groups bring, who all hold something; None if shapes differ within a group."""
+    found = []
+    for part in one_size(whole):
+        rows = held.row_of[part.matrix]
+        cell_of = held.cell_of[rows]
+        if (cell_of != cell_of[:, :1]).any():
+            return None
+        for cell in np.unique(cell_of[:, 0]):
+            here = cell_of[:, 0] == cell
+            found.append(Spot(int(cell), rows[here] - held.starts[cell], part.matrix[here]))  # type: ignore[index]
+    return tuple(found)
+
+
+def by_fold(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """All members read what their group folds into."""
+    plan = fold_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks
+
+
+def to_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """The root alone reads what its group folds into."""
+    plan = fold_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
+
+
+def dealt(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """Each member reads its piece of what its group folds into."""
+    plan = fold_plan(spot.ids)
+    return plan, plan.rows * plan.members, of_members(plan), spot.ranks
+
+
+def together(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """All members read the table of their group's rows."""
+    plan = table_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks
+
+
+def at_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """The root alone reads the table of its group's rows."""
+    plan = table_plan(spot.ids)
+    return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
+
+
+def crosswise(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+    """Each member reads the pieces that its group's members have for it."""
+    plan = table_plan(spot.ids)
+    return plan, plan.rows * plan.members, of_members(plan), spot.ranks
+
+
+Planned = Callable[[Spot, int], tuple[Plan, int, Any, Any]]
+"""One of the functions above: from a spot and the root's place to the plan, how many rows it makes, and which of them
+is read by which ranks (int64 of one shape, [groups, members] or what spreads to that)."""
+
+
+@lru_cache(_MOST_KEPT)
+def recipe(planned: Planned, root: int, held: Partition, whole: Family, keep: bool) -> Recipe | None:
+    """How a collective is done; None if shapes differ within a group."""
+    found = spots(held, whole)
+    if found is None:
+        return None
+    row_of, sizes, steps, kept, start = np.full(whole.world, NOWHERE), [], [], [], 0
+    for spot in found:
+        plan, rows, ids, ranks = planned(spot, root)
+        row_of[ranks] = start + ids
+        steps.append((spot.cell, plan))
+        sizes.append(rows)
+        start += rows
+    rest = (row_of < 0) & (held.row_of >= 0) if keep else np.zeros(0, bool)
+    if rest.any():
+        used, inverse = np.unique(held.row_of[rest], return_inverse=True)
+        row_of[rest] = start + inverse
+        for cell in np.unique(held.cell_of[used]):
+            rows = used[held.cell_of[used] == cell] - held.starts[cell]
+            kept.append((int(cell), pick(rows)))
+            sizes.append(len(rows))
+    return Recipe(tuple(steps), tuple(kept), partition(row_of, sizes))

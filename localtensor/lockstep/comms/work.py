@@ -17,7 +17,7 @@ from localtensor.collectives.argument_checks import flat
 from localtensor.collectives.c10d_table import Brought
 from localtensor.layout.reductions import name_of
 from localtensor.layout.spec import shape_text
-from localtensor.lockstep.comms.group_families import Family
+from localtensor.lockstep.comms.stacked_collectives import Family
 from localtensor.lockstep.values.local_tensor import LocalTensor
 
 

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from localtensor._util.call_sites import origin
 from localtensor.errors import AnotherMode, NotHeld, OutsideWrite
-from localtensor.lockstep.dispatch.execute import Reader, each_row, on_cell
-from localtensor.lockstep.dispatch.metadata_ops import refit, reshaped
-from localtensor.lockstep.dispatch.op_table import DRAWS_INTO, SHAPE_ONLY, Facts, Way, facts
-from localtensor.lockstep.dispatch.results import Answers, Rowwise, column
+from localtensor.lockstep.dispatch.execute import Answers, Reader, Rowwise, column, each_row, on_cell
+from localtensor.lockstep.dispatch.op_table import DRAWS_INTO, SHAPE_ONLY, Facts, Way, facts, refit, reshaped
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import Partition, by_value, common, one_row_a_cell, rows_apart, takes
 from localtensor.lockstep.values.rank_int import is_rank_int

@@ -17,16 +17,14 @@ from torch import Tensor
 from torch.distributed.tensor import _api, _collective_utils, _redistribute, _utils, placement_types
 from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPartial, _StridedShard
 
-from localtensor.lockstep.comms.collectives import combined
-from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.comms.collectives import combined, value_of
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.patches import device_mesh as lockstep_mesh
 from localtensor.lockstep.patches import nn_modules as lockstep_modules
-from localtensor.lockstep.patches import uneven
-from localtensor.lockstep.patches.by_rank_group import arrived, for_each_kind, only
-from localtensor.lockstep.patches.chunks import take_chunk
+from localtensor.lockstep.patches import shard_offsets as uneven
+from localtensor.lockstep.patches.device_mesh import arrived, for_each_kind, only
 from localtensor.lockstep.patches.rank_queries import Door, route
-from localtensor.lockstep.patches.shard_offsets import shards
+from localtensor.lockstep.patches.shard_offsets import shards, take_chunk
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.partition import NOWHERE, by_value, partition
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int, values_of

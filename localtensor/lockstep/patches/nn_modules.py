@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.comms.collectives import combined
-from localtensor.lockstep.comms.outcomes import value_of
+from localtensor.lockstep.comms.collectives import combined, value_of
 from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.patches.rank_queries import Door, route
+from localtensor.lockstep.values.formatting import as_if_padded
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
 from localtensor.lockstep.values.rank_int import is_rank_int
-from localtensor.lockstep.values.texts import as_if_padded
 
 # -- torch.nn
 

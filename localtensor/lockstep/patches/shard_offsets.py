@@ -9,6 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+
+from localtensor.layout.shards import bounds
+from localtensor.lockstep.comms.collectives import Value
+from localtensor.lockstep.dispatch.dispatcher import plainly
+from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
+from localtensor.lockstep.values.partition import NOWHERE, Partition, partition
+from localtensor.lockstep.values.stacks import Cells, joined
 
 Cut = tuple[int, int]
 Counts = np.ndarray[Any, Any]
@@ -56,3 +66,96 @@ def _cut(whole: Counts, chunks: int, stride: int) -> list[Counts]:
 def _chunks(whole: Counts, chunks: int) -> list[Counts]:
     step = -(-len(whole) // chunks)
     return [whole[step * place : step * (place + 1)] for place in range(chunks)]
+
+
+# Each rank takes its own chunk of what it holds: one pass for all of them, where a split for each would be quadratic.
+
+
+def take_chunk(value: Value, dim: int, chunks: int, index: Any, *, keep_order: bool = False) -> Value:
+    """Each rank's chunk: the `index`-th of `chunks` along `dim`, as torch.chunk cuts; fresh, and contiguous.
+
+    `index` is int64 of shape [world]; a rank whose index is negative takes nothing.  With `keep_order`, the dims of a
+    chunk lie in memory in the order that those of the whole have, as in a clone.
+    """
+    held = value.held
+    row_of, cells, sizes, start = np.full(held.world, NOWHERE), [], [], 0
+    for cell, rows, first in zip(value.cells, held.sizes, held.starts, strict=True):
+        stack = cell if rows > 1 else cell[None]
+        order = _order(stack) if keep_order else list(range(stack.dim()))
+        stack = stack.permute(order)
+        here = (held.row_of >= first) & (held.row_of < first + rows) & (index >= 0)
+        for taken, codes, ranks in _pieces(stack, order.index(dim + 1), chunks, held.row_of - first, index, here):
+            distinct, places = np.unique(codes, return_inverse=True)
+            row_of[ranks] = start + places.reshape(-1)
+            wanted = torch.from_numpy(distinct).to(taken.device)
+            all_in_order = len(distinct) == taken.shape[0]  # codes are row numbers of `taken`, in order
+            fresh = (
+                taken.clone(memory_format=torch.contiguous_format) if all_in_order else taken.index_select(0, wanted)
+            )
+            fresh = fresh.permute(np.argsort(order).tolist())
+            cells.append(fresh if len(distinct) > 1 else fresh[0])
+            sizes.append(len(distinct))
+            start += len(distinct)
+    found: tuple[Cells, Partition] = joined(tuple(cells), partition(row_of, sizes))
+    return Value(*found)
+
+
+def _order(stack: Tensor) -> list[int]:
+    """The dims of the rows, the one with the largest step in memory first; behind the dim of rows."""
+    return [0, *sorted(range(1, stack.dim()), key=lambda dim: -int(stack.stride()[dim]))]
+
+
+def _pieces(stack: Tensor, dim: int, chunks: int, row: Any, index: Any, here: Any) -> Any:
+    """Chunks of one size as rows of one stack, the row of it that each rank takes, and which ranks do."""
+    size = stack.shape[dim]
+    lengths = [length for _, length in bounds(size, chunks)]
+    full = lengths[0]
+    count = sum(length == full for length in lengths) if full else 0
+    if count:
+        ranks = np.flatnonzero(here & (index < count))
+        if len(ranks):
+            cut = stack.narrow(dim, 0, count * full).unflatten(dim, (count, full)).movedim(dim, 1).flatten(0, 1)
+            yield cut, row[ranks] * count + index[ranks], ranks
+    for place in range(count, chunks):
+        ranks = np.flatnonzero(here & (index == place if lengths[place] else index >= place))
+        if len(ranks):
+            start = min(full * place, size)
+            codes = row[ranks] if lengths[place] else np.zeros(len(ranks), np.int64)
+            piece = stack.narrow(dim, start, lengths[place])
+            yield (piece if lengths[place] else piece[:1]), codes, ranks
+        if not lengths[place]:
+            break
+
+
+# Uneven shards put together: padded, gathered and cut back in three steps, where torch takes a dozen ops.
+
+
+def gather(mode: Any, local: Any, dim: int, size: int, mesh: Any, mesh_dim: int) -> LocalTensor:
+    """The whole of which each rank holds a shard along `dim`, `size` long; shards may be short or empty."""
+    chunks = mesh.size(mesh_dim)
+    with plainly():
+        fitting = wrap(*_padded(Value(local._cells, local._partition), dim, -(-size // chunks)), mode)
+    one = getattr(functional, "all_gather_single", None) or functional.all_gather_tensor  # the name before 2.13
+    found: Any = one(fitting, 0, (mesh, mesh_dim))
+    found = found.wait() if hasattr(found, "wait") else found
+    with plainly():
+        pairs = zip(found._cells, found._partition.sizes, strict=True)
+        return wrap(tuple(_whole(cell, rows > 1, dim, chunks, size) for cell, rows in pairs), found._partition, mode)
+
+
+def _padded(value: Value, dim: int, length: int) -> Value:
+    """Every rank's tensor with zeros behind it along `dim`, so that all have this length there."""
+    cells = []
+    for cell, rows in zip(value.cells, value.held.sizes, strict=True):
+        along = dim + (rows > 1)
+        missing = [length - size if place == along else size for place, size in enumerate(cell.shape)]
+        cells.append(torch.cat([cell, cell.new_zeros(missing)], along) if missing[along] else cell.contiguous())
+    return Value(*joined(tuple(cells), value.held, by_shape=True))
+
+
+def _whole(cell: Tensor, stacked: bool, dim: int, chunks: int, size: int) -> Tensor:
+    """Chunks that lie one behind the other along dim 0 stand along `dim`, and what is over `size` is cut off."""
+    first = int(stacked)
+    apart: Tensor = cell.unflatten(first, (chunks, cell.shape[first] // chunks))
+    whole: Tensor = apart.movedim(first, dim + first).flatten(dim + first, dim + first + 1)
+    return whole.narrow(dim + first, 0, size).clone(memory_format=torch.contiguous_format)

@@ -18,10 +18,9 @@ from localtensor._util.call_sites import origin
 from localtensor.collectives.compare import how_far, said, same_bits
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
 from localtensor.lockstep.values.formatting import shown
-from localtensor.lockstep.values.indexing import differs, picked
 from localtensor.lockstep.values.partition import Partition, by_value, of_ranks, partition
 from localtensor.lockstep.values.rank_int import rank_int
-from localtensor.lockstep.values.stacks import equal_once, of_rows
+from localtensor.lockstep.values.stacks import differs, equal_once, of_rows, picked
 from localtensor.lockstep.values.storage import Memory
 
 _make = torch.Tensor._make_wrapper_subclass

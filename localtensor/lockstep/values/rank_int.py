@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from localtensor.errors import AnotherMode, NotHeld
+from localtensor.lockstep.values.formatting import place_here
 from localtensor.lockstep.values.sym_nodes import Array, RankInts, Same, ints
-from localtensor.lockstep.values.texts import place_here
 
 _MOST_KEPT = 512  # ints by value: 16 MB with 4096 ranks
 

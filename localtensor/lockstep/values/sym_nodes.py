@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.sym_node import SymNode
 
 from localtensor.errors import AnotherMode, NotHeld, NotInLockstep, RanksDiverge
-from localtensor.lockstep.values.texts import accumulates, by_rank, cut, one_answer, place_here, short
+from localtensor.lockstep.values.formatting import accumulates, by_rank, cut, one_answer, place_here, short
 
 Array = np.ndarray[Any, Any]
 _MOST = 2**63 - 1  # of torch's ints and of numpy's

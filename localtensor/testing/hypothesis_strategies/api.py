@@ -37,19 +37,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.meaning import Layout
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import assemble
-from localtensor.layout.spec import Spec
-from localtensor.testing.hypothesis_strategies import checks as check
+from localtensor.layout.shards import Layout, assemble
+from localtensor.layout.spec import Mesh, Spec
 from localtensor.testing.hypothesis_strategies import search as choose
-from localtensor.testing.hypothesis_strategies.checks import DTYPES, KINDS, BadDraw
-from localtensor.testing.hypothesis_strategies.drawn_meshes import AXES
-from localtensor.testing.hypothesis_strategies.layouts import options
+from localtensor.testing.hypothesis_strategies import values as check
+from localtensor.testing.hypothesis_strategies.layouts import AXES, Sharded, options, read_spec, spec_text
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall
-from localtensor.testing.hypothesis_strategies.sharded import Sharded
-from localtensor.testing.hypothesis_strategies.spec_text import read_spec, spec_text
-from localtensor.testing.hypothesis_strategies.values import PATTERNS, USUAL, Drawn, no_gradient
+from localtensor.testing.hypothesis_strategies.values import DTYPES, KINDS, PATTERNS, USUAL, BadDraw, Drawn, no_gradient
 from localtensor.testing.programs.strategy import rank_programs
 
 __all__ = [

@@ -1,22 +1,28 @@
 """Where a drawn tensor may lie: placements for one axis, the simplest first, and other orders of cuts.
 
-What a layout means is said in `localtensor.layout.meaning`.
+What a layout means is said in `localtensor.layout.shards`.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.meaning import COMMUTING, Layout, has_meaning
-from localtensor.layout.partials import agreed
+from localtensor.errors import BadPlacement
+from localtensor.layout.reductions import agreed, parts
+from localtensor.layout.shards import COMMUTING, Layout, by_rank, has_meaning, in_sequence, split_axis, spread
 from localtensor.layout.spec import KINDS as REDUCTIONS
-from localtensor.layout.spec import StridedShard
+from localtensor.layout.spec import Mesh, ShardOrder, Spec, StridedShard, cuts, parse, shape_text, short, shorts
+from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, bound, real_dtype, unit
 
 FACTORS = (2, 3)
 """The split factors of a strided shard that stands alone."""
@@ -75,3 +81,220 @@ def mended(layout: Layout, shape: Sequence[int], dtype: torch.dtype, mesh: Seque
     if has_meaning(layout, shape, dtype, mesh):
         return layout
     return tuple(Shard(p.dim) if isinstance(p, StridedShard) else p for p in layout)
+
+
+# The sizes that the axes of a mesh can have: the ranks come first, and the last axis has as many as are left.
+#
+# So any axis can go, and one rank after the other, without the numbers that were drawn for the rest meaning another mesh.
+# Values that stand in a table several times come more often, and are as simple as the first of them.
+
+AXES = "abcdefgh"
+"""What axes are called if nobody names them."""
+HALVES = ("lower", "lower", "lower", "lower", "lower", "lower", "lower", "upper")
+"""Seldom an axis takes more than half of the ranks that are left: then no proper axis comes after it."""
+
+
+@functools.lru_cache(256)
+def ranks_between(least: int, most: int) -> tuple[int, ...]:
+    """The numbers of ranks; those on which two proper axes have room come more often.
+
+    >>> ranks_between(2, 5)
+    (2, 3, 4, 4, 4, 5, 5, 5)
+    """
+    return tuple(ranks for ranks in range(least, most + 1) for _ in range(3 if ranks > 3 else 1))
+
+
+@functools.lru_cache(4096)
+def sizes_left(least: int, ranks: int, before: int, half: str) -> tuple[int, ...]:
+    """The sizes of the next axis but the last, after axes of `before` ranks in all, on a mesh of up to `ranks`.
+
+    Each leaves a last axis with which the mesh has `least` ranks.
+
+    >>> sizes_left(1, 8, 1, "lower"), sizes_left(1, 8, 1, "upper"), sizes_left(1, 8, 3, "lower")
+    ((1, 2, 2, 3, 3, 4, 4), (5, 6, 7, 8), (1,))
+    >>> sizes_left(6, 6, 1, "lower")
+    (1, 2, 2, 3, 3)
+    """
+    left = ranks // before
+    fit = tuple(size for size in range(1, left + 1) if before * size * (left // size) >= least)
+    lower = tuple(size for size in fit if size <= left // 2 for _ in range(2 if size > 1 else 1))
+    upper = tuple(size for size in fit if size > left // 2)
+    return (lower or upper) if half == "lower" else (upper or lower)
+
+
+# A spec as one line of text, with the sizes of its mesh, and read back: `f32[5,3] @ dp=2:S(0), tp=4:R`.
+#
+# Where the axes do not cut a dim from left to right, each has its turn: `f32[8] @ dp=2:S(0)[1], tp=2:S(0)[0]`.
+
+_WHOLE = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\] @ (.+)")
+_AXIS = re.compile(r"([^\W\d]\w*)=(\d+):(\w+(?:\([^)]*\))?)(?:\[(\d+)\])?(?:, (?=.)|$)")
+_DTYPE = {shape_text((), dtype).partition("[")[0]: dtype for dtype in DTYPES}
+
+
+def spec_text(spec: Spec) -> str:
+    """The line that `read_spec` reads.
+
+    >>> import torch
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> spec_text(Spec(Mesh.of(dp=2, tp=4), (Shard(0), Replicate()), (5, 3), torch.float32))
+    'f32[5,3] @ dp=2:S(0), tp=4:R'
+    """
+    turns = {axis: f"[{turn}]" for _, axes in spec.shard_order for turn, axis in enumerate(axes)}
+    axes = enumerate(zip(spec.mesh.names, spec.mesh.sizes, spec.placements, strict=True))
+    placed = ", ".join(f"{name}={size}:{short(placed)}{turns.get(axis, '')}" for axis, (name, size, placed) in axes)
+    return f"{shape_text(spec.shape, spec.dtype)} @ {placed}"
+
+
+def read_spec(text: str) -> Spec:
+    """The spec that a line stands for.
+
+    Raises `BadDraw` for anything else, and what `Mesh`, `parse` and `Spec` raise.  Of a dim either no axis has a turn,
+    or each that cuts it has its own, from 0 up.
+
+    >>> read_spec("bf16[7] @ a=3:SS(0,2)"), read_spec("bf16[7] @ a=3:S(0)[1], b=2:S(0)[0]").shard_order
+    (bf16[7] @ a:SS(0,2), ((0, (1, 0)),))
+    """
+    whole = _WHOLE.fullmatch(text) if isinstance(text, str) else None
+    axes = list(_AXIS.finditer(whole[3])) if whole else []
+    if whole is None or "".join(axis[0] for axis in axes) != whole[3] or whole[1] not in _DTYPE:
+        remedy = "Write it as 'f32[5,3] @ dp=2:S(0), tp=4:R'."
+        raise BadDraw("read_spec", "text", text, "this is no spec", remedy)
+    mesh = Mesh(tuple(int(axis[2]) for axis in axes), tuple(axis[1] for axis in axes))
+    shape = tuple(int(size) for size in whole[2].split(",") if size)
+    placements = tuple(parse(axis[3]) for axis in axes)
+    order = _order(text, placements, [None if axis[4] is None else int(axis[4]) for axis in axes])
+    return Spec(mesh, placements, shape, _DTYPE[whole[1]], order)
+
+
+def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | None]) -> ShardOrder:
+    """The shard order that the turns of the axes make."""
+    found: dict[int | None, list[tuple[int | None, int]]] = {}
+    for axis, (cut, turn) in enumerate(zip(map(cuts, placements), turns, strict=True)):
+        found.setdefault(None if cut is None else cut[0], []).append((turn, axis))
+    orders = []
+    for dim, taken in found.items():
+        given = {turn: axis for turn, axis in taken if turn is not None}
+        if given and (dim is None or sorted(given) != list(range(len(taken)))):
+            problem = "these turns do not say in which order the axes cut a dim"
+            remedy = "Number all axes that cut the dim from 0 up, as in 'f32[8] @ dp=2:S(0)[1], tp=2:S(0)[0]'."
+            raise BadDraw("read_spec", "text", text, problem, remedy)
+        if given and dim is not None:
+            orders.append((dim, tuple(given[turn] for turn in sorted(given))))
+    return tuple(orders)
+
+
+# A whole tensor and what each rank of a mesh holds of it, drawn.
+#
+# `shards.assemble(Sharded(...).pieces, spec)` is the whole, to the last bit, for every pattern but "rough", on up to
+# eight ranks.
+
+# Partial values that make their total to the last bit, in whatever order the ranks are folded, and no easier for it.
+#
+# The parts cancel, change sign, tie, and are zero where the total is not, as those of `partials.parts`; but every number
+# of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is rounded.
+# Where the total is no multiple of it, infinite or NaN, one rank alone holds it.
+
+
+def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
+    """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x exactly.
+
+    `sparse` asks for the second form: zeros of the parts that are not zeros of the total (sum, avg), ties (min, max),
+    ones (product).  An average of a number that is near the end of its dtype has no exact parts, nor has one of
+    integers.  Raises `NotReducible` where the reduction has no meaning for the dtype.
+    """
+    if kind in ("min", "max") or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return parts(x, kind, ranks, rng, sparse=sparse)
+    if kind == "product":
+        return _factors(x, ranks, rng, sparse)
+    if x.is_complex():
+        both = exact_parts(torch.view_as_real(x.resolve_conj()), kind, ranks, rng, sparse=sparse)
+        return torch.view_as_complex(both)
+    return _addends(x * ranks if kind == "avg" else x, ranks, rng, sparse)
+
+
+def _addends(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+    step = unit(x.dtype)
+    units = (x.double() / step).nan_to_num(0.5, 0.5, 0.5)
+    tame = (units == units.round()) & (units.abs() <= bound(x.dtype) * ranks / step)
+    stack = parts(units.where(tame, 0).long(), "sum", ranks, rng, sparse=sparse, far=step == 2.0**-10)
+    stack = (stack * step).to(x.dtype)
+    if bool(tame.all()):
+        return stack
+    alone = torch.arange(ranks).reshape(ranks, *[1] * x.ndim) == torch.randint(0, ranks, x.shape, generator=rng)
+    return torch.where(tame, stack, torch.where(alone, x, 0).to(x.dtype))
+
+
+def _factors(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
+    """Signs, and powers of two where no number can leave its range by them; one rank holds what they leave of x."""
+    shape = (ranks - 1, *x.shape)
+    minus = torch.rand(shape, generator=rng) < 0.5
+    powers = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[torch.randint(0, 3, shape, generator=rng)]
+    size = torch.view_as_real(x).abs().amax(-1) if x.is_complex() else x.abs()
+    fits = (size <= bound(x.dtype)) & ((size == 0) | (size >= unit(x.dtype))) & (not sparse) & (ranks <= 8)
+    powers = torch.where(fits, powers, 1.0)
+    others = torch.where(minus, -powers, powers)
+    left = (1 / powers.prod(0)).to(real_dtype(x.dtype))
+    signed = torch.where(minus.sum(0) % 2 == 1, -x, x)
+    stack = torch.cat([others.to(x.dtype), (signed * left)[None]])
+    order = torch.rand(stack.shape, generator=rng).argsort(0)
+    return stack.gather(0, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """A whole tensor and each rank's piece, made from a spec, a pattern and a seed; that is also its print.
+
+    `pieces[rank]` are fresh, contiguous tensors that share no memory, so a test may write into them.  Two are equal
+    if they were made alike.  Raises `BadDraw` for a pattern that there is not, `BadPlacement` for a layout that has
+    no meaning, or two.
+
+    >>> sharded = Sharded.of("i64[5] @ dp=2:S(0), tp=2:P(sum)", "arange", 1)
+    >>> sharded.whole
+    tensor([0, 1, 2, 3, 4])
+    >>> sharded.pieces[0] + sharded.pieces[1]
+    tensor([0, 1, 2])
+    >>> sharded
+    Sharded.of('i64[5] @ dp=2:S(0), tp=2:P(sum)', 'arange', 1)
+    """
+
+    spec: Spec
+    pattern: str
+    seed: int = 0
+    whole: Tensor = field(init=False, compare=False)
+    pieces: tuple[Tensor, ...] = field(init=False, compare=False)
+
+    @classmethod
+    def of(cls, text: str, pattern: str, seed: int = 0) -> Sharded:
+        """From the text of a spec, as `read_spec` reads it."""
+        return cls(read_spec(text), pattern, seed)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        turned = {axis for _, axes in spec.shard_order for axis in axes}
+        both_ways = any(isinstance(spec.placements[axis], StridedShard) for axis in turned)
+        if both_ways or not has_meaning(spec.placements, spec.shape, spec.dtype, spec.mesh.sizes):
+            raise BadPlacement("draws.Sharded", shorts(spec.placements), "it has no meaning, or two, for this tensor")
+        whole = Drawn(spec.shape, spec.dtype, self.pattern, self.seed).tensor()
+        object.__setattr__(self, "whole", whole)
+        object.__setattr__(self, "pieces", tuple(cut(whole, spec, self.seed, exact=self.pattern != "rough")))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would else print the fields."""
+        printer.text(repr(self))
+
+    def __repr__(self) -> str:
+        return f"Sharded.of({spec_text(self.spec)!r}, {self.pattern!r}, {self.seed})"
+
+
+def cut(whole: Tensor, spec: Spec, seed: int, *, exact: bool = True) -> list[Tensor]:
+    """Every rank's piece, by rank number, fresh.  Partial values come in their second form for odd seeds."""
+    rng = torch.Generator().manual_seed(seed)
+    make, sparse = exact_parts if exact else parts, seed % 2 == 1
+
+    def deal(x: Tensor, placement: Placement, ranks: int) -> Sequence[Tensor]:
+        if isinstance(placement, Partial):
+            return make(x, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
+        return split_axis(x, placement, ranks)
+
+    held = by_rank(spread(whole, *in_sequence(spec), deal), spec)
+    return [piece.clone(memory_format=torch.contiguous_format) for piece in held]

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from localtensor._util.opinfo import drawn
 from localtensor.layout.spec import shape_text
-from localtensor.testing.hypothesis_strategies.checks import BadDraw, check_count, check_dtype
+from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype
 
 MOST_SAMPLES = 12
 """Samples of one op and dtype that are looked at."""

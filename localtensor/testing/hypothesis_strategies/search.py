@@ -16,13 +16,19 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
-from localtensor.layout.meaning import Layout, in_order
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import ShardOrder, Spec, StridedShard
-from localtensor.testing.hypothesis_strategies.drawn_meshes import HALVES, ranks_between, sizes_left
-from localtensor.testing.hypothesis_strategies.layouts import mended, options, orders, steady
+from localtensor.layout.shards import Layout, in_order
+from localtensor.layout.spec import Mesh, ShardOrder, Spec, StridedShard
+from localtensor.testing.hypothesis_strategies.layouts import (
+    HALVES,
+    Sharded,
+    mended,
+    options,
+    orders,
+    ranks_between,
+    sizes_left,
+    steady,
+)
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, count, full_names, knows
-from localtensor.testing.hypothesis_strategies.sharded import Sharded
 from localtensor.testing.hypothesis_strategies.values import Drawn
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -12,16 +12,226 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from localtensor._util.events import Place
-from localtensor.testing.programs import programs_words
-from localtensor.testing.programs.codegen import written
-from localtensor.testing.programs.model import PRIME, SIZE, Event
+from localtensor.testing.programs.model import (
+    IN_PLACE,
+    LISTS,
+    MESSAGES,
+    OBJECTS,
+    PRIME,
+    REDUCING,
+    SIZE,
+    SPLITS,
+    Event,
+    Step,
+)
 from localtensor.testing.programs.reference import Referee
+
+# The lines of ordinary torch.distributed code that one event of a rank program becomes.
+
+
+def written(groups: Sequence[tuple[int, ...]], event: Event, rank: int) -> Iterator[str]:
+    """The lines of one event."""
+    step, s = event.call, event.call.id
+    match event.what:
+        case "group":
+            yield f"g{event.how} = dist.new_group({list(groups[int(event.how)])})"
+        case "local":
+            yield f"acc = (acc * {event.how} + 1).remainder({PRIME})"
+        case "close":  # no rank ends while another still talks to it
+            yield f"dist.barrier(); [dist.destroy_process_group(g) for g in ({event.how})]"
+        case "raise":
+            yield "raise Planted('on purpose')"
+        case "return":
+            yield "return acc, out"
+        case "launch":
+            yield from launched(step, rank)
+        case "wait":
+            yield waited(step, event.how)
+        case "mix" if step.kind in OBJECTS:
+            yield f"out[{s}] = y{s}; acc = mix(acc, out[{s}])"
+        case "mix":
+            yield f"out[{s}] = [y + 0 for y in {results(step)}]; acc = mix(acc, out[{s}])"
+        case "read":
+            yield f"{results(step)}[0].sum()"
+        case "write":
+            yield f"{f'x{s}[0]' if step.kind in (*LISTS, *MESSAGES) else f'x{s}'}.add_(1)"
+
+
+def waited(step: Step, how: str) -> str:
+    s = step.id
+    if step.kind == "batch":
+        return f"[w.wait() for w in w{s}]"
+    ways = {
+        "poll": f"while not w{s}.is_completed(): pass",
+        "future": f"w{s}.get_future().wait()",
+        "functional": f"y{s} = functional.wait_tensor(y{s})",
+    }
+    return ways.get(how, f"w{s}.wait()")
+
+
+def results(step: Step) -> str:
+    """A list of the tensors that the step leaves on its rank."""
+    if step.style == "functional":
+        return f"[y{step.id}]"
+    if step.kind in IN_PLACE:
+        return f"[x{step.id}]"
+    return f"y{step.id}" if step.kind in ("all_gather", "gather", "all_to_all", *MESSAGES) else f"[y{step.id}]"
+
+
+def launched(step: Step, rank: int) -> Iterator[str]:
+    """What the rank brings, what it will get, and the call."""
+    s, shape, root = step.id, step.brought(rank), rank == step.root
+    if shape is not None:
+        times = len(step.members) if step.op == "avg" and step.kind in REDUCING else 1
+        turned = step.layout == "transposed"
+        fed = f"feed(acc, {shape[::-1] if turned else shape}, '{step.dtype}', {step.feed[0]}, {step.feed[1]}, {times})"
+        listed = step.kind in (*LISTS, *MESSAGES)
+        if step.layout == "window":  # a piece of a larger buffer, which is written around it
+            yield f"b{s} = blank({(shape[0] + 2, *shape[1:])}, '{step.dtype}'); b{s}[1:-1] = {fed}; x{s} = b{s}[1:-1]"
+        else:
+            yield f"x{s} = {fed}{'.t()' if turned else '.unbind()' if listed else ''}"
+    elif step.kind == "scatter":
+        yield f"x{s} = None"
+    if step.kind in OBJECTS:
+        yield from objects(step, rank, f"acc[:{rank % 3 + 1}].tolist()")
+        return
+    blanks = blank_shapes(step, rank)
+    if blanks is not None and step.style != "functional":
+        made = f"blank({step.shape if isinstance(blanks, int) else blanks}, '{step.dtype}')"
+        yield f"y{s} = {f'[{made} for _ in range({blanks})]' if isinstance(blanks, int) else made}"
+    elif step.kind == "gather":
+        yield f"y{s} = {f'[blank({step.shape}, {step.dtype!r}) for _ in range({len(step.members)})]' if root else None}"
+    yield from called(step, rank)
+    if step.layout == "window":
+        yield f"b{s}[0] += 1; b{s}[-1].sum()"
+
+
+def blank_shapes(step: Step, rank: int) -> tuple[int, ...] | int | None:
+    """The shape of the buffer in which the rank gets its result, or of how many buffers of the step's own shape."""
+    rows, columns = step.shape
+    if step.kind in SPLITS:
+        me = step.members.index(rank)
+        return (sum(row[me] for row in step.splits), columns)
+    many = len(step.members)
+    shapes: dict[str, tuple[int, ...] | int] = {
+        "all_gather": many, "all_to_all": many, "all_gather_into_tensor": (many * rows, columns),
+        "scatter": step.shape, "reduce_scatter": step.shape, "reduce_scatter_tensor": step.shape,
+        "message": len(step.recvs(rank)), "batch": len(step.recvs(rank)),
+    }  # fmt: skip
+    return shapes.get(step.kind)
+
+
+def called(step: Step, rank: int) -> Iterator[str]:
+    s, group = step.id, f"group=g{step.group}"
+    if step.style == "functional" or step.kind == "permute":
+        yield f"y{s} = {functional_call(step, rank)}"
+        return
+    if step.kind in MESSAGES:
+        yield from messages(step, rank)
+        return
+    op = f"op=dist.ReduceOp.{step.op.upper()}, " if step.kind in REDUCING else ""
+    me = step.members.index(rank)
+    sent = list(step.splits[me]) if step.splits else []
+    got = [row[me] for row in step.splits]
+    arguments = {
+        "all_reduce": f"x{s}, ", "reduce": f"x{s}, dst={step.root}, ", "broadcast": f"x{s}, src={step.root}, ",
+        "gather": f"x{s}, y{s}, dst={step.root}, ", "scatter": f"y{s}, x{s} and list(x{s}), src={step.root}, ",
+        "all_gather": f"y{s}, x{s}, ", "all_gather_into_tensor": f"y{s}, x{s}, ",
+        "reduce_scatter": f"y{s}, list(x{s}), ", "all_to_all": f"y{s}, list(x{s}), ",
+        "reduce_scatter_tensor": f"y{s}, x{s}, ", "all_to_all_single": f"y{s}, x{s}, {got}, {sent}, ", "barrier": "",
+    }[step.kind]  # fmt: skip
+    if step.style == "async":
+        yield f"w{s} = dist.{step.kind}({arguments}{op}{group}, async_op=True)"
+    else:
+        yield f"dist.{step.kind}({arguments}{op}{group})"
+
+
+def functional_call(step: Step, rank: int) -> str:
+    x, group = f"x{step.id}", f"group=g{step.group} or dist.group.WORLD"
+    if step.kind == "broadcast":  # the one that counts its root within the group
+        return f"functional.broadcast({x}, {step.members.index(step.root)}, {group})"
+    if step.kind == "all_to_all_single":
+        me = step.members.index(rank)
+        return (
+            f"functional.all_to_all_single({x}, {[row[me] for row in step.splits]}, {list(step.splits[me])}, {group})"
+        )
+    return {
+        "all_reduce": f"functional.all_reduce({x}, '{step.op}', {group})",
+        "all_gather_into_tensor": f"functional.all_gather_single({x}, {step.dim}, {group})",
+        "reduce_scatter_tensor": f"functional.reduce_scatter_single({x}, '{step.op}', {step.dim}, {group})",
+        "permute": f"functional.permute_tensor({x}, {list(step.order)}, {group})",
+    }[step.kind]
+
+
+def messages(step: Step, rank: int) -> Iterator[str]:
+    s, rest = step.id, f"group=g{step.group}, tag={step.tag}"
+    if step.kind == "batch":
+        ops = [
+            f"dist.P2POp(dist.isend, x{s}[{i}], {to}, g{step.group}, {step.tag})"
+            for i, to in enumerate(step.sends(rank))
+        ]
+        ops += [
+            f"dist.P2POp(dist.irecv, y{s}[{i}], {by}, g{step.group}, {step.tag})"
+            for i, by in enumerate(step.recvs(rank))
+        ]
+        started = f"dist.batch_isend_irecv([{', '.join(ops)}])"
+        yield f"w{s} = {started}" if step.style == "async" else f"[w.wait() for w in {started}]"
+        return
+    way = (
+        f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"
+        if step.sends(rank)
+        else f"recv(y{s}[0], {step.recvs(rank)[0]}, {rest})"
+    )
+    yield f"w{s} = dist.i{way}" if step.style == "async" else f"dist.{way}"
+
+
+def objects(step: Step, rank: int, mine: str) -> Iterator[str]:
+    s, group, root, many = step.id, f"group=g{step.group}", rank == step.root, len(step.members)
+    match step.kind:
+        case "all_gather_object":
+            yield f"y{s} = [None] * {many}; dist.all_gather_object(y{s}, {mine}, {group})"
+        case "broadcast_object_list":
+            yield f"y{s} = [{mine if root else None}]; dist.broadcast_object_list(y{s}, src={step.root}, {group})"
+        case "gather_object":
+            yield f"y{s} = {f'[None] * {many}' if root else None}; dist.gather_object({mine}, y{s}, dst={step.root}, {group})"
+        case "scatter_object_list":
+            whole = f"[{mine} + [i] for i in range({many})]" if root else "None"
+            yield f"y{s} = [None]; dist.scatter_object_list(y{s}, {whole}, src={step.root}, {group})"
+
+
+# The words of which rank programs make use: numbers out of the accumulator, and results into it.
+#
+# A program prints them with itself, so they name what they need and nothing of this project.
+
+
+def feed(acc: Tensor, shape: Sequence[int], dtype: str, by: int, plus: int, times: int = 1) -> Tensor:
+    """A fresh tensor of small numbers that depend on the accumulator; of both signs, if the dtype has them."""
+    count = torch.Size(shape).numel()
+    numbers = (acc[:count] * by + plus).remainder(11) - (0 if dtype == "uint8" else 5)
+    return (numbers * times).to(getattr(torch, dtype)).reshape(shape)
+
+
+def mix(acc: Tensor, got: Sequence[Any]) -> Tensor:
+    """The accumulator, changed by everything that has been got."""
+    numbers = [x.reshape(-1).to(torch.int64) if isinstance(x, Tensor) else torch.tensor(x) for x in got]
+    flat = torch.cat(numbers)
+    return torch.cat([acc[: len(flat)] * 3 + flat, acc[len(flat) :]]).remainder(PRIME)
+
+
+def blank(shape: Sequence[int], dtype: str) -> Tensor:
+    return torch.full(tuple(shape), 99, dtype=getattr(torch, dtype))
+
+
+class Planted(Exception):
+    """What a program with a fault raises."""
+
 
 FILE = "a drawn rank program"
 """The file that errors name as the place of a program's lines."""
-_WORDS = (programs_words.feed, programs_words.mix, programs_words.blank, programs_words.Planted)
+_WORDS = (feed, mix, blank, Planted)
 _HEAD = """from collections.abc import Sequence
 from typing import Any
 

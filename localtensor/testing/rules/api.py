@@ -11,23 +11,100 @@ rule says, are what the op gives for whole tensors.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
+import hypothesis
 import torch
+from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure, Unsatisfiable
 from torch.distributed.tensor import Partial
 
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from localtensor.testing.rules.calls import Call, given_calls, known_calls, one_of_calls, schema_calls, there
-from localtensor.testing.rules.case import Ran, RuleCase, Skipped
-from localtensor.testing.rules.errors import NotARule, NothingTested
+from localtensor.testing.rules.case import Misfit, Ran, RuleCase, Skipped
 from localtensor.testing.rules.ops import FunctionOp, Op
-from localtensor.testing.rules.report import wrong_rule
-from localtensor.testing.rules.rule import Rule, layouts
-from localtensor.testing.rules.script import caller, imports_of
-from localtensor.testing.rules.search import Search, search
+from localtensor.testing.rules.rule import NotARule, NothingTested, Rule, layouts
+from localtensor.testing.rules.script import caller, imports_of, wrong_rule
 from localtensor.testing.rules.shardings import Claim, ShardingCase, judge, wrong_sharding
+
+# Hypothesis looks for the smallest case that is wrong, and counts what was judged and what was not.
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+HOPELESS = 200
+"""If so many cases say nothing before one is judged, none will."""
+
+
+class _Found(Exception):
+    """Ends an example that is wrong."""
+
+
+class _Hopeless(Exception):
+    """Ends a search that judges nothing."""
+
+
+@dataclass
+class Search(Generic[C, R]):
+    """What a search has come to: the smallest wrong case and what it gave, how many were judged, why others were not."""
+
+    wrong: tuple[C, R] | None = None
+    judged: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    misfits: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def excuse(self) -> str:
+        """Why nothing was judged, in the words of most."""
+        for found in (self.misfits, self.skipped):
+            if found:
+                return found.most_common(1)[0][0]
+        return "no call could be drawn"
+
+
+def search(
+    cases: st.SearchStrategy[C], judge: Callable[[C], tuple[R, bool]], *, max_examples: int, seed: int
+) -> Search[C, R]:
+    """The same for a seed in every run.  `judge` gives what came out and whether that is right, or raises `Skipped`."""
+    found: Search[C, R] = Search()
+
+    @hypothesis.seed(seed)
+    @settings(
+        database=None, phases=(Phase.generate, Phase.shrink), max_examples=max_examples, deadline=None,
+        derandomize=False, suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+    )  # fmt: skip
+    @hypothesis.given(cases)
+    def example(case: C) -> None:
+        try:
+            ran, right = judge(case)
+        except (Skipped, Misfit) as why:
+            kind = found.misfits if isinstance(why, Misfit) else found.skipped
+            kind[str(why)] += 1
+            if not found.judged and found.skipped.total() + found.misfits.total() >= HOPELESS:
+                raise _Hopeless from None
+            hypothesis.reject()
+        found.judged += 1
+        if not right:
+            found.wrong = case, ran
+            raise _Found
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=hypothesis.errors.HypothesisWarning)
+        try:
+            example()
+        except (_Found, _Hopeless, Unsatisfiable):
+            pass  # what was found is kept; if nothing was judged, the counts say why
+        except FlakyFailure:
+            pass  # wrong once, and right when it was judged again: the case that was wrong is kept
+    return found
+
 
 RANKS, EXAMPLES, SPLITS = (2, 3, 4), 100, range(100)
 KNOWN = 40
@@ -70,7 +147,7 @@ def assert_rule(
     >>> assert_rule("aten.neg.default", "S(0) -> S(0)", max_examples=20)
     >>> assert_rule("aten.abs.default", "P(sum) -> P(sum)")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    localtensor.testing.rules.errors.WrongRule: assert_rule: rule: aten.abs.default: P(sum) -> P(sum): on 2 ranks...
+    localtensor.testing.rules.rule.WrongRule: assert_rule: rule: aten.abs.default: P(sum) -> P(sum): on 2 ranks...
     """
     found = _searched("assert_rule", op, rule, calls, where, dtypes, ranks, uneven, splits, max_examples, seed)
     if found.wrong is not None:

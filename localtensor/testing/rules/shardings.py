@@ -20,21 +20,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.errors.formatting import ProgramFault
-from localtensor.layout.meaning import Layout, has_meaning
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, shape_text, shorts
+from localtensor.errors.base import LocalTensorError, ProgramFault, refusal
+from localtensor.layout.shards import Layout, has_meaning
+from localtensor.layout.spec import Mesh, Spec, shape_text, shorts
 from localtensor.runner.api import run
-from localtensor.testing.hypothesis_strategies.sharded import cut
+from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.case import Misfit, Skipped, Wrong, code, differs, literal
-from localtensor.testing.rules.errors import WrongRule
+from localtensor.testing.rules.case import Misfit, Skipped, Truth, Wrong, code, differs, literal, tell
 from localtensor.testing.rules.ops import REFUSALS
-from localtensor.testing.rules.report import shown
-from localtensor.testing.rules.rule import shard_dim
-from localtensor.testing.rules.script import room_text
-from localtensor.testing.rules.truth import Truth, tell
+from localtensor.testing.rules.rule import WrongRule, shard_dim
+from localtensor.testing.rules.script import room_text, shown
 
 _SCRIPT = '''"""{what}
 

@@ -5,7 +5,7 @@
         switch(None, states[0])       # rank 0 runs
         switch(states[0], states[1])  # rank 1 runs
 
-`SLOTS` lists what is swapped; threads/state/rank_shared.py lists what is not, and why.  Only one rank may run at a time, and
+`SLOTS` lists what is swapped; threads/state/special_slots.py lists what is not, and why.  Only one rank may run at a time, and
 whoever calls `switch` must be the one thread that runs.  A hand-over between ranks that changed nothing takes some
 microseconds: switches are polled and put only where they differ, names are swapped by reference.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,12 +12,18 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError, refusal
 from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.exits import printed
 from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_journal, read, strange
-from strategies.base.progress import bar
-from strategies.base.uninterrupted import undisturbed
+from strategies.base.progress import Progress, bar
+from strategies.base.signals import printed, undisturbed
+from strategies.base.worker_pool import Crew
+from strategies.inputs import opinfo_samples as samples
 from strategies.model.settings import Settings
-from strategies.model.verdict import CLEAN, NOTHING, USAGE, Verdict
+from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
+from strategies.ops.semantics.rulebook import Book, Entry
+from strategies.ops.validation.claims import calls
+from strategies.ops.validation.coverage import Compared, most_used
+from strategies.ops.validation.coverage import coverage as _coverage_from_coverage
+from strategies.ops.validation.run import Heard, Terms, trials
 from strategies.sweep import coverage
 from strategies.sweep.coverage import Tried
 from strategies.sweep.session import put_on_trial
@@ -96,3 +104,128 @@ def of_lines(lines: Iterable[Line]) -> dict[str, Tried]:
             verdicts[op].add(Verdict.SOUND.value if line["verdict"] == "cleared" else line["verdict"])
             reasons[op] += [line["reason"]] if "reason" in line else []
     return {op: Tried(samples[op], frozenset(verdicts[op]), tuple(dict.fromkeys(reasons[op]))) for op in samples}
+
+
+# What `python -m strategies.ops` does: every rule of our own on trial at full strength, totals, and the exit code.
+
+OPS_VALIDATION_CALL = "python -m strategies.ops"
+
+
+@undisturbed()
+def own_command(
+    book: Book,
+    patterns: Sequence[str] = (),
+    *,
+    seeds: int = 3,
+    most: int = 24,
+    ranks: Sequence[int] = (2, 3, 4),
+    workers: int = 1,
+    quiet: bool = False,
+) -> int:
+    """The exit code: 0 where every entry that was tested is right, 1 where one is wrong, 2 for a pattern that names
+    no entry, 3 where nothing was tested or a seed tested nothing.  A pattern names overloads or families.
+
+    What is wrong, and what could not be tried with its reason, goes to standard output; progress to standard error.
+    """
+    out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    entries = chosen(book, patterns)
+    if not entries:
+        errors.print(
+            f"{OPS_VALIDATION_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", markup=False
+        )
+        return USAGE
+    heard: list[Heard] = []
+    with bar(errors, quiet) as progress:
+        for seed in range(seeds):
+            heard += _once(entries, Terms(tuple(ranks), seed), most, workers, progress, near=len(entries) < len(book))
+    return told(heard, out)
+
+
+def chosen(book: Book, patterns: Sequence[str]) -> list[Entry]:
+    """The entries whose overload, packet or family one of the patterns fits, in their order; all without patterns."""
+    return [e for e in book if not patterns or any(_fits(e, pattern) for pattern in patterns)]
+
+
+def _fits(entry: Entry, pattern: str) -> bool:
+    names = (entry.op, entry.op.partition(".")[2], entry.op.split(".")[1], entry.family)
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def _once(
+    entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress, *, near: bool
+) -> list[Heard]:
+    progress.phase(f"calls, seed {terms.seed}", len(samples.database()))
+    with Crew(workers) as crew:
+        found = calls(crew, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
+    progress.phase(f"trials, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
+    with Crew(workers) as crew:  # another one: what was captured is there where it is forked
+        return trials(crew, entries, found.of, found.without, terms, progress.tick)
+
+
+def told(heard: Sequence[Heard], out: Console) -> int:
+    """Prints what is wrong, what was not tested and why, and the totals; gives the exit code."""
+    wrong = dict.fromkeys(sentence for one in heard for sentence in one.wrong)
+    tested = {one.op for one in heard if one.tested}
+    for sentence in wrong:
+        out.print(f"WRONG {sentence}", markup=False)
+    for op, reasons in _untested(heard, tested).items():
+        out.print(f"not tested: {op}: {reasons}", markup=False)
+    of_family = Counter(one.family for one in {h.op: h for h in heard}.values() if one.op in tested)
+    for family, count in sorted(of_family.items()):
+        out.print(f"{family}: {count} overloads", markup=False)
+    sound, tried = sum(one.sound for one in heard), sum(one.calls for one in heard)
+    out.print(
+        f"{len(tested)} of {len({one.op for one in heard})} overloads tested on {tried} calls: "
+        f"{sound} instances of their lines are right, {len(wrong)} lines are wrong",
+        markup=False,
+    )
+    return WRONG if wrong else CLEAN if tested else NOTHING
+
+
+def _untested(heard: Sequence[Heard], tested: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in heard:
+        if one.op not in tested:
+            found.setdefault(one.op, "; ".join(one.untried[:2]) or f"it has no line for any of {one.calls} calls")
+    return dict(sorted(found.items()))
+
+
+# What `python -m strategies.ops --coverage` does: our rules beside DTensor's on the most used overloads, and the figure.
+
+
+@undisturbed()
+def coverage_command(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
+    """The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared."""
+    out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    with bar(errors, quiet) as progress:
+        progress.phase("calls", len(samples.database()))
+        with Crew(workers) as crew:
+            found = calls(crew, most_used(), most=most, tick=progress.tick)
+        progress.phase("overloads", len(most_used()))
+        with Crew(workers) as crew:
+            compared = _coverage_from_coverage(crew, found.of, ranks=ranks, tick=progress.tick)
+    return shown(compared, out)
+
+
+def shown(compared: Sequence[Compared], out: Console) -> int:
+    """Prints each line that we lack, what could not be compared, and the figure; gives the exit code."""
+    for one in compared:
+        for lack in one.lacking:
+            out.print(
+                f"{'left out: ' + lack.excused if lack.excused else 'lacking'}: {lack.rule} on {lack.ranks} ranks, {lack.call}",
+                markup=False,
+            )
+    for one in compared:
+        if one.why:
+            out.print(f"not compared: {one.op}: {one.why}", markup=False)
+    able = [one for one in compared if not one.why]
+    theirs, ours = sum(one.theirs for one in able), sum(one.same + one.served for one in able)
+    done = sum(one.covered for one in able)
+    out.print(
+        f"{done} of {len(able)} overloads covered; of {theirs} different lines of DTensor's that are right, {ours} are served "
+        f"({sum(one.same for one in able)} the same); {len(compared) - len(able)} overloads have nothing to compare",
+        markup=False,
+    )
+    return NOTHING if not able else CLEAN if done == len(able) else WRONG

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool as workers
-from strategies.base.exits import wrote
-from strategies.base.uninterrupted import undisturbed
+from strategies.base.signals import undisturbed, wrote
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
 from strategies.validation.discovery.codegen import NotEmitted, emit

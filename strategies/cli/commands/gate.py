@@ -15,26 +15,23 @@ from rich.console import Console
 import localtensor
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
-from strategies.base.exits import printed
 from strategies.base.git import BadRevision, NoGit, NoRepository
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import bar
-from strategies.base.signals import say
-from strategies.base.uninterrupted import undisturbed
+from strategies.base.signals import printed, say, undisturbed
 from strategies.gate import baseline as baselines
 from strategies.gate import decision as gate
 from strategies.gate import plan as gate_work
 from strategies.gate.baseline import BadBaseline, Baseline
 from strategies.gate.formats import terminal as gate_shown
-from strategies.gate.formats.github import annotations as workflow_commands
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.junit import junit
+from strategies.gate.formats.markdown import annotations as workflow_commands
 from strategies.gate.formats.markdown import summary
 from strategies.gate.formats.sarif import sarif
 from strategies.gate.model import GateResult
 from strategies.gate.options import Asked, BadGate
-from strategies.gate.plan import Work
-from strategies.gate.source_lines import within
+from strategies.gate.plan import Work, within
 from strategies.model.settings import BadSetting, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE
 from strategies.torch_api.user_modules import BadRules

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import os
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from torch.distributed.tensor._collective_utils import redistribute_cost
 
-from localtensor.errors.base import LocalTensorError
+from localtensor.errors import LocalTensorError
+from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.exits import CLEAN, NOTHING, USAGE, WRONG, wrote
-from strategies.planner.audit.compare_with_torch import Theirs, theirs
+from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, wrote
+from strategies.planner.audit.compare import Theirs, theirs
+from strategies.planner.metric_check.check import BadCost, check
 from strategies.planner.picture import ascii as plan_picture_text
 from strategies.planner.picture import svg as plan_picture_svg
-from strategies.planner.search.alternatives import CHEAPEST, Way, ways
-from strategies.planner.search.api import NoPlan, plan
+from strategies.planner.search.api import CHEAPEST, NoPlan, Way, plan, ways
 from strategies.planner.steps.plan import Plan
+from strategies.planner.steps.prices import Sent, Time
 from strategies.planner.text import report as plan_shown
 from strategies.planner.text.options import Asked, BadPlanOption, asked
 from strategies.planner.text.parser import text_of
-from strategies.planner.text.plan_code import code_of
+from strategies.planner.text.report import code_of
+from strategies.torch_api.specs import device_mesh, to_torch
+from strategies.torch_api.user_modules import imported
 
 PICTURES = (".svg", ".html", ".txt")
 SEARCH = "Searching for other ways; --no-alternatives does without them"
@@ -136,3 +147,87 @@ def picture(plan: Plan, suffix: str) -> str:
     if suffix == ".html":
         return plan_picture_svg.page(plan.stages, title, f"{plan}\n{plan.total}")
     return f"{title}\n\n{plan_picture_text.drawn(plan.stages)}\n"
+
+
+# What `localtensor cost check` does once its options are read: the cost is found and tested, and the report printed.
+
+# torch's own cost of a redistribution as a function of two specs, to be put to the test that every cost is put to.
+#
+# | torch part                                                       | needed for                | read on     | run on |
+# |------------------------------------------------------------------|---------------------------|-------------|--------|
+# | torch.distributed.tensor._collective_utils.redistribute_cost     | what is tested            | 2.11 - 2.15 | 2.13   |
+#
+# It is asked with a mesh of CPU ranks, each of which torch takes for a host of its own.
+
+
+def torch_cost(src: Spec, dst: Spec) -> float:
+    """Seconds that torch would say; infinite where it knows of no way.
+
+    >>> import torch
+    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (8, 8), torch.float32) for p in ("S(0)", "R"))
+    >>> f"{torch_cost(src, dst) * 1e6:.1f} us"
+    '9.3 us'
+    """
+    mesh = device_mesh(src.mesh)
+    return float(redistribute_cost(to_torch(src, mesh), to_torch(dst, mesh))) / 1e6
+
+
+OURS: dict[str, tuple[Callable[..., float], str]] = {
+    "torch": (torch_cost, "s"), "time": (Time(), "ps"), "bytes": (Sent(), "bytes"),
+}  # fmt: skip
+"""torch's redistribute_cost, asked for pairs; and our prices of steps, by which plans are searched.  With their units."""
+RANKS = 65536
+"""On the largest mesh that is taken: torch's is a tensor of them."""
+
+
+def run_cost_check(cost: str, mesh: Sequence[int], shape: Sequence[int], most: int, as_json: bool) -> int:
+    """The exit code: 0 it is a metric, 1 it is none, 2 it cannot be asked, 3 the report could not be written.
+
+    `cost` is `torch`, `time`, `bytes` or `package.module:function`, which is looked for from the working folder.
+    `most` broken triples, and as many answers that no cost gives, are shown.
+    """
+    try:
+        _sizes(mesh, shape, most)
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's function prints is no part of the report
+            function, unit = OURS.get(cost) or (found(cost, os.getcwd()), "")
+            checked = check(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
+    except LocalTensorError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(str(error), markup=False)
+        return USAGE
+    text = json.dumps(checked.as_json(most), indent=2) if as_json else "\n".join(checked.lines(most))
+    if problem := wrote(text + "\n"):
+        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(
+            f"localtensor: {problem}", markup=False
+        )
+        return NOTHING
+    return CLEAN if checked.holds else WRONG
+
+
+def found(cost: str, folder: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names, by the modules in `folder`.  Raises `BadCost`."""
+    module, colon, name = cost.partition(":")
+    if not colon or not name:
+        near = get_close_matches(cost, OURS, n=1)
+        remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(OURS)}, or write package.module:function."
+        raise BadCost("cost", repr(cost), "there is no such cost", remedy)
+    value: Any = imported(module, folder, partial(BadCost, "cost"))
+    for part in name.split("."):
+        if not hasattr(value, part):
+            near = get_close_matches(part, [each for each in dir(value) if not each.startswith("_")], n=1)
+            remedy = f"Did you mean {near[0]}?" if near else "Name a function of it."
+            raise BadCost("cost", repr(cost), f"{module} has no {name}", remedy)
+        value = getattr(value, part)
+    return value  # type: ignore[no-any-return]  # check refuses what is no function
+
+
+def _sizes(mesh: Sequence[int], shape: Sequence[int], most: int) -> None:
+    shown = ",".join(map(str, mesh))
+    if not mesh or min(mesh) < 1 or Mesh.of(*mesh).ranks > RANKS:
+        raise BadCost("--mesh", shown or "''", f"this is no mesh of 1 to {RANKS} ranks", "Write --mesh 2,2.")
+    if any(size < 0 for size in shape):
+        shown = ",".join(map(str, shape))
+        raise BadCost("--shape", shown, "a tensor has no such size", "Write --shape 8,8.")
+    if most < 0:
+        raise BadCost("--most", str(most), "fewer than none cannot be shown", "Write --most 5.")

@@ -10,19 +10,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors import LocalTensorError, refusal
 from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.exits import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG, wrote
 from strategies.base.progress import Bar, bar
-from strategies.base.signals import gently
-from strategies.planner.audit.causes import Cause, causes, confirmed
-from strategies.planner.audit.dtensor_tried import Tried, rows, wasted
-from strategies.planner.audit.pairs import draw_pairs
-from strategies.planner.audit.real_run import Bench
-from strategies.planner.audit.report import as_json, as_text
+from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG, gently, wrote
+from strategies.planner.audit.pairs import MODES, draw_pairs
+from strategies.planner.audit.report import Cause, Tried, as_json, as_text, causes, confirmed, rows, wasted
 from strategies.planner.audit.script import script
-from strategies.planner.audit.torch_plans import MODES
-from strategies.planner.audit.verdict import Verdict, judge
+from strategies.planner.audit.verdict import Bench, Verdict, judge
 
 MESHES = ("2", "3", "2,2", "2,3")
 SAMPLES = 100

@@ -10,16 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors import LocalTensorError, refusal
 from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.exits import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.base.progress import Bar, bar
-from strategies.base.signals import say
-from strategies.propagation.races import explore as races
+from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, say, wrote
+from strategies.propagation.races import report as races
 from strategies.propagation.races import report as races_shown
-from strategies.propagation.races.model import Finding, Part, Tried
-from strategies.propagation.races.races_scripts import SCRIPTS, script
-from strategies.propagation.races.subprocesses import GRACE, run_script
+from strategies.propagation.races.linearizability import Finding, Part, Tried
+from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script
 
 TARGETS = ("once", "propagate", "dtensor")
 SCHEDULES = {"once": 20_000, "propagate": 2_000, "dtensor": 20}

@@ -10,11 +10,9 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import unwritable, write_whole
-from strategies.base.exits import printed
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import bar
-from strategies.base.signals import say
-from strategies.base.uninterrupted import undisturbed
+from strategies.base.signals import printed, say, undisturbed
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE, Report
 from strategies.sweep.report import text_and_json as reports

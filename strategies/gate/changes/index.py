@@ -7,10 +7,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from strategies.gate.changes.changed_tree import Version
 from strategies.gate.changes.module_model import Function, Unit
 from strategies.gate.changes.name_resolution import Names
 from strategies.gate.changes.normal_form import Form, Former, Reference, Token
+from strategies.gate.changes.project import Version
 
 REGISTERS = re.compile(r"(?:^|\.)(register\w*|custom_op|triton_op|impl\w*|define\w*)$")
 """The last part of the names by which torch is told of an op, of its kernels, or of a rule."""

@@ -10,7 +10,6 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strategies.gate.changes.changed_scopes import BINDS, NOWHERE, Scope, notes, parameters, signature
 from strategies.gate.changes.module_model import (
     Function,
     Imported,
@@ -22,7 +21,7 @@ from strategies.gate.changes.module_model import (
     imported,
     is_text,
 )
-from strategies.gate.changes.name_resolution import Meaning, Names
+from strategies.gate.changes.name_resolution import BINDS, NOWHERE, Meaning, Names, Scope, notes, parameters, signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,158 @@
 from __future__ import annotations
 
 import ast
+import functools
 import posixpath
 import sys
-from collections.abc import Iterable
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
 
 import torch
 
 from strategies.base.git import NoGit, NoRepository, Repository, blob_name, repository
-from strategies.gate.changes.changed_tree import Version
+from strategies.gate.changes.module_model import Module, module_of
+from strategies.torch_api import dtensor
+
+# Today's rule functions, as they are registered: in which file, on which line.
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a function starts, decorators included, by its code; `name` is its qualified name."""
+
+    file: str
+    line: int
+    name: str
+
+
+def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
+    """The functions behind the rules of each overload, or of each of these: first the one that its author wrote, then
+    what wraps it."""
+    found: dict[str, list[Written]] = defaultdict(list)
+    for (_, op), registered in dtensor.strategies_now().items():
+        if ops is not None and str(op) not in ops:
+            continue
+        found[str(op)] += [w for w in dict.fromkeys(_written(registered, set())) if w not in found[str(op)]]
+    return dict(found)
+
+
+def _written(registered: Any, seen: set[int]) -> Iterator[Written]:
+    """`register_sharding` keeps the author's function in a partial, a single-dim strategy in `.func`; others wrap it."""
+    if id(registered) in seen or isinstance(registered, type) or not callable(registered):
+        return
+    seen.add(id(registered))
+    if isinstance(registered, functools.partial):
+        inner = [*registered.args, *registered.keywords.values(), registered.func]
+    elif isinstance(registered, MethodType):
+        inner = [registered.__func__]
+    elif isinstance(registered, FunctionType):
+        inner = [getattr(registered, "__wrapped__", None), *_cells(registered)]
+    else:
+        inner = [getattr(registered, "func", None), type(registered).__call__]
+    for value in inner:
+        yield from _written(value, seen)
+    if isinstance(registered, FunctionType):
+        code = registered.__code__
+        yield Written(code.co_filename, code.co_firstlineno, registered.__qualname__)
+
+
+def _cells(function: FunctionType) -> list[Any]:
+    """The functions that a function has closed over: a decorator's inner function has what it decorates."""
+    values = []
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # an empty one: the name was never bound
+            continue
+    return [v for v in values if isinstance(v, FunctionType | MethodType | functools.partial)]
+
+
+# One version of a project's Python files: their texts, and which file a dotted name means.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a dotted name means: a file, or (`file` empty) a folder without an `__init__.py`."""
+
+    file: str
+    folder: str
+    """That in which its submodules lie; empty for a module that can have none."""
+
+
+class Version:
+    """The files of one version by path, with slashes, and the folders from which imports start, first ones first.
+
+    `shared` keeps what is parsed, by content, for all versions that are given the same.
+    """
+
+    def __init__(
+        self, texts: Mapping[str, bytes], roots: Sequence[str], shared: dict[tuple[str, bytes], ast.Module | None]
+    ) -> None:
+        self.texts, self.roots = texts, tuple(roots)
+        self.unparsed: set[str] = set()
+        self._folders = {folder for path in texts for folder in above(path)}
+        self._modules: dict[str, Module] = {}
+        self._shared = shared
+
+    def module(self, path: str) -> Module:
+        """The module in that file; one without statements, and `unparsed` has its path, if it is no Python."""
+        if path not in self._modules:
+            tree = self.tree(path)
+            if tree is None:
+                self.unparsed.add(path)
+            self._modules[path] = module_of(path, tree or ast.Module([], []))
+        return self._modules[path]
+
+    def tree(self, path: str) -> ast.Module | None:
+        key = (path, self.texts[path])
+        if key not in self._shared:
+            self._shared[key] = _parsed(self.texts[path])
+        return self._shared[key]
+
+    def find(self, dotted: str, base: str | None) -> Place | None:
+        """What a module's name means; `base` is the folder that a relative import starts from, None if it is not."""
+        if base is not None and not dotted:
+            return self._at(base) if base else None
+        relative = dotted.replace(".", "/")
+        for root in self.roots if base is None else (base,):
+            place = self._at(posixpath.join(root, relative) if root else relative)
+            if place is not None:
+                return place
+        return None
+
+    def below(self, place: Place, name: str) -> Place | None:
+        """A submodule."""
+        return self._at(posixpath.join(place.folder, name)) if place.folder else None
+
+    def _at(self, path: str) -> Place | None:
+        if f"{path}/__init__.py" in self.texts:
+            return Place(f"{path}/__init__.py", path)
+        if f"{path}.py" in self.texts:
+            return Place(f"{path}.py", "")
+        return Place("", path) if path in self._folders else None
+
+
+def _parsed(text: bytes) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an invalid escape in a text of theirs is no matter of ours
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def above(path: str) -> Iterator[str]:
+    """The folders that the file lies in."""
+    folder = posixpath.dirname(path)
+    while folder:
+        yield folder
+        folder = posixpath.dirname(folder)
+
 
 TORCH, JUDGED = Path(torch.__file__).resolve().parent, "distributed/tensor"
 """Where torch keeps DTensor's rules; the rest of torch is outside, also where torch is the project."""
@@ -105,3 +247,16 @@ def _root(name: str, file: str) -> str:
     stem = posixpath.splitext(Path(file).as_posix())[0].removesuffix("/__init__")
     parts = name.replace(".", "/")
     return stem.removesuffix(f"/{parts}") if stem.endswith(f"/{parts}") else ""
+
+
+# From which files of a project the rules at hand are reached.
+
+
+def starts_of(
+    project: Project, module: str | None, written: Mapping[str, Sequence[tuple[str, Written]]]
+) -> list[str]:  # fmt: skip
+    """The file of the rules module, and those of the rule functions, as paths within the project, sorted."""
+    files = {path for many in written.values() for path, _ in many}
+    if module is not None:
+        files.add(project.path_of(getattr(sys.modules.get(module), "__file__", None)))
+    return sorted(files - {""})

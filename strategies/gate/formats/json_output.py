@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from localtensor.layout.spec import short
+from localtensor.layout import short
 from strategies.gate.model import Entry, GateResult, Judged, Key
 from strategies.sweep.report.text_and_json import call_text, silent
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from localtensor.layout.tolerance import UNSTABLE
-from strategies.inputs.variants.dims_and_layout import DIMENSIONS
-from strategies.inputs.variants.forms_indices import INDEXED
-from strategies.inputs.variants.forms_layout import LAYOUTS
-from strategies.inputs.variants.scalars import SCALARS
-from strategies.inputs.variants.sizes import SIZES
-from strategies.inputs.variants.variant import Form
+from localtensor.layout import UNSTABLE
+from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.call_edits import Form, Values, generator
+from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS
+from strategies.inputs.variants.sizes import SCALARS, SIZES
 from strategies.model.oracle import REFUSALS, Truth, same_results, tell
 from strategies.model.rule import Sample
 
@@ -90,3 +89,69 @@ def _key(sample: Sample) -> str:
     """Calls with the same key are one to a rule, but for their values."""
     strides = [(tuple(x.stride()), x.storage_offset()) for x in sample.tensors]
     return f"{sample.arguments()} {strides}"
+
+
+# Which other values are tried on which sample, and the truth about them, found again from their name and a seed.
+
+VALUE_VARIANTS_PER_SAMPLE = 3
+"""Other values tried of one sample.  The claims are the same, so that values cost less than forms do."""
+OWN = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
+
+
+@functools.cache
+def kind_of(variant: str) -> Values:
+    """The values of that name; the sample's own for a name that is not in the table."""
+    return next((kind for kind in VALUES if kind.name == variant), OWN)
+
+
+def truth_of(sample: Sample, truth: Truth, variant: str, seed: int) -> Truth | None:
+    """The truth about the sample with the values of that name, or None where they say nothing about it.
+
+    The same for the same seed.  `truth` is the one about the sample's own values.
+    """
+    kind = kind_of(variant)
+    if kind is OWN:
+        return truth
+    made = None if truth.metadata_only else kind.make(sample, generator(variant, seed))
+    if made is None:
+        return None
+    if all(a is b for a, b in zip(made, truth.inputs, strict=True)):
+        return truth
+    try:
+        told = tell(sample, made, seed=seed)
+    except REFUSALS:  # the op refuses such values: then there is nothing to compare
+        return None
+    return told if told.unstable <= UNSTABLE and _shapes(told) == _shapes(truth) else None
+
+
+def _shapes(truth: Truth) -> list[object]:
+    """The claims are those for the sample's own results: values that give others are another call."""
+    return [getattr(o, "shape", None) for o in truth.outputs]
+
+
+def adverse(
+    sample: Sample,
+    truth: Truth,
+    number: int,
+    *,
+    seed: int,
+    budget: int = VALUE_VARIANTS_PER_SAMPLE,
+    turns: Counter[str] | None = None,
+    values: Sequence[Values] = VALUES,
+) -> dict[str, Truth]:
+    """At most `budget` other values for one sample, by name, each with its truth.
+
+    `turns` counts how often each was tried on the samples of this overload before; those with the fewest turns
+    come first, and of equals another one for each `number`.
+    """
+    turns = Counter() if turns is None else turns
+    found: dict[str, Truth] = {}
+    shift = {kind.name: (i - number) % len(values) for i, kind in enumerate(values)}
+    for kind in sorted(values, key=lambda kind: (turns[kind.name], shift[kind.name])):
+        if len(found) == budget:
+            break
+        told = truth_of(sample, truth, kind.name, seed)
+        if told is not None:
+            turns[kind.name] += 1
+            found[kind.name] = told
+    return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from strategies.inputs.variants.variant import Form
-from strategies.model.arguments import DIMS, called, schema, trusts, values
+import torch
+
+from strategies.inputs.variants.call_edits import Form
+from strategies.model.arguments import DIMS, called, is_index, is_places, names, schema, trusts, values, with_tensors
 from strategies.model.rule import Sample
 
 
@@ -83,4 +85,71 @@ DIMENSIONS = (
     Form("other dims", "a rule tried with the first dim only may mix up dim and shard dim", other_dims, weight=2),
     Form("no dims", "an empty list, None and all dims mean the same to some ops, and not to others", no_dims),
     Form("keepdim", "a kept dim moves the shard dims behind it by one less", keepdim),
+)  # fmt: skip
+
+
+# The same places named otherwise: counted from the end.
+
+
+def negative_indices(sample: Sample) -> Iterator[Sample]:
+    """Every second index counted from the end, of each size of the first tensor in turn.
+
+    Only one of the sizes is right: the caller must check which gives the same.  On a GPU the wrong ones, out
+    of range, would cost the process, so it is not asked there.
+    """
+    if trusts(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
+        return
+    first = sample.tensors[0]
+    for size in dict.fromkeys([*first.shape, first.numel()]):
+        changed = {}
+        for i, (x, name) in enumerate(zip(sample.tensors, names(sample), strict=True)):
+            if is_index(name) and is_places(x) and x.numel():
+                places = torch.arange(x.numel(), device=x.device).view(x.shape)
+                changed[i] = torch.where((places % 2 == 0) & (x >= 0), x - size, x)
+        if changed:
+            yield with_tensors(sample, changed, f"indices counted from {size}")
+
+
+INDEXED = (
+    Form("negative indices", "an index below zero is in no shard's range of rows", negative_indices, same=True),
+)  # fmt: skip
+
+
+# The same numbers laid out otherwise in memory: columns first, with gaps, and one row shown many times.
+
+
+def transposed(sample: Sample) -> Iterator[Sample]:
+    """Every tensor of two dims or more, its last dim first in memory."""
+    laid = {
+        i: x.transpose(0, -1).contiguous().transpose(0, -1) for i, x in enumerate(sample.tensors) if min(_two(x)) > 1
+    }
+    if laid:
+        yield with_tensors(sample, laid, "last dim first in memory")
+
+
+def gapped(sample: Sample) -> Iterator[Sample]:
+    """Every tensor with a gap after each element."""
+    laid = {i: torch.stack([x, x], -1)[..., 0] for i, x in enumerate(sample.tensors) if x.ndim and x.numel() > 1}
+    if laid:
+        yield with_tensors(sample, laid, "with gaps")
+
+
+def expanded(sample: Sample) -> Iterator[Sample]:
+    """Each tensor in turn, its first row, then its first column, shown as often as there were rows or columns."""
+    for i, x in enumerate(sample.tensors):
+        for dim in range(x.ndim):
+            if x.shape[dim] > 1:
+                yield with_tensors(
+                    sample, {i: x.narrow(dim, 0, 1).expand(x.shape)}, f"operand {i} expanded in dim {dim}"
+                )
+
+
+def _two(x: torch.Tensor) -> tuple[int, int]:
+    return (x.shape[0], x.shape[-1]) if x.ndim > 1 else (0, 0)
+
+
+LAYOUTS = (
+    Form("transposed", "rules that look at strides are tried with dense tensors only", transposed),
+    Form("gaps", "torch's kernels for data with gaps are others", gapped),
+    Form("expanded", "a stride of zero: a rank's rows are all the same memory", expanded),
 )  # fmt: skip

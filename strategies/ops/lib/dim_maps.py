@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.partials import agreed
+from localtensor.layout import agreed
 from strategies.ops.semantics.rulebook import Ask, Cut, Line
 
 KINDS = ("sum", "avg", "max", "min", "product")
@@ -75,3 +76,78 @@ def kept(ndim: int, *gone: int) -> list[tuple[int, int]]:
     [(1, 1), (2, 2)]
     """
     return [(dim, dim) for dim in without(ndim, *gone)]
+
+
+# Lines for ops that treat some dims of their arguments alike: the words in which rules of whole rooms are written.
+
+
+def along(
+    ask: Ask, inputs: Mapping[str, int | None], outputs: Sequence[int | Placement | None], cut: Cut = "any"
+) -> Line:
+    """The line that shards each named argument on its dim, and each result on its own.
+
+    None is a replica, and what the call was not given is left out; so is a result that is masked off.
+    """
+    shards = {ask.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
+    made: dict[int, Placement] = {leaf: placement for leaf, placement in shards.items() if leaf is not None}
+    return ask.line(made, ask.masked([_placed(dim) for dim in outputs]), cut)
+
+
+def _placed(dim: int | Placement | None) -> Placement:
+    return Replicate() if dim is None else Shard(dim) if isinstance(dim, int) else dim
+
+
+def parts_of(
+    ask: Ask, names: Sequence[str], outputs: Sequence[bool] = (), kinds: Sequence[str] = LINEAR
+) -> Iterator[Line]:
+    """For each kind the line from partial arguments of these names to partial results: the op is linear in all of them
+    at once.  `outputs` says which results are: the others do not look at these arguments' values.  All, if it is empty.
+    """
+    leaves = [leaf for name in names for leaf in ask.leaves(name)]
+    if not leaves or not all(_real(ask, leaf) for leaf in leaves):
+        return
+    which = outputs or [True] * len(ask.outputs)
+    for kind in (kind for kind in kinds if all(agreed(kind, ask.tensors[leaf].dtype) for leaf in leaves)):
+        whole = [Partial(kind) if partial else Replicate() for partial in which]
+        yield ask.line({leaf: Partial(kind) for leaf in leaves}, ask.masked(whole))
+
+
+def _real(ask: Ask, leaf: int) -> bool:
+    """Integers round where they are divided: what is linear for numbers is not for them."""
+    dtype = ask.tensors[leaf].dtype
+    return dtype.is_floating_point or dtype.is_complex
+
+
+# What every reduction has in common: a cut dim that stays is cut in the result, and one that goes leaves parts.
+
+Parts = Sequence[Partial]
+"""Of what each result is a part, results in order."""
+
+
+def kept_reduced_dims(ask: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
+    """Where each dim of the first tensor that is not reduced over is in the result.
+
+    `none_is_none` says that an empty list of dims is no dim, where for most ops it is all of them.
+    """
+    every = range(ask.tensors[0].ndim)
+    gone = () if none_is_none and ask.get(name) == [] else ask.dims(name)
+    left = [d for d in every if d not in gone]
+    return {d: d if ask.get("keepdim") else place for place, d in enumerate(left)}
+
+
+def cuts(ask: Ask, places: Mapping[int, int]) -> Iterator[Line]:
+    """The lines in which a dim that stays is cut: all results are cut where it went."""
+    for dim, place in places.items():
+        yield ask.line({0: Shard(dim)}, [Shard(place)] * len(ask.outputs))
+
+
+def folds(ask: Ask, places: Mapping[int, int], *kinds: Parts, cut: Cut = "any") -> Iterator[Line]:
+    """The lines in which a dim that goes is cut, one for each kind of parts that the results may be."""
+    for dim in range(ask.tensors[0].ndim):
+        if dim not in places:
+            yield from (ask.line({0: Shard(dim)}, list(parts), cut) for parts in kinds)
+
+
+def passes(ask: Ask, parts: Parts) -> Iterator[Line]:
+    """The lines in which parts of the input make the same parts of every result."""
+    return (ask.line({0: part}, [part] * len(ask.outputs)) for part in parts)

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.linear_parts import AVG, SUM, through
+from strategies.ops.lib.elementwise import AVG, SUM, through
 from strategies.ops.lib.overload_variants import with_variants, written_as
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, rules
 

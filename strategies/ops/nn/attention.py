@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from strategies.ops.lib.dim_maps import along, parts_of
+from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 
 BATCH, HEADS, QUERIES = 0, 1, 2
@@ -87,9 +89,36 @@ KERNELS = [
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
     "fused_attention_overrideable",
 ]  # fmt: skip
-RULES: tuple[Entry, ...] = (
+ATTENTION_RULES: tuple[Entry, ...] = (
     *rules("attention", "each head of each sequence attends to itself",
            [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
     *rules("attention", "each head of each sequence attends to itself, forwards and back",
            [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
 )  # fmt: skip
+
+
+# Gated halves of a dim: `a * sigmoid(b)`, where a and b are the two halves.  Every other dim is a batch.
+
+
+def gated(ask: Ask) -> Iterator[Line]:
+    (halved,) = ask.dims("dim", ask.leaf("self") or 0)
+    for dim in range(ask.meta("self").ndim):
+        if dim != halved:
+            yield along(ask, {"self": dim}, [dim])
+
+
+def gated_backward(ask: Ask) -> Iterator[Line]:
+    """Linear in the gradient."""
+    (halved,) = ask.dims("dim", ask.leaf("self") or 0)
+    for dim in range(ask.meta("self").ndim):
+        if dim != halved:
+            yield along(ask, {"grad_output": dim, "self": dim}, [dim])
+    yield from parts_of(ask, ["grad_output"])
+
+
+GLU_RULES: tuple[Entry, ...] = with_variants((
+    *rules("gates", "the two halves meet element by element", ["aten.glu.default"], gated),
+    *rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], gated_backward),
+))  # fmt: skip
+
+RULES: tuple[Entry, ...] = (*ATTENTION_RULES, *GLU_RULES)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.linear_parts import linear
+from strategies.ops.lib.elementwise import linear
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
 

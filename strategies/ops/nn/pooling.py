@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch.distributed.tensor import Partial
+
+from localtensor.layout import KINDS
+from strategies.ops.lib.dim_maps import LINEAR, along, parts_of
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.lib.shared_dims import along, parts_of
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 
 REASON = "each plane is pooled by itself"
@@ -55,7 +58,7 @@ def fractional(ask: Ask) -> Iterator[Line]:
     yield along(ask, {"self": last, "random_samples": 1}, [last, last], "filled")
 
 
-RULES: tuple[Entry, ...] = with_variants((
+POOLING_RULES: tuple[Entry, ...] = with_variants((
     *rules("pooling", REASON, [
         "aten.max_pool1d_with_indices.default", "aten.max_pool2d_with_indices.default",
         "aten.max_pool3d_with_indices.default", "aten.adaptive_max_pool1d.default",
@@ -78,3 +81,167 @@ RULES: tuple[Entry, ...] = with_variants((
         "aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default",
     ], fractional),
 ))  # fmt: skip
+
+
+# Planes made larger or smaller, sampled, and their pixels rearranged.
+
+SIZES = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
+SMOOTHED = ("_bilinear2d_aa", "_bicubic2d_aa", "_lanczos2d_aa")
+EXACT = ("_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d")
+RESIZED = [f"upsample_{name}" for name in SIZES] + [f"_upsample{name}" for name in (*SMOOTHED, *EXACT)]
+
+
+def resized(ask: Ask) -> Iterator[Line]:
+    """Nearest ones take elements as they are, the others weigh them: linear either way."""
+    yield from planes(ask, "input" if ask.leaf("self") is None else "self")
+    yield from parts_of(ask, ["input" if ask.leaf("self") is None else "self"], kinds=_kinds(ask))
+
+
+def _kinds(ask: Ask) -> tuple[str, ...]:
+    return KINDS if "nearest" in ask.op else LINEAR
+
+
+def resized_backward(ask: Ask) -> Iterator[Line]:
+    """`input_size` is the result's shape: each rank has its own (DTensor 2.13 passes that of the whole)."""
+    yield from planes(ask, "grad_output")
+    yield from parts_of(ask, ["grad_output"])
+
+
+def sampled(ask: Ask) -> Iterator[Line]:
+    """Each point of the grid is looked up in every channel of its image; linear in the image."""
+    yield along(ask, {"input": 0, "grid": 0}, [0])
+    yield along(ask, {"input": 1}, [1], "filled")
+    for dim in range(1, ask.meta("grid").ndim - 1):
+        yield along(ask, {"grid": dim}, [dim + 1], "filled")
+    yield from parts_of(ask, ["input"])
+
+
+def sampled_backward(ask: Ask) -> Iterator[Line]:
+    """A point's gradient sums over channels; an image's, over points."""
+    total = Partial("sum")
+    yield along(ask, {"grad_output": 0, "input": 0, "grid": 0}, [0, 0])
+    yield along(ask, {"grad_output": 1, "input": 1}, [1, total], "filled")
+    for dim in range(1, ask.meta("grid").ndim - 1):
+        yield along(ask, {"grad_output": dim + 1, "grid": dim}, [total, dim], "filled")
+    yield from parts_of(ask, ["grad_output"])
+
+
+def shuffled(ask: Ask) -> Iterator[Line]:
+    """Channels and the two dims of the plane become each other in blocks: cut where all ranks have whole ones."""
+    ndim = ask.meta("self").ndim
+    for dim in range(ndim):
+        yield along(ask, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
+    yield from parts_of(ask, ["self"], kinds=KINDS)
+
+
+def regrouped(ask: Ask) -> Iterator[Line]:
+    """Channels change places: every other dim stays where it is."""
+    for dim in range(ask.meta("self").ndim):
+        if dim != 1:
+            yield along(ask, {"self": dim}, [dim], "any" if dim == 0 else "filled")
+    yield from parts_of(ask, ["self"], kinds=KINDS)
+
+
+def columns(ask: Ask) -> Iterator[Line]:
+    """Patches of an image as columns, and back: a channel is a block of rows, cut where all ranks have whole ones."""
+    last = 1 if "im2col" in ask.op else 0
+    batched = ask.meta("self").ndim - (3 + last) + 1
+    if batched:
+        yield along(ask, {"self": 0}, [0])
+    yield along(ask, {"self": batched}, [batched], "even")
+    yield from parts_of(ask, ["self"])
+
+
+RESIZING_RULES: tuple[Entry, ...] = with_variants((
+    *rules("resizing", "each plane by itself, and each of its points a weighted sum", [
+        *(f"aten.{name}.default" for name in RESIZED), *(f"aten.{name}.vec" for name in RESIZED),
+    ], resized),
+    *rules("resizing", "each plane by itself, with each rank's own shape", [
+        f"aten.{name}_backward.default" for name in RESIZED
+    ], resized_backward, shapes=["input_size"]),
+    *rules("resizing", "a point reads its own image", [
+        "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default",
+    ], sampled),
+    *rules("resizing", "a point's gradient goes to its own image", [
+        "aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default",
+    ], sampled_backward),
+    *rules("resizing", "blocks of pixels change places", [
+        "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
+    ], shuffled),
+    *rules("resizing", "whole channels change places", [
+        "aten.channel_shuffle.default", "aten.native_channel_shuffle.default",
+    ], regrouped),
+    *rules("resizing", "each patch is of one image and one channel", [
+        "aten.im2col.default", "aten.col2im.default",
+    ], columns),
+))  # fmt: skip
+
+
+# Convolutions: by image, by channel of the result, and by channel of the input, whose products are summed.
+#
+# Spatial dims need their neighbours' rows and have no line.  With groups, the channels of a rank are those of another
+# number of groups than the call says: only images can be dealt out.
+
+
+def _batched(ask: Ask) -> bool:
+    return ask.meta("input").ndim == ask.meta("weight").ndim
+
+
+def _by_channel(ask: Ask) -> bool:
+    """Whether each channel of the result is made of all channels of the input."""
+    return int(ask["groups"]) == 1
+
+
+def _weight_dims(ask: Ask) -> tuple[int, int]:
+    """The weight's dim of the result's channels, and of the input's."""
+    return (1, 0) if ask["transposed"] else (0, 1)
+
+
+def convolution(ask: Ask) -> Iterator[Line]:
+    """Linear in input and weight, each alone: the bias is added once, in the sum of its own parts."""
+    if not _batched(ask):
+        return
+    bias = ask.leaf("bias") is not None
+    yield along(ask, {"input": 0}, [0])
+    if _by_channel(ask):
+        made, summed = _weight_dims(ask)
+        yield along(ask, {"weight": made, "bias": 0}, [1], "filled")
+        if not bias:
+            yield along(ask, {"input": 1, "weight": summed}, [Partial("sum")], "filled")
+    for name in ("input", "weight"):
+        yield from parts_of(ask, [name, "bias"] if bias else [name])
+        if bias:
+            yield from parts_of(ask, [name], kinds=["avg"])
+    if bias:
+        yield from parts_of(ask, ["bias"], kinds=["avg"])
+
+
+def convolution_backward(ask: Ask) -> Iterator[Line]:
+    """Gradients of input, weight and bias: each sums over what the other two keep apart."""
+    if not _batched(ask):
+        return
+    total = Partial("sum")
+    yield along(
+        ask, {"grad_output": 0, "input": 0}, [0, total, total], "filled"
+    )  # of no images torch forgets a gradient
+    if _by_channel(ask):
+        made, summed = _weight_dims(ask)
+        yield along(ask, {"grad_output": 1, "weight": made}, [total, made, 0], "filled")
+        yield along(ask, {"input": 1, "weight": summed}, [1, summed, None], "filled")
+    yield from parts_of(ask, ["grad_output"])
+    yield from parts_of(ask, ["input"], [False, True, False])
+    yield from parts_of(ask, ["weight"], [True, False, False])
+
+
+CONVOLUTION_RULES: tuple[Entry, ...] = with_variants((
+    *rules(
+        "convolution", "an image by itself; a channel of the result is a sum over the input's channels",
+        ["aten.convolution.default"], convolution,
+    ),
+    *rules(
+        "convolution", "the gradient of a sum over images or channels is that of each term",
+        ["aten.convolution_backward.default"], convolution_backward,
+    ),
+))  # fmt: skip
+
+RULES: tuple[Entry, ...] = (*POOLING_RULES, *RESIZING_RULES, *CONVOLUTION_RULES)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from localtensor.layout.spec import KINDS
-from strategies.ops.lib.casts import carries, real
-from strategies.ops.lib.elementwise import Maker, elementwise, operands, partial
+from localtensor.layout import KINDS
+from strategies.ops.lib.elementwise import Maker, carries, elementwise, operands, partial, real
 from strategies.ops.lib.overload_variants import named, with_variants
 from strategies.ops.pointwise.monotone import falling, floats, scaled, shifted
 from strategies.ops.semantics.rulebook import Ask, Line, rules

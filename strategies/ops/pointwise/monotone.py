@@ -22,8 +22,7 @@ import torch
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.casts import RANGES, carries, real
-from strategies.ops.lib.elementwise import Maker, elementwise, operands, partial
+from strategies.ops.lib.elementwise import RANGES, Maker, carries, elementwise, operands, partial, real
 from strategies.ops.lib.overload_variants import named, with_variants
 from strategies.ops.semantics.rulebook import Ask, Line, rules
 

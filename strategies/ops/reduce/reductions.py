@@ -6,17 +6,71 @@ much, and a variance, a median or a place (`argmax`) of pieces is a part of noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Shard
 
-from strategies.ops.lib.linear_parts import linear, through
+from strategies.ops.lib.dim_maps import LINEAR, cuts, folds, mapped, passes, pending
+from strategies.ops.lib.dim_maps import kept as _kept_from_dim_maps
+from strategies.ops.lib.dim_maps import kept_reduced_dims as kept
+from strategies.ops.lib.elementwise import linear, through
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.lib.reduced_dims import cuts, folds, kept, passes
-from strategies.ops.reduce.vector_norms import NORMS
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
+
+# Norms of vectors: which are made of the pieces' norms.
+#
+# Of the p-norms those of 0 (how many are not zero) and of 1 are sums, and those of the infinities extremes.  A root of a
+# sum is no sum of roots: of the others no piece is a part.  None is linear.
+
+VECTOR_NORMS_SUM, VECTOR_NORMS_MAX, VECTOR_NORMS_MIN = Partial("sum"), Partial("max"), Partial("min")
+
+
+def norm(ask: Ask, order: str = "ord") -> Iterator[Line]:
+    """The norm over some dims; of no order given it is 2."""
+    places = kept(ask)
+    yield from cuts(ask, places)
+    value = ask.get(order)
+    part, cut = norm_part(2.0 if value is None else value)
+    if part is not None:
+        yield from folds(ask, places, [part], cut=cut)
+
+
+def norm_part(order: float) -> tuple[Partial | None, Cut]:
+    """What the norm of a piece is of the whole one, and the cut that it takes: nothing at all has no extreme.
+
+    >>> norm_part(1), norm_part(math.inf), norm_part(2)
+    ((Partial(sum), 'any'), (Partial(max), 'filled'), (None, 'any'))
+    """
+    if order in (0, 1):
+        return VECTOR_NORMS_SUM, "any"
+    if math.isinf(order):
+        return (VECTOR_NORMS_MAX if order > 0 else VECTOR_NORMS_MIN), "filled"
+    return None, "any"
+
+
+def powers(ask: Ask) -> Iterator[Line]:
+    """The sum of the elements' powers, without the root: a sum, if the power is finite.
+
+    Asked for complex numbers in a real dtype, torch 2.13 drops the imaginary part first if there is one row only.
+    """
+    places = kept(ask)
+    yield from cuts(ask, places)
+    if math.isfinite(ask["ord"]) and not (ask.tensors[0].dtype.is_complex and ask["dtype"] is not None):
+        yield from folds(ask, places, [VECTOR_NORMS_SUM])
+
+
+NORMS: tuple[Entry, ...] = (
+    *rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
+    *rules("reductions", "norms of order 0 and 1 add up",
+           [f"aten.norm.{w}" for w in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")],
+           partial(norm, order="p")),
+    *rules("reductions", "powers add up", ["aten.linalg__powsum.default"], powers),
+)  # fmt: skip
+"""Norms over dims; `strategies.ops.reduce.reductions` has them among its rules."""
+
 
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
 
@@ -110,7 +164,7 @@ _CHOOSING = (
     "aten.logsumexp.default",
 )  # fmt: skip
 
-RULES: tuple[Entry, ...] = with_variants((
+REDUCTIONS_RULES: tuple[Entry, ...] = with_variants((
     *rules("reductions", "a sum of sums, and linear", ["aten.sum.default", "aten.sum.dim_IntList"], adds),
     *rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(adds, dims="dims")),
     *rules("reductions", "an average of averages of as many, and linear", _of("aten.mean", "default", "dim"), averages),
@@ -132,3 +186,65 @@ RULES: tuple[Entry, ...] = with_variants((
     *rules("reductions", "linear", ["aten.trace.default"], lambda ask: linear(ask, 0)),
     *NORMS,
 ))  # fmt: skip
+
+
+# Softmax and its kin: every row goes by itself, so any dim but that of the rows may be cut.
+#
+# None is linear in its input.  The gradients are linear in the gradient that comes in, given the result of the forward.
+
+
+def rows(ask: Ask) -> Iterator[Line]:
+    """All tensors and the result have one shape, and are cut alike."""
+    normalised = ask.dims("dim") if ask["dim"] is not None else ()
+    for dim in range(ask.tensors[0].ndim):
+        if dim not in normalised:
+            yield ask.line(dict.fromkeys(range(len(ask.tensors)), Shard(dim)), [Shard(dim)])
+
+
+def gradients(ask: Ask) -> Iterator[Line]:
+    """The same, and what is linear in the gradient: grad * y - y * sum(grad * y), and grad - exp(y) * sum(grad)."""
+    yield from rows(ask)
+    yield from linear(ask, ask.leaf("grad_output"))
+
+
+ROWWISE_RULES: tuple[Entry, ...] = with_variants((
+    *rules("softmax", "each row is normalised by itself",
+           ["aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default",
+            "aten.softmax.int", "aten.log_softmax.int"], rows),
+    *rules("softmax", "each row has its own gradient, linear in that of the result",
+           ["aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"], gradients),
+))  # fmt: skip
+
+
+# Running sums, products and extremes: a row hangs on all rows before it, so the scanned dim is whole.
+
+FAMILY = "scans"
+
+
+def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
+    """The lines of a scan that goes with these reductions, where it does not change the dtype.
+
+    The running sum of parts is a part of the running sum; but what is widened first, as booleans and small integers are,
+    may have wrapped before.
+    """
+
+    def lines(ask: Ask) -> Iterator[Line]:
+        given = ask.tensors[0]
+        yield from pending(ask, [0], kinds)
+        yield from mapped(ask, _kept_from_dim_maps(given.ndim, ask["dim"] % max(given.ndim, 1)))
+
+    return lines
+
+
+_WHOLE = "the scanned dim is whole"
+
+SCANS_RULES: tuple[Entry, ...] = with_variants(
+    (
+        *rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scanned(*LINEAR)),
+        *rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scanned("product")),
+        *rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scanned()),
+        *rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scanned()),
+    )
+)
+
+RULES: tuple[Entry, ...] = (*REDUCTIONS_RULES, *ROWWISE_RULES, *SCANS_RULES)

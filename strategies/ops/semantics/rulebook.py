@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from localtensor.layout.spec import shape_text, shorts
+from localtensor.layout import shape_text, shorts
 from strategies.model.rule import Call, Leaf, overload, results
 
 Placements = tuple[Placement | None, ...]

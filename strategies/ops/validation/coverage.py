@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,23 +17,36 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.spec import shorts
-from localtensor.layout.tolerance import UNSTABLE
+from localtensor.layout import UNSTABLE, shorts
 from strategies.base.worker_pool import Done, Failed
-from strategies.inputs.variants import adversarial_values as kinds
-from strategies.inputs.variants.value_variants import adverse
+from strategies.inputs.variants import adversarial_calls as kinds
+from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.rule import Rule, Sample, results
 from strategies.model.verdict import Verdict
 from strategies.ops.all_rules import OUR_RULES
-from strategies.ops.lib.foreach_lift import ALONE
-from strategies.ops.semantics.rulebook import Entry, Placements
+from strategies.ops.lib.overload_variants import ALONE
+from strategies.ops.semantics.rulebook import Entry, Placements, exists
 from strategies.ops.validation.claims import own_claims
-from strategies.ops.validation.most_used import most_used
 from strategies.sweep.executors import Hands
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims
 from strategies.validation.probe import try_claims
+
+# The overloads that programs use most, most used first: a list that is made by running programs, and kept as data.
+#
+# `tests/bench/most_used.py` makes it and says how; the file says with which torch.
+
+MOST = 300
+"""How many there are."""
+HOME = Path(__file__).parents[2] / "ops" / "most_used.txt"
+
+
+def most_used() -> list[str]:
+    """Their names, but for those that this torch does not have."""
+    lines = [line for line in HOME.read_text().splitlines() if line and not line.startswith("#")]
+    return [op for op in (line.split()[0] for line in lines) if exists(op)]
+
 
 SECONDS = 120.0
 """Time limit of one overload."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial
 
-from localtensor.layout.partials import agreed
-from localtensor.layout.spec import short
+from localtensor.layout import agreed, short
 from strategies.base.worker_pool import Done, Failed, Lost
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance

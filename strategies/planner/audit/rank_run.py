@@ -24,11 +24,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute, distribute_tensor
 
-from localtensor._util import pickling as wire
-from localtensor.errors.formatting import in_a_line
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec
-from strategies.base.uninterrupted import quiet
+from localtensor._util import patching as wire
+from localtensor.errors import in_a_line
+from localtensor.layout import Mesh, Spec
+from strategies.base.signals import quiet
 from strategies.torch_api.mesh_and_caches import averages, forget
 from strategies.torch_api.redistribute_plans import spec_seen
 

@@ -14,12 +14,9 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout.meaning import in_order
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, StridedShard, cuts, shorts
-from strategies.planner.audit.pairs import Pair, told
+from localtensor.layout import Mesh, Spec, StridedShard, cuts, in_order, shorts
+from strategies.planner.audit.pairs import Pair, Refused, as_read, for_dtensor, told
 from strategies.planner.audit.rank_run import users
-from strategies.planner.audit.torch_plans import Refused, as_read, for_dtensor
 from strategies.planner.steps.alpha_beta import REPLICATE
 
 MOST_ROWS = 16

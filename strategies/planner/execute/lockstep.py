@@ -16,19 +16,16 @@ from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.collectives import reference as collectives
-from localtensor.errors import WrongPieces
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.reductions import CARRIED
-from localtensor.layout.shards import local_shapes
-from localtensor.layout.spec import Spec, StridedShard, cuts, short
-from localtensor.lockstep.collectives_api import (
+from localtensor.errors import LocalTensorError, WrongPieces, refusal
+from localtensor.layout import CARRIED, Spec, StridedShard, cuts, local_shapes, short
+from localtensor.lockstep import (
+    LocalTensor,
     all_gather_into_tensor,
     all_reduce,
+    plainly,
     reduce_scatter_tensor,
     shard_dim_alltoall,
 )
-from localtensor.lockstep.dispatch.dispatcher import plainly
-from localtensor.lockstep.values.local_tensor import LocalTensor
 from strategies.planner.execute.rows import groups
 from strategies.planner.execute.step import Call, Work, plain, table, together, work
 from strategies.planner.steps.legal_steps import size_of
@@ -55,7 +52,7 @@ def redistribute(held: Any, plan: Plan) -> Any:
     LocalTensor that are not in the plan's mesh hold nothing afterwards.
     Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype is not.
 
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
     >>> from strategies.planner.search.api import plan
     >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (3,), torch.int64) for p in ("S(0)", "R"))

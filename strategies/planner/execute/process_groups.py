@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.mesh import Mesh
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import Mesh
 from strategies.planner.execute.rows import block
 from strategies.planner.execute.rows import groups as lines
 from strategies.planner.execute.step import Call, Table, plain, table, work

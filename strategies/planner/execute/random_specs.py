@@ -16,9 +16,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.partials import agreed
-from localtensor.layout.spec import KINDS, ShardOrder, Spec, StridedShard, cuts
+from localtensor.layout import KINDS, Mesh, ShardOrder, Spec, StridedShard, agreed, cuts
 from strategies.planner.steps.alpha_beta import commute
 from strategies.planner.steps.legal_steps import unmade
 

@@ -19,12 +19,25 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.layout.partials import fold
-from localtensor.layout.reductions import CARRIED
-from localtensor.layout.reductions import fold as reduced
-from localtensor.layout.spec import Spec
-from strategies.planner.execute.row_ops import flat, neutral, packed, padded, put_in, sizes, take, unpacked
-from strategies.planner.execute.rows import Piece, block, parts, piece, resized, whole
+from localtensor.layout import CARRIED, Spec
+from localtensor.layout import fold as reduced
+from localtensor.layout import fold_partials as fold
+from strategies.planner.execute.rows import (
+    Piece,
+    block,
+    flat,
+    neutral,
+    packed,
+    padded,
+    parts,
+    piece,
+    put_in,
+    resized,
+    sizes,
+    take,
+    unpacked,
+    whole,
+)
 from strategies.planner.steps.legal_steps import reduces
 from strategies.planner.steps.plan import Step
 

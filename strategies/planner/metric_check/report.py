@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from localtensor.layout.spec import Spec, shape_text
+from localtensor.layout import Spec, shape_text
 from strategies.planner.steps.plan import PICO, bytes_text, placed
 
 UNITS = ("s", "ps", "bytes", "")

@@ -2,22 +2,137 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from localtensor.layout.row_intervals import Runs
-from strategies.planner.picture.grid import (
-    Box,
-    Stage,
-    box,
-    dims_drawn,
-    extents,
-    label,
-    layout_text,
-    lines_of,
-    places,
-    share_text,
-    undrawn,
-)
+from torch.distributed.tensor import Partial
+
+from localtensor.layout import Runs, Spec, cuts_of, held_at, short
+
+# What each rank holds, before and after each step of a plan, as boxes: a grid of ranks, in each the whole tensor.
+#
+# Two dims of the tensor are drawn: those that are cut, if there are some.  Of a long axis only some ranks are.
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The tensor as it lies after a step; the first stage of a plan has no step."""
+
+    spec: Spec
+    step: str = ""
+    axes: tuple[int, ...] = ()
+    """The axes whose ranks talk to each other in that step; none if it is one that each rank makes by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One rank's share: for each of the dims that are drawn the rows that it holds."""
+
+    down: Runs
+    across: Runs
+    part: bool
+    """Whether it holds a part of a value, that is yet to be reduced."""
+
+
+def layout_text(spec: Spec) -> str:
+    """The placements with the names of their axes.
+
+    >>> import torch
+    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> layout_text(Spec(Mesh.of(dp=2), (parse("S(0)"),), (8,), torch.float32))
+    'dp:S(0)'
+    """
+    return repr(spec).partition(" @ ")[2]
+
+
+def places(size: int, most: int) -> list[int | None]:
+    """The places of an axis that are drawn: the first ones and the last; None stands for those left out.
+
+    >>> places(3, 4), places(16, 4)
+    ([0, 1, 2], [0, 1, None, 15])
+    """
+    return [*range(size)] if size <= most else [*range(max(1, most - 2)), None, size - 1]
+
+
+def lines_of(sizes: Sequence[int], most: int) -> list[tuple[int, ...] | None]:
+    """The places on several axes at once, that are drawn below each other; None stands for those left out.
+
+    >>> lines_of((2, 2), 8), lines_of((), 4), lines_of((100,), 3)
+    ([(0, 0), (0, 1), (1, 0), (1, 1)], [()], [(0,), None, (99,)])
+    """
+    found: list[tuple[int, ...] | None] = []
+    for number in places(math.prod(sizes), most):
+        strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        found.append(None if number is None else tuple(number // s % n for s, n in zip(strides, sizes, strict=True)))
+    return found
+
+
+def label(names: Sequence[str], sizes: Sequence[int], place: Sequence[int] | None, most: int) -> str:
+    """Where a rank stands on some axes; by number alone if the names take more letters than that anywhere.
+
+    >>> label(("dp", "tp"), (2, 16), (1, 3), 10), label(("dp", "tp"), (2, 101), (1, 3), 10), label((), (), None, 10)
+    ('dp 1 tp 3', '1 3', '')
+    """
+    longest = " ".join(f"{name} {size - 1}" for name, size in zip(names, sizes, strict=True))
+    named = len(longest) <= most
+    return " ".join(f"{name} {at}" if named else str(at) for name, at in zip(names, place or (), strict=bool(place)))
+
+
+def dims_drawn(stages: Sequence[Stage]) -> tuple[int, ...]:
+    """At most two dims: those that most stages cut, and then the first ones; in their order."""
+    spec = stages[0].spec
+    often = {dim: sum(bool(cuts_of(stage.spec)[dim]) for stage in stages) for dim in range(len(spec.shape))}
+    return tuple(sorted(sorted(often, key=lambda dim: (-often[dim], dim))[:2]))
+
+
+def box(spec: Spec, where: Sequence[int], dims: Sequence[int]) -> Box:
+    """What the rank at this place holds."""
+    held = [_held(spec, where, dim) for dim in dims]
+    part = any(isinstance(placement, Partial) for placement in spec.placements)
+    down, across = (((0, 1),), *held) if len(held) == 1 else held or [((0, 1),), ((0, 1),)]
+    return Box(down, across, part)
+
+
+def extents(spec: Spec, dims: Sequence[int]) -> tuple[int, int]:
+    """How long the two dims are that are drawn: 1 for one that the tensor has not."""
+    sizes = [spec.shape[dim] for dim in dims]
+    return (1, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1]) if sizes else (1, 1)
+
+
+def share_text(spec: Spec) -> str:
+    """What the first rank of all holds, in words; no rank holds more.
+
+    >>> import torch
+    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout.spec import parse
+    >>> share_text(Spec(Mesh.of(dp=3), (parse("S(0)"),), (8, 4), torch.float32))
+    'at most 3 x 4 on a rank'
+    >>> share_text(Spec(Mesh.of(dp=2), (parse("P(sum)"),), (8,), torch.float32))
+    'parts of 8 on a rank, P(sum) over dp'
+    """
+    first = (0,) * len(spec.mesh.sizes)
+    counts = [sum(length for _, length in _held(spec, first, dim)) for dim in range(len(spec.shape))]
+    cut = [math.prod(spec.mesh.sizes[axis] for axis, _ in axes) for axes in cuts_of(spec)]
+    even = all(size % ranks == 0 for size, ranks in zip(spec.shape, cut, strict=True))
+    size = " x ".join(map(str, counts)) or "a number"
+    pending = [
+        (short(p), name) for p, name in zip(spec.placements, spec.mesh.names, strict=True) if isinstance(p, Partial)
+    ]
+    kinds = " and ".join(f"{kind} over {', '.join(n for k, n in pending if k == kind)}" for kind in dict(pending))
+    return f"{'parts of ' * bool(pending)}{'' if even else 'at most '}{size} on a rank{', ' * bool(pending)}{kinds}"
+
+
+def undrawn(spec: Spec, dims: Sequence[int]) -> str:
+    """Which dims are cut and not drawn; empty if none."""
+    others = [f"dim {dim}" for dim in range(len(spec.shape)) if dim not in dims and cuts_of(spec)[dim]]
+    return f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'} cut, too, and not drawn" if others else ""
+
+
+def _held(spec: Spec, where: Sequence[int], dim: int) -> Runs:
+    return held_at(spec.shape[dim], cuts_of(spec)[dim], spec.mesh.sizes, where)
+
 
 WIDTH = 60
 CELLS = (4, 8)
@@ -32,7 +147,7 @@ def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] =
     """All stages below each other, and what the signs mean.  No line is wider than `width`, but for words.
 
     >>> import torch
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
     >>> made = [Spec(Mesh.of(dp=2), (parse(p),), (2, 6), torch.float32) for p in ("S(0)", "S(1)")]
     >>> print(drawn([Stage(made[0]), Stage(made[1], "dp: all-to-all S(0) -> S(1)")], signs=ASCII))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
-from localtensor.layout.row_intervals import Runs
-from strategies.planner.picture.grid import (
+from localtensor.layout import Runs
+from strategies.planner.picture.ascii import (
     Box,
     Stage,
     box,
@@ -56,7 +56,7 @@ def svg(stages: Sequence[Stage], title: str = "") -> str:
     """One panel for each stage, below each other.  Dashed frames are groups of ranks that talk in the step that follows.
 
     >>> import torch
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
     >>> svg([Stage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
     '<svg xmlns="http://www.w3.org/'

@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from strategies.planner.search.bound import DONE, FAR, Bound
-from strategies.planner.search.edges import Edge, Edges, need
+from strategies.planner.search.edges import DONE, FAR, Bound, Edge, Edges, need
 from strategies.planner.search.state_table import Sort, Table
 
 

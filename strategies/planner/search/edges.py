@@ -2,13 +2,219 @@
 
 from __future__ import annotations
 
+import functools
+import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from strategies.planner.search.bound import DONE, Bound
-from strategies.planner.search.state_table import Sort, Table
+from strategies.planner.search.state_table import PAIRS, Sort, Table
 from strategies.planner.steps.prices import memory
+
+# A price that no plan from a layout to the destination can be below, for each layout: the bound of the search.
+#
+# It is the exact price of an easier problem, in which nobody knows the turns in which the axes cut.  There an axis is:
+#
+# | value     | an axis that                                                                                    |
+# |-----------|-------------------------------------------------------------------------------------------------|
+# | DONE      | is as in the destination; if it cuts, then what has cut before it is as in the destination, too |
+# | WHOLE     | is replicated                                                                                   |
+# | PART      | has a partial value                                                                             |
+# | a bit     | cuts a dim: each dim that is cut in the destination has a bit, all the others have one together |
+#
+# and goes from one value to another along the table of legal steps.  A step of the easier problem costs what it costs to
+# move the fewest bytes that a layout can have in which the same axes cut: all pieces even, `bytes / ranks` of the axes.
+#
+# Each layout has its values, and each legal step between layouts is a step of the easier problem, from values to values:
+#
+# * It changes the values of its own axes alone: what is cut last is undone first, so an axis that another has cut after
+# keeps its turn, and so does what is beneath it.
+# * An axis that cuts becomes DONE, or is DONE and leaves, only while its dim is cut by those alone that cut it before in
+# the destination.  So the easier problem, too, asks that those are DONE, that those after it are not, and that
+# no axis has the bit of that dim.  (Several axes at once are not asked.)
+# * It costs no less than there: the largest piece is never below the even one, and the price grows with the bytes.
+#
+# So the bound is never above the price of a plan, and no step lowers it by more than it costs: A* finds a cheapest plan,
+# and looks at no layout twice.
+#
+# The easier problem is solved from the destination backwards, and no farther than the search has come: of what is not
+# reached yet it is known that it is farther than all that is.
+
+DONE, WHOLE, PART, CUT = 0, 1, 2, 4
+CUTTING = ("S", "SS")
+FAR = 1 << 200
+"""Farther than any layout from which there is a way."""
+Way = tuple[int, int, Sort, dict[int, int]]
+"""A step backwards: what it adds to the values, the axes that cut before or after but not both, and its known costs."""
+Ways = tuple[list[Way], list[Way]]
+"""The steps of one axis to one value: those that do not make it DONE or come from there, and all."""
+Can = tuple[int, str, bool]
+"""What an axis may be: a value, with a letter, and whether that is the placement which it has in the destination."""
+
+
+class Bound:
+    """`at(values)` is a bound for all layouts with these values, as a cost of `Table.cost`; `solve` makes it a good one."""
+
+    def __init__(self, table: Table, dst: int) -> None:
+        self._table = table
+        self.goal = [table.field(dst, i) for i in range(table.count)]
+        wanted = {table.dims[p]: None for p, _ in self.goal if table.dims[p] >= 0}
+        slots = {dim: CUT << place for place, dim in enumerate(wanted)}
+        self._slots = [slots.get(dim, CUT << len(slots)) for dim in range(len(table.shape))]
+        self.width = len(slots) + 3
+        self.mask = (1 << self.width) - 1
+        self._values = [self._slots[dim] if dim >= 0 else PART if p else WHOLE for p, dim in enumerate(table.dims)]
+        self._known: dict[int, int] = {}
+        self._best = {0: 0}
+        self._reached = 0
+        self._queue: list[tuple[int, int, int, int]] = []
+        self._alone: list[tuple[int, dict[int, int]]] = []
+        self._turns: list[tuple[int, int, int, dict[int, Ways], tuple[Can, ...]]] = []
+        self._groups: list[tuple[int, dict[int, list[Way]]]] = []
+
+    def at(self, values: int) -> int:
+        known = self._known.get(values)
+        return known if known is not None else self._reached - self._come(values) if self._reached else 0
+
+    def _come(self, values: int) -> int:
+        """No way from the source to these values costs less: the sum of what each axis costs by itself."""
+        mask, total = self.mask, 0
+        for shift, costs in self._alone:
+            total += costs[values >> shift & mask]
+        return total
+
+    def value(self, i: int, p: int, turn: int, beneath: int) -> int:
+        """The value of an axis with this placement; `beneath` is that of the axis that cut just before."""
+        if self.goal[i] == (p, turn) and beneath == DONE:
+            return DONE
+        return self._values[p]
+
+    def solve(self, values: int, enough: int = FAR) -> int:
+        """The bound of these values, exactly or above `enough`; so is then that of all that is nearer."""
+        if values in self._known:
+            return self._known[values]
+        if not self._turns:
+            self._begin(values)
+        known, best, queue, mask, come = self._known, self._best, self._queue, self.mask, self._come
+        enough, alone = enough + come(values), bool(self._alone)
+        while queue and values not in known and self._reached <= enough:
+            total, cost, here, cutting = heapq.heappop(queue)
+            if here in known:
+                continue
+            known[here], self._reached = cost, total
+            near = [ways.get(here & of, ()) for of, ways in self._groups]
+            for i, (shift, clear, above, ways, _) in enumerate(self._turns):
+                value = here >> shift & mask
+                found = ways.get(value) or self._ways_to(i, value)
+                near.append(found[not here & clear and (not above or here & above != 0)])
+            for added, flipped, sort, costs in itertools.chain.from_iterable(near):
+                there = here + added
+                if there not in known:
+                    more = costs.get(cutting)
+                    if more is None:
+                        even, was = self._table.even, cutting ^ flipped
+                        more = costs[cutting] = self._table.cost(sort, was, even[was], even[cutting])
+                    more += cost
+                    if more < best.get(there, FAR):
+                        best[there] = more
+                        heapq.heappush(queue, (more + come(there) if alone else more, more, there, cutting ^ flipped))
+        return self.at(values) if queue else known.get(values, FAR)
+
+    def _begin(self, values: int) -> None:
+        """Ready to go backwards from the destination to these values."""
+        self._turns = [(self.width * i, *self._turn(i), {}, self._may_be(i)) for i in range(self._table.count)]
+        self._groups = self._groups_of()
+        self._queue = [(0, 0, 0, sum(1 << i for i, (p, _) in enumerate(self.goal) if self._table.dims[p] >= 0))]
+        if self._table.count > 2 and not self._groups:
+            self._alone = [(self.width * i, self._alone_of(i, values)) for i in range(self._table.count)]
+
+    def _alone_of(self, i: int, values: int) -> dict[int, int]:
+        """What it costs an axis at least to get from its value to each, while all others cut."""
+        table, mine = self._table, 1 << i
+        others = (1 << table.count) - 1 ^ mine
+        edges, all_of = [], {value for value, _, _ in self._turns[i][4]}
+        for now in all_of:
+            for added, flipped, sort, _ in self._ways_to(i, now)[1]:
+                after = others | (mine if sort.now in CUTTING else 0)
+                cost = table.cost(sort, after ^ flipped, table.even[after ^ flipped], table.even[after])
+                edges.append((now + (added >> self.width * i), now, cost))
+        costs = dict.fromkeys(all_of, FAR)
+        costs[values >> self.width * i & self.mask] = 0
+        for _ in all_of:
+            for was, now, cost in edges:
+                costs[now] = min(costs[now], costs[was] + cost)
+        return costs
+
+    # -- the easier problem
+
+    def _turn(self, i: int) -> tuple[int, int]:
+        """The bits that are 0, and those that are not all 0, while an axis may become DONE, or leave that."""
+        p, turn = self.goal[i]
+        dim, clear, above = self._table.dims[p], 0, 0
+        for other, (q, place) in enumerate(self.goal):
+            if other != i and dim >= 0:
+                beneath = place == turn - 1 and self._table.dims[q] == dim
+                clear |= (self.mask if beneath else self._slots[dim]) << self.width * other
+                above |= self.mask << self.width * other if place == turn + 1 and self._table.dims[q] == dim else 0
+        return clear, above
+
+    def _may_be(self, i: int) -> tuple[Can, ...]:
+        """What an axis may be."""
+        table, goal = self._table, self.goal[i][0]
+        found = dict.fromkeys([(DONE, table.letters[goal], True)])
+        for p in (*table.offered, table.held[i]):
+            if p != goal or table.dims[p] >= 0:
+                found[self._values[p], table.letters[p], p == goal] = None
+        return tuple(found)
+
+    def _ways_to(self, i: int, now: int) -> Ways:
+        """The steps of one axis to this value."""
+        shift, _, _, known, may = self._turns[i]
+        table, made = self._table, self._table.singles[i]
+        every: list[Way] = []
+        for added, flipped, pair in _steps_to(may, now):
+            sort = made.get(pair) or table.sort((i,), pair)
+            every.append((added << shift, flipped << i, sort, sort.easy))
+        found = known[now] = ([way for way in every if way[0] + (now << shift)] if now else [], every)
+        return found
+
+    def _groups_of(self) -> list[tuple[int, dict[int, list[Way]]]]:
+        """The steps of several axes at once: the bits of their values, and the steps by the values after them."""
+        found = []
+        for group in self._table.groups:
+            ends = [(letter, self._held(group, letter, -1)) for letter in ("R", "P", "X")]
+            ends += [("S", self._held(group, "S", dim)) for dim in range(len(self._table.shape))]
+            ways: dict[int, dict[tuple[int, str], Way]] = {}
+            for (old, before), (new, after) in itertools.product(ends[1:], (ends[0], *ends[3:])):
+                sort = self._table.sort(group, f"{old}>{new}")
+                flipped = sum(1 << i for i in group) if (old == "S") != (new == "S") else 0
+                for was, now in itertools.product(before, after):
+                    ways.setdefault(now, {})[was - now, f"{old}>{new}"] = (was - now, flipped, sort, sort.easy)
+            mask = sum(self.mask << self.width * i for i in group)
+            found.append((mask, {now: list(by.values()) for now, by in ways.items()}))
+        return found
+
+    def _held(self, group: tuple[int, ...], letter: str, dim: int) -> list[int]:
+        """The values that these axes may have while all have this letter, and cut this dim, if they cut."""
+        table, options = self._table, []
+        other = {"R": WHOLE, "P": PART, "X": PART, "S": self._slots[dim] if dim >= 0 else 0}[letter]
+        for i in group:
+            p = self.goal[i][0]
+            same = table.letters[p] == letter and table.dims[p] == dim
+            options.append([value << self.width * i for value in ((DONE, other) if same else (other,))])
+        return [sum(values) for values in itertools.product(*options)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _steps_to(may: tuple[Can, ...], now: int) -> tuple[tuple[int, int, str], ...]:
+    """The steps of an axis to a value, if it may be all of these: what that adds, 1 if it begins or ends to cut, its pair."""
+    found = []
+    for (was, old, here), (value, new, there) in itertools.product(may, may):
+        pair = f"{old}>{new}"
+        if pair in PAIRS and value == now and was != now and not (here and there):
+            found.append((was - now, int((old in CUTTING) ^ (new in CUTTING)), pair))
+    return tuple(found)
+
 
 Edge = tuple[int, int, int, Sort]
 """A step: the layout after it, its values for the bound, its cost, and its sort."""

@@ -21,14 +21,13 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import ambient as _context
-from localtensor.concurrency.sync import THREADS, Sync
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.spec import Spec
+from localtensor.concurrency import THREADS, Sync
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import Spec
 from strategies.planner.search.state_table import Table, facts
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import Topology
-from strategies.propagation.answer_cache import Once, Stats
-from strategies.propagation.cache_key import Same, spec_token
+from strategies.propagation.cache_key import Once, Same, Stats, spec_token
 
 LIMIT, TABLES = 4096, 64
 """So many plans are known by identity, and so many tables; then these are forgotten, which costs time only."""

@@ -15,9 +15,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.shards import strided_bounds
-from localtensor.layout.spec import Spec, StridedShard
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import Spec, StridedShard, strided_bounds
 from strategies.planner.steps.alpha_beta import REPLICATE, commute
 from strategies.planner.steps.legal_steps import LEGAL, reduces, unmade
 from strategies.planner.steps.plan import Move, Price

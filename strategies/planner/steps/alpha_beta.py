@@ -26,8 +26,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.spec import cuts, short
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import cuts, short
 
 REPLICATE = Replicate()
 

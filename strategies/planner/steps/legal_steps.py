@@ -15,9 +15,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.partials import agreed
-from localtensor.layout.reductions import CARRIED
-from localtensor.layout.spec import Spec, StridedShard, cuts, is_plain, short
+from localtensor.layout import CARRIED, Spec, StridedShard, agreed, cuts, is_plain, short
 from strategies.planner.steps.alpha_beta import REPLICATE, commute
 
 
@@ -82,7 +80,7 @@ def letter(placement: Placement) -> str:
 def refusal_of(was: Spec, axis: int, now: Placement) -> str:
     """Why this is no step along one axis; empty if it is one.
 
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> nested = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32)
     >>> refusal_of(nested, 0, REPLICATE)
     'b cuts what a has left of dim 0: what is cut last is undone first'
@@ -166,7 +164,7 @@ def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
     reduce, and those of both ends, which may have to commute with it; else a way by a third spec could be cheaper than
     the cheapest.
 
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> was, now = (Spec(Mesh.of(2), (p,), (8,), torch.float32) for p in (Shard(0), REPLICATE))
     >>> [short(p) for p in targets(was, now)]
     ['R', 'S(0)', 'P(sum)']

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from localtensor.layout.spec import Spec, short
-from strategies.planner.picture.grid import Stage, layout_text
+from localtensor.layout import Spec, short
+from strategies.planner.picture.ascii import Stage, layout_text
 from strategies.planner.picture.svg import svg
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
@@ -135,7 +135,7 @@ class Plan:
         """All steps together in a line: how many, what a rank sends, how long, and what it has in use at most.
 
         >>> import torch
-        >>> from localtensor.layout.mesh import Mesh
+        >>> from localtensor.layout.spec import Mesh
         >>> from localtensor.layout.spec import parse
         >>> spec = Spec(Mesh.of(2), (parse("R"),), (8,), torch.float32)
         >>> Plan(spec, spec, (), 0, "time", "", 1).total
@@ -158,7 +158,7 @@ class Plan:
 def placed(spec: Spec, axis: int) -> str:
     """The placement on an axis, with its turn where the dim is not cut from left to right.
 
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
     >>> import torch
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32, ((0, (1, 0)),))

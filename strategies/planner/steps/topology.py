@@ -24,8 +24,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.mesh import Mesh
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import Mesh
 from strategies.base.atomic_files import read_bytes
 from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.planner.steps.prices import MEMORY, Topology

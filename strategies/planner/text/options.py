@@ -12,13 +12,12 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.spec import Spec
-from strategies.planner.metric_check.steps import Tried, trials
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import Spec
+from strategies.planner.metric_check.check import Tried, trials
 from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
-from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology
+from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice
 from strategies.planner.steps.topology import PER_NODE, cluster_of, parse
-from strategies.planner.steps.torch_price import TorchPrice
 from strategies.planner.text.parser import read
 from strategies.torch_api.user_modules import imported
 

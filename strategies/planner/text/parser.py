@@ -21,14 +21,12 @@ import torch
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.partials import agreed
-from localtensor.layout.spec import KINDS, Spec, cuts, parse, shape_text, short
+from localtensor.errors import LocalTensorError, refusal
+from localtensor.layout import KINDS, Mesh, Spec, agreed, cuts, parse, shape_text, short
 from strategies.planner.steps.alpha_beta import commute
 from strategies.planner.steps.plan import placed
 from strategies.planner.text import suggestions as near
-from strategies.planner.text.spans import Bad, Piece
+from strategies.planner.text.suggestions import Bad, Piece
 
 LONGEST = 2_000
 """Characters."""

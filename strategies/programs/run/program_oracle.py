@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial
 
-from localtensor.layout.tolerance import GENEROUS, JUMP, rounds, scale_of
+from localtensor.layout import GENEROUS, JUMP, rounds, scale_of
 from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
 from strategies.model.program import Program
 from strategies.model.rule import Call, Sample

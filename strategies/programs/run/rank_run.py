@@ -22,11 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import pickling as wire
-from localtensor.errors import NoSuchDim
-from localtensor.errors.formatting import in_a_line
-from localtensor.layout.shards import shapes_on
-from localtensor.layout.spec import is_plain, short, shorts
+from localtensor._util import patching as wire
+from localtensor.errors import NoSuchDim, in_a_line
+from localtensor.layout import is_plain, shapes_on, short, shorts
 from strategies.model.rule import Call, results, written
 from strategies.programs.run.follow_ups import Followed
 from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of

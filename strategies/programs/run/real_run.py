@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localtensor._util import pickling as wire
-from localtensor._util.events import Died, Outcome, Raised, Returned, Waiting
-from localtensor.layout.spec import short
-from localtensor.processes.pool import Pool
+from localtensor._util import Died, Outcome, Raised, Returned, Waiting
+from localtensor._util import patching as wire
+from localtensor.layout import short
+from localtensor.processes import Pool
 from strategies.model.oracle import Truth
 from strategies.model.program import Program
 from strategies.model.rule import Call

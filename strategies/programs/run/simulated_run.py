@@ -17,17 +17,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import localtensor as lt
-from localtensor.errors import LocalTensorError
-from localtensor.errors.formatting import in_a_line
-from strategies.base.uninterrupted import quiet
+from localtensor.errors import LocalTensorError, in_a_line
+from strategies.base.signals import quiet
 from strategies.model.oracle import REFUSALS, Truth
 from strategies.model.program import Program
 from strategies.programs.run.program_oracle import has_partial, truth_about
 from strategies.programs.run.rank_run import Heard, Part, placement_text, played, results_on
 from strategies.programs.run.real_run import program_parts
 from strategies.programs.run.verdict import Confirmation, judged
-from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of
-from strategies.torch_api.propagation_memo import remembering
+from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of, remembering
 from strategies.validation.probe import coarsest
 
 SECONDS = 60.0

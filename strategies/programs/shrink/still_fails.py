@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.tolerance import UNSTABLE
+from localtensor.layout import UNSTABLE
 from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
 from strategies.model.program import Program
 from strategies.model.rule import Claim, Sample, results

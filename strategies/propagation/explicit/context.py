@@ -38,7 +38,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from localtensor._util import ambient as _context
 from localtensor.errors import LocalTensorError, refusal
-from strategies.propagation.explicit import hooks as explicit_seams
+from strategies.propagation.explicit import handlers as explicit_seams
 from strategies.propagation.explicit.handlers import watched
 from strategies.propagation.explicit.redistribution_text import (
     ImplicitCommunication,
@@ -80,7 +80,7 @@ def allow_implicit_communication() -> Explicit:
 def communicates(propagation: Propagation) -> tuple[int, ...]:
     """The inputs of a propagated call, by leaf number, that would be communicated: nothing is run to know it.
 
-    >>> from localtensor.layout.mesh import Mesh
+    >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
     >>> from strategies.ops.all_rules import OUR_RULES
     >>> from strategies.propagation.propagator import Propagator

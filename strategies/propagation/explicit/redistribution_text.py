@@ -28,10 +28,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util.call_sites import place_of
-from localtensor._util.events import Place
+from localtensor._util import Place, place_of
 from localtensor.errors import LocalTensorError, refusal
-from localtensor.layout.spec import Spec, is_defined, is_plain, shape_text, short
+from localtensor.layout import Spec, is_defined, is_plain, shape_text, short
 from strategies.planner.search.api import plan
 from strategies.torch_api.specs import NoSuchSpec, mesh_of, of_torch
 

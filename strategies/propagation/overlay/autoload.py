@@ -15,8 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.ops.semantics.rulebook import Entry
-from strategies.propagation.overlay.context import overlay_dtensor
-from strategies.propagation.overlay.strategies import Strategy, register, strategy_of
+from strategies.propagation.overlay.context import Strategy, overlay_dtensor, register, strategy_of
 
 
 def by_our_rule(entry: Entry) -> Strategy:

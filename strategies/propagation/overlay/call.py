@@ -41,10 +41,9 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from localtensor._util import ambient as _context
 from localtensor.errors import LocalTensorError, refusal
-from localtensor.layout.spec import cuts
+from localtensor.layout import cuts
 from strategies.model.rule import Call, Leaf, leaf_at, overload
-from strategies.ops.semantics.local_call import with_arguments
-from strategies.ops.semantics.rule_checks import own_of
+from strategies.ops.semantics.local_call import own_of, with_arguments
 from strategies.ops.semantics.rulebook import Ask, Entry, Meta
 from strategies.propagation.explicit.redistribution_text import Need, argument_names
 from strategies.propagation.overlay.call_plan import CallPlan, CallPlanner, Ready, layout_text

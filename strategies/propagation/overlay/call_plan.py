@@ -24,14 +24,19 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.concurrency.single_flight import Once
-from localtensor.concurrency.sync import THREADS
+from localtensor.concurrency import THREADS, Once
 from localtensor.errors import LocalTensorError, refusal
-from localtensor.layout.spec import is_plain, short, shorts
+from localtensor.layout import is_plain, short, shorts
 from strategies.model.rule import Call, frozen, out_leaves, overload, results
-from strategies.ops.semantics.errors import BadRule
-from strategies.ops.semantics.local_call import Piece, written_leaves
-from strategies.ops.semantics.rule_checks import all_replicated, checked_own, made_instead, offer_of
+from strategies.ops.semantics.local_call import (
+    BadRule,
+    Piece,
+    all_replicated,
+    checked_own,
+    made_instead,
+    offer_of,
+    written_leaves,
+)
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, bound
 from strategies.planner.steps.alpha_beta import NETWORK
 from strategies.propagation.cache_key import NoKey, Same, value_token

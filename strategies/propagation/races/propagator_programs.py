@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-from localtensor.concurrency.controlled_sync import Scheduled
-from localtensor.concurrency.results import Program
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, parse
+from localtensor.concurrency import Program, Scheduled
+from localtensor.layout import Mesh, Spec, parse
 from strategies.ops.semantics.rulebook import Ask, Book, Line, rules
 from strategies.propagation import propagator as propagate
 from strategies.propagation.propagator import Propagator
-from strategies.propagation.races import explore as races
-from strategies.propagation.races.races_world import hold
+from strategies.propagation.races import report as races
+from strategies.propagation.races.cache_programs import hold
 
 MESH = Mesh.of(dp=2)
 

@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from localtensor.layout.spec import short
+from localtensor.layout import short
 from strategies.base import atomic_files as files
-from strategies.model.verdict import Counts, Finding, Report, Verdict
-from strategies.model.work_unit import digest
+from strategies.model.verdict import Counts, Finding, Report, Verdict, digest
 
 _COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
 _MOST_CRASHES = 8

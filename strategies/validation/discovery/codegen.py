@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from localtensor.errors import LocalTensorError, refusal
-from localtensor.layout.spec import shorts
+from localtensor.layout import shorts
 from strategies.model.call_signature import source
 from strategies.model.rule import overload
 from strategies.validation.discovery.discover import CALL, Discovery

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 
 from localtensor.errors import LocalTensorError, refusal
-from localtensor.layout.tolerance import UNSTABLE
+from localtensor.layout import UNSTABLE
 from strategies.inputs import opinfo_samples as samples
 from strategies.inputs import schema_samples as generated
 from strategies.inputs.diverse_subset import choose
 from strategies.model.arguments import trusts
 from strategies.model.oracle import REFUSALS, tell
 from strategies.model.rule import Rule, Sample, overload
+from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims
 from strategies.validation.missing_rules import Seen, Survey, search, survey
@@ -124,17 +125,17 @@ def samples_of(op: str, seed: int) -> list[Sample]:
     met: list[Sample] = []
     for info in bearers:
         for name in DTYPES:
-            if samples.DTYPES[name] in info.supported_dtypes("cpu"):
+            if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
                 for which in samples.SIZES:
                     met += _captured(info, name, which, op, seed)
     if not met and not trusts(op):
-        met = generated.calls(overload(op), [samples.DTYPES[name] for name in DTYPES], seed)
+        met = generated.calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
     return choose(met, MOST)
 
 
 def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
     wanted = lambda func: str(func) == op  # noqa: E731
-    return samples.capture(info, samples.DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
+    return samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
 
 
 def _names(info: object) -> set[str]:

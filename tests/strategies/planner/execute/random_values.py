@@ -1,7 +1,7 @@
 """Tensors for a drawn redistribution, and whether what came of them is right: to the bit, or to the value.
 
 Numbers are small integers, also in floats, so that sums are exact in any order.  Pending reductions are adversaries
-(`localtensor.layout.partials.parts`): parts of a sum cancel, another rank holds the maximum of each element.  Where it means
+(`localtensor.layout.reductions.parts`): parts of a sum cancel, another rank holds the maximum of each element.  Where it means
 something there are NaN, infinities and -0.0 among the floats.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.partials import parts
+from localtensor.layout.reductions import parts
 from localtensor.layout.shards import assemble, by_rank, in_sequence, local_shapes, split, split_axis, spread
 from localtensor.layout.spec import Spec
 from strategies.planner.execute.random_specs import Drawn

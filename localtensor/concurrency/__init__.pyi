@@ -1,0 +1,17 @@
+from localtensor.concurrency.controlled_sync import THREADS as THREADS
+from localtensor.concurrency.controlled_sync import Scheduled as Scheduled
+from localtensor.concurrency.controlled_sync import Sync as Sync
+from localtensor.concurrency.explorer import Maker as Maker
+from localtensor.concurrency.explorer import explore as explore
+from localtensor.concurrency.line_yield_points import by_lines as by_lines
+from localtensor.concurrency.results import Failure as Failure
+from localtensor.concurrency.results import Program as Program
+from localtensor.concurrency.single_flight import LIMIT as LIMIT
+from localtensor.concurrency.single_flight import BadCache as BadCache
+from localtensor.concurrency.single_flight import Once as Once
+from localtensor.concurrency.single_flight import Stats as Stats
+from localtensor.concurrency.single_flight import clear_all as clear_all
+from localtensor.concurrency.single_flight_cells import Circular as Circular
+from localtensor.concurrency.single_flight_cells import Part as Part
+from localtensor.concurrency.single_flight_cells import Tally as Tally
+from localtensor.concurrency.single_flight_cells import brief as brief

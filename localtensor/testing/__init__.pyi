@@ -1,0 +1,12 @@
+from localtensor.testing.compare_runs import assert_same as assert_same
+from localtensor.testing.lockstep_reference import check_op as check_op
+from localtensor.testing.lockstep_reference import rank_by_rank as rank_by_rank
+from localtensor.testing.rules.api import assert_rule as assert_rule
+from localtensor.testing.rules.api import assert_sharding as assert_sharding
+from localtensor.testing.rules.api import check_case as check_case
+from localtensor.testing.rules.api import rule_cases as rule_cases
+from localtensor.testing.rules.case import RuleCase as RuleCase
+from localtensor.testing.rules.rule import WrongRule as WrongRule
+from localtensor.testing.schedule_contract import check_schedule as check_schedule
+from localtensor.testing.suites import RankThreads as RankThreads
+from localtensor.testing.suites import on_rank_threads as on_rank_threads

@@ -1,0 +1,1 @@
+from localtensor.threads.state.swap import SLOTS as SLOTS

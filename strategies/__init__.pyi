@@ -1,0 +1,4 @@
+from strategies.planner.search.api import plan as plan
+from strategies.propagation.explicit.context import allow_implicit_communication as allow_implicit_communication
+from strategies.propagation.explicit.context import no_implicit_communication as no_implicit_communication
+from strategies.propagation.overlay.context import overlay_dtensor as overlay_dtensor

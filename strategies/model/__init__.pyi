@@ -1,0 +1,1 @@
+from strategies.model.rule import Leaf as Leaf

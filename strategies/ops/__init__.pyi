@@ -1,0 +1,9 @@
+from strategies.ops.all_rules import OUR_RULES as OUR_RULES
+from strategies.ops.lib.elementwise import elementwise as elementwise
+from strategies.ops.lib.overload_variants import with_variants as with_variants
+from strategies.ops.semantics.rulebook import Book as Book
+from strategies.ops.semantics.rulebook import Meta as Meta
+from strategies.ops.semantics.rulebook import ask_of as ask_of
+from strategies.ops.semantics.rulebook import rules as rules
+from strategies.ops.shape.views import groups as groups
+from strategies.ops.shape.views import reshaped as reshaped
