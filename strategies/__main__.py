@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from strategies.base import signals as stopping
+from strategies.base import signals
 
 
 def main() -> None:
     """The console script."""
-    stopping.watch()
+    signals.watch()
     try:
         from strategies.cli.app import main as run  # why here: this takes a while, and Ctrl-C may come meanwhile
     except (

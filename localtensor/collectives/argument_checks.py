@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from localtensor.collectives import checks as agree
+from localtensor.collectives import checks
 from localtensor.collectives.c10d_table import Brought
 from localtensor.errors import DtypeNotCarried, NegativeTag, NotContiguous
 from localtensor.layout.reductions import CARRIED, carrier, check_reducible
@@ -30,23 +30,23 @@ def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) 
         if brought.op is not None:
             check_reducible(kind, brought.op, x.dtype)
     if brought.root is not None:
-        agree.check_rank(kind, "root", brought.root, len(members))
+        checks.check_rank(kind, "root", brought.root, len(members))
     if kind == "all_gather" or (kind == "gather" and rank == members[brought.root or 0]):
-        agree.check_length(kind, rank, brought.writes, len(members))
+        checks.check_length(kind, rank, brought.writes, len(members))
     if kind in _IN_PLACE:
         for x in brought.writes:
-            agree.check_dense(kind, {"tensor": x})
+            checks.check_dense(kind, {"tensor": x})
             if not x.is_contiguous() and not _without_gaps(x):
                 raise NotContiguous(kind, "tensor", x.shape, x.stride())
     elif kind in _IN_ORDER:
         for x in brought.writes:
-            agree.check_contiguous(kind, {"output": x})
+            checks.check_contiguous(kind, {"output": x})
 
 
 def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: int, ranks: int) -> None:
     """`peer` is counted within the group; None is anyone.  Raises `RankOutside`, `NotContiguous`, `NegativeTag`."""
     if peer is not None:
-        agree.check_rank(kind, "peer", peer, ranks)
+        checks.check_rank(kind, "peer", peer, ranks)
     if tag < 0:
         raise NegativeTag(kind, tag)
     for x in tensors:

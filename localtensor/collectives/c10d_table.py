@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import running
-from localtensor.collectives import reference as collectives
+from localtensor.collectives import reference
 from localtensor.collectives.rendezvous import Group, Part
 from localtensor.errors import NotServed
 from localtensor.layout.reductions import PremulSum
@@ -88,7 +88,7 @@ def _splits(parts: Sequence[Part], name: str) -> list[list[int] | None]:
 
 def _all_to_all_single(parts: Sequence[Part]) -> list[list[Tensor]]:
     sent, got = _splits(parts, "input_splits"), _splits(parts, "output_splits")
-    return _singly(collectives.all_to_all_single(_held(parts), input_splits=sent, output_splits=got))
+    return _singly(reference.all_to_all_single(_held(parts), input_splits=sent, output_splits=got))
 
 
 def _nothing(parts: Sequence[Part]) -> list[list[Tensor]]:
@@ -96,21 +96,21 @@ def _nothing(parts: Sequence[Part]) -> list[list[Tensor]]:
 
 
 def _coalesced(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Part]], list[list[Tensor]]]:
-    return lambda parts: collectives.coalesced(_held(parts), one)
+    return lambda parts: reference.coalesced(_held(parts), one)
 
 
 def _scattered(parts: Sequence[Part]) -> list[list[Tensor]]:
-    return _singly(collectives.scatter(_held(parts), _root(parts)))
+    return _singly(reference.scatter(_held(parts), _root(parts)))
 
 
 def _gathered(held: list[Tensor]) -> list[Tensor]:
     """Scalars are gathered as one row each, as c10d does."""
-    return collectives.all_gather_into_tensor([x.reshape(1) if x.dim() == 0 else x for x in held])
+    return reference.all_gather_into_tensor([x.reshape(1) if x.dim() == 0 else x for x in held])
 
 
 def _by_source(lists: list[list[Tensor]]) -> list[list[Tensor]]:
     """Each rank's copy of all ranks' lists, one after the other."""
-    columns = collectives.coalesced(lists, collectives.all_gather)
+    columns = reference.coalesced(lists, reference.all_gather)
     return [[column[source] for source in range(len(lists)) for column in mine] for mine in columns]
 
 
@@ -118,33 +118,33 @@ SERVED: dict[str, Served] = {
     "allreduce_": Served(
         "all_reduce",
         lambda tensors, op, sparse: Brought(tensors[0], tensors, op=op),
-        lambda parts: _singly(collectives.all_reduce(_held(parts), parts[0].op)),
+        lambda parts: _singly(reference.all_reduce(_held(parts), parts[0].op)),
         in_place=True,
     ),
     "allreduce_coalesced_": Served(
         "all_reduce_coalesced",
         lambda tensors, op: Brought(list(tensors), tensors, op=op),
-        lambda parts: collectives.all_reduce_coalesced(_held(parts), parts[0].op),
+        lambda parts: reference.all_reduce_coalesced(_held(parts), parts[0].op),
         returns=None,
         alone="allreduce_",
     ),
     "reduce_": Served(
         "reduce",
         lambda tensors, op, root, index: Brought(tensors[0], tensors, op=op, root=root),
-        lambda parts: _singly(collectives.reduce(_held(parts), parts[0].op, root=_root(parts))),
+        lambda parts: _singly(reference.reduce(_held(parts), parts[0].op, root=_root(parts))),
         returns=None,
         in_place=True,
     ),
     "broadcast_": Served(
         "broadcast",
         lambda tensors, root, index: Brought(tensors[0], tensors, root=root),
-        lambda parts: _singly(collectives.broadcast(_held(parts), _root(parts))),
+        lambda parts: _singly(reference.broadcast(_held(parts), _root(parts))),
         in_place=True,
     ),
     "allgather_": Served(
         "all_gather",
         lambda outputs, inputs: Brought(inputs[0], outputs[0]),
-        lambda parts: collectives.all_gather(_held(parts)),
+        lambda parts: reference.all_gather(_held(parts)),
     ),
     "_allgather_base_": Served(
         "all_gather_into_tensor",
@@ -168,7 +168,7 @@ SERVED: dict[str, Served] = {
     "gather_": Served(
         "gather",
         lambda outputs, inputs, root: Brought(inputs[0], [x for output in outputs for x in output], root=root),
-        lambda parts: collectives.gather(_held(parts), _root(parts)),
+        lambda parts: reference.gather(_held(parts), _root(parts)),
         returns=None,
     ),
     "scatter_": Served(
@@ -180,17 +180,17 @@ SERVED: dict[str, Served] = {
     "reduce_scatter_": Served(
         "reduce_scatter",
         lambda outputs, inputs, op: Brought(inputs[0], outputs, op=op),
-        lambda parts: _singly(collectives.reduce_scatter(_held(parts), parts[0].op)),
+        lambda parts: _singly(reference.reduce_scatter(_held(parts), parts[0].op)),
     ),
     "_reduce_scatter_base_": Served(
         "reduce_scatter_tensor",
         lambda output, source, op: Brought(source, [output], op=op),
-        lambda parts: _singly(collectives.reduce_scatter_tensor(_held(parts), parts[0].op)),
+        lambda parts: _singly(reference.reduce_scatter_tensor(_held(parts), parts[0].op)),
     ),
     "reduce_scatter_tensor_coalesced_": Served(
         "reduce_scatter_tensor_coalesced",
         lambda outputs, inputs, op: Brought(list(inputs), outputs, op=op),
-        lambda parts: _coalesced(lambda held: collectives.reduce_scatter_tensor(held, parts[0].op))(parts),
+        lambda parts: _coalesced(lambda held: reference.reduce_scatter_tensor(held, parts[0].op))(parts),
         returns=None,
         alone="_reduce_scatter_base_",
     ),
@@ -206,7 +206,7 @@ SERVED: dict[str, Served] = {
     "alltoall_": Served(
         "all_to_all",
         lambda outputs, inputs: Brought(list(inputs), outputs),
-        lambda parts: collectives.all_to_all(_held(parts)),
+        lambda parts: reference.all_to_all(_held(parts)),
         alike="dtype",
     ),
     "barrier": Served("barrier", lambda tensor, devices: Brought([], []), _nothing, returns=None),

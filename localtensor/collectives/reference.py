@@ -23,7 +23,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from localtensor.collectives import checks as agree
+from localtensor.collectives import checks
 from localtensor.errors import (
     ComplexNotGathered,
     ListFromNonRoot,
@@ -58,7 +58,7 @@ def reduce(held: Sequence[Tensor], op: Op = "sum", *, root: int) -> list[Tensor]
     [tensor([1]), tensor([3])]
     """
     _check_held("reduce", held, op)
-    agree.check_rank("reduce", "root", root, len(held))
+    checks.check_rank("reduce", "root", root, len(held))
     return [_fresh(fold(held, op) if rank == root else x) for rank, x in enumerate(held)]
 
 
@@ -69,7 +69,7 @@ def broadcast(held: Sequence[Tensor], root: int) -> list[Tensor]:
     [tensor([2]), tensor([2])]
     """
     _check_held("broadcast", held)
-    agree.check_rank("broadcast", "root", root, len(held))
+    checks.check_rank("broadcast", "root", root, len(held))
     return [_fresh(held[root]) for _ in held]
 
 
@@ -96,7 +96,7 @@ def all_gather_into_tensor(held: Sequence[Tensor], dim: int = 0) -> list[Tensor]
     """
     call = "all_gather_into_tensor"
     _check_held(call, held)
-    agree.check_dim(call, dim, held[0].shape, for_scalars="Pass x.reshape(1).")
+    checks.check_dim(call, dim, held[0].shape, for_scalars="Pass x.reshape(1).")
     return [torch.cat(list(held), dim).contiguous() for _ in held]
 
 
@@ -109,7 +109,7 @@ def gather(held: Sequence[Tensor], root: int) -> list[list[Tensor]]:
     [[], [tensor(1), tensor(2)]]
     """
     _check_held("gather", held)
-    agree.check_rank("gather", "root", root, len(held))
+    checks.check_rank("gather", "root", root, len(held))
     if held[0].is_complex():
         raise ComplexNotGathered("gather", held[0].dtype)
     return [[_fresh(x) for x in held] if rank == root else [] for rank in range(len(held))]
@@ -125,13 +125,13 @@ def scatter(lists: Sequence[Sequence[Tensor]], root: int) -> list[Tensor]:
     [tensor(1), tensor(2)]
     """
     named = _check_lists("scatter", lists)
-    agree.check_rank("scatter", "root", root, len(lists))
+    checks.check_rank("scatter", "root", root, len(lists))
     for rank, pieces in enumerate(lists):
         if rank != root and pieces:
             raise ListFromNonRoot("scatter", rank, root, len(pieces))
-    agree.check_length("scatter", root, lists[root], len(lists))
-    agree.check_shapes("scatter", agree.shapes_of(named))
-    agree.check_contiguous("scatter", named)
+    checks.check_length("scatter", root, lists[root], len(lists))
+    checks.check_shapes("scatter", checks.shapes_of(named))
+    checks.check_contiguous("scatter", named)
     return [_fresh(piece) for piece in lists[root]]
 
 
@@ -145,11 +145,11 @@ def reduce_scatter(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> list[Te
     """
     named = _check_lists("reduce_scatter", lists, op)
     for rank, pieces in enumerate(lists):
-        agree.check_length("reduce_scatter", rank, pieces, len(lists))
+        checks.check_length("reduce_scatter", rank, pieces, len(lists))
     columns = list(zip(*lists, strict=True))
     for i, column in enumerate(columns):
-        agree.check_shapes("reduce_scatter", {f"lists[{rank}][{i}]": x.shape for rank, x in enumerate(column)})
-    agree.check_contiguous("reduce_scatter", named)
+        checks.check_shapes("reduce_scatter", {f"lists[{rank}][{i}]": x.shape for rank, x in enumerate(column)})
+    checks.check_contiguous("reduce_scatter", named)
     return [_fresh(fold(column, op)) for column in columns]
 
 
@@ -164,8 +164,8 @@ def reduce_scatter_tensor(held: Sequence[Tensor], op: Op = "sum", *, dim: int = 
     """
     call = "reduce_scatter_tensor"
     _check_held(call, held, op)
-    agree.check_dim(call, dim, held[0].shape, for_scalars=_a_row_each(held))
-    agree.check_even(call, dim, held[0].shape, len(held), instead="pass uneven pieces to reduce_scatter")
+    checks.check_dim(call, dim, held[0].shape, for_scalars=_a_row_each(held))
+    checks.check_even(call, dim, held[0].shape, len(held), instead="pass uneven pieces to reduce_scatter")
     return [_fresh(piece) for piece in fold(held, op).tensor_split(len(held), dim)]
 
 
@@ -180,12 +180,12 @@ def all_to_all(lists: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
     """
     _check_lists("all_to_all", lists)
     for rank, pieces in enumerate(lists):
-        agree.check_length("all_to_all", rank, pieces, len(lists))
+        checks.check_length("all_to_all", rank, pieces, len(lists))
     return [[_fresh(x) for x in column] for column in zip(*lists, strict=True)]
 
 
 def all_to_all_single(
-    held: Sequence[Tensor], *, input_splits: agree.Splits | None = None, output_splits: agree.Splits | None = None
+    held: Sequence[Tensor], *, input_splits: checks.Splits | None = None, output_splits: checks.Splits | None = None
 ) -> list[Tensor]:
     """Rank j holds the j-th piece of each rank's tensor, joined in rank order; pieces are cut along dim 0.
 
@@ -199,14 +199,14 @@ def all_to_all_single(
     [tensor([1, 3]), tensor([2, 4])]
     """
     call = "all_to_all_single"
-    named = agree.name_held(call, held)
-    agree.check_wire(call, named)
+    named = checks.name_held(call, held)
+    checks.check_wire(call, named)
     for x in held:
-        agree.check_dim(call, 0, x.shape, for_scalars=_a_row_each(held))
-    agree.check_shapes(call, {f"{name}[0]": x.shape[1:] for name, x in named.items()})
-    agree.check_contiguous(call, named)
-    sizes = agree.sizes_sent(call, held, input_splits)
-    agree.check_received(call, sizes, output_splits)
+        checks.check_dim(call, 0, x.shape, for_scalars=_a_row_each(held))
+    checks.check_shapes(call, {f"{name}[0]": x.shape[1:] for name, x in named.items()})
+    checks.check_contiguous(call, named)
+    sizes = checks.sizes_sent(call, held, input_splits)
+    checks.check_received(call, sizes, output_splits)
     pieces = [x.split(rows) for x, rows in zip(held, sizes, strict=True)]
     return [torch.cat(column).contiguous() for column in zip(*pieces, strict=True)]
 
@@ -225,8 +225,8 @@ def shard_dim_alltoall(held: Sequence[Tensor], *, gather_dim: int, shard_dim: in
     call = "shard_dim_alltoall"
     _check_held(call, held)
     for dim in (gather_dim, shard_dim):
-        agree.check_dim(call, dim, held[0].shape, for_scalars=_a_row_each(held))
-    agree.check_even(call, shard_dim, held[0].shape, len(held))
+        checks.check_dim(call, dim, held[0].shape, for_scalars=_a_row_each(held))
+    checks.check_even(call, shard_dim, held[0].shape, len(held))
     pieces = [x.tensor_split(len(held), shard_dim) for x in held]
     return [torch.cat(column, gather_dim).contiguous() for column in zip(*pieces, strict=True)]
 
@@ -254,14 +254,14 @@ def send_recv(held: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[
     >>> send_recv([torch.tensor(1), torch.tensor(2), torch.tensor(3)], [(0, 1), (1, 2)])
     [tensor(1), tensor(1), tensor(2)]
     """
-    agree.check_dense("send_recv", agree.name_held("send_recv", held))
+    checks.check_dense("send_recv", checks.name_held("send_recv", held))
     _check_pairs(pairs, len(held))
     sender_of = {receiver: sender for sender, receiver in pairs}
     for sender, receiver in pairs:
         named = {f"held[{rank}]": held[rank] for rank in (sender, receiver)}
-        agree.check_one_kind("send_recv", named)
-        agree.check_shapes("send_recv", agree.shapes_of(named))
-        agree.check_contiguous("send_recv", named)
+        checks.check_one_kind("send_recv", named)
+        checks.check_shapes("send_recv", checks.shapes_of(named))
+        checks.check_contiguous("send_recv", named)
     return [_fresh(held[sender_of.get(rank, rank)]) for rank in range(len(held))]
 
 
@@ -273,8 +273,8 @@ def coalesced(lists: Sequence[Sequence[Tensor]], collective: Callable[[list[Tens
     >>> coalesced([[torch.tensor([1]), torch.tensor([2])]] * 2, lambda held: all_reduce(held, "sum"))
     [[tensor([2]), tensor([4])], [tensor([2]), tensor([4])]]
     """
-    agree.check_group("coalesced", "lists", lists)
-    agree.check_equal_lengths("coalesced", lists)
+    checks.check_group("coalesced", "lists", lists)
+    checks.check_equal_lengths("coalesced", lists)
     columns = [collective(list(column)) for column in zip(*lists, strict=True)]
     return [[column[rank] for column in columns] for rank in range(len(lists))]
 
@@ -290,7 +290,7 @@ def all_reduce_coalesced(lists: Sequence[Sequence[Tensor]], op: Op = "sum") -> l
     """
     call = "all_reduce_coalesced"
     _check_lists(call, lists, op)
-    agree.check_equal_lengths(call, lists)
+    checks.check_equal_lengths(call, lists)
     if not lists[0]:
         raise NothingToReduce(call)
     return coalesced(lists, partial(all_reduce, op=op))
@@ -305,14 +305,14 @@ def _a_row_each(held: Sequence[Tensor]) -> str:
 
 
 def _check_held(call: str, held: Sequence[Tensor], op: Op | None = None) -> None:
-    named = agree.name_held(call, held)
-    agree.check_wire(call, named, op)
-    agree.check_shapes(call, agree.shapes_of(named))
+    named = checks.name_held(call, held)
+    checks.check_wire(call, named, op)
+    checks.check_shapes(call, checks.shapes_of(named))
 
 
-def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: Op | None = None) -> agree.Named:
-    named = agree.name_lists(call, lists)
-    agree.check_wire(call, named, op)
+def _check_lists(call: str, lists: Sequence[Sequence[Tensor]], op: Op | None = None) -> checks.Named:
+    named = checks.name_lists(call, lists)
+    checks.check_wire(call, named, op)
     return named
 
 
@@ -320,8 +320,8 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], ranks: int) -> None:
     """Each pair is two ranks of the group, and nobody receives twice."""
     sender_of: dict[int, int] = {}
     for sender, receiver in pairs:
-        agree.check_rank("send_recv", "sender", sender, ranks)
-        agree.check_rank("send_recv", "receiver", receiver, ranks)
+        checks.check_rank("send_recv", "sender", sender, ranks)
+        checks.check_rank("send_recv", "receiver", receiver, ranks)
         if sender == receiver:
             raise SelfSend("send_recv", sender)
         if receiver in sender_of:

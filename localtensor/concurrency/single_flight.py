@@ -25,7 +25,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.concurrency.controlled_sync import THREADS, Sync
 from localtensor.concurrency.single_flight_cells import (
     COMPUTING,
@@ -103,7 +103,7 @@ class Once(Generic[V]):
         self._own = Held(sync)
         self._circle = circle_of(sync)
         self._room = Room()
-        _context.add_cache(self)
+        ambient.add_cache(self)
 
     def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: Any) -> V:
         """The value of the key; if it is not kept, `compute(*args)`, or what the cache was made with, of the key.
@@ -278,7 +278,7 @@ class Once(Generic[V]):
 
 def clear_all() -> None:
     """Every cache that lives in this process keeps nothing."""
-    for cache in _context.caches():
+    for cache in ambient.caches():
         cache.clear()
 
 

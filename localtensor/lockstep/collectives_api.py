@@ -17,14 +17,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from localtensor.collectives import checks as agree
-from localtensor.collectives import reference as collectives
+from localtensor.collectives import checks, reference
 from localtensor.errors import ComplexNotGathered
 from localtensor.layout.reductions import Op, PremulSum, divided, fold
-from localtensor.lockstep.comms import c10d_kernels as by_kind
-from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import collectives as outcomes
-from localtensor.lockstep.comms import stacked_collectives as recipes
+from localtensor.lockstep.comms import c10d_kernels, collectives, stacked_collectives
 from localtensor.lockstep.comms.autograd import Meeting, choose, linear, linear_lists
 from localtensor.lockstep.comms.collectives import Value
 from localtensor.lockstep.comms.stacked_collectives import Family, one_size
@@ -50,7 +46,7 @@ def all_reduce(x: Tensor, op: Any = "sum", group: Any = None) -> LocalTensor:
     meeting = _meeting("all_reduce", group, [x], op)
     whole, op = meeting.whole, meeting.op
     if _is_linear(op) or not meeting.wants_gradient(x):
-        done = lambda value: outcomes.all_reduced(value, whole, op)  # noqa: E731
+        done = lambda value: collectives.all_reduced(value, whole, op)  # noqa: E731
         return linear(meeting, x, done, done)
     number = np.full(whole.world, len(one_size(whole)))  # who is in no group keeps what it had
     found = []
@@ -73,11 +69,11 @@ def broadcast(x: Tensor, root: int, group: Any = None) -> LocalTensor:
     whole = meeting.whole
 
     def to_root(value: Value) -> Value:
-        total = outcomes.all_reduced(value, whole, "sum")
+        total = collectives.all_reduced(value, whole, "sum")
         others = whole.members & (whole.position != root)
-        return exchange.combined([total, meeting.zeros(total)], _where_held(total, others.astype(int)))
+        return collectives.combined([total, meeting.zeros(total)], _where_held(total, others.astype(int)))
 
-    return linear(meeting, x, lambda value: outcomes.broadcasted(value, whole, root), to_root)
+    return linear(meeting, x, lambda value: collectives.broadcasted(value, whole, root), to_root)
 
 
 def all_gather(x: Tensor, group: Any = None) -> list[Any]:
@@ -89,10 +85,10 @@ def all_gather_into_tensor(x: Tensor, group: Any = None, dim: int = 0) -> LocalT
     """Every rank holds its group's tensors, joined along `dim`."""
     call = "all_gather_into_tensor"
     meeting = _meeting(call, group, [x])
-    agree.check_dim(call, dim, x.shape, for_scalars="Pass x.reshape(1).")
+    checks.check_dim(call, dim, x.shape, for_scalars="Pass x.reshape(1).")
     whole = meeting.whole
     return linear(
-        meeting, x, lambda value: outcomes.contiguous(outcomes.joined_rows(outcomes.gathered(value, whole), dim)),
+        meeting, x, lambda value: collectives.contiguous(collectives.joined_rows(collectives.gathered(value, whole), dim)),
         lambda value: _dealt(value, whole, "sum", dim),
     )  # fmt: skip
 
@@ -105,9 +101,9 @@ def gather(x: Tensor, root: int, group: Any = None) -> list[Any]:
         raise ComplexNotGathered("gather", x.dtype)
 
     def from_root(value: Value) -> Value:
-        return exchange.of_roots(outcomes.pieces(value, len(whole.groups[0])), whole, root)
+        return collectives.of_roots(collectives.pieces(value, len(whole.groups[0])), whole, root)
 
-    return _apart(linear(meeting, x, lambda value: outcomes.gathered_at(value, whole, root), from_root))
+    return _apart(linear(meeting, x, lambda value: collectives.gathered_at(value, whole, root), from_root))
 
 
 def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> LocalTensor:
@@ -116,7 +112,7 @@ def scatter(pieces: Sequence[Tensor] | None, root: int, group: Any = None) -> Lo
     meeting = _meeting("scatter", group, pieces, root=root)
     with plainly():
         values = [meeting.value(x) for x in pieces]
-        if by_kind.from_roots(values, meeting.whole, root) is None:
+        if c10d_kernels.from_roots(values, meeting.whole, root) is None:
             meeting.as_ranks_do("scatter_", pieces)
     number = meeting.whole.position
     roots = np.array([ranks[root] for ranks in meeting.whole.groups])
@@ -127,7 +123,7 @@ def reduce_scatter(pieces: Sequence[Tensor], op: Any = "sum", group: Any = None)
     """Each rank holds what the tensors at its own position in all lists of its group fold into."""
     meeting = _meeting("reduce_scatter", group, pieces, op)
     with plainly():
-        if not by_kind.fit_to_deal([meeting.value(x) for x in pieces], meeting.whole):
+        if not c10d_kernels.fit_to_deal([meeting.value(x) for x in pieces], meeting.whole):
             meeting.as_ranks_do("reduce_scatter_", pieces)
     return choose(meeting, [all_reduce(x, meeting.op, meeting.whole) for x in pieces], meeting.whole.position)
 
@@ -141,7 +137,7 @@ def reduce_scatter_tensor(x: Tensor, op: Any = "sum", group: Any = None, dim: in
     if _is_linear(op) or not meeting.wants_gradient(x):
         return linear(
             meeting, x, lambda value: _dealt(value, whole, op, dim),
-            lambda value: outcomes.joined_rows(outcomes.gathered(_weighed(value, whole, op), whole), dim),
+            lambda value: collectives.joined_rows(collectives.gathered(_weighed(value, whole, op), whole), dim),
         )  # fmt: skip
     x, number, found = x.movedim(dim, 0).contiguous(), np.full(whole.world, -1), []
     for index, part in enumerate(one_size(whole)):
@@ -157,7 +153,7 @@ def all_to_all(pieces: Sequence[Tensor], group: Any = None) -> list[LocalTensor]
     meeting = _meeting("all_to_all", group, pieces)
 
     def crossed(values: list[Value]) -> list[Value]:
-        found = by_kind.crosswise(values, meeting.whole)
+        found = c10d_kernels.crosswise(values, meeting.whole)
         return found if found is not None else meeting.as_ranks_do("alltoall_", pieces)
 
     return linear_lists(meeting, pieces, crossed)
@@ -185,13 +181,13 @@ def permute(x: Tensor, destinations: Sequence[int], group: Any = None) -> LocalT
     back = [int(place) for place in np.argsort(order)]
     with plainly():
         value = meeting.value(x)
-        exchange.check_held("permute", value.held, whole)
+        collectives.check_held("permute", value.held, whole)
         wrong = any(sorted(order) != list(range(len(part.groups[0]))) for part in one_size(whole))
-        if wrong or recipes.spots(value.held, whole) is None:
-            exchange.rank_by_rank(value, whole, lambda held: collectives.permute(held, order), keep=True)
+        if wrong or stacked_collectives.spots(value.held, whole) is None:
+            collectives.rank_by_rank(value, whole, lambda held: reference.permute(held, order), keep=True)
     return linear(
-        meeting, x, lambda value: exchange.permuted(value, whole, order),
-        lambda value: exchange.permuted(value, whole, back),
+        meeting, x, lambda value: collectives.permuted(value, whole, order),
+        lambda value: collectives.permuted(value, whole, back),
     )  # fmt: skip
 
 
@@ -200,8 +196,8 @@ def shard_dim_alltoall(x: Tensor, gather_dim: int, shard_dim: int, group: Any = 
     meeting = _meeting("shard_dim_alltoall", group, [x])
     whole = meeting.whole
     return linear(
-        meeting, x, lambda value: outcomes.moved_shards(value, whole, gather_dim, shard_dim),
-        lambda value: outcomes.moved_shards(value, whole, shard_dim, gather_dim),
+        meeting, x, lambda value: collectives.moved_shards(value, whole, gather_dim, shard_dim),
+        lambda value: collectives.moved_shards(value, whole, shard_dim, gather_dim),
     )  # fmt: skip
 
 
@@ -229,23 +225,23 @@ def _gathered(meeting: Meeting, x: Tensor) -> LocalTensor:
     whole = meeting.whole
 
     def added(value: Value) -> Value:
-        pieces = outcomes.reduce_scattered(value, whole, "sum")
-        return outcomes.pieces(pieces, 1)[0]
+        pieces = collectives.reduce_scattered(value, whole, "sum")
+        return collectives.pieces(pieces, 1)[0]
 
-    return linear(meeting, x, lambda value: outcomes.gathered(value, whole), added)
+    return linear(meeting, x, lambda value: collectives.gathered(value, whole), added)
 
 
 def _dealt(value: Value, whole: Family, op: Op, dim: int) -> Value:
     """A reduce-scatter along this dim."""
-    found = outcomes.reduce_scattered(outcomes.moved_dim(value, dim, 0), whole, op)
-    return outcomes.contiguous(outcomes.moved_dim(found, 0, dim))
+    found = collectives.reduce_scattered(collectives.moved_dim(value, dim, 0), whole, op)
+    return collectives.contiguous(collectives.moved_dim(found, 0, dim))
 
 
 def _exchanged(meeting: Meeting, x: Tensor, sent: Any, got: Any) -> LocalTensor:
     whole = meeting.whole
     return linear(
-        meeting, x, lambda value: outcomes.exchanged(value, whole, sent, got),
-        lambda value: outcomes.exchanged(outcomes.contiguous(value), whole, got, sent),
+        meeting, x, lambda value: collectives.exchanged(value, whole, sent, got),
+        lambda value: collectives.exchanged(collectives.contiguous(value), whole, got, sent),
     )  # fmt: skip
 
 
@@ -269,22 +265,22 @@ def _weighed(value: Value, whole: Family, op: Op) -> Value:
     number = np.full(whole.world, -1)
     for index, part in enumerate(parts):
         number[part.members] = index
-    return each[0] if len(each) == 1 else exchange.combined(each, number)
+    return each[0] if len(each) == 1 else collectives.combined(each, number)
 
 
 def _check_even(call: str, meeting: Meeting, x: Tensor, dim: int, op: Op) -> None:
     """Refused as collectives/reference.py does, in terms of this dim."""
     with plainly():
         value = meeting.value(x)
-        exchange.check_held(call, value.held, meeting.whole)
-        found = recipes.spots(value.held, meeting.whole)
+        collectives.check_held(call, value.held, meeting.whole)
+        found = stacked_collectives.spots(value.held, meeting.whole)
         for spot in found or ():
             shape, members = value.stack(spot.cell).shape[1:], spot.ranks.shape[1]
             if not 0 <= dim < len(shape) or shape[dim] % members:
                 found = None
         if found is None:
-            done = lambda held: collectives.reduce_scatter_tensor(held, op, dim=dim)  # noqa: E731
-            exchange.rank_by_rank(value, meeting.whole, done, keep=False)
+            done = lambda held: reference.reduce_scatter_tensor(held, op, dim=dim)  # noqa: E731
+            collectives.rank_by_rank(value, meeting.whole, done, keep=False)
 
 
 def _splits(meeting: Meeting, splits: Sequence[Any] | None) -> list[Any] | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.call_sites import origin
 from localtensor.errors import (
     BufferReused,
@@ -26,14 +26,11 @@ from localtensor.errors import (
     ValuesDiffer,
     WorkNotWaited,
 )
-from localtensor.lockstep.comms import c10d_dispatch as c10d
+from localtensor.lockstep.comms import c10d_dispatch
 from localtensor.lockstep.comms.process_groups import LockstepWorld
 from localtensor.lockstep.comms.work import touches
-from localtensor.lockstep.dispatch import dispatcher as engine
-from localtensor.lockstep.patches import distributed_calls as lockstep_calls
-from localtensor.lockstep.patches import dtensor
-from localtensor.lockstep.patches import nn_modules as lockstep_modules
-from localtensor.lockstep.patches import rank_queries as lockstep_doors
+from localtensor.lockstep.dispatch import dispatcher
+from localtensor.lockstep.patches import distributed_calls, dtensor, nn_modules, rank_queries
 from localtensor.lockstep.values.local_tensor import LocalTensor as LocalTensor  # noqa: PLC0414  # offered to the door
 from localtensor.lockstep.values.local_tensor import by_rank, size_of
 from localtensor.lockstep.values.partition import Partition, everyone, partition
@@ -85,7 +82,7 @@ class LocalTensorMode(TorchDispatchMode):
         rows = np.full(self.world, -1)
         rows[list(self.ranks)] = 0
         self.everyone: Partition = partition(rows, [1]) if len(self.ranks) < self.world else everyone(self.world)
-        self.serial = _context.next_serial()
+        self.serial = ambient.next_serial()
         self.streams = Streams(self.everyone)
         self.in_flight: list[Any] = []
         self.standing: int | None = None  # the rank as which torch's own code runs now
@@ -103,11 +100,11 @@ class LocalTensorMode(TorchDispatchMode):
         return True
 
     def __enter__(self) -> LocalTensorMode:
-        outer = _context.lockstep()
-        _context.open_mode(self, ModeBusy)
+        outer = ambient.lockstep()
+        ambient.open_mode(self, ModeBusy)
         try:
-            lockstep_doors.install()
-            lockstep_calls.install()
+            rank_queries.install()
+            distributed_calls.install()
             dtensor.install()
             self.streams.of()
             self.groups.open()
@@ -117,7 +114,7 @@ class LocalTensorMode(TorchDispatchMode):
                 outer._paused = True  # an op that this mode lets pass is not for that one either
         except BaseException:  # why: whatever interrupts, this thread is not in the mode
             self.groups.close()
-            _context.close_mode(self)
+            ambient.close_mode(self)
             raise
         return self
 
@@ -126,7 +123,7 @@ class LocalTensorMode(TorchDispatchMode):
             super().__exit__(kind, error, trace)
         finally:
             self.groups.close()
-            if _context.close_mode(self) and not torch._C._len_torch_dispatch_stack():
+            if ambient.close_mode(self) and not torch._C._len_torch_dispatch_stack():
                 for flag in _FLAGS:
                     setattr(_python_dispatch, flag, False)
             if self._outer is not None:
@@ -266,12 +263,12 @@ def _route(func: Any) -> Any:
         return _as_it_is
     if func.name() in _SIZES:
         return _metadata
-    return lockstep_modules.OPS.get(func.name()) or c10d.handler(func.namespace) or engine.run
+    return nn_modules.OPS.get(func.name()) or c10d_dispatch.handler(func.namespace) or dispatcher.run
 
 
 def current(call: str) -> LocalTensorMode:
     """The mode of this thread.  Raises `NoMode` outside of any."""
-    mode = _context.lockstep()
+    mode = ambient.lockstep()
     if mode is None:
         raise NoMode(call, origin(sys._getframe(2)).place)
     return mode  # type: ignore[no-any-return]
@@ -299,4 +296,4 @@ def tensor_map(x: Tensor, change: Callable[[int, Tensor], Tensor | None]) -> Loc
     return current("tensor_map").tensor_map(x, change)
 
 
-_context.makes_idle_modes(LocalTensorMode)
+ambient.makes_idle_modes(LocalTensorMode)

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.call_sites import place_of, raised_at
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor.errors import LocalTensorError, NestedRun
 from localtensor.errors.base import refusal
 from localtensor.errors.programs import RankRaised
-from localtensor.processes import pool as real
+from localtensor.processes import pool
 from localtensor.processes.job import Home, home, live
 from localtensor.processes.pool import GRACE, LEAVE
 from localtensor.processes.worker import PATIENCE, Answer, Reply, Seat, heed_no_interrupt, serve, told
@@ -198,7 +198,7 @@ def run_forked(
 
 
 def _check(ranks: int, on: str) -> None:
-    outer = _context.of_rank()
+    outer = ambient.of_rank()
     if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
     if "fork" not in multiprocessing.get_all_start_methods():
@@ -207,7 +207,7 @@ def _check(ranks: int, on: str) -> None:
         problem = "this process has a default process group of its own, and a rank must have another"
         raise NoFork(on, problem, "Call torch.distributed.destroy_process_group() before.")
     if on == "nccl":
-        real.enough_gpus(ranks)
+        pool.enough_gpus(ranks)
         if torch.cuda.is_initialized():
             problem = "this process has used CUDA, and a process forked after that cannot"
             raise NoFork(on, problem, "Use CUDA inside of the ranks only, or run on 'gloo' or threads.")
@@ -334,13 +334,13 @@ def _stories(replies: Sequence[Reply | None]) -> dict[int, Story]:
 
 
 def _fault(outcomes: Sequence[Outcome], stories: dict[int, Story], seconds: float) -> LocalTensorError:
-    fault = real.fault(outcomes, seconds)
+    fault = pool.fault(outcomes, seconds)
     if isinstance(fault, RankRaised):
         fault.where.update({rank: one.place for rank, one in stories.items()})
         fault.rendered = {rank: one.rendered for rank, one in stories.items()}
         for one in fault.raised:
             known = stories.get(one.rank)
             fault.errors[one.rank] = again(known) if known else stand_in(one.kind, one.message)
-            fault.errors[one.rank].__cause__ = real.remote_traceback(one)
+            fault.errors[one.rank].__cause__ = pool.remote_traceback(one)
         fault.__cause__ = fault.errors[fault.raised[0].rank]
     return fault

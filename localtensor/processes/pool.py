@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from localtensor import errors
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.call_sites import is_user_file, place_of
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
@@ -244,7 +244,7 @@ def run_in_processes(
     process does not find `fn`, and `NotSendable` where what it takes or returns cannot travel.
     """
     ranks = len(pieces)
-    outer = _context.of_rank()
+    outer = ambient.of_rank()
     if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(2)))
     if on == "nccl":
@@ -267,7 +267,7 @@ def run_in_processes(
 
 
 def _pool(ranks: int, on: str) -> contextlib.AbstractContextManager[Any]:
-    return _context.pool_of((ranks, on), lambda: Pool(ranks, backend=on, grace=GRACE, leave=LEAVE))
+    return ambient.pool_of((ranks, on), lambda: Pool(ranks, backend=on, grace=GRACE, leave=LEAVE))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.call_sites import raised_at
 from localtensor._util.events import Call, Raised, Waiting
 from localtensor.errors.base import LocalTensorError
@@ -218,7 +218,7 @@ class Program:
             "rank": lambda: rank,
             "world_size": lambda: plan.ranks,
             "mesh": lambda: init_device_mesh(device, plan.shape, mesh_dim_names=plan.names),
-            "comms": lambda: Comms(_log_of(_context.running()), rank),
+            "comms": lambda: Comms(_log_of(ambient.running()), rank),
         }
 
     def cause_of(self, fault: LocalTensorError) -> LocalTensorError:

@@ -17,14 +17,12 @@ from localtensor._util.events import Call, Place
 from localtensor.collectives.c10d_table import kernels_in_place
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import GroupsLeftOver, LocalTensorError, ModeBusy, NestedRun, NeverEnded, NoTime, ProgramFault
-from localtensor.threads import dist_patches as stand_ins
-from localtensor.threads import rank_world as limits
-from localtensor.threads import rank_world as worlds
+from localtensor.threads import dist_patches, rank_world
 from localtensor.threads.diagnosis import Ended
 from localtensor.threads.process_group import Kernels
 from localtensor.threads.run_token import Abort
 from localtensor.threads.simulation import Simulation
-from localtensor.threads.state import shared_propagation as propagation
+from localtensor.threads.state import shared_propagation
 from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, switch
 from localtensor.threads.store import RankStore
 
@@ -54,8 +52,8 @@ def run_in_threads(
     outer = of_rank()
     if outer is not None:
         raise NestedRun(outer.rank(), place_of(sys._getframe(1)))
-    left: dict[int, dict[str, worlds.Made]] = {}
-    with _stage(ranks, schedule, seed, propagation.wanted(share)) as (simulation, rank_worlds):
+    left: dict[int, dict[str, rank_world.Made]] = {}
+    with _stage(ranks, schedule, seed, shared_propagation.wanted(share)) as (simulation, rank_worlds):
         try:
             simulation.baton.start(lambda rank: _live(simulation, rank_worlds[rank], body, left))
             _await(simulation, timeout)
@@ -98,10 +96,10 @@ def limit_said(otherwise: float | None) -> float | None:
 @contextmanager
 def _stage(
     ranks: int, schedule: Schedule, seed: int, share: bool
-) -> Iterator[tuple[Simulation, list[worlds.RankWorld]]]:
+) -> Iterator[tuple[Simulation, list[rank_world.RankWorld]]]:
     """torch.distributed is ours, the caller's state is put by, and comes back."""
     states = [RankState(rank, ranks, seed) for rank in range(ranks)]
-    rank_worlds: list[worlds.RankWorld] = []
+    rank_worlds: list[rank_world.RankWorld] = []
 
     def swap(old: int | None, new: int | None) -> None:
         sharing.look()  # entered below, before the first rank runs
@@ -112,15 +110,15 @@ def _stage(
     simulation = Simulation(ranks, schedule, swap)
     simulation.kernels = Kernels(simulation)
     simulation.store = RankStore(simulation)
-    rank_worlds.extend(worlds.RankWorld(simulation, rank) for rank in range(ranks))
+    rank_worlds.extend(rank_world.RankWorld(simulation, rank) for rank in range(ranks))
     with ExitStack() as stack:
         stack.enter_context(entered(simulation, ModeBusy))
         stack.enter_context(OutsideState())
-        stack.enter_context(stand_ins.installed())
+        stack.enter_context(dist_patches.installed())
         stack.enter_context(kernels_in_place())
         stack.enter_context(_one_core_each())
-        sharing = stack.enter_context(propagation.shared(SLOTS["patches"].inside, on=share))
-        stack.enter_context(limits.kept())
+        sharing = stack.enter_context(shared_propagation.shared(SLOTS["patches"].inside, on=share))
+        stack.enter_context(rank_world.kept())
         yield simulation, rank_worlds
 
 
@@ -135,13 +133,15 @@ def _one_core_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dict[int, dict[str, worlds.Made]]) -> None:
+def _live(
+    simulation: Simulation, world: rank_world.RankWorld, body: Body, left: dict[int, dict[str, rank_world.Made]]
+) -> None:
     """One rank's life, in its thread."""
     put_rules(simulation.rules)
     put_guard(simulation.guard)
     torch.set_num_threads(torch.get_num_threads())  # OpenMP's own number is per thread, and starts at all cores
     torch.autograd.set_multithreading_enabled(False)  # backward stays in this thread
-    worlds.join(world)
+    rank_world.join(world)
     try:
         value = body(world.rank)
     except Abort:
@@ -153,8 +153,8 @@ def _live(simulation: Simulation, world: worlds.RankWorld, body: Body, left: dic
         simulation.end(world.rank, Ended(value))
     finally:
         if world.rank not in simulation.baton.lost:  # else the run is over, and what there is now is somebody else's
-            left[world.rank] = worlds.leave(world)
-            limits.rank_over()
+            left[world.rank] = rank_world.leave(world)
+            rank_world.rank_over()
 
 
 def _await(simulation: Simulation, timeout: float | None) -> None:
@@ -181,7 +181,7 @@ def _told(error: LocalTensorError, simulation: Simulation, schedule: Schedule) -
     return error
 
 
-def _groups_left(left: dict[int, dict[str, worlds.Made]]) -> GroupsLeftOver | None:
+def _groups_left(left: dict[int, dict[str, rank_world.Made]]) -> GroupsLeftOver | None:
     made = {name: one for by_name in left.values() for name, one in by_name.items()}
     if not made:
         return None

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
 from localtensor.collectives.rendezvous import Compute, Group, Line, Mailbox, Meeting, Part, Ticket
 from localtensor.concurrency.schedule import Schedule
@@ -21,7 +21,7 @@ from localtensor.errors import (
     MessageMismatch,
     ProgramFault,
 )
-from localtensor.threads import diagnosis as judging
+from localtensor.threads import diagnosis
 from localtensor.threads.diagnosis import Ended
 from localtensor.threads.run_token import Abort, Baton
 
@@ -87,8 +87,8 @@ class Simulation:
 
     def __init__(self, ranks: int, schedule: Schedule, swap: Callable[[int | None, int | None], None]) -> None:
         self.ranks = ranks
-        self.serial = _context.next_serial()
-        self.rules, self.guard = _context.rules(), _context.guard()  # of the caller's thread, which its ranks have too
+        self.serial = ambient.next_serial()
+        self.rules, self.guard = ambient.rules(), ambient.guard()  # of the caller's thread, which its ranks have too
         self.baton = Baton(ranks, schedule, swap, self._judge, Cores(ranks).turn)
         self.groups: dict[str, Group] = {}
         self.declared: dict[str, dict[int, tuple[tuple[int, ...], Line]]] = {}  # group name -> rank -> members, where
@@ -147,7 +147,7 @@ class Simulation:
         except ProgramFault as fault:
             self.fail(fault)
         except (LocalTensorError, RuntimeError, MemoryError) as refusal:  # torch's own words are RuntimeErrors
-            self.fail(judging.refused(meeting, refusal))
+            self.fail(diagnosis.refused(meeting, refusal))
         except Exception as crash:  # why: it is ours, and no verdict about the program: `run` raises it as it is
             self.baton.give_up(crash)
         for ticket in tickets:
@@ -277,15 +277,15 @@ class Simulation:
 
     def _why_stuck(self) -> LocalTensorError:
         lines = {rank: part.place for rank, part in self.last_part.items()}
-        return judging.why_stuck(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
+        return diagnosis.why_stuck(self.ended, self._broken, self.waits(), lines, broke_first=self._broke_first)
 
     def close(self) -> None:
         """Sets the verdict of a run whose ranks have all ended by themselves."""
         if self.verdict is None:
             unmet = [ticket for box in self.mail.values() for ticket in box.left()]
-            self.verdict = judging.at_the_end(self.ended, self._broken, unmet, list(self._handed_out))
+            self.verdict = diagnosis.at_the_end(self.ended, self._broken, unmet, list(self._handed_out))
         if self.verdict is None:
-            self.verdict = judging.half_made(self.declared)
+            self.verdict = diagnosis.half_made(self.declared)
 
     def parts_like(self, part: Part, rank: int) -> list[Call]:
         """The part that another rank takes in the same collective, if the log still has it."""

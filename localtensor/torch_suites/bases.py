@@ -8,12 +8,10 @@ from torch.testing._internal import common_distributed
 
 from localtensor._util.patching import replaced
 from localtensor.errors.base import LocalTensorError, refusal
-from localtensor.torch_suites import continuous as suites_continuous
-from localtensor.torch_suites import multi_process as suites_processes
-from localtensor.torch_suites import multi_threaded as suites_threads
+from localtensor.torch_suites import continuous, multi_process, multi_threaded
 from localtensor.torch_suites.rank_run import How
 
-ROOMS = (suites_processes, suites_threads, suites_continuous)
+ROOMS = (multi_process, multi_threaded, continuous)
 
 
 @contextmanager
@@ -24,7 +22,7 @@ def on_threads(how: How) -> Iterator[None]:
             owner = room.base()
             for name, method in room.methods(owner, how).items():
                 stack.enter_context(replaced(owner, name, method))
-        decorator = suites_threads.comms_decorator(how)
+        decorator = multi_threaded.comms_decorator(how)
         stack.enter_context(replaced(common_distributed, "spawn_threads_and_init_comms", decorator))
         yield
 

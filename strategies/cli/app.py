@@ -12,8 +12,7 @@ import typer
 from typer import Argument, Option
 
 from strategies.base.signals import CLEAN, NOTHING, complain, gently, leave, many, open_streams, watch
-from strategies.cli import plan_options as cli_gate
-from strategies.cli import plan_options as cli_plan
+from strategies.cli import plan_options
 
 # The part of the command line that looks for races: `localtensor races`.
 
@@ -310,11 +309,13 @@ def run(
     leave(work)
 
 
-app.command(epilog=cli_gate.GATE_EXAMPLES, short_help="Let only what is new fail, before a merge.")(cli_gate.gate)
-app.command(epilog=cli_gate.REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")(cli_gate.report)
+app.command(epilog=plan_options.GATE_EXAMPLES, short_help="Let only what is new fail, before a merge.")(
+    plan_options.gate
+)
+app.command(epilog=plan_options.REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")(plan_options.report)
 app.command(epilog=RACES_EXAMPLES, short_help="Look for races in caches of propagation.")(races)
-app.command(epilog=cli_plan.PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")(cli_plan.plan)
-app.add_typer(cli_plan.cost)
+app.command(epilog=plan_options.PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")(plan_options.plan)
+app.add_typer(plan_options.cost)
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 

@@ -20,8 +20,7 @@ from strategies.base.git import NoGit, NoRepository, repository
 from strategies.base.journal import Line, of_kind, open_journal
 from strategies.base.progress import Progress
 from strategies.cli.commands.validate import meshes
-from strategies.gate import decision as gate
-from strategies.gate import verdict_cache
+from strategies.gate import decision, verdict_cache
 from strategies.gate.baseline import Baseline
 from strategies.gate.changes.project import written_now
 from strategies.gate.changes.select import select
@@ -34,9 +33,8 @@ from strategies.gate.verdict_cache import VerdictCache, remembered
 from strategies.inputs.selection import matching
 from strategies.model.settings import Settings
 from strategies.model.verdict import Counts, Report, Unit, mesh_kind, read_unit
-from strategies.sweep import aggregate as tally
-from strategies.torch_api import population
-from strategies.torch_api import user_modules as modules
+from strategies.sweep import aggregate
+from strategies.torch_api import population, user_modules
 
 # One run of the gate: what is remembered of equal runs is taken, the rest is tried, and what was tried is known.
 
@@ -66,7 +64,7 @@ def run(settings: Settings, progress: Progress, known: Sequence[Line] = ()) -> R
 
 def ran(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Ran:
     """The same of lines that are all there."""
-    report = tally.report(begin, lines, seconds)
+    report = aggregate.report(begin, lines, seconds)
     tried, untried = reached(begin, lines)
     return Ran(report, tried, untried, begin, tuple(lines))
 
@@ -80,7 +78,7 @@ def reached(begin: Line, lines: Sequence[Line]) -> tuple[Tried, tuple[tuple[str,
     """What was tried to the end; and the overloads that were not, with the reason."""
     told = {read_unit(line["unit"]): line for line in of_kind(lines, "unit")}
     plan: dict[str, list[Unit]] = defaultdict(list)
-    for unit in tally.plan(begin):
+    for unit in aggregate.plan(begin):
         plan[unit.op].append(unit)
     crashed = _crashed(lines)
     instances: Counter[str] = Counter()
@@ -143,7 +141,7 @@ class Chosen:
     """What is to be judged: settings, the module's registrations if there is one, and what `--changed` said."""
 
     settings: Settings
-    registered: modules.Registered | None
+    registered: user_modules.Registered | None
     choices: tuple[Choice, ...] = ()
     unchanged: tuple[str, ...] = ()
 
@@ -160,7 +158,7 @@ def chosen(asked: Asked, folder: Path, start: float) -> Chosen:
         pairs=asked.pairs, rules=asked.rules, confirm=asked.confirm, seed=asked.seed, workers=asked.workers,
         folder=str(folder), until=asked.until(start),
     )  # fmt: skip
-    registered = modules.load(asked.rules, str(folder)) if module else None
+    registered = user_modules.load(asked.rules, str(folder)) if module else None
     if registered and asked.ops:
         settings = replace(settings, only=matching(asked.ops, (*registered.ops, *registered.ignored)))
     if asked.changed is None:
@@ -172,7 +170,7 @@ def chosen(asked: Asked, folder: Path, start: float) -> Chosen:
     return Chosen(settings, registered, selection.choices, selection.unchanged)
 
 
-def _all(registered: modules.Registered | None, patterns: Sequence[str]) -> tuple[str, ...]:
+def _all(registered: user_modules.Registered | None, patterns: Sequence[str]) -> tuple[str, ...]:
     """All overloads that the module registers, or those of torch's own that the patterns name."""
     if registered is not None:
         return tuple(sorted({*registered.ops, *registered.ignored}))
@@ -202,7 +200,7 @@ class Work:
         """The result."""
         if self.idle:
             return GateResult(self.report, notes=self.notes)
-        result = gate.judge(self.report, baseline, self.tried, today, places=self.places)
+        result = decision.judge(self.report, baseline, self.tried, today, places=self.places)
         return replace(
             result, choices=self.choices, untried=self.untried, remembered=self.remembered,
             notes=(*result.notes, *self._apart(baseline), *self.notes), trouble=(*result.trouble, *self.trouble),
@@ -272,7 +270,7 @@ def _found(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tupl
     if ops and set(known) == set(ops):
         ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()
         return (
-            ran(tally.first_line(settings.asked(), ops, settings.trials(), ignored), lines),
+            ran(aggregate.first_line(settings.asked(), ops, settings.trials(), ignored), lines),
             tuple(known),
             [],
         )

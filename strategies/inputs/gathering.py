@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strategies.base import worker_pool as workers
+from strategies.base import worker_pool
 from strategies.base.progress import Progress
-from strategies.inputs import opinfo_samples as derived
-from strategies.inputs import opinfo_samples as samples
-from strategies.inputs import schema_samples as generated
-from strategies.inputs import selection
+from strategies.inputs import opinfo_samples, schema_samples, selection
 from strategies.inputs.diverse_subset import choose
 from strategies.inputs.selection import Pick
 from strategies.model import codec
@@ -25,8 +22,7 @@ from strategies.model.settings import DTYPES, BadSetting, Settings
 from strategies.model.verdict import Crash
 from strategies.programs.run.rank_run import at_home
 from strategies.sweep.executors import Hands
-from strategies.torch_api import dtensor, population
-from strategies.torch_api import user_modules as modules
+from strategies.torch_api import dtensor, population, user_modules
 
 SECONDS = 60.0
 """Time limit of one pass, and of one op that is drawn for."""
@@ -45,7 +41,7 @@ class Captured:
     refused: Counter[str]
 
 
-def capture(hands: Hands, settings: Settings, rules: modules.Registered | None, progress: Progress) -> Captured:
+def capture(hands: Hands, settings: Settings, rules: user_modules.Registered | None, progress: Progress) -> Captured:
     """Where the likely OpInfos do not reach an overload that is asked for, the samples of all OpInfos."""
     picked = selection.pick(settings, rules)
 
@@ -58,8 +54,8 @@ def capture(hands: Hands, settings: Settings, rules: modules.Registered | None, 
         found, dead, no = gather(hands, more, settings, None, progress.tick, passes)
         by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
     wanted = [m.op for m in population.everything(settings.device)] if picked.everything else sorted(picked.overloads)
-    progress.phase("deriving samples", len(derived.lacking(by_op, wanted, settings.seed)))
-    made, reasons = derived.gather(hands, by_op, wanted, settings.seed, progress.tick)
+    progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
+    made, reasons = opinfo_samples.gather(hands, by_op, wanted, settings.seed, progress.tick)
     shelf: Shelf = {op: ((), why) for op, why in reasons.items()}
     for op, own in (*selection.chosen(by_op, picked, settings), *((op, choose(s, DERIVED)) for op, s in made.items())):
         kept = [sample for sample in own if codec.has_form(sample)]
@@ -82,9 +78,9 @@ class Pass:
 
 def run_pass(one: Pass, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
     """A worker's part: run one OpInfo's samples and bring home the calls that DTensor has rules for."""
-    info = samples.database()[one.info]
+    info = opinfo_samples.database()[one.info]
     dtype = DTYPES[one.dtype]
-    return samples.capture(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_ruled)
+    return opinfo_samples.capture(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_ruled)
 
 
 @functools.cache
@@ -96,7 +92,7 @@ def gather(
     hands: Hands,
     picked: Pick,
     settings: Settings,
-    rules: modules.Registered | None,
+    rules: user_modules.Registered | None,
     tick: Callable[[int], None],
     passes: Callable[[int], None],
 ) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
@@ -104,13 +100,13 @@ def gather(
 
     `tick` hears of each pass done, `passes` how many there are.
     """
-    database = samples.database() if picked.infos else []
+    database = opinfo_samples.database() if picked.infos else []
     todo = [
         Pass(n, dtype, which, settings.device, settings.seed)
         for n in picked.infos
         for dtype in settings.dtypes
         if DTYPES[dtype] in database[n].supported_dtypes(settings.device)
-        for which in samples.SIZES
+        for which in opinfo_samples.SIZES
     ]
     passes(len(todo))
     by_op: dict[str, list[Sample]] = defaultdict(list)
@@ -120,7 +116,7 @@ def gather(
     answers = hands.run(run_pass, todo, limit=SECONDS, tick=tick)
     for one, answer in zip(todo, answers, strict=True):
         name = f"{database[one.info].formatted_name}[{one.dtype},{one.sizes}]"
-        if isinstance(answer, workers.Done):
+        if isinstance(answer, worker_pool.Done):
             for sample in answer.value[0]:
                 if picked.wants(one.info, sample):
                     by_op[sample.op].append(sample)
@@ -130,7 +126,7 @@ def gather(
     own = [Unknown(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
            for op in (rules.ops if rules else ()) if not by_op.get(op)]  # fmt: skip
     for unknown, answer in zip(own, hands.run(draw, own, limit=SECONDS), strict=True):
-        if isinstance(answer, workers.Done):
+        if isinstance(answer, worker_pool.Done):
             by_op[unknown.op] = answer.value
         else:
             crashed.append(_crash(unknown.op, answer))
@@ -139,14 +135,14 @@ def gather(
 
 def _check_dtypes(picked: Pick, settings: Settings, some: bool) -> None:
     if picked.infos and not some:
-        takes = {str(d).removeprefix("torch.") for n in picked.infos for d in samples.database()[n].dtypes}
+        takes = {str(d).removeprefix("torch.") for n in picked.infos for d in opinfo_samples.database()[n].dtypes}
         able = ", ".join(sorted(takes & set(DTYPES))) or "none of those tried"
         asked = " ".join(settings.dtypes)
         raise BadSetting("--dtype", asked, f"no op that you named takes it on {settings.device}", f"They take {able}.")
 
 
-def _crash(name: str, answer: workers.Failed | workers.Lost) -> Crash:
-    if isinstance(answer, workers.Failed):
+def _crash(name: str, answer: worker_pool.Failed | worker_pool.Lost) -> Crash:
+    if isinstance(answer, worker_pool.Failed):
         return Crash(name, "its samples", answer.error, answer.trace)
     return Crash(name, "its samples", answer.why)
 
@@ -168,8 +164,8 @@ def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
     if hook is not None:
-        return generated.given(target, hook(target))
-    return generated.calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
+        return schema_samples.given(target, hook(target))
+    return schema_samples.calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
 
 
 # The samples of a sweep, beside its journal, so that going on with it captures nothing again: JSON, a line an overload.

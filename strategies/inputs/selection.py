@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import opinfo_samples
 from strategies.inputs.diverse_subset import choose
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import Settings, UnknownOp
@@ -38,8 +38,10 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
     """The OpInfos and overloads that the settings ask for.  Raises `UnknownOp`."""
     if rules is not None:
         theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
-        return pick_overloads(theirs, samples.database()) if theirs else Pick(())  # OpInfo takes seconds to import
-    database = samples.database()
+        return (
+            pick_overloads(theirs, opinfo_samples.database()) if theirs else Pick(())
+        )  # OpInfo takes seconds to import
+    database = opinfo_samples.database()
     if settings.everything:
         return Pick(tuple(range(len(database))), everything=True)
     whole: list[int] = []
@@ -47,12 +49,14 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
     known = sorted({str(op) for op in dtensor.registered()})
     for pattern in settings.patterns:
         infos = [
-            n for n, info in enumerate(database) if any(fnmatch.fnmatchcase(x, pattern) for x in samples.names(info))
+            n
+            for n, info in enumerate(database)
+            if any(fnmatch.fnmatchcase(x, pattern) for x in opinfo_samples.names(info))
         ]
         named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in spellings(op))]
         named = named or _decomposed(pattern)
         if not infos and not named:
-            raise UnknownOp(pattern, {*(x for info in database for x in samples.names(info)), *known})
+            raise UnknownOp(pattern, {*(x for info in database for x in opinfo_samples.names(info)), *known})
         whole += infos
         overloads |= set(() if infos else named)
     others = pick_overloads(frozenset(overloads), database)
@@ -102,13 +106,13 @@ def pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
 
 
 def _plain_names(info: Any) -> set[str]:
-    return {part for name in samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
+    return {part for name in opinfo_samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
 
 
 def wider(picked: Pick, met: Collection[str]) -> Pick:
     """The OpInfos not yet run, for the overloads asked for that no sample has reached; none if all were."""
     lacking = frozenset(picked.overloads) - set(met)
-    rest = set(range(len(samples.database()))) - set(picked.infos) if lacking else set()
+    rest = set(range(len(opinfo_samples.database()))) - set(picked.infos) if lacking else set()
     return Pick(tuple(sorted(rest)), lacking)
 
 

@@ -18,8 +18,7 @@ from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.program import Program
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample, overload, results
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.programs import mesh_validation as meshes
-from strategies.programs import redistributions
+from strategies.programs import mesh_validation, redistributions
 from strategies.programs.run.follow_ups import GRADS, SIMPLE
 from strategies.programs.run.program_oracle import truth_about
 from strategies.programs.run.simulated_run import play_all
@@ -220,11 +219,11 @@ def _meshes(
 ) -> tuple[int, Found]:  # fmt: skip
     sample = docket.samples[number]
     by_size = dict(_standing(sample, truth, claimed, docket.seed))
-    tried = meshes.try_meshes(sample, by_size, [mesh], seed=docket.seed)
+    tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=docket.seed)
     if sample.op == redistributions.COPY and number == 0:  # what is moved without an op is tried once a mesh, here
         moves = redistributions.draw_redistributions(mesh, seed=docket.seed, budget=MOVES)
         tried += zip(moves, play_all(moves), strict=True)
-    return len(tried), meshes.suspects(tried)
+    return len(tried), mesh_validation.suspects(tried)
 
 
 def _standing(sample: Sample, truth: Truth, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:

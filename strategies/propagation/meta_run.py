@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.concurrency import Sync
 from strategies.model.rule import Call, Leaf, overload, results
 from strategies.ops.semantics.local_call import BadCall, NoMetadata
@@ -64,7 +64,7 @@ class _Shared:
 
     def __init__(self, sync: Sync) -> None:
         self.lock: AbstractContextManager[Any] = sync.lock()
-        _context.add_cache(self)
+        ambient.add_cache(self)
 
     def clear(self) -> None:
         """Nothing is kept here."""

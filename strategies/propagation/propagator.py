@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.concurrency import THREADS, Sync, Tally
 from localtensor.layout import Mesh, Spec
 from strategies.model.rule import LEAVES, Leaf, leaf_at
@@ -107,7 +107,7 @@ class Propagator:
         self._specs, self._turn = Specs(), itertools.count()
         self._hits = Tally()
         self._hit = self._hits.add
-        _context.add_cache(self)
+        ambient.add_cache(self)
 
     def propagate(
         self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any] | None = None,

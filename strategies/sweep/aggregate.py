@@ -11,8 +11,7 @@ from pathlib import Path
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, Line, Read, of_kind, read, unlike
 from strategies.model.verdict import Counts, Crash, Finding, Report, Unit, Verdict, mesh_kind, planned, read_unit
-from strategies.validation import finding as dockets
-from strategies.validation import finding as findings
+from strategies.validation import finding
 from strategies.validation.finding import Hearing, Settled
 
 
@@ -32,8 +31,8 @@ def plan(begin: Line) -> tuple[Unit, ...]:
 
 def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Report:
     """All that these lines say, in whatever order.  Of a rule that was settled twice the worst verdict counts."""
-    heard = sorted((dockets.read_task(line) for line in of_kind(lines, "unit")), key=lambda h: h.unit)
-    settled = sorted((findings.read(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
+    heard = sorted((finding.read_task(line) for line in of_kind(lines, "unit")), key=lambda h: h.unit)
+    settled = sorted((finding.read(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
     found = _placed(_worst(settled), settled, heard) + _missing(heard)
     named = {f.name for f in found}
     cleared = {s.name for s in settled if s.finding is None}
@@ -93,7 +92,7 @@ def _missing(heard: Iterable[Hearing]) -> list[Finding]:
     """Each missing rule once, by its smallest instance."""
     found: dict[str, Finding] = {}
     for instance in (i for h in heard for i in h.missing):
-        one = findings.of_instance(instance, instance.evidence.reason)
+        one = finding.of_instance(instance, instance.evidence.reason)
         if one.name not in found or _rank(one) < _rank(found[one.name]):
             found[one.name] = one
     return list(found.values())

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from localtensor.errors import LocalTensorError
-from localtensor.processes import pool as processes
-from strategies.base import worker_pool as workers
+from localtensor.processes import pool
+from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import DiskFull, Journal, of_kind, open_journal
 from strategies.base.progress import Progress, Silent
 from strategies.base.worker_pool import LATE, Done, Failed, Lost
-from strategies.inputs import gathering as spool
+from strategies.inputs import gathering
 from strategies.inputs.gathering import Shelf, capture
 from strategies.inputs.selection import matching
 from strategies.model.rule import Sample
@@ -26,13 +26,10 @@ from strategies.programs.chained_validation import on_meshes, with_followers
 from strategies.programs.run.rank_run import at_home
 from strategies.programs.run.real_run import Court
 from strategies.programs.shrink.search import Doubt, regrouped, shrunk
-from strategies.sweep import aggregate as tally
-from strategies.sweep import confirmation as settle
-from strategies.sweep import executors
+from strategies.sweep import aggregate, confirmation, executors
 from strategies.sweep.executors import Hands
-from strategies.torch_api import user_modules as modules
-from strategies.validation import finding as dockets
-from strategies.validation import finding as findings
+from strategies.torch_api import user_modules
+from strategies.validation import finding
 from strategies.validation.finding import Docket, Hearing, Settled, Suspect
 from strategies.validation.overload import Note, alone
 
@@ -100,7 +97,7 @@ def _left_out(docket: Docket, lost: Lost) -> set[int]:
 
 def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:
     for hearing in found:
-        journal.add({**dockets.line_task(hearing, seconds / len(found)), "run": run})
+        journal.add({**finding.line_task(hearing, seconds / len(found)), "run": run})
 
 
 def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) -> list[Hearing]:
@@ -146,7 +143,7 @@ def validate(settings: Settings, progress: Progress | None = None) -> Report:
         except LocalTensorError:
             journal.drop()
             raise
-        return tally.report(journal.begun or {}, journal.lines, seconds)
+        return aggregate.report(journal.begun or {}, journal.lines, seconds)
 
 
 def put_on_trial(settings: Settings, journal: Journal, progress: Progress) -> Sequence[tuple[str, float]]:
@@ -179,12 +176,12 @@ class _Run:
         """The seconds that each phase took."""
         settings, clock = self.settings, self.clock
         with clock("imports"):
-            rules = modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
+            rules = user_modules.load(settings.rules, settings.folder) if settings.rules != "dtensor" else None
             rules = rules.only(settings.only) if rules and settings.only else rules
             if rules and settings.patterns:
                 rules = rules.only(matching(settings.patterns, (*rules.ops, *rules.ignored)))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        self.asked = settings.asked() | ({"rules_text": modules.text_of(settings.rules)} if rules else {})
+        self.asked = settings.asked() | ({"rules_text": user_modules.text_of(settings.rules)} if rules else {})
         self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
         if self.journal.begun is not None:
             self.journal.begin(self.asked)  # refuses the journal of another run
@@ -204,13 +201,13 @@ class _Run:
     def _suspected(self) -> None:
         """Real processes will be needed soon: what they start from can be on its way meanwhile."""
         if self.settings.confirm != "none":
-            processes.prepare()
+            pool.prepare()
 
     def _hands(self) -> Hands:
         if self.settings.executor:
             factory = executors.factory(self.settings.executor, self.settings.folder)
             return executors.Borrowed(factory, [self.settings.folder])
-        return workers.Crew(self.settings.workers, cuda=self.settings.device == "cuda")
+        return worker_pool.Crew(self.settings.workers, cuda=self.settings.device == "cuda")
 
     def _pending(self, ops: Sequence[str]) -> list[str]:
         """The overloads of this shard that have a unit which is not done yet."""
@@ -219,31 +216,31 @@ class _Run:
             return mine
         return [op for op in mine if any(set(d.units()) - self.done for d in self._trials(op, [], ""))]
 
-    def _shelf(self, hands: Hands, rules: modules.Registered | None) -> Shelf:
+    def _shelf(self, hands: Hands, rules: user_modules.Registered | None) -> Shelf:
         """The samples of the overloads that are left to do, kept from the run that is gone on with, or captured."""
         begun, path = self.journal.begun, self.settings.journal
         if begun is not None and path is not None:
             pending = self._pending(begun["ops"])
             if not pending:
                 return {}
-            kept = spool.read(spool.path_of(path), self.run, set(pending))
+            kept = gathering.read(gathering.path_of(path), self.run, set(pending))
             if kept is not None and any(of_kind(self.journal.lines, "captured")):
                 return kept
         found = capture(hands, self.settings, rules, self.progress)
         ignored = rules.ignored if rules else ()
-        self.journal.begin(tally.first_line(self.asked, found.shelf, self.settings.trials(), ignored))
+        self.journal.begin(aggregate.first_line(self.asked, found.shelf, self.settings.trials(), ignored))
         if next(of_kind(self.journal.lines, "captured"), None) is None:
             crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
             told = {"crashed": crashed, "refused": dict(sorted(found.refused.items()))}
             self.journal.add({"kind": "captured", **told, "run": self.run})
         if path is not None:
-            self._spool(spool.path_of(path), found.shelf)
+            self._spool(gathering.path_of(path), found.shelf)
         wanted = set(self._pending(list(found.shelf)))
         return {op: kept for op, kept in found.shelf.items() if op in wanted}
 
     def _spool(self, path: Path, shelf: Shelf) -> None:
         try:
-            write_lines(path, spool.lines(self.run, shelf))
+            write_lines(path, gathering.lines(self.run, shelf))
         except OSError as error:
             problem = f"the samples could not be written ({error.strerror})"
             raise DiskFull(path, problem, "Make room, then go on with --resume.") from error
@@ -271,13 +268,13 @@ class _Run:
 
     def _settle(self, hands: Hands) -> None:
         """A line for each rule that some unit suspects, and for each that only a real run can judge."""
-        heard = [dockets.read_task(line) for line in of_kind(self.journal.lines, "unit")]
-        doubted = dockets.merged([h.suspects for h in heard], KEPT)
-        whole = dockets.merged([h.whole for h in heard], 2 * KEPT)
+        heard = [finding.read_task(line) for line in of_kind(self.journal.lines, "unit")]
+        doubted = finding.merged([h.suspects for h in heard], KEPT)
+        whole = finding.merged([h.whole for h in heard], 2 * KEPT)
         known = {line["rule"] for line in of_kind(self.journal.lines, "settled")}
         todo = {name: found for name, found in {**whole, **doubted}.items() if name not in known}
         if self.settings.confirm == "none":
-            for settled in settle.unconfirmed({n: c for n, c in todo.items() if n in doubted}):
+            for settled in confirmation.unconfirmed({n: c for n, c in todo.items() if n in doubted}):
                 self._add(settled)
             return
         tried, same = regrouped(self._shrunk(hands, todo, set(doubted)), set(doubted))
@@ -285,7 +282,7 @@ class _Run:
             self._add(settled)
         self.progress.phase("confirming on real processes", len(tried))
         with Court(self.settings.confirm, self.settings.device, self.home) as court:
-            session = settle.Session(court, self.settings.confirm, self.settings.seed, self.home[0])
+            session = confirmation.Session(court, self.settings.confirm, self.settings.seed, self.home[0])
             for settled in session.settle(tried, set(doubted)):
                 self._add(settled)
                 self.progress.tick()
@@ -299,10 +296,10 @@ class _Run:
         self.progress.phase("making findings small", len(doubts))
         answers = hands.run(shrunk, doubts, limit=SHRINKING, tick=self.progress.tick)
         pairs = zip(doubts, answers, strict=True)
-        return {d.name: a.value if isinstance(a, workers.Done) else d.suspects for d, a in pairs}
+        return {d.name: a.value if isinstance(a, worker_pool.Done) else d.suspects for d, a in pairs}
 
     def _add(self, settled: Settled) -> None:
-        self.journal.add({**findings.line(settled), "run": self.run})
+        self.journal.add({**finding.line(settled), "run": self.run})
 
 
 def _for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:

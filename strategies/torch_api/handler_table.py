@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 
 NAME = "_custom_op_handlers"
 Handler = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
@@ -120,7 +120,7 @@ def end() -> None:
 
 def _get(dispatcher: Any) -> Any:
     table = vars(dispatcher)[NAME]
-    stack, guard = _context.rules(), _context.guard()
+    stack, guard = ambient.rules(), ambient.guard()
     seen = table if stack is None else stack.over(table)
     return seen if guard is None else guard.over(seen)
 

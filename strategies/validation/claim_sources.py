@@ -19,8 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import KINDS, is_plain, reducible
 from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, out_leaves, overload, results
-from strategies.torch_api import dtensor
-from strategies.torch_api import foreach as torch_lists
+from strategies.torch_api import dtensor, foreach
 
 MOST_TUPLES = 4096
 """Input-placement tuples that a search tries for one sample at the most."""
@@ -77,8 +76,8 @@ def claims(sample: Sample, ranks: int, truth: Any, alone: dtensor.Question | Non
 
 
 def _rows(ask: dtensor.Question, sample: Sample, ranks: int, source: str) -> list[dtensor.Row]:
-    if torch_lists.on_lists(sample):
-        return torch_lists.rows(ask, [] if source == "single-dim strategy" else _seeds(sample, ranks))
+    if foreach.on_lists(sample):
+        return foreach.rows(ask, [] if source == "single-dim strategy" else _seeds(sample, ranks))
     return ask.single_dim_rows() if source == "single-dim strategy" else _asked(ask, sample, ranks, source)
 
 

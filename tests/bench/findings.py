@@ -16,7 +16,7 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.journal import read
 from strategies.model.settings import Settings
 from strategies.model.verdict import Finding, Report, Verdict
-from strategies.sweep import aggregate as tally
+from strategies.sweep import aggregate
 from strategies.sweep.report.text_and_json import call_text, silent
 from strategies.sweep.session import validate
 
@@ -118,7 +118,7 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.journal:
         kept = read(asked.journal)
-        report = tally.report(kept.begin, kept.lines)
+        report = aggregate.report(kept.begin, kept.lines)
     else:
         report = validate(Settings(everything=True, pairs=True, meshes=((2, 2), (2, 3), (2, 2, 2))))
     made = f"{totals(report)}\n{short_table(wrong(report))}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from strategies.base import worker_pool as workers
+from strategies.base import worker_pool
 from strategies.model.rule import Rule
 from strategies.validation.discovery.discover import Discovery, discover
 from strategies.validation.discovery.rule_inference import names_of
@@ -113,8 +113,8 @@ def work(op: str, note: Callable[[int], None]) -> Discovery:
 
 
 def found_for(ops: Sequence[str], many: int) -> list[Discovery]:
-    answers = workers.run(work, list(ops), workers=many, limit=600.0)
-    return [answer.value for answer in answers if isinstance(answer, workers.Done)]
+    answers = worker_pool.run(work, list(ops), workers=many, limit=600.0)
+    return [answer.value for answer in answers if isinstance(answer, worker_pool.Done)]
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import opinfo_samples
 from strategies.ops.validation.coverage import HOME, MOST
 from strategies.torch_api import dtensor
 from tests.bench.most_used_programs import PROGRAMS
@@ -54,9 +54,9 @@ def used(program: Callable[[], None]) -> Counter[str]:
 def reached() -> Counter[str]:
     """How many OpInfos reach each overload that DTensor has a rule for, with samples of float32."""
     found: Counter[str] = Counter()
-    for info in samples.database():
+    for info in opinfo_samples.database():
         if torch.float32 in info.supported_dtypes("cpu"):
-            met, _ = samples.capture(info, torch.float32, "even", device="cpu", seed=0, wanted=dtensor.source_of)
+            met, _ = opinfo_samples.capture(info, torch.float32, "even", device="cpu", seed=0, wanted=dtensor.source_of)
             found.update({sample.op for sample in met if shardable(sample_op(sample.op))})
     return found
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.branches.each import sitecustomize as each
+from tests.branches.each import sitecustomize
 
-PLUGIN = Path(each.__file__).stem
+PLUGIN = Path(sitecustomize.__file__).stem
 EXAMPLES = """examples:
   python -m tests.branches                                       the whole suite: tens of minutes
   python -m tests.branches tests/localtensor/test_shards.py      what one file reaches
@@ -50,12 +50,14 @@ class File:
 def main() -> int:
     asked = _asked()
     with tempfile.TemporaryDirectory() as folder:
-        path = os.pathsep.join([str(Path(each.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(
+            [str(Path(sitecustomize.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", PLUGIN, "-n", "2", *asked.what]
         # pytest loads what it rewrites by itself, and to it all of ours is a plugin's
         options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --assert=plain".strip()
-        followed = {**os.environ, each.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": options}
-        code = subprocess.run(run, cwd=each.ROOT, env=followed, check=False).returncode
+        followed = {**os.environ, sitecustomize.TO: folder, "PYTHONPATH": path, "PYTEST_ADDOPTS": options}
+        code = subprocess.run(run, cwd=sitecustomize.ROOT, env=followed, check=False).returncode
         written = [*Path(folder).glob("*.json")]
         if not written:
             print("python -m tests.branches: no process wrote what it ran", file=sys.stderr)
@@ -68,8 +70,8 @@ def files(written: Iterable[Path]) -> list[File]:
     """All files of ours, with what the processes ran together."""
     import slipcover
 
-    os.chdir(each.ROOT)  # the names of the files are relative to where it is
-    every = slipcover.Slipcover(branch=True, exclude_lines=[], source=list(each.PACKAGES))
+    os.chdir(sitecustomize.ROOT)  # the names of the files are relative to where it is
+    every = slipcover.Slipcover(branch=True, exclude_lines=[], source=list(sitecustomize.PACKAGES))
     lines, branches = defaultdict[str, set[int]](set), defaultdict[str, set[tuple[int, int]]](set)
     for one in written:
         for name, (ran, taken) in json.loads(one.read_text()).items():

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from strategies.base import journal
-from strategies.inputs import gathering as spool
+from strategies.inputs import gathering
 from strategies.model.verdict import digest
 from tests.cuda.agreement import agreement
 from tests.cuda.differs import crashes, differing
@@ -96,7 +96,7 @@ def _compare(console: Console, runs: dict[str, journal.Read], out: Path) -> None
 
 def _agreement(console: Console, out: Path, run: journal.Read, backend: str) -> None:
     asked = {name: value for name, value in run.begin.items() if name not in _NOT_ASKED}
-    kept = spool.read(spool.path_of(out / "cuda.jsonl"), digest([sorted(asked.items())]), set(run.begin["ops"]))
+    kept = gathering.read(gathering.path_of(out / "cuda.jsonl"), digest([sorted(asked.items())]), set(run.begin["ops"]))
     samples = {op: found for op, (found, _) in (kept or {}).items()}
     seen = agreement(samples, device="cuda", backend=backend, most=200)
     console.print(f"simulation against {backend}: {len(seen.apart)} of {seen.cases} cases apart ({seen.share:.1f} %)")

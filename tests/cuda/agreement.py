@@ -9,8 +9,7 @@ from strategies.model.oracle import REFUSALS, tell
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
 from strategies.programs.run.real_run import Court
-from strategies.validation import claim_sources as sources
-from strategies.validation import finding as suspects
+from strategies.validation import claim_sources, finding
 from strategies.validation.probe import try_claims
 
 
@@ -38,7 +37,7 @@ def agreement(
     with Court(backend, device) as court:
         for instance in _spread(samples, ranks, seed, most):
             cases += 1
-            seen = court.confirm(suspects.case_of(instance, seed))
+            seen = court.confirm(finding.case_of(instance, seed))
             wrong = instance.verdict is Verdict.UNSOUND
             if bool(seen.wrong) != wrong and not seen.note.startswith("DTensor"):
                 said = seen.wrong or seen.note or "right"
@@ -52,7 +51,7 @@ def _spread(samples: Mapping[str, Sequence[Sample]], ranks: int, seed: int, most
         for sample in samples[op][:1]:
             try:
                 truth = tell(sample, seed=seed)
-                claimed = sources.claims(sample, ranks, truth.raw)
+                claimed = claim_sources.claims(sample, ranks, truth.raw)
             except (*REFUSALS, AttributeError):
                 continue
             judged = [i for i in try_claims(sample, truth, ranks, claimed, seed=seed) if _says(i)]

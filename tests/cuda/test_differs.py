@@ -6,10 +6,9 @@ import torch
 from localtensor.layout.spec import parse
 from strategies.model.rule import Rule
 from strategies.model.verdict import Crash, Finding, Unit, Verdict
-from strategies.validation import finding as dockets
-from strategies.validation import finding as findings
+from strategies.validation import finding
 from strategies.validation.finding import Hearing, Settled
-from tests.cuda import __main__ as cuda
+from tests.cuda import __main__
 from tests.cuda.agreement import agreement
 from tests.cuda.differs import ABSENT, Word, crashes, differing, words
 from tests.strategies.cases import numbers, sample
@@ -21,12 +20,12 @@ NAME = "aten.relu.default: S(0) -> S(0)"
 
 
 def heard(**said):
-    return dockets.line_task(replace(Hearing(UNIT), **said), 0.0)
+    return finding.line_task(replace(Hearing(UNIT), **said), 0.0)
 
 
 def settled(verdict, reason="1 where the op gives 2"):
     rule = Rule("aten.relu.default", (parse("S(0)"),), (parse("S(0)"),))
-    return findings.line(Settled(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
+    return finding.line(Settled(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
 
 
 def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
@@ -58,7 +57,7 @@ def test_crashes_are_told_by_overload():
 def test_without_a_gpu_it_says_so_and_is_no_pass(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["python -m tests.cuda"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cuda.main() == cuda.NOTHING
+    assert __main__.main() == __main__.NOTHING
     assert "no GPU" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.bench import __main__ as bench
+from tests.bench import __main__
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ def stopped(monkeypatch, tmp_path):
     def show(console, took):
         console.print(f"it took {took.seconds}")
 
-    monkeypatch.setattr(bench, "PARTS", ("first", "second"))
-    monkeypatch.setattr(bench, "BESIDE", {"first": (lambda console: Took(1.0), show), "second": (second, show)})
+    monkeypatch.setattr(__main__, "PARTS", ("first", "second"))
+    monkeypatch.setattr(__main__, "BESIDE", {"first": (lambda console: Took(1.0), show), "second": (second, show)})
     monkeypatch.setattr(sys, "argv", ["bench", "--json", str(tmp_path / "figures.json")])
     return told
 
 
 def test_a_run_that_is_stopped_keeps_what_was_measured_and_says_how_to_go_on(stopped, tmp_path, capsys):
     stopped.append(True)
-    assert bench.main() == 130
+    assert __main__.main() == 130
     said = capsys.readouterr().out
     assert "it took 1.0" in said
     assert "For the rest: python -m tests.bench --only second" in said
@@ -46,6 +46,6 @@ def test_a_run_that_is_stopped_keeps_what_was_measured_and_says_how_to_go_on(sto
 
 
 def test_a_run_that_is_left_alone_writes_every_part(stopped, tmp_path, capsys):
-    assert bench.main() == 0
+    assert __main__.main() == 0
     assert "stopped" not in capsys.readouterr().out
     assert json.loads((tmp_path / "figures.json").read_text()) == {"first": {"took": 1.0}, "second": {"took": 2.0}}

@@ -19,8 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from strategies.cli import app as cli
-from strategies.cli.commands import coverage as ops_coverage_command
-from strategies.cli.commands import coverage as own_command
+from strategies.cli.commands import coverage
 
 ROOT = Path(__file__).parents[2]
 
@@ -281,7 +280,7 @@ def test_every_module_that_make_runs_has_examples_which_it_can_read(module, monk
 
     known = argparse.ArgumentParser.parse_args
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", read)
-    for room, name in ((own_command, "own_command"), (ops_coverage_command, "coverage_command")):
+    for room, name in ((coverage, "own_command"), (coverage, "coverage_command")):
         monkeypatch.setattr(room, name, lambda *given, **more: heard.append(given) or 77)
     for line in found:
         assert entered(module, shlex.split(line)[3:], monkeypatch) == 77, line

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import localtensor.collectives.reference as c
 import localtensor.lockstep.collectives_api as lc
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.layout.reductions import PremulSum
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from tests.localtensor.both_ways import check_both_ways, here, same
@@ -135,7 +135,7 @@ def distributed(sharing, steps):
     def program():
         x = here(lambda rank: start(sharing[rank]))
         for kind, groups, op, root, _, later in steps:
-            if _context.lockstep() is None and dist.get_rank() not in {rank for group in groups for rank in group}:
+            if ambient.lockstep() is None and dist.get_rank() not in {rank for group in groups for rank in group}:
                 dist.new_subgroups_by_enumeration(groups)
                 continue
             mine, _ = dist.new_subgroups_by_enumeration(groups)

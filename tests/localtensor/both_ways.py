@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
@@ -16,7 +16,7 @@ from localtensor.lockstep.values.rank_int import is_rank_int, on_rank
 
 def here(make: Callable[[int], Tensor]) -> Tensor:
     """What `make(rank)` gives for this rank, or in lockstep for each."""
-    return rank_map(make) if _context.lockstep() is not None else make(dist.get_rank())
+    return rank_map(make) if ambient.lockstep() is not None else make(dist.get_rank())
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

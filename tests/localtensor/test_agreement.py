@@ -9,7 +9,7 @@ from torch import Tensor
 
 import localtensor.collectives.reference as c
 from localtensor import errors
-from localtensor.collectives import checks as agreement
+from localtensor.collectives import checks
 from localtensor.layout import reductions
 
 
@@ -400,7 +400,7 @@ def test_what_a_refusal_suggests_goes_through(name):
 
 
 def test_every_refusal_that_the_collectives_know_has_its_words_tested():
-    known = {value for room in (c, agreement, reductions) for value in vars(room).values() if is_refusal(value)}
+    known = {value for room in (c, checks, reductions) for value in vars(room).values() if is_refusal(value)}
     assert len(known) > 20
     assert known == {case.kind for case in REFUSALS.values()}
 

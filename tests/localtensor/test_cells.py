@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor.lockstep.values import stacks as cells
+from localtensor.lockstep.values import stacks
 from localtensor.lockstep.values.partition import NOWHERE, each_alone, partition
 from localtensor.lockstep.values.stacks import (
     dense_strides,
@@ -112,8 +112,8 @@ def test_equal_once_compares_bits_shape_strides_and_dtype():
 
 
 def test_equal_once_reads_what_many_share_once(monkeypatch):
-    read, meaning = [], cells._meaning
-    monkeypatch.setattr(cells, "_meaning", lambda x: read.append(x) or meaning(x))
+    read, meaning = [], stacks._meaning
+    monkeypatch.setattr(stacks, "_meaning", lambda x: read.append(x) or meaning(x))
     x, y = torch.ones(3), torch.ones(3)
     found = equal_once([x, x.detach(), y, x[:], x.view(1, 3)])
     assert len(read) == 3

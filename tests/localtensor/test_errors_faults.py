@@ -3,8 +3,7 @@
 import pytest
 
 from localtensor._util.events import Call, Place, Wait
-from localtensor.errors import ProgramFault
-from localtensor.errors import base as f
+from localtensor.errors import ProgramFault, base
 
 HERE, THERE = Place("a.py", 3, "f"), Place("b.py", 9, "g")
 
@@ -44,35 +43,35 @@ def test_a_replay_of_several_lines_is_not_printed_as_one():
 
 def test_ranks_that_did_the_same_share_a_line():
     calls = [call(3), call(0), call(1, tensors=("f32[4]",)), call(2)]
-    assert f.folded_calls(calls) == [
+    assert base.folded_calls(calls) == [
         "  ranks 0, 2, 3: all_reduce #4, in group 0 (ranks 0, 1), at a.py:3 in f",
         "  rank 1: all_reduce #4 of f32[4], in group 0 (ranks 0, 1), at a.py:3 in f",
     ]
 
 
 def test_a_rank_that_did_the_same_twice_is_named_once():
-    assert f.folded([(0, "x"), (1, "x"), (0, "x")]) == ["  ranks 0, 1: x"]
+    assert base.folded([(0, "x"), (1, "x"), (0, "x")]) == ["  ranks 0, 1: x"]
 
 
 def test_the_line_of_a_lone_rank_is_its_call():
-    assert f.folded_calls([call(0)]) == [f"  {call(0)}"]
+    assert base.folded_calls([call(0)]) == [f"  {call(0)}"]
 
 
 def test_a_thousand_ranks_are_a_few_words():
     everyone = tuple(range(1000))
     calls = [call(rank, group=everyone) for rank in everyone]
-    assert f.folded_calls(calls) == ["  ranks 0-999: all_reduce #4, in group 0 (ranks 0-999), at a.py:3 in f"]
+    assert base.folded_calls(calls) == ["  ranks 0-999: all_reduce #4, in group 0 (ranks 0-999), at a.py:3 in f"]
 
 
 @pytest.mark.parametrize(("ranks", "last"), [(25, "  rank 24: x24"), (26, "  and 2 lines more")])
 def test_a_thousand_lines_are_two_dozen(ranks, last):
-    lines = f.folded((rank, f"x{rank}") for rank in range(ranks))
+    lines = base.folded((rank, f"x{rank}") for rank in range(ranks))
     assert len(lines) == 25 and lines[23:] == ["  rank 23: x23", last]
 
 
 def test_ranks_that_wait_alike_share_a_line_and_are_in_order():
     waits = [Wait(1, (3,), call(1, kind="recv", peer=3, tag=5)), Wait(2, (1,), call(2)), Wait(0, (1,), call(0))]
-    assert f.wait_lines(waits) == [
+    assert base.wait_lines(waits) == [
         "  ranks 0, 2 wait for rank 1 in all_reduce #4 in group 0 at a.py:3 in f",
         "  rank 1 waits for rank 3 in recv #4 from 3 with tag 5 at a.py:3 in f",
     ]
@@ -85,36 +84,36 @@ def test_ranks_that_wait_alike_share_a_line_and_are_in_order():
     (call(0, kind="irecv", peer=1, tag=2, place=None), "irecv #4 from 1 with tag 2"),
 ])  # fmt: skip
 def test_a_call_in_brief(made, text):
-    assert f.brief(made) == text
+    assert base.brief(made) == text
 
 
 def test_the_rarest_fact_comes_first_and_of_two_that_of_the_lower_rank():
-    assert f.minority_first({2: "b", 0: "a", 1: "b"}) == [("a", [0]), ("b", [1, 2])]
-    assert f.minority_first({1: "a", 0: "b"}) == [("b", [0]), ("a", [1])]
+    assert base.minority_first({2: "b", 0: "a", 1: "b"}) == [("a", [0]), ("b", [1, 2])]
+    assert base.minority_first({1: "a", 0: "b"}) == [("b", [0]), ("a", [1])]
 
 
 def test_more_than_four_facts_are_counted():
-    assert f.said(dict(enumerate("abcd"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3"
-    assert f.said(dict(enumerate("abcdef"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3 and 2 others"
+    assert base.said(dict(enumerate("abcd"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3"
+    assert base.said(dict(enumerate("abcdef"))) == "a on rank 0, b on rank 1, c on rank 2, d on rank 3 and 2 others"
 
 
 @pytest.mark.parametrize("facts", ["ab", "abc", "aabb", "aabc", "aaa"])
 def test_nobody_is_suspected_where_no_majority_disagrees(facts):
-    assert f.suspicion(dict(enumerate(facts))) == []
+    assert base.suspicion(dict(enumerate(facts))) == []
 
 
 def test_who_differs_from_more_than_half_is_suspected():
-    assert f.suspicion(dict(enumerate("abaca"))) == ["Likely culprit: ranks 1, 3; ranks 0, 2, 4 agree."]
+    assert base.suspicion(dict(enumerate("abaca"))) == ["Likely culprit: ranks 1, 3; ranks 0, 2, 4 agree."]
 
 
 def test_the_first_line_that_says_anything_is_cut_at_its_limit():
-    assert f.first_line("\n  boom \nmore") == "boom"
-    assert f.first_line("x" * 200) == "x" * 200
-    assert f.first_line("x" * 201) == "x" * 197 + "..."
-    assert f.first_line("") == ""
+    assert base.first_line("\n  boom \nmore") == "boom"
+    assert base.first_line("x" * 200) == "x" * 200
+    assert base.first_line("x" * 201) == "x" * 197 + "..."
+    assert base.first_line("") == ""
 
 
 def test_an_error_is_told_in_its_first_line():
-    assert f.in_a_line(ValueError("no\nmore")) == "ValueError: no"
-    assert f.in_a_line(ValueError()) == "ValueError: -"
-    assert f.in_a_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."
+    assert base.in_a_line(ValueError("no\nmore")) == "ValueError: no"
+    assert base.in_a_line(ValueError()) == "ValueError: -"
+    assert base.in_a_line(ValueError("x" * 30), 20) == f"ValueError: {'x' * 17}..."

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localtensor.lockstep.dispatch import batching_dims as physical_dims
+from localtensor.lockstep.dispatch import batching_dims
 from localtensor.lockstep.dispatch.batching import FORMS
 from localtensor.lockstep.dispatch.op_table import Way, facts, overload, table, way_of
 from localtensor.testing.lockstep_reference import Difference
@@ -156,7 +156,7 @@ def test_each_form_is_used_by_an_opinfo(records):
 
 def test_a_wrong_form_is_caught(calls, monkeypatch):
     def backwards(op, stacked, x, *rest, **named):
-        return physical_dims._dim_first(op, stacked, x, *rest, **named).flip(-1)
+        return batching_dims._dim_first(op, stacked, x, *rest, **named).flip(-1)
 
     from localtensor.lockstep.dispatch import op_table as ways
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.layout.reductions import FOLDS, PremulSum, fold
-from localtensor.lockstep.comms import stacked_collectives as folded
+from localtensor.lockstep.comms import stacked_collectives
 
 OPS = [*FOLDS, PremulSum(0.3)]
 
@@ -23,8 +23,8 @@ def stacks(draw):
 def test_each_group_folds_into_what_the_plain_fold_gives(case, op):
     x, ids = case
     x = (x * 3).int() if op in ("band", "bor", "bxor") else x
-    plan = folded.fold_plan(ids)
-    done = folded.reduced(x, plan, op)
+    plan = stacked_collectives.fold_plan(ids)
+    done = stacked_collectives.reduced(x, plan, op)
     for group, place in zip(ids, plan.places, strict=True):
         assert torch.equal(done[place], fold([x[row] for row in group], op))
     assert done.shape[0] == plan.rows <= len(np.unique(ids, axis=0))
@@ -33,8 +33,8 @@ def test_each_group_folds_into_what_the_plain_fold_gives(case, op):
 @pytest.mark.parametrize("members", [7, 13, 15])
 def test_the_average_of_complex_stacks_is_that_of_the_plain_fold_to_the_bit(members):
     x = torch.complex(torch.arange(-8.0, 8), torch.arange(16.0)).reshape(2, 8)
-    plan = folded.fold_plan(np.array([[0] * members, [0] * (members - 1) + [1]]))
-    done = folded.reduced(x, plan, "avg")
+    plan = stacked_collectives.fold_plan(np.array([[0] * members, [0] * (members - 1) + [1]]))
+    done = stacked_collectives.reduced(x, plan, "avg")
     assert torch.equal(done[plan.places[0]], x[0])
     assert torch.equal(done[plan.places[1]], fold([x[0]] * (members - 1) + [x[1]], "avg"))
 
@@ -42,12 +42,12 @@ def test_the_average_of_complex_stacks_is_that_of_the_plain_fold_to_the_bit(memb
 @given(stacks())
 def test_gathered_and_exchanged(case):
     x, ids = case
-    plan = folded.table_plan(ids)
-    done = folded.gathered(x, plan)
+    plan = stacked_collectives.table_plan(ids)
+    done = stacked_collectives.gathered(x, plan)
     assert done.shape[0] == plan.rows == len(np.unique(ids, axis=0))
     members = ids.shape[1]
     pieces = x[:, None, :] * torch.arange(1, members + 1)[None, :, None]
-    crossed, places = folded.exchanged(pieces, plan), folded.of_members(plan)
+    crossed, places = stacked_collectives.exchanged(pieces, plan), stacked_collectives.of_members(plan)
     for number, group in enumerate(ids):
         assert torch.equal(done[plan.places[number]], x[torch.from_numpy(group)])
         for mine in range(members):
@@ -58,7 +58,9 @@ def test_gathered_and_exchanged(case):
 @pytest.mark.parametrize("members", [2, 1024, 1000])
 def test_equal_operands_are_folded_once(members):
     alike, different = np.zeros((1, members), int), np.arange(members)[None]
-    counts = [sum(_rows(level.left) for level in folded.fold_plan(ids).levels) for ids in (alike, different)]
+    counts = [
+        sum(_rows(level.left) for level in stacked_collectives.fold_plan(ids).levels) for ids in (alike, different)
+    ]
     assert counts[0] <= 2 * members.bit_length() and counts[1] == members - 1
 
 
@@ -68,5 +70,8 @@ def _rows(rows):
 
 def test_rows_in_even_steps_are_views():
     x = torch.arange(6)
-    assert folded.taken(x, folded.pick([1, 3, 5]))._is_view() and folded.taken(x, folded.pick([4]))._is_view()
-    assert folded.taken(x, folded.pick([5, 0])).tolist() == [5, 0]
+    assert (
+        stacked_collectives.taken(x, stacked_collectives.pick([1, 3, 5]))._is_view()
+        and stacked_collectives.taken(x, stacked_collectives.pick([4]))._is_view()
+    )
+    assert stacked_collectives.taken(x, stacked_collectives.pick([5, 0])).tolist() == [5, 0]

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.call_sites import raised_at
 from localtensor.errors import NestedRun, NeverEnded, RankRaised, TooFewGpus
 from localtensor.processes import forked
@@ -346,11 +346,11 @@ def test_ranks_do_not_run_what_this_process_wants_done_at_its_end(tmp_path):
 
 def test_a_fork_leaves_the_kept_processes_their_folder():
     lt.run(dist.barrier, ranks=1, on="gloo")
-    *_, pool = _context._pools.values()  # the last used: those of other tests may have lost their processes
+    *_, pool = ambient._pools.values()  # the last used: those of other tests may have lost their processes
     folder = Path(pool._crew.folder)
     on_forks(lambda rank: None, ranks=1)
     assert folder.is_dir()
-    _context.close_pools()
+    ambient.close_pools()
     assert not folder.exists()
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import localtensor as lt
 from localtensor.errors import NotServed, RankRaised
-from localtensor.threads import rank_world as limits
+from localtensor.threads import rank_world
 
 
 def compiled_rank():
@@ -172,14 +172,14 @@ def test_a_rank_that_is_over_keeps_none_of_dtensors_answers():
     asked = torch._C._get_DTensor_sharding_propagator_cache_stats
     torch._C._clear_DTensor_sharding_propagator_cache()
     assert (x + 1, asked(), x + 2, asked())[1::2] == ((0, 1), (1, 1))
-    limits.rank_over()
+    rank_world.rank_over()
     assert (x + 1, asked())[1] == (0, 1)
 
 
 def test_torch_still_has_the_private_parts_that_are_touched():
     from torch._dynamo import eval_frame
 
-    assert set(limits.PROCESS_GLOBALS_PRIVATE) == {
+    assert set(rank_world.PROCESS_GLOBALS_PRIVATE) == {
         "torch.autograd.profiler.profile._prepare_trace",
         "torch.autograd.profiler.profile._start_trace",
         "torch._dynamo.eval_frame._stance",

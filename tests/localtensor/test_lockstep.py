@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import AnotherMode, ModeBusy, NoMode, NoRanks, NotATensor, NotHeld, ValuesDiffer
 from localtensor.lockstep.mode import LocalTensorMode, rank_map, tensor_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
@@ -15,12 +15,12 @@ from localtensor.lockstep.values.local_tensor import LocalTensor
 
 def is_clean():
     plain = type(torch.ones(2) + 1) is torch.Tensor and not dist.is_initialized()
-    return plain and _context.lockstep() is None and not _context._open_modes
+    return plain and ambient.lockstep() is None and not ambient._open_modes
 
 
 def test_inside_tensors_hold_all_ranks_and_afterwards_they_are_plain():
     with LocalTensorMode(4) as mode:
-        assert type(torch.ones(2)) is LocalTensor and dist.get_world_size() == 4 and _context.lockstep() is mode
+        assert type(torch.ones(2)) is LocalTensor and dist.get_world_size() == 4 and ambient.lockstep() is mode
     assert is_clean()
 
 
@@ -69,13 +69,13 @@ def test_a_mode_within_a_mode():
         x = rank_map(torch.tensor)
         with LocalTensorMode(3) as inner:
             y = rank_map(torch.tensor)
-            assert dist.get_world_size() == 3 and _context.lockstep() is inner and y._mode is inner
+            assert dist.get_world_size() == 3 and ambient.lockstep() is inner and y._mode is inner
             with pytest.raises(AnotherMode):
                 x + 1
             with pytest.raises(ModeBusy, match="entered already"):
                 outer.__enter__()
         dist.all_reduce(x)
-        assert x.reconcile() == 1 and _context.lockstep() is outer
+        assert x.reconcile() == 1 and ambient.lockstep() is outer
     assert is_clean()
 
 

@@ -11,8 +11,7 @@ import localtensor as lt
 from localtensor.errors import TorchChanged
 from localtensor.lockstep.comms.process_groups import RoutedWorld
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches import distributed_calls as lockstep_calls
-from localtensor.lockstep.patches import rank_queries as lockstep_doors
+from localtensor.lockstep.patches import distributed_calls, rank_queries
 from localtensor.lockstep.values.rank_int import rank_int
 
 
@@ -74,7 +73,7 @@ def test_functions_imported_by_name_before_are_reached():
 def test_names_and_signatures_are_kept():
     with LocalTensorMode(2):
         pass
-    for name in (*lockstep_doors._GROUPS, *lockstep_calls.CALLS):
+    for name in (*rank_queries._GROUPS, *distributed_calls.CALLS):
         function = getattr(dist, name)
         assert function.__name__ == name and function.__doc__
 
@@ -101,10 +100,10 @@ def test_a_function_that_is_no_longer_decorated_is_told():
 
     decorated.__wrapped__ = lambda: 2
     with pytest.raises(TorchChanged):
-        lockstep_doors._within(decorated, lambda *args: None)
+        rank_queries._within(decorated, lambda *args: None)
 
 
-@pytest.mark.parametrize("name", lockstep_calls.PRIVATE)
+@pytest.mark.parametrize("name", distributed_calls.PRIVATE)
 def test_private_parts_are_there(name):
     import importlib
 

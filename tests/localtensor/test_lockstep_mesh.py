@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from localtensor.errors import BadGroup
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches import device_mesh as lockstep_mesh
+from localtensor.lockstep.patches import device_mesh
 from localtensor.lockstep.values.rank_int import on_rank, values_of
 from tests.programs.lockstep_ways import assert_bits, assert_both, in_lockstep, on_threads
 
@@ -164,8 +164,8 @@ def test_meshes_of_two_modes_are_not_equal():
 
 
 def test_outside_of_a_mode_a_mesh_is_what_it_was(tmp_path):
-    lockstep_mesh.install()
-    for name in lockstep_mesh.MESH:
+    device_mesh.install()
+    for name in device_mesh.MESH:
         assert inspect.getattr_static(DeviceMesh, name, None) is not None, f"torch has no DeviceMesh.{name} any more"
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from localtensor.errors import NotInLockstep, RanksDiverge
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
-from localtensor.lockstep.patches import nn_modules as lockstep_modules
+from localtensor.lockstep.patches import nn_modules
 from localtensor.lockstep.values.formatting import as_if_padded
 from localtensor.lockstep.values.rank_int import rank_int
 from tests.programs.lockstep_ways import assert_both
@@ -21,7 +21,7 @@ from tests.programs.lockstep_ways import assert_both
 
 @pytest.fixture(autouse=True, scope="module")
 def _forms_are_installed():
-    lockstep_modules.install()
+    nn_modules.install()
 
 
 # -- modules
@@ -132,14 +132,14 @@ def test_what_cannot_run_says_so_and_where_it_can():
 
 def test_every_name_is_still_there():
     """What breaks first when torch changes."""
-    for module, kind, name, _ in lockstep_modules.FORMS:
+    for module, kind, name, _ in nn_modules.FORMS:
         owner = importlib.import_module(module)
         owner = getattr(owner, kind) if kind else owner
         assert hasattr(owner, name), f"torch has no {module}.{kind}.{name} any more, see lockstep_modules.FORMS"
-    for module, kind, _ in lockstep_modules.REFUSED:
+    for module, kind, _ in nn_modules.REFUSED:
         assert inspect.isclass(getattr(importlib.import_module(module), kind)), kind
     utils = vars(torch._utils)
     assert "_get_sparse_tensors_to_validate" in utils or "_sparse_tensors_to_validate" in utils, "see _waiting"
-    for name in lockstep_modules.OPS:
+    for name in nn_modules.OPS:
         namespace, op = name.split("::")
         assert hasattr(getattr(torch.ops, namespace), op), f"torch has no op {name} any more"

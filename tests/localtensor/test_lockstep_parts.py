@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from localtensor.lockstep.patches.rank_queries import PRIVATE
-from localtensor.threads import rank_world as limits
-from localtensor.threads import rank_world as worlds
-from localtensor.threads.state import shared_propagation as propagation
+from localtensor.threads import rank_world
+from localtensor.threads.state import shared_propagation
 from tests.localtensor.test_worlds import lacks
 
 ROOMS = Path(__file__).parents[2] / "localtensor"
@@ -32,7 +31,7 @@ def touched():
 def test_what_is_touched_is_listed_somewhere():
     listed = {
         part
-        for table in (PRIVATE, worlds.PRIVATE, limits.PROCESS_GLOBALS_PRIVATE, propagation.PRIVATE)
+        for table in (PRIVATE, rank_world.PRIVATE, rank_world.PROCESS_GLOBALS_PRIVATE, shared_propagation.PRIVATE)
         for part in table
     }
     last = {part for path in listed for part in path.split(".")} | ELSEWHERE

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.concurrency.controlled_sync import Threads
 from localtensor.concurrency.single_flight import BadCache, Once, Stats, _own_copy, clear_all
 from localtensor.concurrency.single_flight_cells import Cell, Circular, Room, brief
@@ -235,10 +235,10 @@ def test_clearing_all_clears_every_cache_that_lives():
 
 def test_the_process_does_not_keep_a_cache_alive():
     once = Once(str, name="short life")
-    known, before = weakref.ref(once), len(_context.caches())
+    known, before = weakref.ref(once), len(ambient.caches())
     del once
     gc.collect()
-    assert known() is None and len(_context.caches()) < before
+    assert known() is None and len(ambient.caches()) < before
 
 
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="Ctrl-C is the main thread's")
@@ -246,13 +246,13 @@ def test_a_ctrl_c_that_comes_while_a_cache_dies_is_not_lost():
     """Python prints what a callback of a weak reference raises, and goes on: no line of Python may run in it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     holder = [Once(str, name="short life")]
-    known = len(_context.caches())
+    known = len(ambient.caches())
     try:
         with pytest.raises(KeyboardInterrupt):
             list(map(operator.methodcaller("__call__"), (_thread.interrupt_main, holder.clear)))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert len(_context.caches()) == known - 1
+    assert len(ambient.caches()) == known - 1
 
 
 def test_a_value_computed_over_a_clearing_is_not_kept():

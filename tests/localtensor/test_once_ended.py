@@ -10,15 +10,14 @@ import threading
 
 import pytest
 
-from localtensor.concurrency import single_flight as once_room
-from localtensor.concurrency import single_flight_cells as once_cells
+from localtensor.concurrency import single_flight, single_flight_cells
 from localtensor.concurrency.single_flight import Once
 from tests.localtensor.once_threads import LONG, Ended, Held, Running, Watched
 
 pytestmark = pytest.mark.skipif(
     "LOCALTENSOR_BRANCHES" in os.environ, reason="under `make branches` the mark of a branch is a line to be ended at"
 )
-OURS = {once_room.__file__, once_cells.__file__}
+OURS = {single_flight.__file__, single_flight_cells.__file__}
 
 
 def lines_of(file):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from localtensor.concurrency import controlled_sync as room
+from localtensor.concurrency import controlled_sync
 from localtensor.concurrency.controlled_sync import THREADS
 from tests.localtensor.once_threads import LONG, Ended, Running, send
 
@@ -18,7 +18,7 @@ def test_all_who_wait_go_on_when_a_gate_is_opened(seconds):
 
 
 def test_who_leaves_a_gate_locked_holds_up_nobody_for_good(monkeypatch):
-    monkeypatch.setattr(room, "SLICE", 0.01)
+    monkeypatch.setattr(controlled_sync, "SLICE", 0.01)
     gate = THREADS.gate()
     gate.open()
     gate._lock.acquire()  # as a thread does that is ended between two steps of a wait
@@ -29,7 +29,7 @@ def test_who_leaves_a_gate_locked_holds_up_nobody_for_good(monkeypatch):
 
 
 def test_a_wait_without_end_is_ended_by_an_exception_from_another_thread(monkeypatch):
-    monkeypatch.setattr(room, "SLICE", 0.01)
+    monkeypatch.setattr(controlled_sync, "SLICE", 0.01)
     gate, begun = THREADS.gate(), threading.Event()
     running = Running(lambda: (begun.set(), gate.wait()))
     assert begun.wait(LONG)

@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from localtensor.concurrency import single_flight as once_room
+from localtensor.concurrency import single_flight
 from localtensor.concurrency.controlled_sync import Threads
 from localtensor.concurrency.single_flight import Once, Stats, clear_all
 from localtensor.concurrency.single_flight_cells import Circle, Circular
@@ -48,7 +48,7 @@ def test_one_thread_computes_and_the_others_wait_for_it(once, watched):
 
 
 def test_those_who_wait_are_woken_and_need_not_look(once, watched, monkeypatch):
-    monkeypatch.setattr(once_room, "SLICE", 10 * LONG)
+    monkeypatch.setattr(single_flight, "SLICE", 10 * LONG)
     held = Held("value")
     first, rest = one_computes_and_others_wait(once, watched, held)
     held.go.set()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.dispatch import execute
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.testing.lockstep_reference import check_op
 
@@ -42,7 +42,7 @@ def ways(monkeypatch):
     taken = []
 
     def named(name):
-        original = getattr(one_cell, name)
+        original = getattr(execute, name)
 
         def call(*args):
             done = original(*args)
@@ -52,7 +52,7 @@ def ways(monkeypatch):
         return call
 
     for name in ("_on_stack", "_under_vmap", "row_after_row"):
-        monkeypatch.setattr(one_cell, name, named(name))
+        monkeypatch.setattr(execute, name, named(name))
     return taken
 
 

@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from localtensor import errors
 from localtensor._util.events import Died, Raised, Returned, Waiting
-from localtensor.processes import worker as _worker
-from localtensor.processes import worker_group as _crew
+from localtensor.processes import worker, worker_group
 from localtensor.processes.pool import Pool, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -815,7 +814,7 @@ def test_a_ctrl_c_while_ranks_are_ended_leaves_neither_them_nor_their_folder(tem
     assert list(temporary.iterdir()) != []
     with pytest.raises(KeyboardInterrupt):
         pool.close()
-    assert list(temporary.iterdir()) == [] and pool._crew not in _crew.CREWS
+    assert list(temporary.iterdir()) == [] and pool._crew not in worker_group.CREWS
     assert_ended(pids)
 
 
@@ -850,7 +849,7 @@ def test_a_fork_server_that_is_gone_is_a_pool_that_did_not_start(gone, monkeypat
     def hire(*_):
         raise gone
 
-    monkeypatch.setattr(_crew.Crew, "_hire", hire)
+    monkeypatch.setattr(worker_group.Crew, "_hire", hire)
     with Pool(2) as pool, pytest.raises(errors.PoolDidNotStart, match=rf"rank 0: {type(gone).__name__}"):
         pool.call(my_rank, [(), ()])
 
@@ -866,7 +865,7 @@ def test_ctrl_c_while_processes_are_started_leaves_none(monkeypatch):
         if len(ends) == 2:  # the first is that of the fork server
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_crew, "deaf", deaf)
+    monkeypatch.setattr(worker_group, "deaf", deaf)
     with Pool(2) as pool:
         with pytest.raises(KeyboardInterrupt):
             pool.call(my_rank, [()] * 2)
@@ -965,17 +964,17 @@ def test_sigterm_while_ranks_are_waited_for_leaves_neither_them_nor_a_folder(tmp
 
 def test_sigterm_is_heeded_for_as_long_as_a_call_and_where_nobody_else_does():
     def heeded():
-        with _crew.tidy(), _crew.tidy():
+        with worker_group.tidy(), worker_group.tidy():
             return signal.getsignal(signal.SIGTERM)
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        assert heeded() is _crew._terminated and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert heeded() is worker_group._terminated and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         for theirs in (signal.SIG_IGN, signal.default_int_handler):
             signal.signal(signal.SIGTERM, theirs)
             assert heeded() == theirs == signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with _crew.tidy():
+        with worker_group.tidy():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a program may, meanwhile
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
@@ -987,7 +986,7 @@ def test_a_rank_looks_for_no_store_in_a_folder_that_went_with_the_parent(tmp_pat
     monkeypatch.setattr(dist, "FileStore", lambda *_: pytest.fail("it looks"))
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     with pytest.raises(FileNotFoundError):
-        _worker._sit_down(_worker.Seat(0, 2, "gloo", str(tmp_path / "gone"), {}))
+        worker._sit_down(worker.Seat(0, 2, "gloo", str(tmp_path / "gone"), {}))
 
 
 def test_a_script_without_a_main_guard_is_told_so(tmp_path):

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor.threads.state import shared_propagation as propagation
+from localtensor.threads.state import shared_propagation
 
 
 def propagator():
@@ -142,7 +142,7 @@ def test_placements_that_carry_state_are_each_ranks_own():
 
 def test_equal_arguments_of_another_type_are_another_question():
     meshes = []
-    keys = {propagation._key(value, meshes) for value in (1, 1.0, True)}
+    keys = {shared_propagation._key(value, meshes) for value in (1, 1.0, True)}
     assert len(keys) == 3
     assert meshes == []
 
@@ -162,8 +162,8 @@ def test_a_number_is_filled_in_with_the_sign_that_its_rank_gave(values):
 
 @pytest.mark.parametrize("zero", [0.0, 0j], ids=str)
 def test_a_zero_and_its_negative_are_two_questions_and_nan_is_one(zero):
-    assert propagation._key(zero, []) != propagation._key(-zero, [])
-    assert propagation._key(float("nan"), []) == propagation._key(float("nan"), [])
+    assert shared_propagation._key(zero, []) != shared_propagation._key(-zero, [])
+    assert shared_propagation._key(float("nan"), []) == shared_propagation._key(float("nan"), [])
 
 
 def test_a_rule_that_is_not_torchs_may_ask_for_the_rank_so_each_rank_asks_it():
@@ -197,31 +197,31 @@ def test_a_rule_that_is_not_torchs_may_ask_for_the_rank_so_each_rank_asks_it():
 def test_an_op_that_goes_by_the_rules_of_its_parts_is_not_shared_where_one_rule_is_not_torchs():
     schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()  # any that no table has
     table, op = propagator().op_single_dim_strategy_funcs, torch.ops.aten.mm.default
-    assert propagation._ambient(propagator(), schema)
+    assert shared_propagation._ambient(propagator(), schema)
     torchs = table[op]
     table[op] = dataclasses.replace(torchs, func=lambda op, args, kwargs: [])
     try:
-        with pytest.raises(propagation.Alone):
-            propagation._ambient(propagator(), schema)
+        with pytest.raises(shared_propagation.Alone):
+            shared_propagation._ambient(propagator(), schema)
     finally:
         table[op] = torchs
 
 
 def test_every_rule_that_torch_brings_is_known_for_torchs():
     tables = propagator().op_single_dim_strategy_funcs, propagator().op_strategy_funcs, propagator().op_to_rules
-    rules = {op: rule for table in tables for op, rule in table.items() if op.namespace in propagation._TORCHS}
+    rules = {op: rule for table in tables for op, rule in table.items() if op.namespace in shared_propagation._TORCHS}
     assert len(rules) > 500
-    others = [str(op) for op, rule in rules.items() if not propagation._is_torchs(rule)]
+    others = [str(op) for op, rule in rules.items() if not shared_propagation._is_torchs(rule)]
     assert others == [], "they are shared no longer: look at propagation._RULES"
 
 
 def test_a_rule_for_an_op_of_somebody_elses_keeps_nobody_from_sharing():
     schema = type("Schema", (), {"op": torch.ops.aten.nonzero.default})()
     table, op = propagator().op_strategy_funcs, torch.ops._c10d_functional.wait_tensor.default
-    before = propagation._ambient(propagator(), schema)
+    before = shared_propagation._ambient(propagator(), schema)
     table[op] = lambda schema: None
     try:
-        assert propagation._ambient(propagator(), schema) == before
+        assert shared_propagation._ambient(propagator(), schema) == before
     finally:
         del table[op]
 
@@ -238,7 +238,7 @@ def cuda_autocast():
 
 def test_what_a_rank_has_set_is_part_of_the_question():
     schema = type("Schema", (), {"op": torch.ops.aten.mm.default})()
-    asked = [propagation._ambient(propagator(), schema)]
+    asked = [shared_propagation._ambient(propagator(), schema)]
     cpu = functools.partial(torch.autocast, "cpu", cache_enabled=False)
     settings = (
         torch.no_grad, torch.inference_mode, functools.partial(cpu, torch.bfloat16), functools.partial(cpu, torch.float16),
@@ -246,18 +246,18 @@ def test_what_a_rank_has_set_is_part_of_the_question():
     )  # fmt: skip
     for setting in settings:
         with setting():
-            asked.append(propagation._ambient(propagator(), schema))
+            asked.append(shared_propagation._ambient(propagator(), schema))
     assert len(set(asked)) == 6
-    assert propagation._ambient(propagator(), schema) == asked[0]
+    assert shared_propagation._ambient(propagator(), schema) == asked[0]
 
 
 def test_a_rule_that_changes_during_the_run_is_asked_again():
     schema = type("Schema", (), {"op": torch.ops.aten.mm.default})()
     table = propagator().op_single_dim_strategy_funcs
-    before = propagation._ambient(propagator(), schema)
+    before = shared_propagation._ambient(propagator(), schema)
     rule = table.pop(schema.op)
     try:
-        assert propagation._ambient(propagator(), schema) != before
+        assert shared_propagation._ambient(propagator(), schema) != before
     finally:
         table[schema.op] = rule
 
@@ -270,8 +270,8 @@ def test_two_rules_are_one_only_if_they_are_the_same_object_which_lives_as_long_
         __hash__ = None
 
     first = Rule()
-    name, kept = propagation._Same(first), weakref.ref(first)
-    assert name == propagation._Same(first) and name != propagation._Same(Rule()) and name != first
+    name, kept = shared_propagation._Same(first), weakref.ref(first)
+    assert name == shared_propagation._Same(first) and name != shared_propagation._Same(Rule()) and name != first
     del first
     gc.collect()
     assert kept() is not None
@@ -288,7 +288,7 @@ def test_torch_still_has_the_private_parts_that_are_touched():
     import importlib
 
     missing = []
-    for name in propagation.PRIVATE:
+    for name in shared_propagation.PRIVATE:
         module, _, part = name.rpartition(".")
         if module.endswith(".DTensor"):
             found = hasattr(DTensor, part)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor.concurrency.single_flight import Once
-from localtensor.threads.state import shared_propagation as propagation
+from localtensor.threads.state import shared_propagation
 
 TABLES = SimpleNamespace(op_single_dim_strategy_funcs={}, op_strategy_funcs={}, op_to_rules={})
 
@@ -30,7 +30,7 @@ def schema(*args, op=torch.ops.aten.add.Tensor, **kwargs):
 
 
 def key(*args, **kwargs):
-    return propagation._question(TABLES, schema(*args, **kwargs))[1]
+    return shared_propagation._question(TABLES, schema(*args, **kwargs))[1]
 
 
 DIFFERENT = {
@@ -83,7 +83,7 @@ def test_a_default_dtype_is_part_of_the_question():
     (spec(mesh(2), Shard(0)), {"generator": torch.Generator()}),
 ], ids=["no mesh", "left out", "two meshes", "uneven", "no shape", "uneven within", "strided", "a tensor", "a generator"])  # fmt: skip
 def test_what_may_depend_on_the_rank_is_each_ranks_own(args):
-    with pytest.raises(propagation.Alone):
+    with pytest.raises(shared_propagation.Alone):
         key(*args)
 
 
@@ -102,19 +102,19 @@ EVEN, UNEVEN = spec(HERE, Shard(0)), spec(HERE, Shard(0), shape=(7, 4))
     Answer(EVEN, schema(UNEVEN)), Answer(EVEN, schema(EVEN, out=UNEVEN)), Answer(EVEN, schema(spec(mesh(2), Replicate()))),
 ])  # fmt: skip
 def test_an_answer_that_may_depend_on_the_rank_is_each_ranks_own(found):
-    with pytest.raises(propagation.Alone):
-        propagation._check_shareable(found)
+    with pytest.raises(shared_propagation.Alone):
+        shared_propagation._check_shareable(found)
 
 
 def test_an_even_answer_is_for_all():
-    assert propagation._check_shareable(Answer([EVEN, None], schema(EVEN, 1, out=EVEN))) is None
+    assert shared_propagation._check_shareable(Answer([EVEN, None], schema(EVEN, 1, out=EVEN))) is None
 
 
 def test_a_thread_that_is_to_be_alone_is():
     asked = []
     compute = lambda schema: asked.append(schema) or Answer(None)  # noqa: E731
     known = Once(name="test")
-    alone = propagation._sharing(TABLES, compute, known, lambda: True)
+    alone = shared_propagation._sharing(TABLES, compute, known, lambda: True)
     assert alone(schema(EVEN)) == alone(schema(EVEN)) and len(asked) == 2 and known.stats().size == 0
 
 
@@ -125,7 +125,7 @@ def test_a_rule_that_asks_for_itself_is_computed_as_torch_would():
         depth.append(1)
         return Answer(None) if len(depth) == 3 else together(question)
 
-    together = propagation._sharing(TABLES, compute, Once(name="test"), lambda: False)
+    together = shared_propagation._sharing(TABLES, compute, Once(name="test"), lambda: False)
     assert together(schema(EVEN)) == Answer(None) and len(depth) == 3
 
 
@@ -147,4 +147,4 @@ def test_every_spec_of_an_answer_is_put_on_the_mesh_of_who_asks():
         one = Lies(mesh)
         return Answer([one, None, (one,)], Asked((one, [one, 2]), {"out": one}))
 
-    assert propagation._on("mine", on("another's")) == on("mine")
+    assert shared_propagation._on("mine", on("another's")) == on("mine")

@@ -25,9 +25,8 @@ from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util import ambient as _context
-from localtensor.threads.state import slots as rank_slots
-from localtensor.threads.state import swap as rank_state
+from localtensor._util import ambient
+from localtensor.threads.state import slots, swap
 from localtensor.threads.state.slots import FLAGS, NAMES
 from localtensor.threads.state.swap import SLOTS, OutsideState, RankState, slot_value, switch
 
@@ -64,12 +63,12 @@ def close_blocks():
 
 
 def enter_in_a_run(block):
-    with _context.entered(object()):
+    with ambient.entered(object()):
         enter(block)
 
 
 def set_by_monkeypatch():
-    with _context.entered(object()):
+    with ambient.entered(object()):
         pytest.MonkeyPatch().setattr(math, "e", 7)
 
 
@@ -169,7 +168,7 @@ NEEDS_CUDA = {"cuda_generators"}
 
 def test_every_slot_has_a_test_by_hand_and_says_why():
     assert set(BY_HAND) | NEEDS_CUDA == set(SLOTS)
-    assert len(SLOTS) == len(FLAGS) + len(NAMES) + len(rank_state._ALL_SPECIALS)
+    assert len(SLOTS) == len(FLAGS) + len(NAMES) + len(swap._ALL_SPECIALS)
     for slot in SLOTS.values():
         assert len(slot.why) > 15, slot.name
         assert slot.tried == ("2.13.0",), slot.name
@@ -264,12 +263,12 @@ def test_every_flag_is_swapped(slot, ranks):
 
 def test_torch_still_has_every_private_part():
     """Red here: torch has moved what the table names; ranks then see each other's value of it until it is named anew."""
-    gone = list(rank_slots.GONE)
+    gone = list(slots.GONE)
     for slot in NAMES:
         gone += [f"{slot.home} {name}" for name in (*slot.plain, *slot.owned) if name not in slot.space()]
-    gone += [f"warnings.{name}" for name in rank_state._ALL_SPECIALS[-3].wanted if not hasattr(warnings, name)]
+    gone += [f"warnings.{name}" for name in swap._ALL_SPECIALS[-3].wanted if not hasattr(warnings, name)]
     assert gone == []
-    assert all(special.ready() for special in rank_state._ALL_SPECIALS[-2:])
+    assert all(special.ready() for special in swap._ALL_SPECIALS[-2:])
 
 
 def test_two_names_of_one_dict_are_two_names_of_one_dict_on_each_rank(ranks):
@@ -281,11 +280,11 @@ def test_two_names_of_one_dict_are_two_names_of_one_dict_on_each_rank(ranks):
 def test_precisions_of_mixed_switches_do_not_stop_a_hand_over(ranks):
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert rank_slots.precisions()[0] == rank_slots.MIXED
+    assert slots.precisions()[0] == slots.MIXED
     switch(*ranks)
     assert torch.get_float32_matmul_precision() == "highest"
     switch(ranks[1], ranks[0])
-    assert rank_slots.precisions()[0] == rank_slots.MIXED
+    assert slots.precisions()[0] == slots.MIXED
     assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
 

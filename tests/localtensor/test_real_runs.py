@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import (
     BadGroup,
@@ -39,9 +39,9 @@ def quick(monkeypatch):
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_pool_of_others():
-    _context.close_pools()
+    ambient.close_pools()
     yield
-    _context.close_pools()
+    ambient.close_pools()
 
 
 def on_gloo(program, *args, ranks=2, timeout=30.0, **options):
@@ -312,21 +312,21 @@ def test_threads_of_the_caller_take_turns():
 
 
 def test_few_processes_are_kept_and_those_used_last(monkeypatch):
-    monkeypatch.setattr(_context, "MOST_KEPT", 3)
-    _context.close_pools()
+    monkeypatch.setattr(ambient, "MOST_KEPT", 3)
+    ambient.close_pools()
     two, one = on_gloo(process), on_gloo(process, ranks=1)
     assert on_gloo(process).values == two.values
     on_gloo(process, ranks=3)
-    assert list(_context._pools) == [(3, "gloo")]
+    assert list(ambient._pools) == [(3, "gloo")]
     for pid in (*two, *one):
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
 def test_pools_that_are_closed_are_replaced():
-    with _context.pool_of((2, "gloo"), lambda: real.Pool(2)) as pool:
+    with ambient.pool_of((2, "gloo"), lambda: real.Pool(2)) as pool:
         pids = pool.pids
-    _context.close_pools()
+    ambient.close_pools()
     with pytest.raises(PoolClosed):
         pool.call(process, [(), ()])
     assert not set(pids) & set(on_gloo(process))
@@ -336,7 +336,7 @@ def test_a_forked_child_knows_nothing_of_the_parents_processes():
     on_gloo(process)
     child = os.fork()
     if child == 0:
-        os._exit(len(_context._pools))
+        os._exit(len(ambient._pools))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

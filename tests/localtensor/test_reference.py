@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import localtensor as lt
-from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.dispatch import execute
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.testing.lockstep_reference import (
@@ -162,8 +162,8 @@ def test_check_op_gives_the_result_or_says_what_is_wrong(monkeypatch):
     x = numbers(2, 3)
     done = check_op(torch.mm, x, x.t())
     assert isinstance(done, LocalTensor) and done.shape == (2, 2)
-    original = one_cell._on_stack
-    monkeypatch.setattr(one_cell, "_on_stack", lambda *args: original(*args) + 0.5)
+    original = execute._on_stack
+    monkeypatch.setattr(execute, "_on_stack", lambda *args: original(*args) + 0.5)
     with pytest.raises(
         AssertionError, match=r"in lockstep is not what it is alone:\nrank 0, result: value: f32\[2,3\]"
     ):

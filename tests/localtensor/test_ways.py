@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from localtensor.lockstep.dispatch import execute as one_cell
-from localtensor.lockstep.dispatch import op_table as ways
+from localtensor.lockstep.dispatch import execute, op_table
 from localtensor.lockstep.dispatch.decompositions import functional_of
 from localtensor.lockstep.dispatch.op_table import RANK_BY_RANK, Way, facts, overload, table, way_of
 from localtensor.lockstep.mode import LocalTensorMode, rank_map
@@ -187,14 +186,14 @@ def differs(name, args):
 @pytest.mark.parametrize("name", WRONG_UNDER_VMAP)
 def test_what_goes_rank_by_rank_is_right_so_and_has_a_reason(mode, name):
     assert set(RANK_BY_RANK) == set(WRONG_UNDER_VMAP) and len(RANK_BY_RANK[name]) > 20
-    assert not ways.has_vmap(overload(name))
+    assert not op_table.has_vmap(overload(name))
     assert not differs(name, WRONG_UNDER_VMAP[name]())
 
 
 @pytest.mark.parametrize("name", [name for name in WRONG_UNDER_VMAP if name != "aten::embedding"])
 def test_what_goes_rank_by_rank_is_wrong_under_vmap(mode, monkeypatch, name):
-    monkeypatch.setattr(ways, "RANK_BY_RANK", {})
-    monkeypatch.setattr(ways, "_known", {})
+    monkeypatch.setattr(op_table, "RANK_BY_RANK", {})
+    monkeypatch.setattr(op_table, "_known", {})
     assert way_of(overload(name)) is Way.VMAP and differs(name, WRONG_UNDER_VMAP[name]())
 
 
@@ -217,7 +216,7 @@ def test_the_words_of_the_row_are_heard(mode):
 
 def test_a_cell_reads_the_int_of_its_ranks(mode):
     lengths = mode.gather({rank: torch.ones(rank // 2) for rank in range(RANKS)}).shape[0]
-    reader = one_cell.Reader(numbers(2)._partition, 0)
+    reader = execute.Reader(numbers(2)._partition, 0)
     assert reader(3) == 3 and reader([1, None]) == [1, None] and not reader.stacked
     assert np.array([check_op(torch.arange, lengths).on(rank).numel() for rank in range(RANKS)]).tolist() == [
         0,

@@ -6,11 +6,10 @@ from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.ops.nn import pooling
-from strategies.ops.nn import pooling as pooling_resized
 from strategies.ops.validation.claims import judge, own_claims
 from tests.ops.held import assert_lines
 
-ENTRY = {entry.op: entry for entry in (*pooling.RULES, *pooling_resized.RULES)}
+ENTRY = {entry.op: entry for entry in (*pooling.RULES, *pooling.RULES)}
 
 
 def made(op, args, *shapes, **kwargs):
@@ -52,7 +51,7 @@ def test_planes_go_by_themselves(sample):
 def test_blocks_of_pixels_go_by_any_batch_and_by_whole_blocks():
     batch, planes = ["S(0) -> S(0), filled", "S(1) -> S(1), filled"], [f"S({d}) -> S({d}), even" for d in (2, 3, 4)]
     one = made("pixel_shuffle.default", (2,), (3, 2, 8, 4, 4))
-    assert_lines(pooling_resized.RULES, one, *batch, *planes, "P(*) -> P(*)")
+    assert_lines(pooling.RULES, one, *batch, *planes, "P(*) -> P(*)")
 
 
 def test_a_points_gradient_sums_over_channels_and_an_images_over_points():
@@ -62,7 +61,7 @@ def test_a_points_gradient_sums_over_channels_and_an_images_over_points():
     points = ["S(2), R, S(1) -> P(sum), S(1), filled", "S(3), R, S(2) -> P(sum), S(2), filled"]
     parts = [f"P({kind}), R, R -> P({kind}), P({kind})" for kind in ("sum", "avg")]
     batch, channels = "S(0), S(0), S(0) -> S(0), S(0)", "S(1), S(1), R -> S(1), P(sum), filled"
-    assert_lines(pooling_resized.RULES, one, batch, channels, *points, *parts)
+    assert_lines(pooling.RULES, one, batch, channels, *points, *parts)
 
 
 @pytest.mark.parametrize("batch", [(3,), ()], ids=["batch", "no batch"])

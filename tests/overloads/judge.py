@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep, RanksDiverge
-from localtensor.lockstep.dispatch import execute as one_cell
+from localtensor.lockstep.dispatch import execute
 from localtensor.lockstep.dispatch.op_table import facts
 from localtensor.lockstep.mode import LocalTensorMode
 from localtensor.testing.lockstep_reference import against, envelope, plain, rank_by_rank, within
@@ -39,7 +39,7 @@ class Refused(Exception):
 def watched():
     """Counts how each cell was done: once (one value), stack, vmap or rows."""
     done: Counter = Counter()
-    before = {name: getattr(one_cell, name) for name in ("_on_stack", "_under_vmap", "row_after_row")}
+    before = {name: getattr(execute, name) for name in ("_on_stack", "_under_vmap", "row_after_row")}
 
     def counting(name, label):
         def counted(*args, **kwargs):
@@ -50,12 +50,12 @@ def watched():
         return counted
 
     for name, label in (("_on_stack", "stack"), ("_under_vmap", "vmap"), ("row_after_row", "rows")):
-        setattr(one_cell, name, counting(name, label))
+        setattr(execute, name, counting(name, label))
     try:
         yield done
     finally:
         for name, original in before.items():
-            setattr(one_cell, name, original)
+            setattr(execute, name, original)
 
 
 def judged(mode: LocalTensorMode, plan: str, calls: list[Call], record: Record) -> None:

@@ -7,14 +7,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from strategies.cli import plan_options as cli_plan
+from strategies.cli import plan_options
 
 app = typer.Typer(rich_markup_mode=None)
-app.command("plan", epilog=cli_plan.PLAN_EXAMPLES)(cli_plan.plan)
-app.add_typer(cli_plan.cost)
+app.command("plan", epilog=plan_options.PLAN_EXAMPLES)(plan_options.plan)
+app.add_typer(plan_options.cost)
 EXAMPLES = [
     shlex.split(line, comments=False)[1:]
-    for line in cli_plan.PLAN_EXAMPLES.splitlines()
+    for line in plan_options.PLAN_EXAMPLES.splitlines()
     if line.startswith("  localtensor plan")
 ]
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strategies.cli.app import app
-from strategies.cli.commands import plans_audit as dtensor_command
+from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import Asked, BadPlans, command, exit_code, run, sizes
 from strategies.planner.audit.report import Cause, Tried, as_json, as_text, rows, wasted
 from strategies.planner.audit.verdict import RIGHT, Outcome, Verdict
@@ -94,7 +94,7 @@ def test_a_report_names_the_finding_its_planners_and_its_smallest_pair():
 def few(monkeypatch):
     """Two pairs that go wrong and are as small as they go, and one that does not."""
     pairs = [PAIR, pair("R", "P(product)", (2,), (1,)), pair("S(0)", "R", (2,), (5,))]
-    monkeypatch.setattr(dtensor_command, "draw_pairs", lambda mesh, seed, budget: pairs[:budget])
+    monkeypatch.setattr(plans_audit, "draw_pairs", lambda mesh, seed, budget: pairs[:budget])
 
 
 @before_2_14
@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
         yield Verdict(PAIR, mode, REFUSED, None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dtensor_command, "judge", judge)
+    monkeypatch.setattr(plans_audit, "judge", judge)
     assert run(Asked(("2",), samples=5, quiet=True)) == 130
     text = capsys.readouterr().out
     assert "Stopped before all was tried." in text
@@ -163,7 +163,7 @@ def test_a_seed_that_generators_do_not_take_is_refused():
 
 
 def test_a_full_standard_output_is_infrastructure_and_the_files_are_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(dtensor_command, "wrote", lambda text: "cannot write to standard output: full.")
+    monkeypatch.setattr(plans_audit, "wrote", lambda text: "cannot write to standard output: full.")
     asked = Asked(("2",), samples=1, confirm="none", json_file=tmp_path / "r.json", quiet=True)
     assert run(asked) == 3
     assert capsys.readouterr().err == "localtensor: cannot write to standard output: full.\n"

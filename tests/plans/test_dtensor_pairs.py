@@ -6,7 +6,7 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import StridedShard
-from strategies.planner.audit import pairs as dtensor_pairs
+from strategies.planner.audit import pairs
 from strategies.planner.audit.pairs import DTYPES, draw_pairs, told
 from tests.plans.plan_pairs import pair
 from tests.plans.plan_pairs import spec as lying
@@ -59,8 +59,8 @@ def test_strided_shards_of_which_torch_has_two_readings_come_too():
 
 
 def test_where_there_are_few_pairs_few_come_and_it_ends(monkeypatch):
-    monkeypatch.setattr(dtensor_pairs, "SHAPES", ((4,),))
-    monkeypatch.setattr(dtensor_pairs, "DTYPES", (torch.bool,))
+    monkeypatch.setattr(pairs, "SHAPES", ((4,),))
+    monkeypatch.setattr(pairs, "DTYPES", (torch.bool,))
     assert len(list(draw_pairs((2,), seed=0, budget=3))) == 3
     assert list(draw_pairs((2,), seed=0, budget=0)) == []
     assert 10 < len(list(draw_pairs((2,), seed=0, budget=100))) < 100

@@ -7,7 +7,7 @@ import torch
 
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
-from strategies.planner.audit import verdict as dtensor_played
+from strategies.planner.audit import verdict
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.rank_run import Told, planner
 from strategies.planner.audit.verdict import RIGHT, Job, Outcome, judged, on_threads, play_all
@@ -78,7 +78,7 @@ def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
         torch.distributed.barrier()
         return Told("", part.piece)
 
-    monkeypatch.setattr(dtensor_played, "heard", heard)
+    monkeypatch.setattr(verdict, "heard", heard)
     found = on_threads(Job.of(PAIR), "greedy")
     assert (found.kind, found.ranks) == ("stops", (1,))
     assert "ValueError: only I" in found.text
@@ -90,7 +90,7 @@ def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
             torch.distributed.barrier()
         return Told("", part.piece)
 
-    monkeypatch.setattr(dtensor_played, "heard", heard)
+    monkeypatch.setattr(verdict, "heard", heard)
     assert on_threads(Job.of(PAIR), "greedy").kind == "stops"
 
 
@@ -98,7 +98,7 @@ def test_what_does_not_get_through_in_lockstep_is_played_on_threads(monkeypatch)
     def mode(ranks):
         raise LocalTensorError("no lockstep today")
 
-    monkeypatch.setattr(dtensor_played.lt, "LocalTensorMode", mode)
+    monkeypatch.setattr(verdict.lt, "LocalTensorMode", mode)
     assert play_all([Job.of(PAIR), Job.of(pair("R", "P(product)", (2,)))], "greedy")[0] == RIGHT
 
 

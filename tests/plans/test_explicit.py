@@ -14,13 +14,13 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import embedding, layer_norm
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import LocalTensorError
 from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.model.rule import overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.planner.search.api import plan
-from strategies.propagation.explicit import context as explicit
+from strategies.propagation.explicit import context
 from strategies.propagation.explicit.context import (
     ImplicitCommunication,
     ImplicitCommunicationWarning,
@@ -206,7 +206,7 @@ def test_a_coroutine_is_decorated_and_what_would_not_be_guarded_is_refused():
     @mode
     async def guarded(argument):
         await asyncio.sleep(0)
-        return _context.guard().owner, argument
+        return ambient.guard().owner, argument
 
     def stepwise():
         yield
@@ -215,7 +215,7 @@ def test_a_coroutine_is_decorated_and_what_would_not_be_guarded_is_refused():
         yield
 
     assert asyncio.run(guarded(3)) == (mode, 3)
-    assert _context.guard() is None
+    assert ambient.guard() is None
     for fn, what in ((stepwise, "generator"), (stream, "generator"), (nn.Linear, "class")):
         with pytest.raises(LocalTensorError, match=f"it is a {what}, whose body") as caught:
             mode(fn)
@@ -330,7 +330,7 @@ def test_the_ranks_of_a_run_inside_see_it_and_one_rank_can_have_its_own():
     def own():
         rank = torch.distributed.get_rank()
         x, y = laid(S0), laid(S0)
-        return said_by(lambda: x + y) if rank else _context.guard()
+        return said_by(lambda: x + y) if rank else ambient.guard()
 
     with no_implicit_communication():
         texts = list(lt.run(program, ranks=2))
@@ -357,13 +357,13 @@ def test_other_threads_and_other_tasks_do_not_see_it():
         entered, asked = asyncio.Event(), asyncio.Event()
         task = asyncio.create_task(inside(entered, asked))
         await entered.wait()
-        seen.append(_context.guard())
+        seen.append(ambient.guard())
         asked.set()
         await task
 
     asyncio.run(both())
     with no_implicit_communication():
-        thread = threading.Thread(target=lambda: seen.append(_context.guard()))
+        thread = threading.Thread(target=lambda: seen.append(ambient.guard()))
         thread.start()
         thread.join()
     assert seen == [None, None]
@@ -398,10 +398,10 @@ def test_contexts_may_end_in_any_order():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert _context.guard().owner is second
+    assert ambient.guard().owner is second
     assert not torch.autograd.is_multithreading_enabled()
     second.__exit__(None, None, None)
-    assert _context.guard() is None
+    assert ambient.guard() is None
     assert torch.autograd.is_multithreading_enabled()
 
 
@@ -470,6 +470,6 @@ def test_along_one_rank_a_propagated_call_communicates_nothing():
 
 
 def test_what_is_exported_is_there():
-    assert all(hasattr(explicit, name) for name in explicit.__all__)
+    assert all(hasattr(context, name) for name in context.__all__)
     assert repr(no_implicit_communication(strict=True)) == "no_implicit_communication(strict=True, warn=False)"
     assert repr(allow_implicit_communication()) == "allow_implicit_communication()"

@@ -13,7 +13,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import localtensor as lt
 from localtensor.layout.spec import Mesh, StridedShard
-from strategies.propagation.explicit import redistribution_text as explicit_asked
+from strategies.propagation.explicit import redistribution_text
 from strategies.propagation.explicit.redistribution_text import Need, argument_names, communicating_steps, refused
 from strategies.torch_api.specs import device_mesh
 
@@ -139,6 +139,6 @@ def test_where_we_have_no_word_for_a_placement_dtensors_own_steps_are_told():
 
 
 def test_the_line_is_the_users_past_our_own_frames():
-    line = explicit_asked.user_line()
+    line = redistribution_text.user_line()
     assert (line.file, line.line) == (__file__, sys._getframe().f_lineno - 1)
-    assert explicit_asked.call_text("aten.op", None) == "aten.op"
+    assert redistribution_text.call_text("aten.op", None) == "aten.op"

@@ -14,8 +14,8 @@ from torch.nn.functional import conv2d, cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import localtensor as lt
-from localtensor._util import ambient as _context
-from strategies.propagation.explicit import handlers as explicit_handlers
+from localtensor._util import ambient
+from strategies.propagation.explicit import handlers
 from strategies.propagation.explicit.context import (
     ImplicitCommunicationWarning,
     allow_implicit_communication,
@@ -23,7 +23,7 @@ from strategies.propagation.explicit.context import (
 )
 from strategies.propagation.explicit.handlers import EQUAL, QUIET, WHOLE, Equal, Watched, watched
 from strategies.propagation.overlay.context import overlay_dtensor
-from strategies.torch_api import handler_table as overlay_table
+from strategies.torch_api import handler_table
 from tests.plans.explicit_programs import S0, S1, R, laid, said_by
 from tests.strategies.small_book import REPLICATED
 
@@ -70,7 +70,7 @@ def test_loss_parallel_is_refused_wherever_it_was_entered(entered):
 
 
 def _table():
-    return list(overlay_table.torch_handlers())
+    return list(handler_table.torch_handlers())
 
 
 COLLECTIVES = {
@@ -122,7 +122,7 @@ def test_equal_is_passed_on_in_a_hole_and_on_one_rank():
     def alone():
         x = laid(S0)
         with no_implicit_communication():
-            return torch.equal(x, x), torch.equal(x, x * 2), _context.guard().handlers
+            return torch.equal(x, x), torch.equal(x, x * 2), ambient.guard().handlers
 
     assert on_each(program)
     assert on_each(alone, ranks=1) == (True, False, True)
@@ -141,10 +141,10 @@ def test_equal_asks_the_inner_guard_alone():
 def test_what_only_looks_at_sizes_and_what_an_overlay_has_stays_as_it_is():
     with overlay_dtensor(REPLICATED):
         seen = watched(DTensor._op_dispatcher._custom_op_handlers, lambda error: None)
-        ours = [op for op, handler in seen.items() if type(handler) is overlay_table.Ours]
+        ours = [op for op, handler in seen.items() if type(handler) is handler_table.Ours]
         assert len(ours) == len(list(REPLICATED))
         assert type(seen[torch.ops.aten.argmax.default]) is Watched or torch.ops.aten.argmax.default in ours
-        assert type(seen[EQUAL]) in (Equal, overlay_table.Ours)
+        assert type(seen[EQUAL]) in (Equal, handler_table.Ours)
         assert all(seen[op] is TABLE[op] for op in QUIET)
         assert seen.table is TABLE
 
@@ -152,7 +152,7 @@ def test_what_only_looks_at_sizes_and_what_an_overlay_has_stays_as_it_is():
 def test_a_handler_of_ours_never_gets_into_torchs_table():
     with no_implicit_communication():
         DTensor._op_dispatcher._custom_op_handlers = dict(DTensor._op_dispatcher._custom_op_handlers)
-        assert not any(isinstance(handler, overlay_table.Ours) for handler in overlay_table.torch_handlers().values())
+        assert not any(isinstance(handler, handler_table.Ours) for handler in handler_table.torch_handlers().values())
         DTensor._op_dispatcher._custom_op_handlers = TABLE
     assert DTensor._op_dispatcher._custom_op_handlers is TABLE
 
@@ -168,6 +168,6 @@ def test_a_handler_without_collectives_runs():
 
 def test_a_collective_whose_group_nobody_can_name_is_taken_for_one_that_communicates():
     bare = SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(name="c10d::barrier_of_all", arguments=[]))
-    assert explicit_handlers._communicates(bare, (), {})
+    assert handlers._communicates(bare, (), {})
     waits = SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(name="c10d::wait_tensor", arguments=[]))
-    assert not explicit_handlers._communicates(waits, (), {})
+    assert not handlers._communicates(waits, (), {})

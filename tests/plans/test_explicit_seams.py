@@ -9,11 +9,11 @@ from torch.distributed.tensor import DTensor, _api
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.utils import _pytree as pytree
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from strategies.propagation.explicit.context import no_implicit_communication
 from strategies.propagation.explicit.handlers import ARGS, LOCAL, _needs
 from strategies.propagation.overlay.context import overlay_dtensor
-from strategies.torch_api import handler_table as overlay_table
+from strategies.torch_api import handler_table
 from tests.plans.test_explicit_asked import MESH, S0, P, R, laid
 from tests.strategies.small_book import REPLICATED
 
@@ -26,7 +26,7 @@ def torchs_own():
         ARGS not in vars(DISPATCHER)
         and getattr(DISPATCHER, ARGS) is THEIRS
         and getattr(_api, LOCAL) is THEIR_LOCAL
-        and not hasattr(OpDispatcher, overlay_table.NAME)
+        and not hasattr(OpDispatcher, handler_table.NAME)
     )
 
 
@@ -61,7 +61,7 @@ def test_the_attributes_are_torchs_own_again_where_entering_fails(mode, monkeypa
         with pytest.raises(KeyError):
             mode.__enter__()
     assert torchs_own()
-    assert _context.guard() is _context.rules() is None
+    assert ambient.guard() is ambient.rules() is None
     with mode:
         assert not torch.autograd.is_multithreading_enabled()
     assert torch.autograd.is_multithreading_enabled()
@@ -72,11 +72,11 @@ def test_with_an_overlay_whichever_ends_first():
     guard.__enter__()
     overlay.__enter__()
     guard.__exit__(None, None, None)
-    assert hasattr(OpDispatcher, overlay_table.NAME) and ARGS not in vars(DISPATCHER)
+    assert hasattr(OpDispatcher, handler_table.NAME) and ARGS not in vars(DISPATCHER)
     assert not torch.autograd.is_multithreading_enabled()
     guard.__enter__()
     overlay.__exit__(None, None, None)
-    assert hasattr(OpDispatcher, overlay_table.NAME) and ARGS in vars(DISPATCHER)
+    assert hasattr(OpDispatcher, handler_table.NAME) and ARGS in vars(DISPATCHER)
     guard.__exit__(None, None, None)
     assert torchs_own()
     assert torch.autograd.is_multithreading_enabled()

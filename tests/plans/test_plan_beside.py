@@ -1,7 +1,7 @@
 import pytest
 from torch.distributed.tensor import _redistribute
 
-from strategies.planner.audit import compare as plan_beside
+from strategies.planner.audit import compare
 from strategies.planner.audit.compare import layouts, theirs, too_much
 from strategies.planner.audit.pairs import for_dtensor
 from strategies.planner.search.api import plan
@@ -51,7 +51,7 @@ def test_what_would_take_seconds_is_not_asked(monkeypatch):
     assert all("layouts" in too_much(spec, dst, "greedy") for spec in (ordered, strided))
     many, less = read("f32[8] @ dp=100000: S(0) -> R")
     assert "100,000 ranks" in too_much(many, less, "greedy")
-    monkeypatch.setattr(plan_beside, "for_dtensor", lambda *_, **__: pytest.fail("DTensor was asked"))
+    monkeypatch.setattr(compare, "for_dtensor", lambda *_, **__: pytest.fail("DTensor was asked"))
     assert [one.skipped[:10] for one in theirs(many, less, Time())] == ["not asked:"] * 2
 
 

@@ -14,14 +14,14 @@ from localtensor.errors import LocalTensorError, NotInLockstep, RanksDiverge
 from tests.programs import (
     checkpoints,
     context_parallel,
+    data_parallel_programs,
     lockstep_programs,
     optimizers,
     pipelines,
     random_programs,
     redistributions,
+    tensor_parallel_programs,
 )
-from tests.programs import data_parallel_programs as data_parallel
-from tests.programs import tensor_parallel_programs as tensor_parallel
 from tests.programs.lockstep_ways import assert_both, in_lockstep
 from tests.programs.test_optimizers import LAYOUTS
 from tests.programs.test_redistributions import GRID, ROW, STRIDED, every_pair
@@ -35,18 +35,18 @@ F32, F64, C64, BF16 = torch.float32, torch.float64, torch.complex64, torch.bfloa
 
 # Name, then program and arguments.  Products of matrices may differ in the last bits: those are close, the others equal.
 CLOSE = {
-    "an mlp": (tensor_parallel.mlp, (4,)),
-    "attention": (tensor_parallel.attention, (4,)),
-    "a sequence-parallel block": (tensor_parallel.sequence_parallel_block, (4,)),
-    "an mlp whose hidden units divide badly": (tensor_parallel.uneven_mlp, (4,), 6),
-    "an mlp with a rank that has no hidden unit": (tensor_parallel.uneven_mlp, (4,), 3),
-    "a transformer learns": (tensor_parallel.language_model, (4,), 2),
-    "fully sharded": (data_parallel.fully_sharded, (4,), True, F64),
-    "fully sharded, kept after forward": (data_parallel.fully_sharded, (4,), False, F64),
-    "hybrid sharded": (data_parallel.hybrid_sharded, (2, 2)),
-    "sharded in two ways": (data_parallel.sharded_in_two_ways, (2, 2)),
-    "sharded and recomputed": (data_parallel.recomputed, (4,)),
-    "sharded, two batches a gradient": (data_parallel.accumulated, (4,), "sharded"),
+    "an mlp": (tensor_parallel_programs.mlp, (4,)),
+    "attention": (tensor_parallel_programs.attention, (4,)),
+    "a sequence-parallel block": (tensor_parallel_programs.sequence_parallel_block, (4,)),
+    "an mlp whose hidden units divide badly": (tensor_parallel_programs.uneven_mlp, (4,), 6),
+    "an mlp with a rank that has no hidden unit": (tensor_parallel_programs.uneven_mlp, (4,), 3),
+    "a transformer learns": (tensor_parallel_programs.language_model, (4,), 2),
+    "fully sharded": (data_parallel_programs.fully_sharded, (4,), True, F64),
+    "fully sharded, kept after forward": (data_parallel_programs.fully_sharded, (4,), False, F64),
+    "hybrid sharded": (data_parallel_programs.hybrid_sharded, (2, 2)),
+    "sharded in two ways": (data_parallel_programs.sharded_in_two_ways, (2, 2)),
+    "sharded and recomputed": (data_parallel_programs.recomputed, (4,)),
+    "sharded, two batches a gradient": (data_parallel_programs.accumulated, (4,), "sharded"),
     "dropout remembers": (random_programs.dropout, (4,), 11, "remembers"),
     "dropout recomputes": (random_programs.dropout, (4,), 11, "recomputes"),
     "context parallel": (context_parallel.sharded_buffers, 16, "MATH", False, True),
@@ -62,10 +62,10 @@ CLOSE = {
     "optimizers over uneven shards": (lockstep_programs.foreach_optimizers,),
 }
 EQUAL = {
-    "logits cut by class": (tensor_parallel.cross_entropy, (4,), "mean", 1, 8, 3),
-    "logits cut by class, each loss": (tensor_parallel.cross_entropy, (4,), "none", 1, 8, 3),
-    "logits cut by row": (tensor_parallel.cross_entropy, (4,), "sum", 0, 5, 3),
-    "logits cut by row, mean": (tensor_parallel.cross_entropy, (4,), "mean", 0, 8, 3),
+    "logits cut by class": (tensor_parallel_programs.cross_entropy, (4,), "mean", 1, 8, 3),
+    "logits cut by class, each loss": (tensor_parallel_programs.cross_entropy, (4,), "none", 1, 8, 3),
+    "logits cut by row": (tensor_parallel_programs.cross_entropy, (4,), "sum", 0, 5, 3),
+    "logits cut by row, mean": (tensor_parallel_programs.cross_entropy, (4,), "mean", 0, 8, 3),
     "walks on a row": (
         redistributions.walks, (4,), tuple(((5, 3), dtype, every_pair(ROW)) for dtype in (F64, C64, BF16, torch.bool)),
     ),
@@ -86,8 +86,8 @@ EQUAL = {
     "kaiming of columns": (random_programs.kaiming, 1),
     "a model from meta, sharded": (random_programs.fresh_weights, "sharded"),
     "a model from meta, tensor parallel": (random_programs.fresh_weights, "tensor parallel"),
-    "rows that a rank holds": (data_parallel.rows_held, (3,)),
-    "collectives of a block, counted": (tensor_parallel.collectives_of_block, (4,)),
+    "rows that a rank holds": (data_parallel_programs.rows_held, (3,)),
+    "collectives of a block, counted": (tensor_parallel_programs.collectives_of_block, (4,)),
     "collectives of uneven shards, counted": (lockstep_programs.counted,),
     "an op of one's own": (lockstep_programs.custom_op,),
     "copied, saved and loaded": (lockstep_programs.copied_and_saved,),
@@ -96,7 +96,7 @@ EQUAL = {
 
 
 def ranks_of(program):
-    return 3 if program is data_parallel.rows_held else 4
+    return 3 if program is data_parallel_programs.rows_held else 4
 
 
 @pytest.mark.parametrize("name", CLOSE)
@@ -117,13 +117,13 @@ def one_flat_parameter():
 
 DRAWS_UNTIL = "trunc_normal_ draws until all is well"
 REFUSED = {
-    "DDP: its reducer is C++": (NotInLockstep, "DistributedDataParallel", data_parallel.replicated, (4,)),
+    "DDP: its reducer is C++": (NotInLockstep, "DistributedDataParallel", data_parallel_programs.replicated, (4,)),
     "FSDP1: one flat parameter": (NotInLockstep, "fully_shard works", one_flat_parameter),
     "a pipeline: each rank has modules of its own": (RanksDiverge, "", pipelines.train, "1F1B", 4, 1, 1),
     "a checkpoint: rank 0 alone plans it": (RanksDiverge, "dcp.save", checkpoints.train, "unused", 1),
     "a branch on the rank": (RanksDiverge, "4: False on rank 3", redistributions.walks, (4,), (((5, 3), F64, ("P(sum)",)),)),
     DRAWS_UNTIL: (RanksDiverge, "trunc_normal_", random_programs.draws, 0, [7] * 4),
-    "a list that is indexed by rank": (RanksDiverge, "batches[rank]", data_parallel.unused, (4,), "by hand", 4),
+    "a list that is indexed by rank": (RanksDiverge, "batches[rank]", data_parallel_programs.unused, (4,), "by hand", 4),
 }  # fmt: skip
 
 
@@ -138,5 +138,5 @@ def test_refused(name):
 
 def test_after_a_refusal_the_next_program_runs():
     with pytest.raises(LocalTensorError):
-        in_lockstep(data_parallel.replicated, (4,), ranks=4)
-    assert len(assert_both(tensor_parallel.mlp, (4,), ranks=4, exact=False)) == 4
+        in_lockstep(data_parallel_programs.replicated, (4,), ranks=4)
+    assert len(assert_both(tensor_parallel_programs.mlp, (4,), ranks=4, exact=False)) == 4

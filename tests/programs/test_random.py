@@ -8,7 +8,7 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError
-from tests.programs import random_programs as programs
+from tests.programs import random_programs
 from tests.programs.one_device import assert_three_ways
 from tests.programs.three_ways import on_both
 from tests.torch_here import before_2_14
@@ -18,7 +18,7 @@ CUT = {None: "replicated", 0: "rows cut", 1: "columns cut"}
 
 def pieces(dim, ranks):
     """The zeros that each rank starts from: those of torch.chunk, and nothing for a rank that it leaves out."""
-    zeros = torch.zeros(programs.SHAPE)
+    zeros = torch.zeros(random_programs.SHAPE)
     return [zeros] * ranks if dim is None else zeros.tensor_split([2, 4, 6], dim)
 
 
@@ -27,47 +27,47 @@ def pieces(dim, ranks):
 @before_2_14
 def test_a_rank_draws_what_a_piece_of_this_shape_draws_from_its_generator(dim, seeds):
     """A list as an argument is one entry for each rank."""
-    drawn = on_both(programs.draws, dim, seeds, ranks=4)
+    drawn = on_both(random_programs.draws, dim, seeds, ranks=4)
     for rank, piece in enumerate(pieces(dim, 4)):
         with torch.random.fork_rng(devices=[]):
-            expected = programs.draws_of_piece(piece, seeds[rank])
+            expected = random_programs.draws_of_piece(piece, seeds[rank])
         torch.testing.assert_close(drawn[rank], expected, rtol=0, atol=0)
 
 
 def test_so_on_the_cpu_one_seed_fills_all_pieces_alike_and_not_as_one_device():
     """On CUDA, DTensor moves each rank's generator on to where its piece begins; on the CPU it has no such account."""
-    drawn = on_both(programs.draws, 0, [7] * 4, ranks=4)
+    drawn = on_both(random_programs.draws, 0, [7] * 4, ranks=4)
     assert torch.equal(drawn[0]["normal_"], drawn[1]["normal_"])
 
 
 @pytest.mark.parametrize("on", ["threads", "gloo"])
 def test_hence_torch_cannot_make_a_random_dtensor_on_the_cpu(on):
     with pytest.raises(LocalTensorError, match="AssertionError"):
-        lt.run(programs.made_by_factory, ranks=2, on=on)
+        lt.run(random_programs.made_by_factory, ranks=2, on=on)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_an_init_counts_the_columns_of_the_whole_weight(dim):
-    drawn = on_both(programs.kaiming, dim, ranks=4)
+    drawn = on_both(random_programs.kaiming, dim, ranks=4)
     for rank, piece in enumerate(pieces(dim, 4)):
         with torch.random.fork_rng(devices=[]):
-            expected = programs.kaiming_alone(piece, rank)
+            expected = random_programs.kaiming_alone(piece, rank)
         torch.testing.assert_close(drawn[rank], expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("how", ["sharded", "tensor parallel"])
 def test_a_model_from_meta_is_drawn_piece_by_piece(how):
-    drawn = on_both(programs.fresh_weights, how, ranks=4)
+    drawn = on_both(random_programs.fresh_weights, how, ranks=4)
     for rank in range(4):
         with torch.random.fork_rng(devices=[]):
-            expected = programs.fresh_weights_alone(how, rank, 4)
+            expected = random_programs.fresh_weights_alone(how, rank, 4)
         torch.testing.assert_close(drawn[rank], expected, rtol=0, atol=0)
 
 
 def test_each_rank_has_three_generators_of_its_own():
-    drawn = on_both(programs.three_generators, 3, ranks=3)
+    drawn = on_both(random_programs.three_generators, 3, ranks=3)
     before = states()
-    expected = [programs.three_generators_alone(rank, 3) for rank in range(3)]
+    expected = [random_programs.three_generators_alone(rank, 3) for rank in range(3)]
     put_back(before)
     assert drawn == expected
 
@@ -84,7 +84,7 @@ def put_back(before):
 
 def test_a_run_leaves_the_generators_of_its_caller_alone():
     before = states()
-    lt.run(programs.three_generators, 1, ranks=2)
+    lt.run(random_programs.three_generators, 1, ranks=2)
     after = states()
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
@@ -93,11 +93,11 @@ def test_a_run_leaves_the_generators_of_its_caller_alone():
 
 @pytest.mark.parametrize("backward", ["remembers", "recomputes"])
 def test_dropout_around_a_tensor_parallel_layer(backward):
-    run = assert_three_ways(programs.dropout, (4,), 11, backward)
+    run = assert_three_ways(random_programs.dropout, (4,), 11, backward)
     assert run[0]["out"].eq(0).any()
 
 
 def test_the_order_in_which_ranks_run_is_of_no_importance():
-    in_order = lt.run(programs.draws, 0, [1, 2, 3, 4], ranks=4)
-    shuffled = lt.run(programs.draws, 0, [1, 2, 3, 4], ranks=4, schedule=lt.shuffled(5))
+    in_order = lt.run(random_programs.draws, 0, [1, 2, 3, 4], ranks=4)
+    shuffled = lt.run(random_programs.draws, 0, [1, 2, 3, 4], ranks=4, schedule=lt.shuffled(5))
     torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)

@@ -7,7 +7,7 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import LocalTensorError
-from tests.programs import tensor_parallel_programs as programs
+from tests.programs import tensor_parallel_programs
 from tests.programs.one_device import alone, assert_three_ways
 from tests.torch_here import before_2_14
 
@@ -29,25 +29,32 @@ def kind_of(call):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("program", [programs.mlp, programs.attention, programs.sequence_parallel_block])
+@pytest.mark.parametrize(
+    "program",
+    [
+        tensor_parallel_programs.mlp,
+        tensor_parallel_programs.attention,
+        tensor_parallel_programs.sequence_parallel_block,
+    ],
+)
 def test_layers_and_their_gradients(program, ranks):
     assert_three_ways(program, (ranks,))
 
 
 @pytest.mark.parametrize("hidden", [6, 3])
 def test_hidden_units_that_four_ranks_cannot_share_evenly(hidden):
-    assert_three_ways(programs.uneven_mlp, (4,), hidden)
+    assert_three_ways(tensor_parallel_programs.uneven_mlp, (4,), hidden)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_whole_transformer_learns(ranks):
-    run = assert_three_ways(programs.language_model, (ranks,), 3)
+    run = assert_three_ways(tensor_parallel_programs.language_model, (ranks,), 3)
     assert run[0]["losses"].diff().lt(0).all()
 
 
 @pytest.mark.ranks(4)
 def test_an_mlp_takes_one_all_reduce_each_way(comms):
-    programs.mlp((4,))
+    tensor_parallel_programs.mlp((4,))
     activations = 3 * 5 * 8 * FLOAT
     assert said(comms, "forward") == said(comms, "backward") == [("all_reduce", activations)]
 
@@ -55,7 +62,7 @@ def test_an_mlp_takes_one_all_reduce_each_way(comms):
 @pytest.mark.ranks(4)
 def test_sequence_parallel_takes_two_gathers_and_two_reduce_scatters_each_way(comms):
     """An all-reduce cut in two: a rank brings its positions to the gather, and all of them to the reduce-scatter."""
-    programs.sequence_parallel_block((4,))
+    tensor_parallel_programs.sequence_parallel_block((4,))
     activations = 3 * 4 * 8 * FLOAT
     each = [("all_gather_into_tensor", activations // 4), ("reduce_scatter_tensor", activations)]
     assert said(comms, "forward") == said(comms, "backward") == each * 2
@@ -68,14 +75,14 @@ def test_loss_parallel_takes_three_numbers_a_row_and_nothing_backward(reduction)
     The size of the vocabulary does not come into it.  Backward, each rank has all it needs for its own classes.
     """
     rows = 8
-    calls = of_first(assert_three_ways(programs.cross_entropy, (4,), reduction, 1, rows, 3))
+    calls = of_first(assert_three_ways(tensor_parallel_programs.cross_entropy, (4,), reduction, 1, rows, 3))
     assert said(calls, "forward") == [("all_reduce", rows * FLOAT)] * 3
     assert said(calls, "backward") == []
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_the_loss_of_cut_rows_takes_nothing_unless_it_is_a_mean(reduction):
-    calls = of_first(assert_three_ways(programs.cross_entropy, (2,), reduction, 0, 5, 3))
+    calls = of_first(assert_three_ways(tensor_parallel_programs.cross_entropy, (2,), reduction, 0, 5, 3))
     assert said(calls, "forward") == said(calls, "backward") == []
 
 
@@ -84,7 +91,7 @@ def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
     """Forward it stays P(avg).  Backward, a gradient is divided by the number of targets that count, on all ranks
     together; a rank cannot know that its peers ignore none.
     """
-    calls = of_first(assert_three_ways(programs.cross_entropy, (2,), "mean", 0, 8, 0))
+    calls = of_first(assert_three_ways(tensor_parallel_programs.cross_entropy, (2,), "mean", 0, 8, 0))
     assert said(calls, "forward") == []
     assert said(calls, "backward") == [("all_reduce", FLOAT)]
 
@@ -93,10 +100,10 @@ def test_the_mean_loss_of_cut_rows_takes_one_number_backward():
 def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_are_we():
     """DTensor averages the ranks' means, as if all ranks had equally many targets: `validate` lists that rule."""
     args = ("mean", 0, 8, 3)
-    threads = lt.run(programs.cross_entropy, (2,), *args, ranks=2)
-    gloo = lt.run(programs.cross_entropy, (2,), *args, ranks=2, on="gloo")
-    one = alone(programs.cross_entropy, *args)
-    per_row = alone(programs.cross_entropy, "none", 0, 8, 3)["loss"]
+    threads = lt.run(tensor_parallel_programs.cross_entropy, (2,), *args, ranks=2)
+    gloo = lt.run(tensor_parallel_programs.cross_entropy, (2,), *args, ranks=2, on="gloo")
+    one = alone(tensor_parallel_programs.cross_entropy, *args)
+    per_row = alone(tensor_parallel_programs.cross_entropy, "none", 0, 8, 3)["loss"]
     assert not torch.allclose(one["loss"], (per_row[3:4].mean() + per_row[4:].mean()) / 2)
     for rank in range(2):
         torch.testing.assert_close(threads[rank], gloo[rank], rtol=0, atol=0)
@@ -108,20 +115,20 @@ def test_torch_is_wrong_about_the_mean_loss_where_ranks_ignore_unequally_and_so_
 @before_2_14
 def test_the_mean_loss_of_uneven_rows_is_refused(on):
     with pytest.raises(LocalTensorError, match="cannot be evenly sharded"):
-        lt.run(programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on)
+        lt.run(tensor_parallel_programs.cross_entropy, (2,), "mean", 0, 5, 0, ranks=2, on=on)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_order_in_which_ranks_run_is_of_no_importance(seed):
     """Within loss_parallel: it exchanges DTensor's handlers of some ops, for the whole process, while it is on."""
-    in_order = lt.run(programs.language_model, (2,), 1, ranks=2)
-    shuffled = lt.run(programs.language_model, (2,), 1, ranks=2, schedule=lt.shuffled(seed))
+    in_order = lt.run(tensor_parallel_programs.language_model, (2,), 1, ranks=2)
+    shuffled = lt.run(tensor_parallel_programs.language_model, (2,), 1, ranks=2, schedule=lt.shuffled(seed))
     torch.testing.assert_close(list(shuffled), list(in_order), rtol=0, atol=0)
 
 
 def test_torch_counts_the_collectives_that_the_log_has():
-    threads = lt.run(programs.collectives_of_block, (2,), ranks=2)
-    gloo = lt.run(programs.collectives_of_block, (2,), ranks=2, on="gloo")
+    threads = lt.run(tensor_parallel_programs.collectives_of_block, (2,), ranks=2)
+    gloo = lt.run(tensor_parallel_programs.collectives_of_block, (2,), ranks=2, on="gloo")
     assert [threads[rank] for rank in range(2)] == [gloo[rank] for rank in range(2)]
     logged = Counter(kind_of(call) for call in threads.calls if call.rank == 0)
     assert threads[0] == dict(logged)

@@ -10,8 +10,7 @@ import pytest
 from localtensor.concurrency.explorer import explore, replay
 from localtensor.concurrency.single_flight import Once
 from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, Circular, Room
-from strategies.propagation.races import cache_programs as races_once
-from strategies.propagation.races import linearizability as races_history
+from strategies.propagation.races import cache_programs, linearizability
 from strategies.propagation.races import report as races
 from strategies.propagation.races.cache_programs import World
 from tests.localtensor.once_threads import LONG, Held, Running, Watched
@@ -179,17 +178,17 @@ def of(program, broken):
 
 
 BROKEN = [
-    (races_once.cleared_twice, Resurrects),
-    (races_once.cleared, ClearsDoneOnly),
-    (races_once.failing, KeepsFailures),
-    (races_once.interrupted_owner, NeverSettles),
-    (races_once.asks, TellsTooEarly),
-    (races_once.asks, ClaimsWithoutLooking),
-    (races_once.colliding, ClaimsWithoutLooking),
-    (races_once.crowded, DropsWhatIsComputed),
+    (cache_programs.cleared_twice, Resurrects),
+    (cache_programs.cleared, ClearsDoneOnly),
+    (cache_programs.failing, KeepsFailures),
+    (cache_programs.interrupted_owner, NeverSettles),
+    (cache_programs.asks, TellsTooEarly),
+    (cache_programs.asks, ClaimsWithoutLooking),
+    (cache_programs.colliding, ClaimsWithoutLooking),
+    (cache_programs.crowded, DropsWhatIsComputed),
 ]
 CASES = [(program, broken, policy) for program, broken in BROKEN for policy in ("pct", "bounded")]
-CASES += [(races_history.calls, broken, "pct") for broken in (Resurrects, ClearsDoneOnly, ClaimsWithoutLooking)]
+CASES += [(linearizability.calls, broken, "pct") for broken in (Resurrects, ClearsDoneOnly, ClaimsWithoutLooking)]
 # The 729 ways to draw the six calls come first in a bounded search, which is not through with them in so few schedules.
 
 

@@ -16,7 +16,7 @@ from localtensor._util.events import Raised
 from localtensor.errors import LocalTensorError
 from localtensor.layout.reductions import FOLDS, PremulSum
 from localtensor.processes.pool import Pool
-from tests.real import collective_programs as programs
+from tests.real import collective_programs
 from tests.real.collective_programs import Call, count, flat, plain, t, values, what_gloo_does
 from tests.torch_here import before_2_14
 
@@ -127,19 +127,23 @@ def test_three_processes_hold_what_we_say(name, three):
 
 
 def test_each_reduction_of_each_dtype_agrees_in_answer_or_refusal(two):
-    said = values(two.call(programs.each_reduction, [(), ()]))[0]
-    assert len(said) == len(FOLDS) * len(programs.DTYPES)
+    said = values(two.call(collective_programs.each_reduction, [(), ()]))[0]
+    assert len(said) == len(FOLDS) * len(collective_programs.DTYPES)
     for (op, dtype), theirs in said.items():
-        ours = tried(lambda op=op, dtype=dtype: c.all_reduce([programs.numbers(dtype, rank) for rank in (0, 1)], op)[0])
+        ours = tried(
+            lambda op=op, dtype=dtype: c.all_reduce([collective_programs.numbers(dtype, rank) for rank in (0, 1)], op)[
+                0
+            ]
+        )
         assert type(ours) is type(theirs), f"{op} of {dtype}: ours {ours}, gloo {theirs}"
         assert isinstance(ours, str) or torch.equal(ours, theirs), f"{op} of {dtype}: ours {ours}, gloo {theirs}"
 
 
 def test_each_collective_carries_the_dtypes_that_gloo_carries(two):
-    said = values(two.call(programs.each_carriage, [(), ()]))[0]
-    assert len(said) == len(programs.CARRIAGES) * len(programs.DTYPES)
+    said = values(two.call(collective_programs.each_carriage, [(), ()]))[0]
+    assert len(said) == len(collective_programs.CARRIAGES) * len(collective_programs.DTYPES)
     for (program, dtype), theirs in said.items():
-        held, _, options = programs.carriage(program, dtype)
+        held, _, options = collective_programs.carriage(program, dtype)
         ours = tried(Call(program, held, options).ours)
         assert isinstance(ours, str) == bool(theirs), (
             f"{program} of {dtype}: ours {ours}, gloo {theirs or 'carries it'}"

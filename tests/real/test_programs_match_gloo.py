@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import LocalTensorError, NeverEnded, RankRaised
-from localtensor.processes import pool as real
+from localtensor.processes import pool
 from tests.real import api_programs, different_programs, refused_programs
 from tests.real.api_programs import WITH_FOUR, WITH_THREE
 from tests.real.different_programs import BOTH_ANSWER, WE_ANSWER, WE_REFUSE
@@ -30,12 +30,12 @@ HANGS = 1.0  # seconds after which gloo is said to hang
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
     """A rank that raised or returned is given up soon: nothing here computes for long."""
-    before = real.GRACE, real.LEAVE
-    _context.close_pools()
-    real.GRACE, real.LEAVE = 0.3, 0.4
+    before = pool.GRACE, pool.LEAVE
+    ambient.close_pools()
+    pool.GRACE, pool.LEAVE = 0.3, 0.4
     yield
-    _context.close_pools()
-    real.GRACE, real.LEAVE = before
+    ambient.close_pools()
+    pool.GRACE, pool.LEAVE = before
 
 
 def on(way: str, program: Program, ranks: int = 2, timeout: float = 20.0) -> lt.Run:

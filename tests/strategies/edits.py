@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from strategies.torch_api import user_modules as modules
+from strategies.torch_api import user_modules
 from tests.strategies import users
 
 PACKAGE = {
@@ -161,5 +161,5 @@ def two_versions(folder: Path, files: Mapping[str, str], edits: Mapping[str, obj
         else:
             write(folder, name, {path: text})
     with users.undone():
-        modules.load(f"{name}.rules", str(folder))
+        user_modules.load(f"{name}.rules", str(folder))
         yield name

@@ -25,7 +25,7 @@ from strategies.model import codec
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.program import Program
 from strategies.model.rule import Sample
-from strategies.programs.run import simulated_run as played
+from strategies.programs.run import simulated_run
 from strategies.programs.run.program_oracle import call_of_program, truth_about
 from strategies.programs.run.rank_run import Part
 from strategies.programs.run.verdict import Confirmation
@@ -96,16 +96,16 @@ def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirm
         before = logging.root.manager.disable
         logging.disable()
         try:
-            groups: dict[Any, list[played._Job]] = {}
+            groups: dict[Any, list[simulated_run._Job]] = {}
             for number, one in enumerate(found):
                 try:
-                    job = played._Job(number, one.program, one.truth(), one.fresh_parts())
+                    job = simulated_run._Job(number, one.program, one.truth(), one.fresh_parts())
                 except (*REFUSALS, LocalTensorError) as error:
                     heard[one.rule] = Confirmation("", f"no such program: {in_a_line(error)}")
                     continue
                 groups.setdefault((one.program.mesh, one.program.flattened), []).append(job)
             for jobs in groups.values():
-                verdicts = played._played(jobs) if lockstep else played.on_threads(jobs)
+                verdicts = simulated_run._played(jobs) if lockstep else simulated_run.on_threads(jobs)
                 heard.update({found[number].rule: verdict for number, verdict in verdicts.items()})
         finally:
             logging.disable(before)

@@ -10,7 +10,7 @@ from torch.distributed.tensor import _redistribute
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from strategies.model.rule import Leaf
-from strategies.propagation import ambient_state as room
+from strategies.propagation import ambient_state
 from strategies.propagation.ambient_state import PRIVATE, SETTINGS, ambient
 from strategies.propagation.cache_key import key_of
 
@@ -131,4 +131,4 @@ def test_every_private_part_is_there():
         module, _, attribute = name.rpartition(".")
         found = torch._C if module == "torch._C" else __import__(module, fromlist=["_"])
         assert hasattr(found, attribute), name
-    assert room._any_autocast() is False
+    assert ambient_state._any_autocast() is False

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 import strategies
-from strategies.base import atomic_files as files
+from strategies.base import atomic_files
 from strategies.gate import baseline
 from strategies.gate.baseline import BadBaseline, Baseline, as_text, read, write
 from strategies.gate.model import Entry, Key
@@ -228,7 +228,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "replace", full)
+    monkeypatch.setattr(atomic_files.os, "replace", full)
     with pytest.raises(BadBaseline, match=r"it cannot be written \(No space left on device\)"):
         write(replace(read(path), entries=()), "2.13.0")
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]

@@ -6,9 +6,8 @@ import shutil
 import pytest
 
 from strategies.gate.changes.version_view import OUTSIDE, digests
-from strategies.torch_api import user_modules as modules
-from tests.strategies import edit_styles as styles
-from tests.strategies import edits, users
+from strategies.torch_api import user_modules
+from tests.strategies import edit_styles, edits, users
 from tests.strategies.edits import PACKAGE
 
 OPS = ("scale", "shift")
@@ -22,7 +21,7 @@ def loaded(folder, files, changes, name):
     texts = {path: text for path, text in edits.edited(files, changes).items() if text is not None}
     edits.write(folder, name, texts)
     with users.undone():
-        modules.load(f"{name}.rules", str(folder))
+        user_modules.load(f"{name}.rules", str(folder))
         yield f"{name}.rules"
 
 
@@ -65,7 +64,7 @@ def test_it_is_another_one_after_an_edit_that_matters(both, changes, same):
 
 
 def test_there_is_none_for_a_rule_that_reads_files(tmp_path):
-    assert [found is None for found in told(tmp_path, styles.READS, {}, "digest_reads")] == [True, False]
+    assert [found is None for found in told(tmp_path, edit_styles.READS, {}, "digest_reads")] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -108,9 +107,9 @@ def test_there_is_none_for_an_op_that_comes_from_where_it_may_change_unseen(tmp_
 
 
 def test_what_cannot_be_told_apart_has_the_digest_of_all_modules(both):
-    assert both(styles.GUESSED, {}) == [True, True]
-    assert both(styles.GUESSED, {"{p}/util.py": [("rows(x, 7)", "rows(x, 8)")]}) == [False, False]
-    assert both(styles.GUESSED, {"{p}/util.py": [("def unused", "# note\ndef unused")]}) == [True, True]
+    assert both(edit_styles.GUESSED, {}) == [True, True]
+    assert both(edit_styles.GUESSED, {"{p}/util.py": [("rows(x, 7)", "rows(x, 8)")]}) == [False, False]
+    assert both(edit_styles.GUESSED, {"{p}/util.py": [("def unused", "# note\ndef unused")]}) == [True, True]
 
 
 def test_the_rules_of_torch_itself_are_known_by_its_version():

@@ -3,12 +3,11 @@
 import pytest
 
 from strategies.gate.changes.select import select
-from tests.strategies import edit_styles as styles
-from tests.strategies import edits
+from tests.strategies import edit_styles, edits
 from tests.strategies.edits import PACKAGE
 from tests.strategies.test_changed import NO, RULES, TABLES, UTIL, check_choices
 
-TWICE = styles.rules("""
+TWICE = edit_styles.rules("""
 @register_sharding(torch.ops.{p}.scale.default)
 def first(x):
     return helper(x)
@@ -23,7 +22,7 @@ def second(x):
 def shift_rule(x):
     return helper(x)
 """)
-STORED = styles.rules("""
+STORED = edit_styles.rules("""
 from {p} import store
 
 
@@ -67,7 +66,7 @@ def start():
 start()
 INNER["scale"] = 1
 """)  # fmt: skip
-NAMED = styles.rules("""
+NAMED = edit_styles.rules("""
 SPACE, SCALE = "{p}", torch.ops.{p}.scale
 
 
@@ -105,7 +104,7 @@ NATIVE = {**PACKAGE, UTIL: PACKAGE[UTIL] + "\n\ntry:\n    from {p} import _nativ
           "def native(x):\n    return _native or helper(x)\n",
           RULES: PACKAGE[RULES].replace("*helper(x)", "*util.native(x)"), "native.cpp": "int x = 1;"}  # fmt: skip
 TYPED = {**PACKAGE, UTIL: PACKAGE[UTIL].replace("def helper(x)", "def helper(x: object)")}
-MATCHED = styles.rules("""
+MATCHED = edit_styles.rules("""
 def kind(x):
     match x.ndim:
         case 0 as none:
@@ -157,7 +156,7 @@ def shift_rule(x):
     pytest.param(MATCHED, {RULES: [("case 0 as none", "case 1 as none")]}, "`kind` in p/rules.py, which its rule calls, changed", NO, id="a pattern"),
     pytest.param(MATCHED, {RULES: [("return other", "return many if (many := 1) else other")]}, "`kind` in p/rules.py, which its rule calls, changed", NO, id="a walrus"),
     pytest.param(MATCHED, {RULES: [("(lambda: helper(x))()", "(lambda: 'helper')()")]}, "its rule function `scale_rule` changed", NO, id="the text of a lambda"),
-    pytest.param(styles.LOOP, {RULES: [("register_sharding(getattr", "RULES['scale'] = shift_rule\n    register_sharding(getattr")]},
+    pytest.param(edit_styles.LOOP, {RULES: [("register_sharding(getattr", "RULES['scale'] = shift_rule\n    register_sharding(getattr")]},
                  "its registration changed", "its registration changed", id="a table that its own loop changes"),
 ])  # fmt: skip
 def test_what_a_rule_depends_on(tmp_path, files, changes, scale, shift):

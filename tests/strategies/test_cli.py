@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import localtensor
 from strategies.cli import app as cli
 from strategies.cli.commands import report as merging
-from strategies.cli.commands import validate as command
+from strategies.cli.commands import validate
 from tests.strategies import users
 from tests.strategies.test_report import check_schema
 
@@ -73,7 +73,7 @@ def helped(*words):
 def asked(monkeypatch):
     """What the command line hands on, instead of a run."""
     heard = []
-    monkeypatch.setattr(command, "run", lambda chosen: heard.append(chosen) or 0)
+    monkeypatch.setattr(validate, "run", lambda chosen: heard.append(chosen) or 0)
     return heard
 
 
@@ -140,13 +140,13 @@ def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
 def test_options_reach_the_run_as_they_were_given(asked):
     chosen = parsed(asked, "validate add 'nn.*' --search --ranks 2 --dtype bool --device cuda --rules a.b --confirm none "
                     "--json x.json --repro y --seed 5 --workers 3 -q")  # fmt: skip
-    assert chosen == command.Chosen(
+    assert chosen == validate.Chosen(
         ("add", "nn.*"), False, True, (2,), ("bool",), "cuda", "a.b", "none", Path("x.json"), Path("y"), 5, 3, True,
     )  # fmt: skip
 
 
 def test_what_is_not_given_has_a_default(asked):
-    assert parsed(asked, "validate --all") == command.Chosen(
+    assert parsed(asked, "validate --all") == validate.Chosen(
         (), True, False, (), (), "cpu", "dtensor", "gloo", None, None, 0, os.cpu_count(), False,
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_usage(line, said, asked):
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
 def test_the_exit_code_is_that_of_the_run(code, monkeypatch):
-    monkeypatch.setattr(command, "run", lambda _: code)
+    monkeypatch.setattr(validate, "run", lambda _: code)
     assert CliRunner().invoke(cli.app, ["validate", "add"]).exit_code == code
 
 
@@ -209,14 +209,14 @@ def test_ctrl_c_says_how_to_go_on(words, kept, monkeypatch):
     def stopped(chosen):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run", stopped)
+    monkeypatch.setattr(validate, "run", stopped)
     result = CliRunner().invoke(cli.app, ["validate", "add", *words])
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == f"localtensor: stopped by Ctrl-C; no report was written; {kept}.\n"
 
 
 @pytest.mark.parametrize(
-    ("room", "words"), [(command, ["validate", "add"]), (merging, ["merge", "a"])], ids=["validate", "merge"]
+    ("room", "words"), [(validate, ["validate", "add"]), (merging, ["merge", "a"])], ids=["validate", "merge"]
 )
 def test_a_failure_of_ours_is_3_with_its_traceback(room, words, monkeypatch):
     monkeypatch.setattr(room, "run", lambda *_: {}["nothing"])

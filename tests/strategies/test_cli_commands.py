@@ -8,17 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from strategies.cli import app as cli
-from strategies.cli.commands import coverage as covered
-from strategies.cli.commands import discover as discover_command
-from strategies.cli.commands import plans_audit as dtensor_command
+from strategies.cli.commands import coverage, discover, plans_audit, validate
 from strategies.cli.commands import report as merging
-from strategies.cli.commands import validate as command
 from strategies.model.verdict import ALONE, MESHES, PAIRS
 from tests.strategies.test_report import EMPTY
 
 WORK = {
-    "coverage": (covered, "run"), "discover": (discover_command, "discover_command"), "merge": (merging, "run"),
-    "validate": (command, "run"),
+    "coverage": (coverage, "run"), "discover": (discover, "discover_command"), "merge": (merging, "run"),
+    "validate": (validate, "run"),
 }  # fmt: skip
 
 
@@ -32,7 +29,7 @@ def heard(monkeypatch):
     asked = []
     for name, (room, function) in WORK.items():
         monkeypatch.setattr(room, function, lambda *given, _name=name, **more: asked.append((_name, given, more)) or 0)
-    monkeypatch.setattr(dtensor_command, "command", lambda *given, **more: asked.append(("validate", given, more)) or 0)
+    monkeypatch.setattr(plans_audit, "command", lambda *given, **more: asked.append(("validate", given, more)) or 0)
     return asked
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from localtensor.errors import LocalTensorError
 from strategies.base.journal import DiskFull
-from strategies.cli.commands import validate as command
+from strategies.cli.commands import validate
 from strategies.cli.commands.validate import Chosen, run
 from strategies.model.settings import DEFAULT_DTYPES
 from strategies.model.verdict import Counts, Report
-from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.report import text_and_json
 from tests.strategies import users
 from tests.strategies.test_report import FULL, check_schema
 
@@ -228,7 +228,7 @@ def test_an_old_report_is_replaced_only_at_the_end(judge, capsys):
     assert Path("r.json").read_text() == "old"
     judge(CLEAN)
     assert ran(capsys, ops=("add",), json=Path("r.json"))[0] == 0
-    assert Path("r.json").read_text() == reports.as_json(CLEAN)
+    assert Path("r.json").read_text() == text_and_json.as_json(CLEAN)
 
 
 def test_a_word_like_an_emoji_is_shown_as_it_is(judge, capsys):
@@ -317,7 +317,7 @@ def test_all_that_was_chosen_of_a_sweep_reaches_the_settings(judge):
 @pytest.mark.parametrize("fails", ["json", "repro"])
 def test_what_is_told_of_a_report_may_fail_to_be_written(fails, capsys):
     Path("file").write_text("")
-    console = command.Console(stderr=True, soft_wrap=True)
-    code = command.told(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")), console)
+    console = validate.Console(stderr=True, soft_wrap=True)
+    code = validate.told(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")), console)
     assert code == 3
     assert capsys.readouterr().err.startswith("localtensor: cannot write ")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import patching as wire
+from localtensor._util import patching
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import BadPlacement
 from strategies.model.oracle import tell
 from strategies.model.rule import overload
-from strategies.programs.run import real_run as confirm
+from strategies.programs.run import real_run
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.rank_run import Heard
 from strategies.programs.run.real_run import Confirmation, Court, parts_of, weigh
@@ -181,7 +181,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
         def close(self):
             log.append(f"end {self.ranks}")
 
-    monkeypatch.setattr(confirm, "Pool", Stand)
+    monkeypatch.setattr(real_run, "Pool", Stand)
     with Court("gloo") as court:
         for ranks in (2, 2, 4, 2):
             assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
@@ -245,7 +245,7 @@ def heard(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace="")
     pieces = [torch.tensor(piece) for piece in pieces]
     whole = torch.cat(pieces) if whole is None else torch.tensor(whole)
     made = [Heard(failed, errors, (placement,), (tuple(p.shape),), (p,), (whole,), trace) for p in pieces]
-    return [Returned(rank, wire.dumps(one)) for rank, one in enumerate(made)]
+    return [Returned(rank, patching.dumps(one)) for rank, one in enumerate(made)]
 
 
 def test_right_pieces_are_right():
@@ -333,7 +333,7 @@ RIGHT = heard([-1.0, -2.0], [-3.0, -4.0])
 ], ids=["slow", "one slow", "hangs", "dies", "right"])  # fmt: skip
 def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monkeypatch, answers, asked, wrong):
     pool = Slow(*answers)
-    monkeypatch.setattr(confirm, "Pool", lambda *_, **__: pool)
+    monkeypatch.setattr(real_run, "Pool", lambda *_, **__: pool)
     with Court("gloo") as court:
         found = court.confirm(NEG)
     assert (pool.asked, found.wrong) == (asked, wrong)
@@ -365,7 +365,7 @@ def test_over_nccl_ranks_can_tell_each_other_on_the_cpu_who_raised(monkeypatch):
         asked.append((ranks, backend))
         raise Told
 
-    monkeypatch.setattr(confirm, "Pool", pool)
+    monkeypatch.setattr(real_run, "Pool", pool)
     one = sample("relu.default", numbers(4, 6))
     with pytest.raises(Told), Court("nccl", "cuda") as court:
         court.confirm(case_of(one, "S(0) -> S(0)"))

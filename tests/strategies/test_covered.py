@@ -6,12 +6,12 @@ import pytest
 
 from localtensor.errors import LocalTensorError
 from strategies.base.journal import open_journal
-from strategies.cli.commands import coverage as covered
+from strategies.cli.commands import coverage
 from strategies.cli.commands.coverage import of_lines, run
 from strategies.model.verdict import Crash, Unit
 from strategies.torch_api import population
 from strategies.torch_api.population import Member
-from strategies.validation import finding as dockets
+from strategies.validation import finding
 from strategies.validation import finding as findings
 from strategies.validation.finding import Hearing, Settled, of_instance
 from tests.strategies.test_suspects import instance
@@ -25,7 +25,7 @@ BEGIN = {
 
 
 def line(op=CUMPROD, trial="alone", mesh=(2,), **what):
-    return {**dockets.line_task(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
+    return {**finding.line_task(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
 
 
 def settled(name=RULE, *, cleared=False):
@@ -139,7 +139,7 @@ def test_a_full_disk_does_not_cost_the_table(tmp_path, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(covered, "write_whole", full)
+    monkeypatch.setattr(coverage, "write_whole", full)
     file = tmp_path / "c.json"
     code, out, errors = ran(capsys, written(tmp_path / "j", *LINES), file)
     assert (code, errors) == (3, f"localtensor coverage: cannot write {file}: No space left on device.\n")
@@ -157,7 +157,7 @@ def test_without_a_journal_everything_is_tried_now(monkeypatch, capsys):
             journal.add(one)
         return ()
 
-    monkeypatch.setattr(covered, "put_on_trial", put_on_trial)
+    monkeypatch.setattr(coverage, "put_on_trial", put_on_trial)
     code, out, _ = ran(capsys, None)
     assert (code, asked) == (0, [(True, (2, 3), 0, 1, None)]) and out
 
@@ -166,6 +166,6 @@ def test_a_failure_of_our_own_is_no_verdict(monkeypatch, capsys):
     def put_on_trial(*_):
         raise LocalTensorError("no room")
 
-    monkeypatch.setattr(covered, "put_on_trial", put_on_trial)
+    monkeypatch.setattr(coverage, "put_on_trial", put_on_trial)
     code, _, errors = ran(capsys, None)
     assert (code, errors) == (3, "localtensor itself failed: no room\n")

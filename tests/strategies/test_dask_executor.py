@@ -10,7 +10,6 @@ import pytest
 from strategies.base.worker_pool import Done, Failed, Lost
 from strategies.model.settings import BadSetting
 from strategies.sweep import executors
-from strategies.sweep import executors as dask_executor
 from strategies.sweep.executors import Borrowed, factory
 from tests.strategies.test_workers import work
 
@@ -76,12 +75,12 @@ def test_a_cluster_of_this_machine_or_that_of_an_address(name, address, clients)
 
 
 def test_the_client_ends_with_its_executor(clients):
-    dask_executor.made("")().shutdown()
+    executors.made("")().shutdown()
     assert clients[0].told == ["shutdown wait=True", "close"]
 
 
 def test_work_that_nobody_waits_for_is_cancelled(clients):
-    dask_executor.made("")().shutdown(wait=False, cancel_futures=True)
+    executors.made("")().shutdown(wait=False, cancel_futures=True)
     assert clients[0].told == ["cancel ['pending'] force=True", "shutdown wait=False", "close"]
 
 

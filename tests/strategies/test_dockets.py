@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from strategies.model.verdict import Crash, Unit
-from strategies.validation import finding as dockets
+from strategies.validation import finding
 from strategies.validation.finding import Docket, Hearing, Suspect, describe, keep, merged
 from strategies.validation.overload import alone
 from tests.strategies.cases import numbers, sample
@@ -22,7 +22,7 @@ def suspect(columns, **more):
 
 
 def there_and_back(hearing, seconds=0.5):
-    return dockets.read_task(json.loads(json.dumps(dockets.line_task(hearing, seconds))))
+    return finding.read_task(json.loads(json.dumps(finding.line_task(hearing, seconds))))
 
 
 # Steps.
@@ -94,14 +94,14 @@ def replace_samples(hearing):
 
 
 def test_an_empty_hearing_is_a_short_line():
-    assert dockets.line_task(Hearing(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
+    assert finding.line_task(Hearing(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
     assert there_and_back(Hearing(UNIT)) == Hearing(UNIT)
 
 
 def test_a_line_is_the_same_in_any_order_of_finding():
     one = replace(FULL, skipped=Counter({"x": 1, "y": 2}), untestable={"p": "why", "q": "why"})
     other = replace(one, sound={"a", "b"}, skipped=Counter({"y": 2, "x": 1}), untestable={"q": "why", "p": "why"})
-    assert json.dumps(dockets.line_task(one, 1)) == json.dumps(dockets.line_task(other, 1))
+    assert json.dumps(finding.line_task(one, 1)) == json.dumps(finding.line_task(other, 1))
 
 
 def test_a_suspicion_that_is_no_data_is_counted_and_never_silently_lost():

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.program import Program
 from strategies.model.verdict import Crash, Verdict
-from strategies.validation import finding as findings
+from strategies.validation import finding
 from strategies.validation.finding import Settled, Suspect, of_instance, of_suspect
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
@@ -19,7 +19,7 @@ ALL = replace(
 
 
 def there_and_back(settled):
-    return findings.read(json.loads(json.dumps(findings.line(settled))))
+    return finding.read(json.loads(json.dumps(finding.line(settled))))
 
 
 @pytest.mark.parametrize("settled", [
@@ -30,8 +30,8 @@ def test_what_was_settled_comes_back(settled):
 
 
 def test_a_line_says_what_it_is():
-    assert findings.line(Settled("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
-    told = findings.line(Settled("a", ALL))
+    assert finding.line(Settled("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
+    told = finding.line(Settled("a", ALL))
     assert (told["kind"], told["rule"], told["verdict"]) == ("settled", "a", "unsound")
 
 

@@ -8,9 +8,9 @@ import pytest
 from torch.distributed.tensor import Shard
 
 from localtensor.errors import LocalTensorError
-from strategies.cli.commands import gate as gate_command
+from strategies.cli.commands import gate
 from strategies.cli.commands.gate import run
-from strategies.gate import baseline as baselines
+from strategies.gate import baseline
 from strategies.gate import plan as gate_work
 from strategies.gate.decision import Tried
 from strategies.gate.model import Entry, Key
@@ -62,11 +62,11 @@ def gated(monkeypatch, capsys):
 
 
 def accept(*entries):
-    baselines.write(baselines.Baseline(FILE, entries=entries), "2.13.0")
+    baseline.write(baseline.Baseline(FILE, entries=entries), "2.13.0")
 
 
 def held():
-    return baselines.read(FILE).entries
+    return baseline.read(FILE).entries
 
 
 # The table.
@@ -142,7 +142,7 @@ def test_3_a_file_that_cannot_be_written_after_all(gated, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device", "g.json")
 
-    monkeypatch.setattr(gate_command, "write_whole", full)
+    monkeypatch.setattr(gate, "write_whole", full)
     code, out, errors = gated(WRONG, files=Files(json=Path("g.json")))
     assert (code, errors) == (3, "localtensor gate: cannot write g.json: No space left on device.\n")
     assert "gate failed: 1 new" in out  # what was found is shown all the same
@@ -205,7 +205,7 @@ def test_both_in_one_run(gated):
 
 def test_a_baseline_that_changes_meanwhile_is_not_overwritten(gated, monkeypatch):
     accept()
-    text = baselines.as_text(baselines.Baseline(FILE, entries=(Entry(KEY, "theirs"),)), "2.13.0")
+    text = baseline.as_text(baseline.Baseline(FILE, entries=(Entry(KEY, "theirs"),)), "2.13.0")
     beside = Work.beside
     monkeypatch.setattr(Work, "beside", lambda *given: FILE.write_text(text) and beside(*given))
     code, _, errors = gated(WRONG, accept="ours")
@@ -247,23 +247,23 @@ def test_the_summary_of_a_step_is_added_to_what_is_there(gated, monkeypatch):
 
 
 def test_a_reader_that_leaves_early_does_not_change_the_verdict(monkeypatch, gated):
-    monkeypatch.setattr(gate_command.gate_shown, "show", lambda *_, **__: (_ for _ in ()).throw(BrokenPipeError()))
+    monkeypatch.setattr(gate.gate_shown, "show", lambda *_, **__: (_ for _ in ()).throw(BrokenPipeError()))
     monkeypatch.setattr(os, "dup2", lambda *_: None)
-    monkeypatch.setattr(gate_command.sys.stdout, "fileno", lambda: 1, raising=False)
+    monkeypatch.setattr(gate.sys.stdout, "fileno", lambda: 1, raising=False)
     assert gated(WRONG)[0] == 1
 
 
 def test_standard_output_without_room_is_told_and_is_no_pass(monkeypatch, gated):
     monkeypatch.setattr(
-        gate_command.gate_shown, "show", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        gate.gate_shown, "show", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     )
     monkeypatch.setattr(os, "dup2", lambda *_: None)
-    monkeypatch.setattr(gate_command.sys.stdout, "fileno", lambda: 1, raising=False)
+    monkeypatch.setattr(gate.sys.stdout, "fileno", lambda: 1, raising=False)
     code, _, errors = gated(CLEAN)
     assert (code, errors) == (3, "localtensor gate: cannot write to standard output: No space left on device.\n")
     assert gated(WRONG)[0] == 1
 
 
 def test_without_a_standard_output_the_exit_code_is_the_verdict(monkeypatch, gated):
-    monkeypatch.setattr(gate_command.sys, "stdout", None)
+    monkeypatch.setattr(gate.sys, "stdout", None)
     assert [gated(WRONG)[0], gated(CLEAN)[0]] == [1, 0]

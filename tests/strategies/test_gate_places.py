@@ -5,9 +5,8 @@ import pytest
 from strategies.gate import plan as gate_places
 from strategies.gate.model import SourceLine
 from strategies.gate.plan import places, within
-from strategies.torch_api import user_modules as modules
-from tests.strategies import edit_styles as styles
-from tests.strategies import edits, users
+from strategies.torch_api import user_modules
+from tests.strategies import edit_styles, edits, users
 
 BODY = """
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
@@ -32,7 +31,7 @@ def placed(tmp_path):
     (tmp_path / "pkg").mkdir()
     users.write(tmp_path / "pkg", "rules_placed", BODY)
     with users.undone():
-        modules.load("rules_placed", str(tmp_path / "pkg"))
+        user_modules.load("rules_placed", str(tmp_path / "pkg"))
         yield tmp_path
 
 
@@ -50,14 +49,14 @@ def test_both_kinds_of_registration_lead_to_the_line_of_the_users_function(place
 
 def test_of_an_overload_that_torch_has_a_rule_for_the_users_own_is_found(placed):
     users.write(placed / "pkg", "rules_beside", "register_sharding(torch.ops.aten.add.Tensor)(lambda *_, **__: [])")
-    modules.load("rules_beside", str(placed / "pkg"))
+    user_modules.load("rules_beside", str(placed / "pkg"))
     assert places(placed, ["aten.add.Tensor"])("aten.add.Tensor").file == "pkg/rules_beside.py"
 
 
 def test_of_a_rule_that_is_wrapped_the_line_is_that_of_what_its_author_wrote(tmp_path):
-    edits.write(tmp_path, "places_wrapped", styles.WRAPPED)
+    edits.write(tmp_path, "places_wrapped", edit_styles.WRAPPED)
     with users.undone():
-        modules.load("places_wrapped.rules", str(tmp_path))
+        user_modules.load("places_wrapped.rules", str(tmp_path))
         op = "places_wrapped.scale.default"
         found = places(tmp_path, [op])(op)
     lines = (tmp_path / "places_wrapped/rules.py").read_text().splitlines()

@@ -3,18 +3,15 @@ from collections import Counter
 import pytest
 import torch
 
-from strategies.base import worker_pool as workers
+from strategies.base import worker_pool
 from strategies.base.progress import Silent
-from strategies.inputs import gathering, selection
-from strategies.inputs import opinfo_samples as derived
-from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import gathering, opinfo_samples, selection
 from strategies.inputs.gathering import Pass, Unknown, capture, draw, gather, run_pass
 from strategies.inputs.selection import Pick, pick
 from strategies.model.rule import overload
 from strategies.model.settings import BadSetting, Settings
 from strategies.model.verdict import Crash
-from strategies.torch_api import dtensor as torch_dtensor
-from strategies.torch_api import user_modules as modules
+from strategies.torch_api import dtensor, user_modules
 from tests.strategies import users
 from tests.strategies.cases import numbers, sample
 
@@ -29,8 +26,8 @@ def world(monkeypatch):
     asked = []
 
     def gives(first, second=(), *, wanted=(ADD, MUL), made=(), reasons=()):
-        monkeypatch.setattr(derived, "lacking", lambda *_: [None] * 3)
-        monkeypatch.setattr(derived, "gather", lambda *_: (dict(made), dict(reasons)))
+        monkeypatch.setattr(opinfo_samples, "lacking", lambda *_: [None] * 3)
+        monkeypatch.setattr(opinfo_samples, "gather", lambda *_: (dict(made), dict(reasons)))
         left = [first, second]
         picked = Pick((1, 2), frozenset(wanted))
         lacking = Pick((3,), frozenset(wanted) - set(first))
@@ -133,7 +130,7 @@ def asked(*patterns, **given):
 
 
 def gathered(found, settings, rules=None):
-    with workers.Crew(1) as crew:
+    with worker_pool.Crew(1) as crew:
         return gather(crew, found, settings, rules, silent, silent)
 
 
@@ -144,22 +141,22 @@ def test_a_pass_brings_home_the_calls_that_have_a_rule():
     number = names_of_all().index("addr")  # it calls addr_, too, for which torch 2.13 has none
     found, _ = run_pass(Pass(number, "float64", "even", "cpu", 0), silent)
     assert "aten.addr.default" in {s.op for s in found}
-    assert all(torch_dtensor.source_of(overload(s.op)) for s in found)
+    assert all(dtensor.source_of(overload(s.op)) for s in found)
 
 
 def names_of_all():
-    return [info.name for info in samples.database()]
+    return [info.name for info in opinfo_samples.database()]
 
 
 def test_gathering_keeps_what_was_asked_for_and_counts_passes():
     units, ticks = [], []
-    with workers.Crew(1) as crew:
+    with worker_pool.Crew(1) as crew:
         settings = asked("aten.cumprod.default", dtypes=("int64",))
         found = pick(settings, None)
         by_op, crashed, _ = gather(crew, found, settings, None, ticks.append, units.append)
     assert set(by_op) == {"aten.cumprod.default"}
     assert {s.tensors[0].dtype for s in by_op["aten.cumprod.default"]} == {torch.int64}
-    assert crashed == [] and units == [sum(ticks)] == [len(found.infos) * len(samples.SIZES)]
+    assert crashed == [] and units == [sum(ticks)] == [len(found.infos) * len(opinfo_samples.SIZES)]
 
 
 def test_a_dtype_that_the_op_does_not_take_is_refused_with_what_it_takes():
@@ -178,7 +175,7 @@ def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
         def supported_dtypes(self, device):
             return self.dtypes
 
-    monkeypatch.setattr(samples, "database", lambda: [Nothing()])
+    monkeypatch.setattr(opinfo_samples, "database", lambda: [Nothing()])
     with pytest.raises(BadSetting) as refused:
         gathered(Pick((0,)), asked("x", dtypes=("int64", "bool")))
     assert str(refused.value) == (
@@ -191,7 +188,7 @@ def test_ops_that_take_none_of_our_dtypes_say_so(monkeypatch):
 
 def own(folder, name, body, **given):
     settings = Settings(rules=users.write(folder, name, body), folder=str(folder), dtypes=("float64",), **given)
-    rules = modules.load(settings.rules, settings.folder)
+    rules = user_modules.load(settings.rules, settings.folder)
     return gathered(pick(settings, rules), settings, rules)
 
 

@@ -1,5 +1,5 @@
 from strategies.model.verdict import Verdict
-from strategies.sweep import aggregate as tally
+from strategies.sweep import aggregate
 from strategies.sweep.report.html_heatmap import GIVES, TAKES, columns_of, families, family_of, given, taken
 from tests.strategies.gate_cases import finding
 from tests.strategies.journals import OPS, begin, lines
@@ -7,7 +7,7 @@ from tests.strategies.journals import OPS, begin, lines
 
 def drawn(told=None, ops=OPS):
     told = lines() if told is None else told
-    return {family.head.name: family for family in families(ops, told, tally.report(begin(), told))}
+    return {family.head.name: family for family in families(ops, told, aggregate.report(begin(), told))}
 
 
 def cells(row):
@@ -74,7 +74,7 @@ def test_a_finding_of_an_op_that_was_not_asked_for_has_a_row():
 
 
 def test_nothing_is_no_map():
-    assert families([], [], tally.report(begin(), [])) == ()
+    assert families([], [], aggregate.report(begin(), [])) == ()
 
 
 def test_strided_and_foreign_placements_are_other():

@@ -6,7 +6,7 @@ from strategies.base import journal
 from strategies.base.journal import BadJournal
 from strategies.model.settings import Settings
 from strategies.model.verdict import planned, share
-from strategies.sweep import aggregate as merge
+from strategies.sweep import aggregate
 from strategies.sweep.aggregate import Gap, merged, plan
 from tests.strategies.test_tally import RULE, line, settled, suspicion, unit
 
@@ -57,7 +57,7 @@ def test_the_order_of_the_journals_does_not_matter(shards):
 
 def test_what_was_merged_is_a_journal_of_the_whole_run(shards, tmp_path):
     begin, lines, _ = merged(shards)
-    merge.write(tmp_path / "all.jsonl", begin, lines)
+    aggregate.write(tmp_path / "all.jsonl", begin, lines)
     assert merged([tmp_path / "all.jsonl"]) == (begin, lines, [])
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from strategies.cli.commands.report import run_merge as run
 from strategies.sweep.aggregate import merged, report
-from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.report import text_and_json
 from tests.strategies.test_merge import SHARDS, begun, lines_of, written
 from tests.strategies.test_report import check_schema
 from tests.strategies.test_tally import line, settled, unit
@@ -86,7 +86,7 @@ def test_one_journal_of_the_whole_gives_the_same_report(shards, capsys, tmp_path
     code, told, _ = ran(capsys, shards, tmp_path / "all.jsonl")
     assert ran(capsys, [tmp_path / "all.jsonl"]) == (code, told, "")
     (begin, lines, _), (other, again, _) = merged(shards), merged([tmp_path / "all.jsonl"])
-    assert reports.as_json(report(begin, lines)) == reports.as_json(report(other, again))
+    assert text_and_json.as_json(report(begin, lines)) == text_and_json.as_json(report(other, again))
 
 
 def test_a_line_that_was_cut_is_told(shards, capsys):

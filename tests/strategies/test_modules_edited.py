@@ -8,7 +8,7 @@ import pytest
 from strategies.base.journal import BadJournal, read
 from strategies.model.settings import Settings
 from strategies.sweep.session import validate
-from strategies.torch_api import user_modules as modules
+from strategies.torch_api import user_modules
 from tests.strategies import users
 
 WRONG = 'op("running", lambda x: x.cumsum(0), (R, R), (S0, S0))\n'
@@ -31,8 +31,8 @@ def go(tmp_path):
 def test_a_text_is_known_by_its_digest(tmp_path):
     def digest(body):
         with users.undone():
-            modules.load(users.write(tmp_path, "told", body), str(tmp_path))
-            return modules.text_of("told")
+            user_modules.load(users.write(tmp_path, "told", body), str(tmp_path))
+            return user_modules.text_of("told")
 
     first, other, again = digest(WRONG), digest(MENDED), digest(WRONG)
     assert first == again != other and re.fullmatch("[0-9a-f]{16}", first)
@@ -40,7 +40,7 @@ def test_a_text_is_known_by_its_digest(tmp_path):
 
 def test_a_module_without_a_text_has_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "told_by_nobody", type(sys)("told_by_nobody"))
-    assert modules.text_of("told_by_nobody") == modules.text_of("sys") == ""
+    assert user_modules.text_of("told_by_nobody") == user_modules.text_of("sys") == ""
 
 
 def test_to_go_on_after_the_module_was_edited_is_refused_in_one_sentence(go, tmp_path):
@@ -58,7 +58,7 @@ def test_to_go_on_after_the_module_was_edited_is_refused_in_one_sentence(go, tmp
 
 
 def test_a_run_that_is_refused_before_its_first_line_leaves_no_journal(go, tmp_path):
-    with pytest.raises(modules.BadRules):
+    with pytest.raises(user_modules.BadRules):
         go("raise LookupError('no luck')\n", resume=False)
     assert not (tmp_path / "j").exists()
     assert go(MENDED, resume=False).counts.suspect == 0

@@ -15,7 +15,7 @@ from localtensor.concurrency.controlled_sync import THREADS, Threads
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta
-from strategies.propagation import meta_run as output_metadata
+from strategies.propagation import meta_run
 from strategies.propagation.meta_run import calm, lock_of, outputs_of
 
 F32 = torch.float32
@@ -155,7 +155,7 @@ def test_fake_mode_is_entered_with_the_lock_and_meta_tensors_need_none():
 
 
 def test_each_private_part_of_torch_is_in_the_table_and_in_this_torch():
-    room = Path(output_metadata.__file__)
+    room = Path(meta_run.__file__)
     private = {
         f"{node.module}.{alias.name}"
         for node in ast.walk(ast.parse(room.read_text()))
@@ -169,4 +169,4 @@ def test_each_private_part_of_torch_is_in_the_table_and_in_this_torch():
         "torch._subclasses.fake_tensor.DynamicOutputShapeException",
         "torch._subclasses.fake_tensor.DataDependentOutputException",
     }
-    assert all(name.rpartition(".")[2] in output_metadata.__doc__ for name in private)
+    assert all(name.rpartition(".")[2] in meta_run.__doc__ for name in private)

@@ -15,10 +15,10 @@ from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor.parallel import loss_parallel
 
 import localtensor as lt
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from strategies.ops.semantics.rulebook import Book, Entry, rules
 from strategies.propagation.overlay.context import BadOverlay, overlay_dtensor
-from strategies.torch_api import handler_table as overlay_table
+from strategies.torch_api import handler_table
 from tests.strategies.small_book import REPLICATED, RIGHT, WRONG, nothing
 
 X = torch.arange(12.0).reshape(4, 3) + 1
@@ -44,8 +44,8 @@ def goes(mesh, dim=0):
 
 def assert_untouched():
     assert "_custom_op_handlers" not in vars(OpDispatcher)
-    assert not any(isinstance(h, overlay_table.Ours) for h in DTensor._op_dispatcher._custom_op_handlers.values())
-    assert _context.own_rules() is None
+    assert not any(isinstance(h, handler_table.Ours) for h in DTensor._op_dispatcher._custom_op_handlers.values())
+    assert ambient.own_rules() is None
 
 
 # -- scopes
@@ -158,7 +158,7 @@ def test_threads_see_their_own_overlays_only(mesh):
     seen = {}
 
     def handler(name):
-        seen[name] = isinstance(DTensor._op_dispatcher._custom_op_handlers.get(cumsum), overlay_table.Ours)
+        seen[name] = isinstance(DTensor._op_dispatcher._custom_op_handlers.get(cumsum), handler_table.Ours)
 
     def enters():
         with overlay_dtensor(WRONG):
@@ -268,7 +268,7 @@ def test_an_overlay_inside_a_rank_program_is_that_ranks_own(schedule):
             dist.barrier()
             handlers = DTensor._op_dispatcher._custom_op_handlers
             dist.barrier()
-            return len([h for h in handlers.values() if isinstance(h, overlay_table.Ours)])
+            return len([h for h in handlers.values() if isinstance(h, handler_table.Ours)])
 
     assert lt.run(one_each, ranks=3, schedule=schedule).values == (len(RIGHT), 1, 1)
     assert_untouched()
@@ -322,7 +322,7 @@ def test_handlers_that_torch_sets_inside_go_first_and_are_gone_after(mesh):
             assert DTensor._op_dispatcher._custom_op_handlers[op] is not ours
         assert DTensor._op_dispatcher._custom_op_handlers[op] is ours
     with loss_parallel(), overlay_dtensor(book):
-        assert isinstance(DTensor._op_dispatcher._custom_op_handlers[op], overlay_table.Ours)
+        assert isinstance(DTensor._op_dispatcher._custom_op_handlers[op], handler_table.Ours)
     assert op not in DTensor._op_dispatcher._custom_op_handlers
     assert_untouched()
 

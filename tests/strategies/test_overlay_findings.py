@@ -6,7 +6,7 @@ import torch
 from strategies.model.rule import overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.propagation.overlay.context import overlay_dtensor
-from strategies.torch_api import dtensor as torch_dtensor
+from strategies.torch_api import dtensor
 from tests.strategies.findings_played import FILE, Found, findings, play, wrong
 
 ON_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="the findings are those of torch 2.13")
@@ -90,7 +90,7 @@ def test_how_many_are_mended():
 def test_the_findings_are_of_ops_that_have_a_rule_of_ours_or_that_dtensor_takes_apart():
     lacking = sorted({one.op for one in findings() if one.op not in OUR_RULES})
     assert lacking == NO_RULE
-    assert all(torch_dtensor.source_of(overload(op)) for op in lacking)
+    assert all(dtensor.source_of(overload(op)) for op in lacking)
 
 
 def test_the_file_is_small_enough_to_be_kept():

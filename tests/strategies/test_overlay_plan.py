@@ -15,7 +15,7 @@ from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadRule
 from strategies.ops.semantics.rulebook import Book, Line, rules
 from strategies.propagation.cache_key import clear_all
-from strategies.propagation.overlay import call_plan as overlay_plan
+from strategies.propagation.overlay import call_plan
 from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
 from strategies.propagation.overlay.context import overlay_dtensor
 from strategies.propagation.propagator import Propagator
@@ -140,8 +140,8 @@ def test_placements_on_several_axes_stand_in_brackets():
 def test_fake_mode_has_one_lock_for_overlays_and_propagators(monkeypatch):
     """It keeps state of the process: two locks for it are none."""
     asked = []
-    monkeypatch.setattr(overlay_plan, "on_meta", refusing)
-    monkeypatch.setattr(overlay_plan, "outputs_of", lambda call, metas, lock: asked.append(lock) or tuple(metas))
+    monkeypatch.setattr(call_plan, "on_meta", refusing)
+    monkeypatch.setattr(call_plan, "outputs_of", lambda call, metas, lock: asked.append(lock) or tuple(metas))
     given = [TensorMeta(torch.Size((3, 4)), (1, 3), torch.float32)]
     (meta,) = global_metas(Call("aten.clone.default", (Leaf(0),)), given)
     assert asked == [Propagator(RIGHT)._afresh.lock] and meta.stride == (4, 1)

@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dispatch import OpDispatcher
 
 from strategies.propagation.overlay.context import overlay_dtensor
-from strategies.torch_api import handler_table as overlay_table
+from strategies.torch_api import handler_table
 from tests.strategies.small_book import REPLICATED, nothing
 
 SCAN, SIN = torch.ops.aten.cumsum.default, torch.ops.aten.sin.default
@@ -15,7 +15,7 @@ DISPATCHER = DTensor._op_dispatcher
 
 def test_every_part_of_torch_that_is_used_is_there():
     assert type(DISPATCHER) is OpDispatcher
-    assert type(vars(DISPATCHER)[overlay_table.NAME]) is dict
+    assert type(vars(DISPATCHER)[handler_table.NAME]) is dict
     assert isinstance(torch.autograd.set_multithreading_enabled(True), torch.autograd.set_multithreading_enabled)
 
 
@@ -23,9 +23,9 @@ def test_the_attribute_is_torchs_own_dict_again():
     mine = DISPATCHER._custom_op_handlers
     with overlay_dtensor(REPLICATED):
         assert DISPATCHER._custom_op_handlers is not mine and SCAN in DISPATCHER._custom_op_handlers
-        assert overlay_table.torch_handlers() is mine and SCAN not in mine
+        assert handler_table.torch_handlers() is mine and SCAN not in mine
     assert DISPATCHER._custom_op_handlers is mine
-    assert not hasattr(OpDispatcher, overlay_table.NAME)
+    assert not hasattr(OpDispatcher, handler_table.NAME)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_what_is_put_back_is_the_very_object_that_was_there():
     mine = DISPATCHER._custom_op_handlers
     with overlay_dtensor(REPLICATED):
         DISPATCHER._custom_op_handlers = DISPATCHER._custom_op_handlers
-        assert overlay_table.torch_handlers() is mine
+        assert handler_table.torch_handlers() is mine
         other = {SIN: nothing}
         DISPATCHER._custom_op_handlers = other
-        assert overlay_table.torch_handlers() is other and SCAN in DISPATCHER._custom_op_handlers
+        assert handler_table.torch_handlers() is other and SCAN in DISPATCHER._custom_op_handlers
         DISPATCHER._custom_op_handlers = mine
     assert DISPATCHER._custom_op_handlers is mine

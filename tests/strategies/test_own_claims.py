@@ -7,7 +7,7 @@ from torch.distributed.tensor import Partial, Shard
 from strategies.model.oracle import tell
 from strategies.model.verdict import Verdict
 from strategies.ops.semantics.rulebook import Entry, rules
-from strategies.ops.validation import claims as room
+from strategies.ops.validation import claims
 from strategies.ops.validation.claims import ask_about, judge, own_claims
 from tests.strategies.cases import numbers, sample
 from tests.strategies.small_book import VIEWS
@@ -80,14 +80,14 @@ def test_wrong_lines_are_told_and_sound_ones_counted_by_rule():
 
 def test_each_mesh_size_is_asked_about_what_is_claimed_on_it(monkeypatch):
     asked = []
-    monkeypatch.setattr(room, "own_claims", lambda entry, case, size, raw: asked.append(size) or [])
+    monkeypatch.setattr(claims, "own_claims", lambda entry, case, size, raw: asked.append(size) or [])
     judge(EVEN, given=[NEG], ranks=(3, 2))
     assert asked[:2] == [3, 2] and set(asked) == {3, 2}
 
 
 def test_without_calls_given_the_overloads_own_are_taken(monkeypatch):
     asked = []
-    monkeypatch.setattr(room, "samples_of", lambda op, seed: asked.append((op, seed)) or [NEG, NEG])
+    monkeypatch.setattr(claims, "samples_of", lambda op, seed: asked.append((op, seed)) or [NEG, NEG])
     both, one = judge(entry(rows), seed=3), judge(entry(rows), seed=3, given=[NEG])
     assert asked == [("aten.neg.default", 3)]
     assert both.samples > one.samples >= 1
@@ -104,6 +104,6 @@ def test_a_call_that_says_nothing_is_not_counted(one):
 
 def test_of_other_forms_there_is_one_adversary_and_of_the_call_itself_as_many_as_the_budget_says(monkeypatch):
     budgets = []
-    monkeypatch.setattr(room, "adverse", lambda *_, budget, **__: budgets.append(budget) or {})
+    monkeypatch.setattr(claims, "adverse", lambda *_, budget, **__: budgets.append(budget) or {})
     judge(entry(rows), given=[NEG], budget=5)
     assert budgets[0] == 5 and set(budgets[1:]) == {1}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from strategies.base.worker_pool import Crew
-from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import opinfo_samples
 from strategies.inputs.selection import Pick
 from strategies.ops.validation.claims import GRADIENT, calls, gradients
 from tests.strategies.cases import sample
@@ -15,7 +15,7 @@ def test_calls_are_those_of_the_wanted_overloads_and_the_same_for_the_same_seed(
     wanted = ["aten.embedding_dense_backward.default", "aten.embedding.out"]
     monkeypatch.setattr(
         "strategies.inputs.opinfo_samples.database",
-        lambda all_=samples.database: [i for i in all_() if "embedding" in i.name],
+        lambda all_=opinfo_samples.database: [i for i in all_() if "embedding" in i.name],
     )
     with Crew(1) as crew:
         one, two = (calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",)) for _ in range(2))
@@ -36,7 +36,7 @@ def test_calls_are_those_of_the_wanted_overloads_and_the_same_for_the_same_seed(
 )
 def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted, run):
     names = ("rsub", "nn.functional.threshold", "cumsum")
-    few = [info for info in samples.database() if info.name in names]
+    few = [info for info in opinfo_samples.database() if info.name in names]
     assert len(few) == 3
     monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     ticks: list[int] = []
@@ -47,7 +47,7 @@ def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
-    few = [info for info in samples.database() if info.name in ("rsub", "cumsum")]
+    few = [info for info in opinfo_samples.database() if info.name in ("rsub", "cumsum")]
     monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     monkeypatch.setattr(
         "strategies.ops.validation.claims.gather",

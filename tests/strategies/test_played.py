@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.programs.run import follow_ups as followers
-from strategies.programs.run import simulated_run as room
+from strategies.programs.run import follow_ups, simulated_run
 from strategies.programs.run.local_inputs import laid
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.real_run import program_parts
@@ -33,15 +32,15 @@ VARIED = [
 
 
 def jobs(programs):
-    return [room._Job(i, p, truth_of(p), tuple(program_parts(p, "cpu"))) for i, p in enumerate(programs)]
+    return [simulated_run._Job(i, p, truth_of(p), tuple(program_parts(p, "cpu"))) for i, p in enumerate(programs)]
 
 
 @pytest.mark.parametrize("program", VARIED, ids=str)
 def test_lockstep_and_rank_threads_say_the_same(program):
-    with room.quiet():
+    with simulated_run.quiet():
         flow, threads = in_lockstep(jobs([program])), on_threads(jobs([program]))[0]
     if flow:  # else it is left to the threads
-        one = room._judged(jobs([program])[0], flow[0])
+        one = simulated_run._judged(jobs([program])[0], flow[0])
         assert (one.wrong, one.note) == (threads.wrong, threads.note)
         assert [h.placements for h in one.heard] == [h.placements for h in threads.heard]
         assert [h.shapes for h in one.heard] == [h.shapes for h in threads.heard]
@@ -79,7 +78,7 @@ def test_ranks_that_wait_for_each_other_end_and_cost_their_program_only(monkeypa
         return y if torch.distributed.get_rank() else laid(y * 2, Shard(0)).full_tensor()
 
     monkeypatch.setattr("strategies.programs.run.follow_ups.whole", crooked)
-    monkeypatch.setitem(followers.SIMPLE, "crooked", "whole(x) if hasattr(x, 'placements') else x")
+    monkeypatch.setitem(follow_ups.SIMPLE, "crooked", "whole(x) if hasattr(x, 'placements') else x")
     bad = on(MM, "S(0), R", then="crooked")
     first, second, third = play_all([VARIED[0], bad, VARIED[1]])
     assert (first.wrong, third.wrong) == ("", "")
@@ -107,7 +106,7 @@ def test_nothing_of_the_caller_is_changed():
 
 
 def test_more_programs_than_a_batch_are_all_played(monkeypatch):
-    monkeypatch.setattr(room, "BATCH", 2)
+    monkeypatch.setattr(simulated_run, "BATCH", 2)
     assert_right(*[on(SUM, "S(0)", (2,), then) for then in ("sum", "slice", "view", "R", "times 2")])
 
 

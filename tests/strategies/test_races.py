@@ -4,7 +4,7 @@ import sys
 
 from localtensor.concurrency.explorer import Program, replay
 from localtensor.concurrency.results import Explored
-from strategies.propagation.races import cache_programs as races_once
+from strategies.propagation.races import cache_programs
 from strategies.propagation.races import report as races
 from strategies.propagation.races.cache_programs import World
 
@@ -81,7 +81,7 @@ def test_the_world_sees_a_value_from_before_the_clear():
             cache.clear = lambda: None
             return cache
 
-    [found] = races.explore_all([lambda sync: races_once.cleared(sync, Stuck)], 100)
+    [found] = races.explore_all([lambda sync: cache_programs.cleared(sync, Stuck)], 100)
     assert "told by rule 0" in found.failure.said or "stale" in found.failure.said
 
 

@@ -1,6 +1,6 @@
 """Scripts in a process of their own: what they find, and that none of them can hang us."""
 
-from strategies.propagation.races import subprocesses as races_children
+from strategies.propagation.races import subprocesses
 from strategies.propagation.races.subprocesses import run_script
 
 BEGINS = 'import os, sys, time\nprint(\'races: {"begins": "1"}\', flush=True)\n'
@@ -32,7 +32,7 @@ def test_a_script_that_does_not_begin_was_not_run():
 
 
 def test_a_script_that_does_not_begin_in_time_was_not_run_either(monkeypatch):
-    monkeypatch.setattr(races_children, "GRACE", 0.2)
+    monkeypatch.setattr(subprocesses, "GRACE", 0.2)
     part = done("import time; time.sleep(60)", seconds=0.2)
     assert part.tried == 0 and part.findings == () and part.trouble.startswith("it did not begin in ")
 
@@ -43,7 +43,7 @@ def test_an_error_of_the_script_itself_is_no_finding_about_torch():
 
 
 def test_a_hang_ends_as_a_finding_and_what_was_found_before_stays(monkeypatch):
-    monkeypatch.setattr(races_children, "GRACE", 0.5)
+    monkeypatch.setattr(subprocesses, "GRACE", 0.5)
     part = done(BEGINS + FOUND + "time.sleep(60)", seconds=0.5)
     assert [finding.kind for finding in part.findings] == ["exception", "time-out"]
 

@@ -4,12 +4,12 @@ import pytest
 
 from localtensor.concurrency.explorer import explore
 from strategies.propagation.propagator import Propagator
-from strategies.propagation.races import propagator_programs as races_propagate
+from strategies.propagation.races import propagator_programs
 from strategies.propagation.races import report as races
 
 
 def test_nothing_is_found_in_it():
-    tried = races.explore_all(races_propagate.PROGRAMS, 300)
+    tried = races.explore_all(propagator_programs.PROGRAMS, 300)
     assert [(one.name, one.failure) for one in tried if one.failure] == []
     assert sum(one.schedules for one in tried) == 300
 
@@ -25,6 +25,6 @@ def test_an_answer_to_another_question_is_found_out(monkeypatch, policy):
             answer = super().propagate(op, specs, *args, **kwargs)
             return first.setdefault((id(self), op), answer)
 
-    monkeypatch.setattr(races_propagate, "Propagator", Forgets)
-    found = explore(races_propagate.other_keys, policy=policy, schedules=100)
+    monkeypatch.setattr(propagator_programs, "Propagator", Forgets)
+    found = explore(propagator_programs.other_keys, policy=policy, schedules=100)
     assert "another answer than alone" in found.failure.said

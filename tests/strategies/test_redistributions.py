@@ -9,7 +9,7 @@ from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import cuts
 from strategies.model.program import read_layout
 from strategies.programs.redistributions import SHAPES, draw_redistributions
-from strategies.programs.run import follow_ups as followers
+from strategies.programs.run import follow_ups
 from strategies.programs.run.simulated_run import play_all
 from tests.strategies.programs_of import described
 
@@ -56,7 +56,7 @@ def test_without_a_flattened_submesh_all_come_out_right(mesh, monkeypatch):
     for program in plain:
         names = ", ".join("Replicate()" if p == Replicate() else f"Shard({p.dim})" for p in target_of(program))
         text = f"x.redistribute(placements=[{names}]) if hasattr(x, 'device_mesh') else x"
-        monkeypatch.setitem(followers.SIMPLE, program.then, text)
+        monkeypatch.setitem(follow_ups.SIMPLE, program.then, text)
     heard = play_all(plain)
     assert len(plain) > 8
     assert [described(p) + c.wrong for p, c in zip(plain, heard, strict=True) if c.wrong] == []

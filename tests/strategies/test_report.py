@@ -15,7 +15,7 @@ from localtensor.layout.spec import parse
 from strategies.model.program import Program
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
-from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.report import text_and_json
 from tests.strategies.cases import numbers, sample
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/report.json").read_text())
@@ -49,12 +49,12 @@ def check_schema(body):
 
 
 def body_of(report):
-    return json.loads(reports.as_json(report))
+    return json.loads(text_and_json.as_json(report))
 
 
 def shown(report, width=140):
     sink = io.StringIO()
-    reports.show(report, Console(file=sink, width=width))
+    text_and_json.show(report, Console(file=sink, width=width))
     return sink.getvalue()
 
 
@@ -119,11 +119,11 @@ def test_a_suspect_may_be_unconfirmed():
 
 
 def test_json_is_stable_and_readable():
-    assert reports.as_json(FULL) == reports.as_json(replace(FULL))
+    assert text_and_json.as_json(FULL) == text_and_json.as_json(replace(FULL))
     later = replace(FULL, seconds=(("trials", 0.75),))
-    assert reports.as_json(FULL).replace("0.5", "0.75") == reports.as_json(later)
-    assert reports.as_json(replace(FULL, ignored=("aten.grün.default",))).count("grün") == 1
-    assert reports.as_json(FULL).endswith("}\n")
+    assert text_and_json.as_json(FULL).replace("0.5", "0.75") == text_and_json.as_json(later)
+    assert text_and_json.as_json(replace(FULL, ignored=("aten.grün.default",))).count("grün") == 1
+    assert text_and_json.as_json(FULL).endswith("}\n")
 
 
 def test_a_finding_on_several_axes_is_told_by_its_title_and_mesh():
@@ -147,7 +147,7 @@ def test_units_that_are_not_done_are_told():
 
 
 def test_scripts_are_written_for_findings_that_have_one(tmp_path):
-    report = reports.written(FULL, str(tmp_path / "scripts"))
+    report = text_and_json.written(FULL, str(tmp_path / "scripts"))
     (file,) = (tmp_path / "scripts").iterdir()
     assert file.name == "cumprod_default__S1__S1__2ranks.py"
     assert file.read_text() == "# cumprod_default__S1__S1__2ranks.py\n"
@@ -156,7 +156,7 @@ def test_scripts_are_written_for_findings_that_have_one(tmp_path):
 
 
 def test_without_a_folder_nothing_is_written():
-    assert reports.written(FULL, None) is FULL
+    assert text_and_json.written(FULL, None) is FULL
 
 
 @pytest.mark.parametrize(("given", "name"), [
@@ -165,11 +165,11 @@ def test_without_a_folder_nothing_is_written():
     ({"op": "mine.a_b.out", "ranks": 4}, "mine_a_b_out__S1__S1__4ranks.py"),
 ])  # fmt: skip
 def test_a_script_is_called_after_its_finding(given, name):
-    assert reports.file_name(finding(**given)) == name
+    assert text_and_json.file_name(finding(**given)) == name
 
 
 def titled(title, mesh=(2, 2)):
-    return reports.file_name(finding(title=title, mesh=mesh))
+    return text_and_json.file_name(finding(title=title, mesh=mesh))
 
 
 def test_a_script_of_a_program_is_called_after_its_mesh_layouts_and_what_follows():
@@ -196,7 +196,7 @@ def test_no_two_programs_share_a_script():
 def test_a_script_of_many_tensors_has_a_name_that_a_file_can_bear(more, tmp_path):
     one, other = finding(**more), finding(**{k: v.replace("S(0)", "S(1)") for k, v in more.items()})
     alike = finding(**{k: v[:-4] + "S(3)" if k == "inputs" else v + "R" for k, v in more.items()})
-    names = {reports.file_name(each) for each in (one, other, alike)}
+    names = {text_and_json.file_name(each) for each in (one, other, alike)}
     for name in names:
         (tmp_path / name).touch()
     assert len(names) == 3 and max(map(len, names)) < 200
@@ -205,7 +205,7 @@ def test_a_script_of_many_tensors_has_a_name_that_a_file_can_bear(more, tmp_path
 def test_a_result_that_is_no_tensor_has_a_name():
     one = finding()
     one = replace(one, rule=Rule(one.rule.op, (None, *one.rule.inputs), one.rule.outputs))
-    assert re.fullmatch(r"cumprod_default__\w+_S1__S1__2ranks\.py", reports.file_name(one))
+    assert re.fullmatch(r"cumprod_default__\w+_S1__S1__2ranks\.py", text_and_json.file_name(one))
 
 
 # For people.
@@ -291,7 +291,7 @@ def test_output_without_a_terminal_has_no_escape_codes(width):
 
 def test_a_terminal_gets_colours():
     sink = io.StringIO()
-    reports.show(FULL, Console(file=sink, width=140, force_terminal=True, color_system="standard"))
+    text_and_json.show(FULL, Console(file=sink, width=140, force_terminal=True, color_system="standard"))
     assert "\x1b[" in sink.getvalue()
 
 
@@ -310,4 +310,4 @@ def test_a_narrow_page_says_the_same_as_a_wide_one():
     ("rank 1 holds shape (1,), S(0) of (1,) is (0,)", True), ("rank 0 assembles the result from S(0): 2 at [0] where the op gives 1", True),
 ])  # fmt: skip
 def test_silent_is_what_every_rank_goes_on_with(reason, silent):
-    assert reports.silent(finding(reason=reason)) is silent
+    assert text_and_json.silent(finding(reason=reason)) is silent

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.inputs import opinfo_samples as room
+from strategies.inputs import opinfo_samples
 from strategies.inputs.opinfo_samples import SIZES, capture, names, seed_all, sizes
 from strategies.model.rule import overload
 from tests.strategies.cases import numbers
@@ -68,7 +68,7 @@ def inputs(*shapes):
 @pytest.fixture(scope="module")
 def infos():
     """torch's own, by name."""
-    return {info.formatted_name: info for info in reversed(room.database())}
+    return {info.formatted_name: info for info in reversed(opinfo_samples.database())}
 
 
 # The sizes that OpInfo samples are made of.
@@ -137,7 +137,7 @@ def test_an_infos_origin_says_where_its_samples_come_from(infos):
 
 
 def test_samples_with_lengths_written_for_one_size_are_not_drawn_in_another(infos):
-    name = next(iter(room.ONE_SIZE))
+    name = next(iter(opinfo_samples.ONE_SIZE))
     assert captured(infos[name], which="even")[0] == []
     assert captured(infos[name], which="odd")[0]
 
@@ -214,7 +214,7 @@ def test_the_same_call_twice_is_kept_once():
 
 
 def test_the_same_call_again_and_again_does_not_crowd_out_another():
-    shapes = [(2, 2)] * (room.MOST_MET + 1) + [(3, 3)]
+    shapes = [(2, 2)] * (opinfo_samples.MOST_MET + 1) + [(3, 3)]
     found, _ = captured(Info(torch.neg, inputs(*shapes), supports_autograd=False))
     assert [one.arguments() for one in found] == [["f64[2,2]"], ["f64[3,3]"]]
 
@@ -223,21 +223,21 @@ def test_calls_met_on_the_way_are_few_and_those_of_the_infos_own_name_many():
     shapes = list(itertools.product((1, 2, 3), repeat=2))
     met, _ = captured(Info(torch.neg, inputs(*shapes), supports_autograd=False))
     own, _ = captured(Info(torch.neg, inputs(*shapes), name="neg", supports_autograd=False))
-    assert len(met) == room.MOST_OTHERS
-    assert len(own) == len(shapes) > room.MOST_OTHERS
+    assert len(met) == opinfo_samples.MOST_OTHERS
+    assert len(own) == len(shapes) > opinfo_samples.MOST_OTHERS
 
 
 def test_no_more_samples_are_run_than_is_allowed_and_they_come_from_all_over():
     ran = []
     captured(Info(lambda x: ran.append(len(x)), inputs(*[(n,) for n in range(200)]), supports_autograd=False))
-    assert len(ran) == room.MOST_CALLS
+    assert len(ran) == opinfo_samples.MOST_CALLS
     assert ran == sorted(set(ran))
     assert ran[0] == 0 and ran[-1] > 190
 
 
 @pytest.mark.parametrize("made", [
     torch.eye(3).to_sparse(),
-    torch.zeros(room.MOST_NUMEL + 1),
+    torch.zeros(opinfo_samples.MOST_NUMEL + 1),
 ], ids=["sparse", "large"])  # fmt: skip
 def test_tensors_that_cannot_be_split_as_plain_ones_are_no_samples(made):
     assert captured(Info(lambda x: x.clone(), lambda dtype: [Input(made)], supports_autograd=False))[0] == []
@@ -273,5 +273,7 @@ def test_names_of_a_stand_in_need_no_aten_name():
 
 
 def test_the_dtypes_of_a_sweep_are_torchs_own():
-    assert {name: str(dtype) for name, dtype in room.DTYPES.items()} == {n: f"torch.{n}" for n in room.DTYPES}
+    assert {name: str(dtype) for name, dtype in opinfo_samples.DTYPES.items()} == {
+        n: f"torch.{n}" for n in opinfo_samples.DTYPES
+    }
     assert overload("aten.neg.default") is torch.ops.aten.neg.default

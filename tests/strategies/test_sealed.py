@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import patching as wire
-from strategies.base import worker_pool as sealed
+from localtensor._util import patching
+from strategies.base import worker_pool
 from strategies.base.worker_pool import Done, Failed, Lost, Sealed, serve
 from tests.strategies.test_workers import alive, hoard, pid_of, work
 
@@ -89,9 +89,9 @@ def test_the_limit_is_from_one_note_to_the_next(child):
 
 def test_what_eats_memory_is_ended(child, monkeypatch):
     assert ran(child, 1) == [Done(2)]  # it has started
-    monkeypatch.setattr(sealed, "MEMORY", sealed.own_memory(child._child.pid) + (64 << 20))
+    monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(child._child.pid) + (64 << 20))
     (lost,) = ran(child, 256 << 20, what=hoard)
-    assert lost.why == f"it used more than {sealed.MEMORY >> 20} MiB" and lost.noted == 1
+    assert lost.why == f"it used more than {worker_pool.MEMORY >> 20} MiB" and lost.noted == 1
 
 
 def test_ten_megabytes_go_and_come_back(child):
@@ -124,9 +124,9 @@ def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
 
 
 def test_serving_is_all_of_it_in_one_call_and_in_any_thread(tmp_path):
-    sent = wire.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
+    sent = patching.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
     heard = []
-    thread = threading.Thread(target=lambda: heard.extend(wire.loads(serve(sent))))
+    thread = threading.Thread(target=lambda: heard.extend(patching.loads(serve(sent))))
     thread.start()
     thread.join(120)
     assert [type(a) for a in heard] == [Done, Failed, Done]

@@ -6,7 +6,7 @@ import torch
 from strategies.model.oracle import tell
 from strategies.model.verdict import Verdict
 from strategies.torch_api import dtensor
-from strategies.validation import claim_sources as sources
+from strategies.validation import claim_sources
 from strategies.validation.claim_sources import claims
 from strategies.validation.discovery.discover import discover
 from strategies.validation.missing_rules import missing, reason, search, survey, whole
@@ -113,7 +113,7 @@ def test_what_an_op_writes_to_keeps_its_placement_in_a_search_too():
 
 
 def test_a_search_that_leaves_tuples_out_says_how_many(monkeypatch):
-    monkeypatch.setattr(sources, "MOST_TUPLES", 5)
+    monkeypatch.setattr(claim_sources, "MOST_TUPLES", 5)
     (_, seen), *_ = searched(sample("add.Tensor", X, X))
     assert {one.untried for one in seen.values()} == {"a search tries 5 of the 49 tuples of input placements"}
 

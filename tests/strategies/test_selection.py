@@ -4,12 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.inputs import opinfo_samples as samples
-from strategies.inputs import selection
+from strategies.inputs import opinfo_samples, selection
 from strategies.inputs.selection import Pick, chosen, pick
 from strategies.model.rule import Sample, call_of, overload
 from strategies.model.settings import Settings, UnknownOp
-from strategies.torch_api import dtensor as torch_dtensor
+from strategies.torch_api import dtensor
 from strategies.torch_api.user_modules import Registered
 from tests.strategies import users
 
@@ -29,7 +28,7 @@ def picked(*patterns):
 
 
 def names_of(picked):
-    return sorted({samples.database()[n].name for n in picked.infos})
+    return sorted({opinfo_samples.database()[n].name for n in picked.infos})
 
 
 def a_call(name="aten.add.Tensor", x=None, y=2, origin="test"):
@@ -64,7 +63,7 @@ def test_an_overload_needs_no_namespace(name):
 
 @pytest.mark.parametrize("name", ["_log_softmax", "aten._log_softmax"])
 def test_a_packet_is_every_overload_of_it_that_has_a_rule(name):
-    known = {str(op) for op in torch_dtensor.registered()}
+    known = {str(op) for op in dtensor.registered()}
     assert picked(name).overloads == {op for op in known if op.startswith("aten._log_softmax.")} != set()
 
 
@@ -76,18 +75,18 @@ def test_an_overload_that_no_opinfo_bears_is_looked_for_under_a_part_of_its_name
 
 def test_an_overload_of_which_no_opinfo_bears_a_part_is_looked_for_in_all():
     found = picked("aten.__ixor__.Tensor")
-    assert len(found.infos) == len(samples.database())
+    assert len(found.infos) == len(opinfo_samples.database())
     assert found.overloads == {"aten.__ixor__.Tensor"}
 
 
 def test_names_add_up():
     found = picked("cumprod", "aten.add.Tensor")
     assert names_of(found) == ["add", "cumprod"]
-    assert [samples.database()[n].name for n in found.whole] == ["cumprod"]
+    assert [opinfo_samples.database()[n].name for n in found.whole] == ["cumprod"]
 
 
 def test_all_is_every_opinfo():
-    assert pick(Settings(everything=True), None) == Pick(tuple(range(len(samples.database()))), everything=True)
+    assert pick(Settings(everything=True), None) == Pick(tuple(range(len(opinfo_samples.database()))), everything=True)
 
 
 @pytest.mark.parametrize("name", ["cumprodd", "aten.cumprod.defualt", "nn.functional.rellu", "*no_such*"])
@@ -118,7 +117,7 @@ def test_rules_of_a_module_are_its_own_overloads_and_nothing_else():
 
 
 def test_ops_of_a_users_own_need_no_opinfo(monkeypatch):
-    monkeypatch.setattr(samples, "database", lambda: pytest.fail("OpInfo was imported"))
+    monkeypatch.setattr(opinfo_samples, "database", lambda: pytest.fail("OpInfo was imported"))
     assert pick(Settings(rules="some"), Registered("some", ("mine.x.default",), ())) == Pick(())
 
 

@@ -6,9 +6,9 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.program import Program
 from strategies.model.verdict import Verdict
 from strategies.programs.run.verdict import Confirmation
-from strategies.sweep import confirmation as settle
+from strategies.sweep import confirmation
 from strategies.sweep.confirmation import Session, unconfirmed
-from strategies.validation import finding as findings
+from strategies.validation import finding
 from strategies.validation.finding import Settled, Suspect
 from tests.strategies.cases import numbers, sample
 from tests.strategies.test_suspects import instance
@@ -109,7 +109,7 @@ def test_the_script_of_a_program_does_the_same_on_the_same_mesh():
 
 
 def test_a_program_that_cannot_be_written_down_has_a_picture_only(monkeypatch):
-    monkeypatch.setattr(settle, "writable", lambda program: False)
+    monkeypatch.setattr(confirmation, "writable", lambda program: False)
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2,), ((Shard(1),),), "sum")
     ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, WRONG)
@@ -143,7 +143,7 @@ def test_a_program_is_run_as_a_program():
 
 
 def test_a_script_is_written_only_where_it_would_show_the_same(monkeypatch):
-    monkeypatch.setattr(settle, "usable", lambda case: False)
+    monkeypatch.setattr(confirmation, "usable", lambda case: False)
     ((only,), _) = settled({"a": [suspect()]}, WRONG)
     assert only.finding.script == "" != only.finding.picture
 
@@ -154,4 +154,4 @@ def test_without_a_court_all_are_suspect():
         ("b", Verdict.SUSPECT, 2), ("a", Verdict.SUSPECT, 3),
     ]  # fmt: skip
     assert found[0].finding.reason == "wrong (not confirmed: --confirm none was asked for)"
-    assert [findings.read(findings.line(s)) for s in found] == found
+    assert [finding.read(finding.line(s)) for s in found] == found

@@ -10,7 +10,7 @@ from strategies.model.rule import Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.chained_validation import _suspect
 from strategies.programs.run.simulated_run import play_all
-from strategies.programs.shrink import search as room
+from strategies.programs.shrink import search
 from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
 from strategies.validation.finding import Docket, Settled, Suspect, case_of
 from strategies.validation.overload import alone
@@ -127,7 +127,7 @@ def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
     class Odd(Partial):
         pass
 
-    monkeypatch.setattr(room, "play_all", lambda programs: pytest.fail("played"))
+    monkeypatch.setattr(search, "play_all", lambda programs: pytest.fail("played"))
     rule = Rule(CUMPROD.op, (Odd(),), (Shard(1),))
     given = Suspect(Instance(rule, 2, CUMPROD, Verdict.SUSPECT, "test", Evidence("only a run can judge it")))
     assert offered("a", [given], judged=False) == (given,)
@@ -135,8 +135,8 @@ def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
 
 def test_no_more_programs_are_played_than_the_budget_allows(monkeypatch):
     given, played = suspected(EDGES, (Shard(0), Shard(1)), (2, 2)), []
-    monkeypatch.setattr(room, "PLAYED", 3)
-    monkeypatch.setattr(room, "play_all", lambda programs: played.extend(programs) or play_all(programs))
+    monkeypatch.setattr(search, "PLAYED", 3)
+    monkeypatch.setattr(search, "play_all", lambda programs: played.extend(programs) or play_all(programs))
     offered("a", [given])
     assert 0 < len(played) <= 3
 

@@ -7,7 +7,7 @@ from strategies.model.oracle import tell
 from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
 from strategies.torch_api.dtensor import Question
-from strategies.validation import claim_sources as sources
+from strategies.validation import claim_sources
 from strategies.validation.claim_sources import MOST_TUPLES, TooMany, claims, options, tuples
 from strategies.validation.probe import try_claims
 from tests.strategies.cases import numbers, sample
@@ -285,7 +285,7 @@ def test_partial_inputs_of_a_decomposition_are_traced_where_that_is_wanted(asked
 
 
 def test_a_decomposition_that_would_take_too_many_traces_says_so(monkeypatch):
-    monkeypatch.setattr(sources, "MOST_TRACES", 2)
+    monkeypatch.setattr(claim_sources, "MOST_TRACES", 2)
     with pytest.raises(TooMany, match=r"^DTensor traces 3 placement tuples through this decomposition$"):
         claimed(sample("absolute.default", X))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base import signals as stopping
+from strategies.base import signals
 
 ROOT = Path(__file__).parents[2]
 HEAD = """
@@ -220,6 +220,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 def test_nothing_changes_where_nobody_watches():
     before = signal.getsignal(signal.SIGINT)
-    with stopping.gently(), stopping.held():
-        stopping.check()
-    assert (signal.getsignal(signal.SIGINT), stopping.came()) == (before, 0)
+    with signals.gently(), signals.held():
+        signals.check()
+    assert (signal.getsignal(signal.SIGINT), signals.came()) == (before, 0)

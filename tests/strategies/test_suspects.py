@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.model.codec import NotData
 from strategies.model.program import Program
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.validation import finding as suspects
+from strategies.validation import finding
 from strategies.validation.finding import Docket, Suspect, case_of
 from strategies.validation.overload import alone
 from tests.strategies.cases import numbers, rule, sample
@@ -25,7 +25,7 @@ def instance(one=ONE, line="S(1) -> S(1)", *, ranks=2, variant="", draw=0, reaso
 
 
 def there_and_back(suspect):
-    return suspects.read_candidate(json.loads(json.dumps(suspects.as_data(suspect))))
+    return finding.read_candidate(json.loads(json.dumps(finding.as_data(suspect))))
 
 
 def same(one, other):
@@ -62,7 +62,7 @@ def test_a_program_comes_back_with_its_sample():
 def test_a_suspect_whose_call_is_no_data_says_so():
     one = sample("bernoulli.p", X, 0.5, generator=torch.Generator())
     with pytest.raises(NotData):
-        suspects.as_data(Suspect(instance(one)))
+        finding.as_data(Suspect(instance(one)))
 
 
 def test_ordinary_values_weigh_less_then_few_ranks_then_few_elements():

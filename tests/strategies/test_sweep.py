@@ -10,8 +10,8 @@ from strategies.base.journal import open_journal
 from strategies.base.worker_pool import LATE, Crew, Done, Failed, Lost
 from strategies.model.rule import overload
 from strategies.model.verdict import Unit
-from strategies.programs.run import rank_run as stage
-from strategies.sweep import session as sweep
+from strategies.programs.run import rank_run
+from strategies.sweep import session
 from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
 from strategies.validation.finding import Docket, Hearing
 from strategies.validation.overload import alone
@@ -144,7 +144,7 @@ class Watched:
 
 
 def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
-    monkeypatch.setattr(sweep, "SECONDS", 0.5)
+    monkeypatch.setattr(session, "SECONDS", 0.5)
     samples = (planted("sleepy", numbers(6, 5)), planted("sleepy", numbers(8, 7)))
     docket = Docket(samples[0].op, samples, ((3,), (2,), (4,)), 0)
     with Crew(1) as crew, open_journal(None, resume=False) as journal:
@@ -187,7 +187,7 @@ def test_a_docket_that_kills_twice_before_it_noted_anything_is_given_up():
 
 @pytest.mark.parametrize("tries", [1, RETRIES])
 def test_an_overload_that_kills_without_end_is_given_up_and_what_it_did_is_said(tries, monkeypatch):
-    monkeypatch.setattr(sweep, "RETRIES", tries)
+    monkeypatch.setattr(session, "RETRIES", tries)
     many = replace(ONE, samples=SAMPLES[:1] * 99)
     lines, asked, _ = swept([many], dies_at(*range(198)))
     assert len(asked) == tries + 1
@@ -262,4 +262,4 @@ def test_the_users_module_is_imported_first(tmp_path):
             assert [h.unit for h in hear(docket, silent)] == list(docket.units())
             assert overload(f"{name}.running.default")
     finally:
-        stage.at_home.cache_clear()
+        rank_run.at_home.cache_clear()

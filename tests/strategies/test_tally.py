@@ -8,9 +8,9 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.program import Program
 from strategies.model.verdict import Crash, Unit, Verdict, planned
-from strategies.sweep import aggregate as tally
-from strategies.sweep.report import text_and_json as report
-from strategies.validation import finding as dockets
+from strategies.sweep import aggregate
+from strategies.sweep.report import text_and_json
+from strategies.validation import finding
 from strategies.validation import finding as findings
 from strategies.validation.finding import Hearing, Settled, Suspect, of_instance
 from tests.strategies.cases import numbers, sample
@@ -29,7 +29,7 @@ def unit(op=OPS[0], trial="alone", dtypes="real", mesh=(2,)):
 
 
 def line(at=None, **what):
-    return dockets.line_task(Hearing(at or unit(), **what), 0.5)
+    return finding.line_task(Hearing(at or unit(), **what), 0.5)
 
 
 def settled(verdict=Verdict.UNSOUND, name=RULE, **more):
@@ -42,14 +42,14 @@ def suspicion(columns=6):
 
 
 def told(*lines, **begin):
-    return tally.report({**BEGIN, **begin}, lines)
+    return aggregate.report({**BEGIN, **begin}, lines)
 
 
 # The head.
 
 
 def test_the_head_is_that_of_the_first_line():
-    found = tally.report(BEGIN, [], [("trials", 0.5)])
+    found = aggregate.report(BEGIN, [], [("trials", 0.5)])
     assert (found.torch, found.seed, found.ranks, found.confirm, found.ignored) == (
         "2.13.0", 3, (2, 3), "gloo", ("aten.a.default",),
     )  # fmt: skip
@@ -57,19 +57,19 @@ def test_the_head_is_that_of_the_first_line():
 
 
 def test_the_plan_is_every_unit_of_every_overload():
-    assert tally.plan(BEGIN) == planned(OPS, [("alone", (2,)), ("meshes", (2, 2))])
-    assert len(tally.plan(BEGIN)) == 16
+    assert aggregate.plan(BEGIN) == planned(OPS, [("alone", (2,)), ("meshes", (2, 2))])
+    assert len(aggregate.plan(BEGIN)) == 16
 
 
 def test_the_first_line_of_a_run_is_what_its_journal_holds():
     asked = {name: BEGIN[name] for name in ("kind", "torch", "seed", "ranks", "confirm")}
-    made = tally.first_line(asked, OPS, (("alone", (2,)), ("meshes", (2, 2))), ("aten.a.default",))
+    made = aggregate.first_line(asked, OPS, (("alone", (2,)), ("meshes", (2, 2))), ("aten.a.default",))
     assert json.loads(json.dumps(made)) == made == BEGIN | {"ops": list(OPS)}
 
 
 @pytest.mark.parametrize("done", [0, 1, 15, 16])
 def test_units_that_are_not_done_are_counted(done):
-    units = tally.plan(BEGIN)[:done]
+    units = aggregate.plan(BEGIN)[:done]
     assert told(*map(line, units)).unfinished == 16 - done
 
 
@@ -192,15 +192,17 @@ def test_the_report_is_the_same_whatever_the_order_of_the_lines():
         line(unit(OPS[1]), sound={"fine"}, untestable={"odd": "two"}, crashed=[Crash("a", "x", "E")]),
         settled(), findings.line(Settled("z", None, Crash("z", "", ""))), findings.line(Settled("y", None, Crash("y", "", ""))),
     ]  # fmt: skip
-    wanted = report.as_json(told(*lines))
+    wanted = text_and_json.as_json(told(*lines))
     for order in itertools.permutations(lines):
-        assert report.as_json(told(*order)) == wanted
+        assert text_and_json.as_json(told(*order)) == wanted
 
 
 def test_lines_say_the_same_after_they_were_written():
     lines = [line(suspects=suspicion(), missing=[instance()]), settled(mesh=(2, 2), title="t")]
     again = json.loads(json.dumps(lines))
-    assert report.as_json(tally.report(json.loads(json.dumps(BEGIN)), again)) == report.as_json(told(*lines))
+    assert text_and_json.as_json(aggregate.report(json.loads(json.dumps(BEGIN)), again)) == text_and_json.as_json(
+        told(*lines)
+    )
 
 
 # On what kinds of dtypes and meshes.

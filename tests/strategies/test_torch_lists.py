@@ -10,7 +10,7 @@ from localtensor.layout.spec import shorts
 from strategies.model.oracle import tell
 from strategies.model.rule import overload
 from strategies.model.verdict import Verdict
-from strategies.torch_api import foreach as torch_lists
+from strategies.torch_api import foreach
 from strategies.torch_api.dtensor import Question
 from strategies.validation.claim_sources import claims
 from strategies.validation.probe import try_claims
@@ -60,7 +60,7 @@ def test_an_op_strategy_gives_a_strategy_for_each_element():
     ],
 )
 def test_only_ops_of_those_names_with_a_list_are_taken_apart(one, is_one):
-    assert torch_lists.on_lists(one) is is_one
+    assert foreach.on_lists(one) is is_one
 
 
 # The rules.
@@ -121,22 +121,20 @@ def test_results_come_list_by_list():
 @since_2_12
 def test_rows_fit_the_tensors():
     one = sample("_foreach_mm.default", [numbers(4, 6), numbers(5, 3)], [numbers(6, 4), numbers(3, 3)])
-    for inputs, outputs in torch_lists.rows(Question(one, 2, tell(one).raw), []):
+    for inputs, outputs in foreach.rows(Question(one, 2, tell(one).raw), []):
         assert (len(inputs), len(outputs)) == (4, 2), shorts(inputs)
-    assert (Shard(1), Shard(1), Shard(0), Shard(0)) in {
-        i for i, _ in torch_lists.rows(Question(one, 2, tell(one).raw), [])
-    }
+    assert (Shard(1), Shard(1), Shard(0), Shard(0)) in {i for i, _ in foreach.rows(Question(one, 2, tell(one).raw), [])}
 
 
 def test_lists_of_unequal_length_are_refused():
     one = sample("_foreach_neg.default", TWO)
     object.__setattr__(one.call, "args", (*one.call.args, [one.call.args[0][0]]))
     with pytest.raises(ValueError, match="lists of 1 and 2 tensors"):
-        torch_lists.rows(Question(one, 2, tell(sample("_foreach_neg.default", TWO)).raw), [])
+        foreach.rows(Question(one, 2, tell(sample("_foreach_neg.default", TWO)).raw), [])
 
 
 @since_2_12
 def test_no_more_than_so_many_rows_are_judged(monkeypatch):
-    monkeypatch.setattr(torch_lists, "MOST_ROWS", 5)
+    monkeypatch.setattr(foreach, "MOST_ROWS", 5)
     one = sample("_foreach_add.List", TWO, OTHERS)
-    assert len(torch_lists.rows(Question(one, 2, tell(one).raw), [])) == 5
+    assert len(foreach.rows(Question(one, 2, tell(one).raw), [])) == 5

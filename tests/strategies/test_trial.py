@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor
 
 from strategies.model.rule import Claim, overload
 from strategies.model.verdict import Unit, Verdict, read_unit
-from strategies.validation import claim_sources as sources
+from strategies.validation import claim_sources
 from strategies.validation import overload as trial
 from strategies.validation.finding import Docket, Hearing, case_of, merged
 from strategies.validation.overload import CHARGES, PARTIALS, WHOLE, alone
@@ -173,7 +173,7 @@ def test_a_sample_that_noise_moves_says_nothing():
 
 @pytest.mark.usefixtures("as_given")
 def test_a_decomposition_with_too_many_traces_is_counted_for_each_mesh_size(monkeypatch):
-    monkeypatch.setattr(sources, "MOST_TRACES", 2)
+    monkeypatch.setattr(claim_sources, "MOST_TRACES", 2)
     hearing = heard(sample("absolute.default", X), ranks=(2, 3))
     assert hearing.skipped == {"DTensor traces 3 placement tuples through this decomposition": 2}
 

@@ -8,8 +8,7 @@ import torch
 from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, variations
 from strategies.model.oracle import same_results, tell
 from strategies.model.verdict import Unit
-from strategies.validation import claim_sources as sources
-from strategies.validation import overload as trial
+from strategies.validation import claim_sources, overload
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.test_trial import by_unit, case, heard
@@ -27,7 +26,7 @@ def tried(monkeypatch):
         asked.append((one, tuple(variants)))
         return []
 
-    monkeypatch.setattr(trial, "try_claims", noted)
+    monkeypatch.setattr(overload, "try_claims", noted)
     return asked
 
 
@@ -55,7 +54,7 @@ def test_each_form_counts_as_a_sample_with_all_its_claims():
     forms = [form for form, *_ in variations(one, tell(one), 0, seed=0, traced=False)]
     hearing = heard(one)
     assert (hearing.samples, hearing.crashed, hearing.skipped) == (len(forms), [], {})
-    assert hearing.tried == sum(len(sources.claims(form, 2, tell(form).raw)) for form in forms) > len(forms) > 1
+    assert hearing.tried == sum(len(claim_sources.claims(form, 2, tell(form).raw)) for form in forms) > len(forms) > 1
 
 
 def test_an_operand_of_another_length_is_tried_where_the_op_takes_that(tried):
@@ -128,8 +127,8 @@ def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the
 
 def test_other_values_take_turns_over_the_samples(tried):
     heard(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(6)))
-    assert all(len(variants) <= trial.VALUES_OF_A_SAMPLE for _, variants in tried)
-    assert all(len(variants) <= trial.VALUES_OF_A_FORM for one, variants in tried if one.origin != "test")
+    assert all(len(variants) <= overload.VALUES_OF_A_SAMPLE for _, variants in tried)
+    assert all(len(variants) <= overload.VALUES_OF_A_FORM for one, variants in tried if one.origin != "test")
     assert any(variants for one, variants in tried if one.origin != "test")
     names = [name for _, variants in tried for name in variants]
     assert {"specials", "holes", "ascending", "ties", "zeros", "negative"} <= set(names)

@@ -9,7 +9,7 @@ import pytest
 from localtensor._util.ambient import close_pools
 from strategies.model.settings import Settings, UnknownOp
 from strategies.model.verdict import Verdict
-from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.report import text_and_json
 from strategies.sweep.session import validate
 from tests.strategies import users
 
@@ -222,7 +222,7 @@ THREE = users.RIGHT_AND_WRONG + 'op("squares", lambda x: x * x, (R, R), (S0, S0)
 
 
 def plain(report):
-    body = json.loads(reports.as_json(report))
+    body = json.loads(text_and_json.as_json(report))
     assert body.pop("seconds")
     return json.dumps(body)
 

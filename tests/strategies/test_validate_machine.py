@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base import worker_pool as workers
+from strategies.base import worker_pool
 from strategies.base.journal import BadJournal, DiskFull, of_kind, read
 from strategies.inputs import gathering
-from strategies.inputs import gathering as spool
 from strategies.model.settings import Settings
 from strategies.model.verdict import share
-from strategies.sweep import aggregate as tally
-from strategies.sweep import session as room
-from strategies.sweep import session as sweep
+from strategies.sweep import aggregate, session
 from strategies.sweep.aggregate import merged
-from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.report import text_and_json
 from strategies.sweep.session import validate
 from tests.strategies import users
 
@@ -61,7 +58,7 @@ def whole(folder, tmp_path_factory):
 
 
 def plain(report):
-    return json.dumps({**json.loads(reports.as_json(report)), "seconds": {}})
+    return json.dumps({**json.loads(text_and_json.as_json(report)), "seconds": {}})
 
 
 def lines(path):
@@ -73,7 +70,7 @@ def lines(path):
 def copied(whole, path, rows, extra=b""):
     """The first rows of the whole journal, some bytes of the next, and all samples."""
     path.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:rows]) + extra)
-    spool.path_of(path).write_bytes(spool.path_of(whole).read_bytes())
+    gathering.path_of(path).write_bytes(gathering.path_of(whole).read_bytes())
 
 
 # The same again.
@@ -91,7 +88,7 @@ def test_without_a_journal_the_report_is_the_same(go, whole, tmp_path):
 
 def test_the_report_can_be_had_from_the_journal_alone(whole):
     done = read(whole[0])
-    assert plain(tally.report(done.begin, done.lines)) == plain(whole[1])
+    assert plain(aggregate.report(done.begin, done.lines)) == plain(whole[1])
     assert whole[1].unfinished == 0 and len(list(of_kind(done.lines, "unit"))) == 16
 
 
@@ -109,7 +106,7 @@ def test_a_run_that_was_cut_anywhere_goes_on_to_the_same_end(go, whole, tmp_path
 @pytest.mark.parametrize("spoiled", [None, b"", b"{}\n"], ids=["gone", "empty", "no samples"])
 def test_without_the_samples_it_captures_them_again(spoiled, go, whole, tmp_path):
     copied(whole[0], tmp_path / "j", 6)
-    kept = spool.path_of(tmp_path / "j")
+    kept = gathering.path_of(tmp_path / "j")
     kept.unlink() if spoiled is None else kept.write_bytes(spoiled)
     assert plain(go(resume=True)) == plain(whole[1])
     assert lines(tmp_path / "j") == lines(whole[0])
@@ -124,7 +121,7 @@ def test_with_the_samples_it_captures_nothing(go, whole, tmp_path, monkeypatch):
 def test_a_finished_run_is_told_again_at_once_and_nothing_is_done(go, whole, tmp_path, monkeypatch):
     copied(whole[0], tmp_path / "j", 99)
     monkeypatch.setattr(gathering, "gather", lambda *_: pytest.fail("captured again"))
-    monkeypatch.setattr(workers, "_Worker", lambda *_: pytest.fail("hired somebody"))
+    monkeypatch.setattr(worker_pool, "_Worker", lambda *_: pytest.fail("hired somebody"))
     start = time.process_time()
     report = go(resume=True)
     assert time.process_time() - start < 1
@@ -200,7 +197,7 @@ def test_a_disk_without_room_for_the_samples_is_said(go, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(room, "write_lines", full)
+    monkeypatch.setattr(session, "write_lines", full)
     with pytest.raises(DiskFull, match=r"j\.samples: .* \(No space left on device\)"):
         go()
     monkeypatch.undo()
@@ -214,7 +211,7 @@ def test_shards_together_are_the_whole(go, whole, tmp_path):
     paths = [tmp_path / f"{n}" for n in (1, 2, 3)]
     parts = [go(journal=path, shard=(n, 3)) for n, path in enumerate(paths, 1)]
     begin, found, _ = merged(paths)
-    assert plain(tally.report(begin, found)) == plain(whole[1])
+    assert plain(aggregate.report(begin, found)) == plain(whole[1])
     ops = read(paths[0]).begin["ops"]
     left = [sum(share(op, 3) != n for op in ops) for n in range(3)]
     assert [part.unfinished for part in parts] == [4 * n for n in left]
@@ -239,12 +236,12 @@ def odd(folder, name, body):
 def test_a_step_that_fails_costs_that_step_only(body, error, go, folder, monkeypatch):
     name = odd(folder, "odd_" + "".join(c for c in error.lower()[:20] if c.isalpha()), body)
     if "no answer" in error:
-        monkeypatch.setattr(sweep, "SECONDS", 0.5)
+        monkeypatch.setattr(session, "SECONDS", 0.5)
     if "it used" in error:
-        monkeypatch.setattr(workers, "MEMORY", workers.own_memory(os.getpid()) + (256 << 20))
+        monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(os.getpid()) + (256 << 20))
     report = go(name)
     (crash,) = report.crashed
-    assert (crash.op, crash.error) == (f"{name}.odd.default", error.format(workers.MEMORY >> 20))
+    assert (crash.op, crash.error) == (f"{name}.odd.default", error.format(worker_pool.MEMORY >> 20))
     assert "f64[6,5]" in crash.sample
     assert (report.counts.sound, report.unfinished, report.exit_code) == (3, 0, 0)
 

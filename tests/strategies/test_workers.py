@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base import worker_pool as workers
+from strategies.base import worker_pool
 from strategies.base.worker_pool import Crew, Done, Failed, Lost, death, own_memory, run
 
 
@@ -75,9 +75,9 @@ def test_the_limit_is_from_one_note_to_the_next():
 
 
 def test_what_eats_memory_is_ended_and_the_rest_goes_on(monkeypatch):
-    monkeypatch.setattr(workers, "MEMORY", own_memory(os.getpid()) + (64 << 20))
+    monkeypatch.setattr(worker_pool, "MEMORY", own_memory(os.getpid()) + (64 << 20))
     lost, after = run(hoard, [256 << 20, 1], workers=1, limit=0.5)
-    assert lost == Lost(f"it used more than {workers.MEMORY >> 20} MiB", 1)
+    assert lost == Lost(f"it used more than {worker_pool.MEMORY >> 20} MiB", 1)
     assert after == Lost("no answer within 0.5 s", 1)  # a little is not too much: it waits as it was told
 
 
@@ -101,7 +101,7 @@ def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
 
 
 def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire(monkeypatch):
-    monkeypatch.setattr(workers, "RETIRE", 3)
+    monkeypatch.setattr(worker_pool, "RETIRE", 3)
     with Crew(1) as crew:
         pids = [a.value for _ in range(2) for a in crew.run(pid_of, [0, 0], limit=60)]
     assert pids[0] == pids[1] == pids[2] != pids[3]

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
-from localtensor.torch_suites import continuous as suites_continuous
+from localtensor.torch_suites import continuous
 from localtensor.torch_suites.bases import on_threads
 from localtensor.torch_suites.rank_run import TorchsOwnWay
 from tests.suites import foreign_continuous
@@ -88,7 +88,7 @@ def test_a_class_that_waits_for_its_processes_itself_keeps_torchs(monkeypatch):
 
 def test_the_private_parts_of_torch_are_there():
     homes = {"common_distributed": common_distributed, "common_utils": common_utils}
-    for part in suites_continuous.PRIVATE:
+    for part in continuous.PRIVATE:
         module, _, path = part.removeprefix("torch.testing._internal.").partition(".")
         home = homes[module]
         for name in path.split("."):

@@ -13,7 +13,7 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 from torch.testing._internal.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 
 from localtensor.errors import Deadlock, NeverEnded
-from localtensor.torch_suites import multi_process as suites_processes
+from localtensor.torch_suites import multi_process
 from localtensor.torch_suites.rank_run import How, TorchsOwnWay
 from tests.suites import foreign_processes
 from tests.suites.ran import GPU, QUICK, suites_of, went
@@ -126,7 +126,7 @@ def test_a_class_that_joins_its_processes_itself_keeps_torchs(monkeypatch):
             raise AssertionError("nobody runs it")
 
     monkeypatch.setattr(MultiProcessTestCase, "_start_processes", lambda self, proc: None)
-    methods = suites_processes.methods(MultiProcessTestCase, QUICK)
+    methods = multi_process.methods(MultiProcessTestCase, QUICK)
     monkeypatch.setattr(MultiProcessTestCase, "_start_processes", methods["_start_processes"])
     case = Joins("test_it")
     with pytest.warns(TorchsOwnWay, match="Joins joins its processes itself"):
@@ -179,7 +179,7 @@ def test_the_barrier_of_torchs_own_tests_is_met_by_ranks(monkeypatch):
 
 def test_the_private_parts_of_torch_are_there():
     homes = {"common_distributed": common_distributed, "common_utils": common_utils, "common_device_type": devices}
-    for part in suites_processes.PRIVATE:
+    for part in multi_process.PRIVATE:
         module, _, path = part.removeprefix("torch.testing._internal.").partition(".")
         home = homes[module]
         for name in path.split("."):

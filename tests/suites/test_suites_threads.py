@@ -10,7 +10,7 @@ from torch.testing._internal import common_distributed, common_utils
 from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 from localtensor.errors import EarlyReturn, GroupMismatch
-from localtensor.torch_suites import multi_threaded as suites_threads
+from localtensor.torch_suites import multi_threaded
 from localtensor.torch_suites.bases import on_threads
 from tests.suites.ran import GPU, QUICK, suites_of, went
 
@@ -97,7 +97,7 @@ def test_a_class_that_joins_its_threads_itself_keeps_torchs():
 
 def test_the_private_parts_of_torch_are_there():
     homes = {"common_distributed": common_distributed, "common_utils": common_utils}
-    for part in suites_threads.PRIVATE:
+    for part in multi_threaded.PRIVATE:
         module, _, path = part.removeprefix("torch.testing._internal.").partition(".")
         home = homes[module]
         for name in path.split("."):
@@ -127,7 +127,7 @@ def test_ranks_that_make_only_their_own_groups_are_left_to_torchs_threads_which_
 
 def test_who_calls_the_ranks_of_torchs_decorator_gets_its_runtime_error():
     def decorated(body):
-        return suites_threads.comms_decorator(QUICK)(world_size=2)(body)
+        return multi_threaded.comms_decorator(QUICK)(world_size=2)(body)
 
     def fails(self):
         assert dist.get_rank() == 0, "not zero"

@@ -14,10 +14,7 @@ from torch.autograd import Function
 from localtensor._util.call_sites import origin
 from localtensor.collectives.c10d_table import SERVED, Brought, named_reduction
 from localtensor.errors import AnotherMode
-from localtensor.lockstep.comms import c10d_dispatch as c10d
-from localtensor.lockstep.comms import c10d_kernels as by_kind
-from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import collectives as outcomes
+from localtensor.lockstep.comms import c10d_dispatch, c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import Value
 from localtensor.lockstep.comms.process_groups import group_of
 from localtensor.lockstep.comms.stacked_collectives import Family
@@ -47,11 +44,11 @@ class Meeting:
             if self.mode.in_flight:
                 self.mode.check_read(x, self.call)
         brought = Brought(list(tensors), [], op=self.op, root=self.root)
-        c10d.check_offers(self.call if self.call in _OFFERED else "", brought, self.whole)
+        c10d_dispatch.check_offers(self.call if self.call in _OFFERED else "", brought, self.whole)
 
     def value(self, x: Tensor) -> Value:
         """What every rank brings."""
-        return outcomes.value_of(self.mode, x)
+        return collectives.value_of(self.mode, x)
 
     def wrapped(self, value: Value) -> LocalTensor:
         """The LocalTensor of these cells."""
@@ -68,7 +65,7 @@ class Meeting:
     def as_ranks_do(self, name: str, tensors: Sequence[Tensor]) -> list[Value]:
         """By the function that serves rank threads, which can do it, or says why not."""
         brought = Brought(list(tensors), list(tensors), op=self.op, root=self.root)
-        return by_kind.by_ranks(self.mode, SERVED[name], brought, self.whole)
+        return c10d_kernels.by_ranks(self.mode, SERVED[name], brought, self.whole)
 
 
 _OFFERED = frozenset({"all_reduce", "reduce", "broadcast", "scatter", "reduce_scatter", "reduce_scatter_tensor"})
@@ -91,7 +88,7 @@ def _like(meeting: Meeting, x: Tensor) -> Value:
 def _filled(value: Value, like: Value) -> Value:
     """Zeros for those ranks that hold an input, and get no gradient for it."""
     number = np.where(like.held.row_of < 0, -1, np.where(value.held.row_of < 0, 1, 0))
-    return exchange.combined([value, like], number) if (number != 0).any() else value
+    return collectives.combined([value, like], number) if (number != 0).any() else value
 
 
 class _Linear(Function):
@@ -121,7 +118,7 @@ def choose(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any
 
 def _chosen(meeting: Meeting, tensors: Sequence[Tensor], number: Any, source: Any) -> LocalTensor:
     with plainly():
-        return meeting.wrapped(exchange.combined([meeting.value(x) for x in tensors], number, source))
+        return meeting.wrapped(collectives.combined([meeting.value(x) for x in tensors], number, source))
 
 
 class _Choose(Function):

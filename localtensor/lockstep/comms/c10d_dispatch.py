@@ -18,9 +18,7 @@ from localtensor._util.call_sites import origin
 from localtensor.collectives.argument_checks import check_offer, flat
 from localtensor.collectives.c10d_table import SERVED, Brought, plain, positions
 from localtensor.errors import CollectiveFailed, NotHeld, NotInLockstep, OutsideWrite
-from localtensor.lockstep.comms import c10d_kernels as by_kind
-from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import collectives as outcomes
+from localtensor.lockstep.comms import c10d_kernels, collectives
 from localtensor.lockstep.comms.collectives import Value, value_of
 from localtensor.lockstep.comms.process_groups import group_of
 from localtensor.lockstep.comms.stacked_collectives import Family, one_size
@@ -68,7 +66,7 @@ def collective(mode: Any, name: str, group: Any, arguments: Sequence[Any], *, la
     for buffer in brought.writes:
         check_write(mode, buffer, meant.kind)
     with plainly():
-        for buffer, value in zip(brought.writes, by_kind.results(mode, meant, brought, whole), strict=True):
+        for buffer, value in zip(brought.writes, c10d_kernels.results(mode, meant, brought, whole), strict=True):
             write(mode, buffer, value, meant.kind, brought, whole)
     return LockstepWork(mode, meant.kind, brought, whole) if later else None
 
@@ -111,7 +109,7 @@ def write(mode: Any, buffer: Tensor, value: Value, kind: str, brought: Brought, 
             raise NotHeld(kind, np.flatnonzero(gets & ~has).tolist(), np.flatnonzero(has).tolist())
         if (has & ~gets).any():  # who is in no group keeps what it had
             _check_fits(old, value, kind, brought, whole)
-            value = exchange.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
+            value = collectives.combined([value, old], np.where(has, np.where(gets, 0, 1), -1))
     _check_fits(old, value, kind, brought, whole)
     if isinstance(buffer, LocalTensor):
         outside = buffer._memory is not None and buffer._memory.outside
@@ -151,27 +149,27 @@ def _numels(value: Value) -> Any:
 
 
 def _reduced(mode: Any, value: Value, whole: Family, op: Any) -> Value:
-    return outcomes.all_reduced(value, whole, op)
+    return collectives.all_reduced(value, whole, op)
 
 
 def _broadcast(mode: Any, value: Value, whole: Family, root: int) -> Value:
-    return outcomes.broadcasted(value, whole, root)
+    return collectives.broadcasted(value, whole, root)
 
 
 def _gathered(mode: Any, value: Value, whole: Family, size: Any) -> Value:
-    return outcomes.joined_rows(outcomes.gathered(value, whole))
+    return collectives.joined_rows(collectives.gathered(value, whole))
 
 
 def _scattered(mode: Any, value: Value, whole: Family, op: Any, size: Any) -> Value:
-    return outcomes.reduce_scattered(value, whole, op)
+    return collectives.reduce_scattered(value, whole, op)
 
 
 def _exchanged(mode: Any, value: Value, whole: Family, got: Any, sent: Any) -> Value:
-    return outcomes.exchanged(outcomes.contiguous(value), whole, list(sent), list(got))
+    return collectives.exchanged(collectives.contiguous(value), whole, list(sent), list(got))
 
 
 def _moved(mode: Any, value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
-    return outcomes.moved_shards(value, whole, gather_dim, shard_dim)
+    return collectives.moved_shards(value, whole, gather_dim, shard_dim)
 
 
 # By the name of the op without its endings; the last argument is the group, which comes third here.

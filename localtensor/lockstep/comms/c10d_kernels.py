@@ -16,8 +16,7 @@ from torch import Tensor
 from localtensor.collectives.c10d_table import Brought, Served
 from localtensor.collectives.rendezvous import Group, Part
 from localtensor.errors import NotHeld
-from localtensor.lockstep.comms import collectives as exchange
-from localtensor.lockstep.comms import collectives as outcomes
+from localtensor.lockstep.comms import collectives
 from localtensor.lockstep.comms.collectives import Value, value_of
 from localtensor.lockstep.comms.stacked_collectives import Family
 
@@ -33,42 +32,42 @@ def results(mode: Any, served: Served, brought: Brought, whole: Family) -> Seque
 
 
 def _all_reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [outcomes.all_reduced(value_of(mode, brought.reads), whole, brought.op)]
+    return [collectives.all_reduced(value_of(mode, brought.reads), whole, brought.op)]
 
 
 def _all_reduce_coalesced(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
     if len({x.dtype for x in brought.reads}) != 1:
         return None
-    return [outcomes.all_reduced(value_of(mode, x), whole, brought.op) for x in brought.reads]
+    return [collectives.all_reduced(value_of(mode, x), whole, brought.op) for x in brought.reads]
 
 
 def _reduce(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [outcomes.reduced(value_of(mode, brought.reads), whole, brought.op, brought.root or 0)]
+    return [collectives.reduced(value_of(mode, brought.reads), whole, brought.op, brought.root or 0)]
 
 
 def _broadcast(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [outcomes.broadcasted(value_of(mode, brought.reads), whole, brought.root or 0)]
+    return [collectives.broadcasted(value_of(mode, brought.reads), whole, brought.root or 0)]
 
 
 def _all_gather(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return outcomes.pieces(outcomes.gathered(value_of(mode, brought.reads), whole), len(brought.writes))
+    return collectives.pieces(collectives.gathered(value_of(mode, brought.reads), whole), len(brought.writes))
 
 
 def _all_gather_coalesced(mode: Any, brought: Brought, whole: Family) -> list[Value]:
     many = len(brought.writes) // len(brought.reads)
-    columns = [outcomes.pieces(outcomes.gathered(value_of(mode, x), whole), many) for x in brought.reads]
+    columns = [collectives.pieces(collectives.gathered(value_of(mode, x), whole), many) for x in brought.reads]
     return [column[source] for source in range(many) for column in columns]
 
 
 def _all_gather_into_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [outcomes.joined_rows(outcomes.gathered(value_of(mode, brought.reads), whole))]
+    return [collectives.joined_rows(collectives.gathered(value_of(mode, brought.reads), whole))]
 
 
 def _gather(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
     if brought.reads.is_complex():
         return None
-    return outcomes.pieces(
-        outcomes.gathered_at(value_of(mode, brought.reads), whole, brought.root or 0), len(brought.writes)
+    return collectives.pieces(
+        collectives.gathered_at(value_of(mode, brought.reads), whole, brought.root or 0), len(brought.writes)
     )
 
 
@@ -80,11 +79,11 @@ def from_roots(values: Sequence[Value], whole: Family, root: int) -> Value | Non
     """The i-th member holds the i-th value of its root; None if they are not alike, or not one for each member."""
     roots = [group[root] for group in whole.groups]
     alike = len({(_shape(value), value.cells[0].dtype) for value in values}) == 1 and all(
-        map(outcomes.is_dense, values)
+        map(collectives.is_dense, values)
     )
     if not alike or not _one_each(values, whole) or any((value.held.row_of[roots] < 0).any() for value in values):
         return None
-    return exchange.of_roots(values, whole, root)
+    return collectives.of_roots(values, whole, root)
 
 
 def _shape(value: Value) -> Any:
@@ -107,17 +106,19 @@ def _reduce_scatter(mode: Any, brought: Brought, whole: Family) -> list[Value] |
     values = _values(mode, brought.reads)
     if not fit_to_deal(values, whole):
         return None
-    return [exchange.combined([outcomes.all_reduced(value, whole, brought.op) for value in values], whole.position)]
+    return [
+        collectives.combined([collectives.all_reduced(value, whole, brought.op) for value in values], whole.position)
+    ]
 
 
 def fit_to_deal(values: Sequence[Value], whole: Family) -> bool:
     """Whether there is one for each member, contiguous, all of one dtype."""
     one_dtype = len({value.cells[0].dtype for value in values}) == 1
-    return _one_each(values, whole) and one_dtype and all(map(outcomes.is_dense, values))
+    return _one_each(values, whole) and one_dtype and all(map(collectives.is_dense, values))
 
 
 def _reduce_scatter_tensor(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [outcomes.reduce_scattered(value_of(mode, brought.reads), whole, brought.op)]
+    return [collectives.reduce_scattered(value_of(mode, brought.reads), whole, brought.op)]
 
 
 def _all_to_all(mode: Any, brought: Brought, whole: Family) -> list[Value] | None:
@@ -129,13 +130,13 @@ def crosswise(values: Sequence[Value], whole: Family) -> list[Value] | None:
     if not _one_each(values, whole) or len({value.cells[0].dtype for value in values}) > 1:
         return None
     for value in values:
-        exchange.check_held("all_to_all", value.held, whole)
+        collectives.check_held("all_to_all", value.held, whole)
     columns = [np.where(whole.members, whole.matrix[whole.index, j], 0) for j in range(len(values))]  # type: ignore[index]
-    return [exchange.combined(values, whole.position, column) for column in columns]
+    return [collectives.combined(values, whole.position, column) for column in columns]
 
 
 def _all_to_all_single(mode: Any, brought: Brought, whole: Family) -> list[Value]:
-    return [outcomes.exchanged(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)]
+    return [collectives.exchanged(value_of(mode, brought.reads), whole, brought.input_splits, brought.output_splits)]
 
 
 _Quick = Callable[[Any, Brought, Family], "list[Value] | None"]
@@ -182,7 +183,7 @@ def by_ranks(mode: Any, served: Served, brought: Brought, whole: Family) -> list
         for rank, mine in zip(ranks, served.compute(parts), strict=True):
             for output, x in zip(outputs, mine, strict=False):  # the root alone gets a gathered list
                 output[rank] = x
-    return [exchange.of_ranks(output, mode.world) for output in outputs]
+    return [collectives.of_ranks(output, mode.world) for output in outputs]
 
 
 def _part(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Part:

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor.collectives import reference as collectives
+from localtensor.collectives import reference
 from localtensor.errors import NotHeld
 from localtensor.layout.reductions import Op
-from localtensor.lockstep.comms import stacked_collectives as folded
-from localtensor.lockstep.comms import stacked_collectives as recipes
+from localtensor.lockstep.comms import stacked_collectives
 from localtensor.lockstep.comms.stacked_collectives import Family, Plan, pick, taken
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import NOWHERE, Partition, partition, rows_apart
@@ -58,13 +57,13 @@ def check_held(call: str, held: Partition, whole: Family) -> None:
 
 
 def _over(
-    call: str, value: Value, whole: Family, planned: recipes.Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
+    call: str, value: Value, whole: Family, planned: stacked_collectives.Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
     *, keep: bool = False, root: int = 0,
 ) -> Value:  # fmt: skip
     """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
     check_held(call, value.held, whole)
     value = Value(*joined(*value, by_shape=True))  # what travels has no strides
-    how = recipes.recipe(planned, root, value.held, whole, keep)
+    how = stacked_collectives.recipe(planned, root, value.held, whole, keep)
     if how is None:
         return rank_by_rank(value, whole, plain, keep=keep)
     try:
@@ -124,7 +123,13 @@ def combined(values: Sequence[Value], number: Any, source: Any = None) -> Value:
 def all_reduce(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
     """Every member holds what its group's tensors fold into."""
     return _over(
-        "all_reduce", value, whole, recipes.by_fold, lambda x, plan: folded.reduced(x, plan, op), plain, keep=True
+        "all_reduce",
+        value,
+        whole,
+        stacked_collectives.by_fold,
+        lambda x, plan: stacked_collectives.reduced(x, plan, op),
+        plain,
+        keep=True,
     )
 
 
@@ -132,9 +137,9 @@ def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Valu
     """The root of each group holds what its tensors fold into; the others hold what they had."""
 
     def do(x: Tensor, plan: Plan) -> Tensor:
-        return folded.reduced(x, plan, op)
+        return stacked_collectives.reduced(x, plan, op)
 
-    return _over("reduce", value, whole, recipes.to_root, do, plain, keep=True, root=root)
+    return _over("reduce", value, whole, stacked_collectives.to_root, do, plain, keep=True, root=root)
 
 
 def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
@@ -148,9 +153,9 @@ def broadcast(value: Value, whole: Family, root: int, plain: Plain) -> Value:
 
 
 @lru_cache(_MOST_KEPT)
-def _as_roots_have(held: Partition, whole: Family, root: int) -> recipes.Recipe | None:
+def _as_roots_have(held: Partition, whole: Family, root: int) -> stacked_collectives.Recipe | None:
     """Members read what their root reads, the others what they did; None if shapes differ within a group."""
-    if recipes.spots(held, whole) is None:
+    if stacked_collectives.spots(held, whole) is None:
         return None
     roots = np.array([group[root] for group in whole.groups])
     rows = held.row_of[np.where(whole.members, roots[whole.index], np.arange(whole.world))]
@@ -159,21 +164,21 @@ def _as_roots_have(held: Partition, whole: Family, root: int) -> recipes.Recipe 
     row_of[rows >= 0] = inverse.reshape(-1)
     cells, sizes = np.unique(held.cell_of[used], return_counts=True)
     kept = [(int(cell), pick(used[held.cell_of[used] == cell] - held.starts[cell])) for cell in cells]
-    return recipes.Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
+    return stacked_collectives.Recipe((), tuple(kept), partition(row_of, sizes.tolist()))
 
 
 def all_gather(value: Value, whole: Family, plain: Plain) -> Value:
     """Every member holds its group's tensors along a new dim 0."""
-    return _over("all_gather", value, whole, recipes.together, folded.gathered, plain)
+    return _over("all_gather", value, whole, stacked_collectives.together, stacked_collectives.gathered, plain)
 
 
 def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
     """The root of each group holds its tensors along a new dim 0; the others hold nothing."""
     check_held("gather", value.held, whole)
     value = Value(*joined(*value, by_shape=True))  # what travels has no strides
-    how = recipes.recipe(recipes.at_root, root, value.held, whole, False)
+    how = stacked_collectives.recipe(stacked_collectives.at_root, root, value.held, whole, False)
     if how is not None:
-        stacks = [folded.gathered(value.stack(cell), plan) for cell, plan in how.steps]
+        stacks = [stacked_collectives.gathered(value.stack(cell), plan) for cell, plan in how.steps]
         return _of_stacks(stacks, how.held, value.cells)
     found = {group[root]: plain([value.on(rank) for rank in group])[root] for group in whole.groups}
     return of_ranks(found, whole.world)
@@ -184,9 +189,9 @@ def reduce_scatter(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
 
     def do(x: Tensor, plan: Plan) -> Tensor:
         _must_divide(x, plan)
-        return _cut(folded.reduced(x, plan, op), plan.members)
+        return _cut(stacked_collectives.reduced(x, plan, op), plan.members)
 
-    return _over("reduce_scatter_tensor", value, whole, recipes.dealt, do, plain)
+    return _over("reduce_scatter_tensor", value, whole, stacked_collectives.dealt, do, plain)
 
 
 def _must_divide(x: Tensor, plan: Plan) -> None:
@@ -204,10 +209,10 @@ def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
 
     def do(x: Tensor, plan: Plan) -> Tensor:
         _must_divide(x, plan)
-        rows = folded.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
+        rows = stacked_collectives.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
         return rows.reshape(rows.shape[0], *x.shape[1:])
 
-    return _over("all_to_all_single", value, whole, recipes.crosswise, do, plain)
+    return _over("all_to_all_single", value, whole, stacked_collectives.crosswise, do, plain)
 
 
 def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, plain: Plain) -> Value:
@@ -219,10 +224,10 @@ def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, pl
             raise _Unlike
         size = x.shape[shard_dim + 1] // members
         cut = x.unflatten(shard_dim + 1, (members, size)).movedim(shard_dim + 1, 1)
-        rows = folded.exchanged(cut, plan)
+        rows = stacked_collectives.exchanged(cut, plan)
         return rows.movedim(1, gather_dim + 1).flatten(gather_dim + 1, gather_dim + 2).contiguous()
 
-    return _over("shard_dim_alltoall", value, whole, recipes.crosswise, do, plain)
+    return _over("shard_dim_alltoall", value, whole, stacked_collectives.crosswise, do, plain)
 
 
 def permuted(value: Value, whole: Family, destinations: Sequence[int]) -> Value:
@@ -251,21 +256,21 @@ def value_of(mode: Any, x: Tensor) -> Value:
 
 def all_reduced(value: Value, whole: Family, op: Any) -> Value:
     """On every member, what its group's tensors fold into."""
-    return all_reduce(value, whole, op, lambda held: collectives.all_reduce(held, op))
+    return all_reduce(value, whole, op, lambda held: reference.all_reduce(held, op))
 
 
 def reduced(value: Value, whole: Family, op: Any, root: int) -> Value:
     """The same on the root of each group alone; the others hold what they brought."""
-    return reduce(value, whole, op, root, lambda held: collectives.reduce(held, op, root=root))
+    return reduce(value, whole, op, root, lambda held: reference.reduce(held, op, root=root))
 
 
 def broadcasted(value: Value, whole: Family, root: int) -> Value:
     """On every member, its root's tensor."""
-    return broadcast(value, whole, root, lambda held: collectives.broadcast(held, root))
+    return broadcast(value, whole, root, lambda held: reference.broadcast(held, root))
 
 
 def _stacked(held: list[Tensor]) -> list[Tensor]:
-    return [torch.stack(each) for each in collectives.all_gather(held)]
+    return [torch.stack(each) for each in reference.all_gather(held)]
 
 
 def gathered(value: Value, whole: Family) -> Value:
@@ -304,7 +309,7 @@ def pieces(value: Value, count: int) -> list[Value]:
 
 def reduce_scattered(value: Value, whole: Family, op: Any) -> Value:
     """On each member, its piece along dim 0 of what its group's tensors fold into."""
-    return reduce_scatter(value, whole, op, lambda held: collectives.reduce_scatter_tensor(held, op))
+    return reduce_scatter(value, whole, op, lambda held: reference.reduce_scatter_tensor(held, op))
 
 
 def exchanged(value: Value, whole: Family, sent: Any = None, got: Any = None) -> Value:
@@ -313,12 +318,12 @@ def exchanged(value: Value, whole: Family, sent: Any = None, got: Any = None) ->
     None means equal pieces.
     """
     if _rows_are_even(value, whole, sent) and _rows_are_even(value, whole, got):
-        return all_to_all(value, whole, collectives.all_to_all_single)
+        return all_to_all(value, whole, reference.all_to_all_single)
     check_held("all_to_all_single", value.held, whole)
     found: dict[int, Tensor] = {}
     for group in whole.groups:
         held = [value.on(rank) for rank in group]
-        done = collectives.all_to_all_single(held, input_splits=_on(sent, group), output_splits=_on(got, group))
+        done = reference.all_to_all_single(held, input_splits=_on(sent, group), output_splits=_on(got, group))
         found.update(zip(group, done, strict=True))
     return of_ranks(found, whole.world)
 
@@ -352,5 +357,5 @@ def contiguous(value: Value) -> Value:
 
 def moved_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int) -> Value:
     """Cut along one dim, sent, joined along the other."""
-    done = partial(collectives.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
+    done = partial(reference.shard_dim_alltoall, gather_dim=gather_dim, shard_dim=shard_dim)
     return move_shards(value, whole, gather_dim, shard_dim, done)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.patching import OwnWorld
 from localtensor.errors import BadGroup
 from localtensor.errors.base import rank_names
@@ -243,11 +243,11 @@ class RoutedWorld(c10d._World):
     def __getattribute__(self, name: str) -> Any:
         if name in ("_original", "__class__", "__dict__"):
             return object.__getattribute__(self, name)
-        mode = _context.lockstep()
+        mode = ambient.lockstep()
         return getattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        mode = _context.lockstep()
+        mode = ambient.lockstep()
         setattr(object.__getattribute__(self, "_original") if mode is None else mode.groups, name, value)
 
 

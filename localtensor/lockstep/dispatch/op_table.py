@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from localtensor.errors import NotInLockstep
-from localtensor.lockstep.dispatch import batching as _lists
-from localtensor.lockstep.dispatch import batching_dims as _dims
-from localtensor.lockstep.dispatch import batching_dims as _nn
+from localtensor.lockstep.dispatch import batching, batching_dims
 from localtensor.lockstep.dispatch.batching import FORMS
 from localtensor.lockstep.dispatch.decompositions import LISTS, rewrite_of
 from localtensor.lockstep.values.local_tensor import LocalTensor, wrap
@@ -35,7 +33,7 @@ from localtensor.lockstep.values.storage import Memory, make_finer, memory_of
 
 __all__ = ["FORMS"]
 
-assert _dims.FORMS is _lists.FORMS is _nn.FORMS is FORMS
+assert batching_dims.FORMS is batching.FORMS is batching_dims.FORMS is FORMS
 
 
 # Overloads whose result does not depend on the values of its tensors, only on their shapes and the like: it is the

@@ -20,8 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
 from localtensor.errors import NotInLockstep, WrongListLength
-from localtensor.lockstep.comms import c10d_dispatch as served
-from localtensor.lockstep.comms import collectives as exchange
+from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import value_of
 from localtensor.lockstep.comms.process_groups import LockstepGroup, group_of
 from localtensor.lockstep.comms.stacked_collectives import Family
@@ -61,7 +60,7 @@ def _leaf(mode: Any, leaves: list[Any], number: Any, source: Any, used: list[int
     if all(isinstance(leaves[index], Tensor) for index in used):
         with plainly():
             values = [value_of(mode, x if isinstance(x, Tensor) else first) for x in leaves]
-            return wrap(*exchange.combined(values, number, source), mode)
+            return wrap(*collectives.combined(values, number, source), mode)
     if all(type(leaves[index]) in (int, torch.SymInt) for index in used):
         table = [x.node.values if is_rank_int(x) else np.full(mode.world, x if type(x) is int else 0) for x in leaves]
         held = (number >= 0) & (mode.everyone.row_of >= 0)
@@ -152,7 +151,7 @@ def _all_to_all_single(mode: Any, original: Any, *args: Any, **kwargs: Any) -> A
         return original(*args, **kwargs)
     later = bool(asked.get("async_op"))
     arguments = [asked["output"], asked["input"], *splits]
-    return served.collective(mode, "alltoall_base_", _of(asked.get("group")), arguments, later=later)
+    return c10d_dispatch.collective(mode, "alltoall_base_", _of(asked.get("group")), arguments, later=later)
 
 
 # -- objects
@@ -257,8 +256,8 @@ def _broadcast_backward(mode: Any, original: Any, ctx: Any, grad: Any) -> Any:
     others = (position >= 0) & (position != root)
     with plainly():
         mine = value_of(mode, total)
-        zeros = exchange.Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in mine.cells), mine.held)
-        kept = exchange.combined([mine, zeros], np.where(mine.held.row_of >= 0, others.astype(int), -1))
+        zeros = collectives.Value(tuple(cell.new_zeros(()).expand(cell.shape) for cell in mine.cells), mine.held)
+        kept = collectives.combined([mine, zeros], np.where(mine.held.row_of >= 0, others.astype(int), -1))
     return None, None, wrap(*kept, mode)
 
 

@@ -19,9 +19,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _MaskPart
 
 from localtensor.lockstep.comms.collectives import combined, value_of
 from localtensor.lockstep.dispatch.dispatcher import plainly
-from localtensor.lockstep.patches import device_mesh as lockstep_mesh
-from localtensor.lockstep.patches import nn_modules as lockstep_modules
-from localtensor.lockstep.patches import shard_offsets as uneven
+from localtensor.lockstep.patches import device_mesh, nn_modules, shard_offsets
 from localtensor.lockstep.patches.device_mesh import arrived, for_each_kind, only
 from localtensor.lockstep.patches.rank_queries import Door, route
 from localtensor.lockstep.patches.shard_offsets import shards, take_chunk
@@ -167,7 +165,7 @@ def _to_replicate(
     size = current_logical_shape[shard.dim]
     quick = type(shard) is Shard and type(local) is LocalTensor and isinstance(size, int) and size % mesh.size(mesh_dim)
     if quick and not (local.requires_grad and torch.is_grad_enabled()):
-        return uneven.gather(mode, local, shard.dim, size, mesh, mesh_dim)
+        return shard_offsets.gather(mode, local, shard.dim, size, mesh, mesh_dim)
     return _to_replicate_by_kind(mode, original, shard, local, mesh, mesh_dim, current_logical_shape)
 
 
@@ -222,7 +220,7 @@ def _global_shape(mode: Any, original: Any, shape: Any, mesh: Any, placements: A
         raise RuntimeError("Non-sharded dimensions should have identical size across ranks.")  # as torch says it
     sizes, total = values_of(shape[dim], mode.world), np.zeros(mode.world, np.int64)
     with mode.disable():
-        ranks = lockstep_mesh.ranks_of(mesh)
+        ranks = device_mesh.ranks_of(mesh)
     total[ranks] = ranks.shape[1] * shape[dim] if sizes is None else sizes[ranks].sum(1, keepdims=True)
     held = np.isin(np.arange(mode.world), ranks)
     whole[dim] = rank_int(total, None if held.all() else held)
@@ -315,18 +313,18 @@ def _length(mode: Any, original: Any, sharded_indices: Sequence[Tensor], rank: A
 
 def _shard(mode: Any, original: Any, shard: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
     found = _shard_by_kind(mode, original, shard, tensor, mesh, *args, **kwargs)
-    return only(mode, found, lockstep_mesh.members(mode, mesh))
+    return only(mode, found, device_mesh.members(mode, mesh))
 
 
 _shard_by_kind = kinds_of(1, "tensor")
 
 
 def _replicate(mode: Any, original: Any, cls: Any, tensor: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
-    return only(mode, original(cls, tensor, mesh, *args, **kwargs), lockstep_mesh.members(mode, mesh))
+    return only(mode, original(cls, tensor, mesh, *args, **kwargs), device_mesh.members(mode, mesh))
 
 
 def _from_local(mode: Any, original: Any, ctx: Any, local: Tensor, mesh: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(ctx, only(mode, local, lockstep_mesh.members(mode, mesh)), mesh, *args, **kwargs)
+    return original(ctx, only(mode, local, device_mesh.members(mode, mesh)), mesh, *args, **kwargs)
 
 
 # Where a function stands, and what serves it.  Tried on torch 2.13.0 and 2.15.0; read in the sources of 2.11 to 2.14.
@@ -364,8 +362,8 @@ def install() -> None:
     if _installed:
         return
     _installed.append(True)
-    lockstep_mesh.install()
-    lockstep_modules.install()
+    device_mesh.install()
+    nn_modules.install()
     for owner, name, ours in FORMS:
         if not hasattr(owner, name):
             continue  # this version of torch does it elsewhere

@@ -15,7 +15,7 @@ import torch
 import torch.utils._device
 from torch.distributed import distributed_c10d as c10d
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import BadGroup, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, group_of
 from localtensor.lockstep.values.local_tensor import LocalTensor
@@ -69,7 +69,7 @@ def router(original: Any, ours: Door) -> Any:
     """A function that is ours in a thread with a mode, else the original."""
 
     def routed(*args: Any, **kwargs: Any) -> Any:
-        mode = _context.lockstep()
+        mode = ambient.lockstep()
         return original(*args, **kwargs) if mode is None else ours(mode, original, *args, **kwargs)
 
     for name in ("__name__", "__qualname__", "__doc__", "__module__"):

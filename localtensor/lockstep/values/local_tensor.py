@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor._util.call_sites import origin
 from localtensor.collectives.compare import how_far, said, same_bits
 from localtensor.errors import NotHeld, NotInLockstep, RanksDisagree
@@ -62,7 +62,7 @@ class LocalTensor(Tensor):
         cls, local_tensors: Mapping[int, Tensor] | Sequence[Tensor], requires_grad: bool = False
     ) -> LocalTensor:
         """As torch's own: {rank: tensor}, or a list with a tensor for each rank."""
-        mode = _context.lockstep() or _context.idle_mode(_world_of(local_tensors))
+        mode = ambient.lockstep() or ambient.idle_mode(_world_of(local_tensors))
         given = local_tensors if isinstance(local_tensors, Mapping) else dict(enumerate(local_tensors))
         made: LocalTensor = mode.gather(given)
         if requires_grad:
@@ -82,7 +82,7 @@ class LocalTensor(Tensor):
         for kind in types:
             if kind is not LocalTensor and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
                 return NotImplemented
-        mode = _context.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
+        mode = ambient.lockstep() or _first_mode(args) or _first_mode((kwargs or {}).values())
         return mode.run(func, args, kwargs or {})
 
     # -- what one rank holds
@@ -314,9 +314,9 @@ def size_of(name: str, x: LocalTensor, dim: int | None = None, **options: Any) -
 
 def unpickled(cells: tuple[Tensor, ...], held: Partition, requires_grad: bool, extra: dict[str, Any]) -> LocalTensor:
     """A LocalTensor in the mode of this thread, or outside of any."""
-    mode = _context.lockstep()
+    mode = ambient.lockstep()
     if mode is None or mode.world != held.world:
-        mode = _context.idle_mode(held.world)
+        mode = ambient.idle_mode(held.world)
     plain = tuple(cell._cells[0] if isinstance(cell, LocalTensor) else cell for cell in cells)  # unpickled in the mode
     x = wrap(plain, held, mode)
     x.requires_grad_(requires_grad)

@@ -39,8 +39,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout.shards import Layout, assemble
 from localtensor.layout.spec import Mesh, Spec
-from localtensor.testing.hypothesis_strategies import search as choose
-from localtensor.testing.hypothesis_strategies import values as check
+from localtensor.testing.hypothesis_strategies import search, values
 from localtensor.testing.hypothesis_strategies.layouts import AXES, Sharded, options, read_spec, spec_text
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall
 from localtensor.testing.hypothesis_strategies.values import DTYPES, KINDS, PATTERNS, USUAL, BadDraw, Drawn, no_gradient
@@ -88,9 +87,9 @@ def placements(
     >>> find(placements(2), lambda placement: isinstance(placement, Partial))
     Partial(sum)
     """
-    check.check_count("placements", "ndim", ndim, 0)
-    check.check_dtype("placements", dtype)
-    return choose.one_of(_left("placements", ndim, dtype, _kinds("placements", kinds)))
+    values.check_count("placements", "ndim", ndim, 0)
+    values.check_dtype("placements", dtype)
+    return search.one_of(_left("placements", ndim, dtype, _kinds("placements", kinds)))
 
 
 def layouts(
@@ -106,12 +105,12 @@ def layouts(
     >>> find(layouts(Mesh.of(2, 2), (8,), kinds=("R", "S", "SS")), lambda layout: "strided" in repr(layout).lower())
     (Replicate(), _StridedShard(dim=0, sf=2))
     """
-    check.check_mesh("layouts", mesh)
-    check.check_shape("layouts", shape)
-    check.check_dtypes("layouts", (dtype,))
+    values.check_mesh("layouts", mesh)
+    values.check_shape("layouts", shape)
+    values.check_dtypes("layouts", (dtype,))
     wanted, of = _kinds("layouts", kinds), tuple(shape)
     _left("layouts", len(of), dtype, wanted)
-    return choose.layouts(mesh, of, dtype, wanted)
+    return search.layouts(mesh, of, dtype, wanted)
 
 
 def shapes(max_dims: int = 3, max_size: int = 8, *, min_dims: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
@@ -126,7 +125,7 @@ def shapes(max_dims: int = 3, max_size: int = 8, *, min_dims: int = 0) -> st.Sea
     asked = _shapes("shapes", None, (min_dims, max_dims), max_size)
 
     @st.composite
-    def drawn(draw: choose.Draw) -> tuple[int, ...]:
+    def drawn(draw: search.Draw) -> tuple[int, ...]:
         return asked.of(draw, asked.ndim(draw))
 
     return drawn()
@@ -185,15 +184,15 @@ def drawn(
     """
     of = _shapes("drawn", shape, (min_dims, max_dims), max_size)
     wanted = (dtype,) if dtype is not None else tuple(dtypes)
-    check.check_dtypes("drawn", wanted)
-    check.check_names("drawn", "patterns", patterns, tuple(PATTERNS))
+    values.check_dtypes("drawn", wanted)
+    values.check_names("drawn", "patterns", patterns, tuple(PATTERNS))
     if requires_grad:
         wanted = tuple(d for d in wanted if d.is_floating_point or d.is_complex) or no_gradient("drawn", wanted[0])
     names = tuple(patterns)
 
     @st.composite
-    def made(draw: choose.Draw) -> Drawn:
-        return choose.drawn(draw, of, wanted, names, requires_grad)
+    def made(draw: search.Draw) -> Drawn:
+        return search.drawn(draw, of, wanted, names, requires_grad)
 
     return made()
 
@@ -254,7 +253,7 @@ def sharded(
     >>> find(sharded(kinds=("S",), min_ranks=2), lambda x: x.whole.ndim == 2)
     Sharded.of('f32[1,1] @ a=2:S(0)', 'zeros', 0)
     """
-    check.check_names("sharded", "patterns", patterns, tuple(PATTERNS))
+    values.check_names("sharded", "patterns", patterns, tuple(PATTERNS))
     if spec is not None and options:
         problem = f"beside {', '.join(options)} it leaves nothing to draw"
         raise BadDraw("sharded", "spec", spec, problem, "Pass a spec, or what specs takes.")
@@ -264,8 +263,8 @@ def sharded(
     asked, names = st.just(spec) if isinstance(spec, Spec) else spec, tuple(patterns)
 
     @st.composite
-    def made(draw: choose.Draw) -> Sharded:
-        return choose.sharded(draw, draw(asked), names)
+    def made(draw: search.Draw) -> Sharded:
+        return search.sharded(draw, draw(asked), names)
 
     return made()
 
@@ -283,12 +282,12 @@ def op_calls(
     >>> @given(call=op_calls(["add", "mul"]))  # doctest: +SKIP
     ... def test_it_does_not_change_its_arguments(call): ...
     """
-    check.check_dtypes("op_calls", dtypes)
+    values.check_dtypes("op_calls", dtypes)
     wanted = tuple(dtypes)
     if names is not None:
-        check.check_words("op_calls", "names", names)
+        values.check_words("op_calls", "names", names)
     chosen = None if names is None else tuple(names)
-    return st.deferred(lambda: choose.op_calls(chosen, wanted))
+    return st.deferred(lambda: search.op_calls(chosen, wanted))
 
 
 def schedules() -> st.SearchStrategy[str]:
@@ -300,28 +299,28 @@ def schedules() -> st.SearchStrategy[str]:
     >>> find(schedules(), lambda text: True), find(schedules(), lambda text: text.startswith("pct"))
     ('round_robin', 'pct:0:1')
     """
-    return st.composite(choose.schedule)()
+    return st.composite(search.schedule)()
 
 
-def _meshes(call: str, ranks: tuple[int, int], axes: tuple[int, int], names: Sequence[str] | None) -> choose.Meshes:
+def _meshes(call: str, ranks: tuple[int, int], axes: tuple[int, int], names: Sequence[str] | None) -> search.Meshes:
     for argument, value in zip(("min_ranks", "max_ranks", "min_axes", "max_axes"), (*ranks, *axes), strict=True):
-        check.check_count(call, argument, value, 1)
-    check.check_range(call, "min_ranks", ranks[0], "max_ranks", ranks[1])
-    check.check_range(call, "min_axes", axes[0], "max_axes", axes[1])
-    check.check_axis_names(call, tuple(AXES) if names is None else names, axes[1])
-    return choose.Meshes(ranks, axes, tuple(AXES if names is None else names))
+        values.check_count(call, argument, value, 1)
+    values.check_range(call, "min_ranks", ranks[0], "max_ranks", ranks[1])
+    values.check_range(call, "min_axes", axes[0], "max_axes", axes[1])
+    values.check_axis_names(call, tuple(AXES) if names is None else names, axes[1])
+    return search.Meshes(ranks, axes, tuple(AXES if names is None else names))
 
 
-def _shapes(call: str, shape: Sequence[int] | None, dims: tuple[int, int], largest: int) -> choose.Shapes:
-    check.check_shape(call, shape)
+def _shapes(call: str, shape: Sequence[int] | None, dims: tuple[int, int], largest: int) -> search.Shapes:
+    values.check_shape(call, shape)
     for argument, value in (("min_dims", dims[0]), ("max_dims", dims[1]), ("max_size", largest)):
-        check.check_count(call, argument, value, 0)
-    check.check_range(call, "min_dims", dims[0], "max_dims", dims[1])
-    return choose.Shapes(None if shape is None else tuple(shape), dims, largest)
+        values.check_count(call, argument, value, 0)
+    values.check_range(call, "min_dims", dims[0], "max_dims", dims[1])
+    return search.Shapes(None if shape is None else tuple(shape), dims, largest)
 
 
 def _kinds(call: str, kinds: Sequence[str]) -> tuple[str, ...]:
-    check.check_names(call, "kinds", kinds, KINDS)
+    values.check_names(call, "kinds", kinds, KINDS)
     return tuple(kinds)
 
 
@@ -336,13 +335,13 @@ def _left(call: str, ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...
 def _specs(
     call: str, mesh: Mesh | None, shape: Sequence[int] | None, dtypes: Sequence[torch.dtype], kinds: Sequence[str],
     ranks: tuple[int, int], axes: int, dims: tuple[int, int], largest: int,
-) -> choose.Specs:  # fmt: skip
+) -> search.Specs:  # fmt: skip
     of = _shapes(call, shape, dims, largest)
     wanted, most = _kinds(call, kinds), dims[1] if shape is None else len(shape)
-    check.check_dtypes(call, dtypes)
+    values.check_dtypes(call, dtypes)
     usable = tuple(dtype for dtype in dtypes if options(most, dtype, wanted))
     if not usable:
         _left(call, most, dtypes[0], wanted)
     if mesh is not None:
-        check.check_mesh(call, mesh)
-    return choose.Specs(mesh if mesh is not None else _meshes(call, ranks, (1, axes), None), of, usable, wanted)
+        values.check_mesh(call, mesh)
+    return search.Specs(mesh if mesh is not None else _meshes(call, ranks, (1, axes), None), of, usable, wanted)

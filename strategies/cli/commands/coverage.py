@@ -16,7 +16,7 @@ from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_jou
 from strategies.base.progress import Progress, bar
 from strategies.base.signals import printed, undisturbed
 from strategies.base.worker_pool import Crew
-from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
 from strategies.ops.semantics.rulebook import Book, Entry
@@ -155,7 +155,7 @@ def _fits(entry: Entry, pattern: str) -> bool:
 def _once(
     entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress, *, near: bool
 ) -> list[Heard]:
-    progress.phase(f"calls, seed {terms.seed}", len(samples.database()))
+    progress.phase(f"calls, seed {terms.seed}", len(opinfo_samples.database()))
     with Crew(workers) as crew:
         found = calls(crew, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
     progress.phase(f"trials, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
@@ -200,7 +200,7 @@ def coverage_command(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: i
     out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     with bar(errors, quiet) as progress:
-        progress.phase("calls", len(samples.database()))
+        progress.phase("calls", len(opinfo_samples.database()))
         with Crew(workers) as crew:
             found = calls(crew, most_used(), most=most, tick=progress.tick)
         progress.phase("overloads", len(most_used()))

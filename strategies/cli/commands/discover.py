@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from localtensor.errors import LocalTensorError
-from strategies.base import worker_pool as workers
+from strategies.base import worker_pool
 from strategies.base.signals import undisturbed, wrote
 from strategies.model.settings import BadSetting
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
@@ -43,11 +43,11 @@ def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3),
         errors.print(str(error), markup=False)
         return USAGE
     found: list[Discovery] = []
-    for task, answer in zip(tasks, workers.run(_work, tasks, workers=many, limit=SECONDS), strict=True):
-        if isinstance(answer, workers.Done):
+    for task, answer in zip(tasks, worker_pool.run(_work, tasks, workers=many, limit=SECONDS), strict=True):
+        if isinstance(answer, worker_pool.Done):
             found.append(answer.value)
         else:
-            why = answer.error if isinstance(answer, workers.Failed) else answer.why
+            why = answer.error if isinstance(answer, worker_pool.Failed) else answer.why
             errors.print(f"{CALL}: the search of {task.op} failed: {why}.", markup=False)
     searched = [one for one in found if one.samples]
     if not searched:

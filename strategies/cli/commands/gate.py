@@ -20,10 +20,10 @@ from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import bar
 from strategies.base.signals import printed, say, undisturbed
 from strategies.gate import baseline as baselines
-from strategies.gate import decision as gate
+from strategies.gate import decision
 from strategies.gate import plan as gate_work
 from strategies.gate.baseline import BadBaseline, Baseline
-from strategies.gate.formats import terminal as gate_shown
+from strategies.gate.formats import terminal
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.junit import junit
 from strategies.gate.formats.markdown import annotations as workflow_commands
@@ -80,7 +80,7 @@ def _beside(asked: Asked, found: Work, baseline: Baseline, today: dt.date) -> tu
     if not (asked.update or asked.accept):
         return result, ()
     reason = (asked.accept or "").strip()
-    after = gate.amended(baseline, result, remove=asked.update, reason=reason, expires=asked.last_day(today))
+    after = decision.amended(baseline, result, remove=asked.update, reason=reason, expires=asked.last_day(today))
     if after.entries == baseline.entries:
         return result, (f"{baseline.path} stays as it is",)
     say("; the baseline is as it was, or as it was to be")
@@ -113,7 +113,7 @@ def _show(asked: Asked, result: GateResult, home: str, done: Sequence[str]) -> s
     """Print the result; why it could not be printed, or ""."""
 
     def show(wide: Console) -> None:
-        gate_shown.show(result, wide, done=done)
+        terminal.show(result, wide, done=done)
         if asked.files.github:
             sys.stdout.write(workflow_commands(result, baseline=home))
 

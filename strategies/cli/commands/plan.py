@@ -24,7 +24,7 @@ from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, wrote
 from strategies.planner.audit.compare import Theirs, theirs
 from strategies.planner.metric_check.check import BadCost, check
 from strategies.planner.picture import ascii as plan_picture_text
-from strategies.planner.picture import svg as plan_picture_svg
+from strategies.planner.picture import svg
 from strategies.planner.search.api import CHEAPEST, NoPlan, Way, plan, ways
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
@@ -143,9 +143,9 @@ def picture(plan: Plan, suffix: str) -> str:
     """The picture of a plan as a file of that kind: `.svg`, `.html` or `.txt`."""
     title = text_of(plan.src, plan.dst)
     if suffix == ".svg":
-        return plan_picture_svg.svg(plan.stages, title)
+        return svg.svg(plan.stages, title)
     if suffix == ".html":
-        return plan_picture_svg.page(plan.stages, title, f"{plan}\n{plan.total}")
+        return svg.page(plan.stages, title, f"{plan}\n{plan.total}")
     return f"{title}\n\n{plan_picture_text.drawn(plan.stages)}\n"
 
 

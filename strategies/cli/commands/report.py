@@ -7,15 +7,13 @@ from pathlib import Path
 from rich.console import Console
 
 from localtensor.errors import refusal
-from strategies.base import atomic_files as files
-from strategies.base import journal
+from strategies.base import atomic_files, journal
 from strategies.base.atomic_files import unwritable
 from strategies.base.journal import STRANGE, BadJournal, strange
 from strategies.base.signals import SHORT
 from strategies.cli.commands.validate import told
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
-from strategies.sweep import aggregate as merge
-from strategies.sweep import aggregate as tally
+from strategies.sweep import aggregate
 from strategies.sweep.report.html_page import page
 
 CALL = "localtensor report"
@@ -42,7 +40,7 @@ def run(path: Path, out: Path) -> int:
         errors.print(str(journal.strange(path, error, CALL)), markup=False)
         return USAGE
     try:
-        files.write_whole(out, text)
+        atomic_files.write_whole(out, text)
     except OSError as error:
         problem, full = f"it cannot be written ({error.strerror})", error.errno in SHORT
         remedy = "Make room, or name a file elsewhere." if full else "Name a file of yours."
@@ -87,14 +85,14 @@ def run_merge(paths: tuple[Path, ...], out: Path | None, json: Path | None, repr
     for option, place in (("--out", out), ("--json", json), ("--repro", repro)):
         problem, remedy = unwritable(place, folder=option == "--repro") if place is not None else ("", "")
         if problem:
-            errors.print(refusal(merge.MERGES, option, str(place), problem, remedy), markup=False)
+            errors.print(refusal(aggregate.MERGES, option, str(place), problem, remedy), markup=False)
             return USAGE
     try:
-        begin, lines, cut = merge.merged(paths)
-        report = tally.report(begin, lines)
+        begin, lines, cut = aggregate.merged(paths)
+        report = aggregate.report(begin, lines)
         if out is not None:
-            merge.write(out, begin, lines)
-    except merge.Gap as error:
+            aggregate.write(out, begin, lines)
+    except aggregate.Gap as error:
         errors.print(str(error), markup=False)
         return NOTHING
     except BadJournal as error:
@@ -102,7 +100,7 @@ def run_merge(paths: tuple[Path, ...], out: Path | None, json: Path | None, repr
         return USAGE
     except STRANGE as error:
         names = ", ".join(map(str, paths))
-        errors.print(str(strange(names, error, merge.MERGES)), markup=False)
+        errors.print(str(strange(names, error, aggregate.MERGES)), markup=False)
         return USAGE
     except OSError as error:
         errors.print(f"localtensor merge: cannot write {out}: {error.strerror}.", markup=False)

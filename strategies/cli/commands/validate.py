@@ -15,7 +15,7 @@ from strategies.base.progress import bar
 from strategies.base.signals import printed, say, undisturbed
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp
 from strategies.model.verdict import NOTHING, USAGE, Report
-from strategies.sweep.report import text_and_json as reports
+from strategies.sweep.report import text_and_json
 from strategies.torch_api.user_modules import BadRules
 
 
@@ -102,13 +102,13 @@ def told(report: Report, json: Path | None, repro: Path | None, errors: Console)
     if json or repro:
         say("; what was to be written is written whole, or not at all")
     try:
-        report = reports.written(report, str(repro) if repro else None)
+        report = text_and_json.written(report, str(repro) if repro else None)
         if json:
-            write_whole(json, reports.as_json(report))
+            write_whole(json, text_and_json.as_json(report))
         lost = ""
     except OSError as error:  # what was found is shown all the same: it may be the work of hours
         lost = f"cannot write {error.filename}: {error.strerror}."
-    problem = printed(lambda wide: reports.show(report, wide))
+    problem = printed(lambda wide: text_and_json.show(report, wide))
     for trouble in filter(None, (problem, lost)):
         errors.print(f"localtensor: {trouble}", markup=False)
     if lost:

@@ -10,7 +10,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import overload
 from strategies.ops.lib.elementwise import elementwise
 from strategies.ops.lib.overload_variants import ALONE, named, with_variants
-from strategies.ops.pointwise import monotone as pointwise_order
+from strategies.ops.pointwise import monotone
 from strategies.ops.semantics.rulebook import Ask, Line, rules
 
 UNARY = named("""abs acos angle asin atanh cos cosh digamma erfinv frac gelu i0 isfinite isinf isnan isneginf isposinf
@@ -58,7 +58,7 @@ UNARY_BINARY_RULES = (
             *rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
         )
     ),
-    *pointwise_order.RULES,
+    *monotone.RULES,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from localtensor.layout import UNSTABLE
-from strategies.inputs import opinfo_samples as samples
+from strategies.inputs import opinfo_samples
 from strategies.inputs.diverse_subset import choose
 from strategies.inputs.opinfo_samples import gather
 from strategies.inputs.selection import pick_overloads
@@ -129,7 +129,7 @@ def calls(
     seed: int = 0,
     most: int = 24,
     dtypes: Sequence[str] = DTYPES,
-    sizes: Sequence[str] = tuple(samples.SIZES),
+    sizes: Sequence[str] = tuple(opinfo_samples.SIZES),
     tick: Callable[[int], None] = lambda _: None,
     near: bool = False,
 ) -> Calls:
@@ -145,15 +145,15 @@ def calls(
 
     def run(infos: Iterable[int]) -> tuple[dict[str, list[Sample]], dict[str, str]]:
         for number in infos:
-            for sample in _captured(samples.database()[number], dtypes, sizes, seed, is_wanted):
+            for sample in _captured(opinfo_samples.database()[number], dtypes, sizes, seed, is_wanted):
                 met[sample.op].append(sample)
             tick(1)
         if GRADIENT in wanted:
             met[GRADIENT] = gradients(met[LOOKUP], seed)
         return gather(crew, met, sorted(names), seed)
 
-    every = range(len(samples.database()))
-    first = pick_overloads(names, samples.database()).infos if near else every
+    every = range(len(opinfo_samples.database()))
+    first = pick_overloads(names, opinfo_samples.database()).infos if near else every
     made, without = run(first)
     if without and len(first) < len(every):
         made, without = run(sorted(set(every) - set(first)))
@@ -180,4 +180,6 @@ def _captured(
     for dtype in dtypes:
         if SAMPLE_DTYPES[dtype] in info.supported_dtypes("cpu"):
             for which in sizes:
-                yield from samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
+                yield from opinfo_samples.capture(
+                    info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted
+                )[0]

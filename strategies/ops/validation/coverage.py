@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import UNSTABLE, shorts
 from strategies.base.worker_pool import Done, Failed
-from strategies.inputs.variants import adversarial_calls as kinds
+from strategies.inputs.variants import adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.rule import Rule, Sample, results
@@ -183,7 +183,7 @@ def _theirs(
     """
     alone = dtensor.Question(sample, 1, truth.raw)
     alone.partials = number < 2
-    budget = len(kinds.VALUES) if number < THOROUGH else VALUES
+    budget = len(adversarial_calls.VALUES) if number < THOROUGH else VALUES
     others = adverse(sample, truth, number, seed=seed, budget=budget)
     for size in ranks:
         try:

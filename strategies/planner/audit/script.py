@@ -16,7 +16,7 @@ from strategies.planner.audit.report import Cause
 from strategies.planner.audit.verdict import Job
 from strategies.programs.repro.script import literal
 from strategies.programs.run.follow_ups import placement_code
-from strategies.torch_api import mesh_and_caches as meshed
+from strategies.torch_api import mesh_and_caches
 
 _SCRIPT = '''"""{pair}
 
@@ -150,7 +150,7 @@ def _flatten(names: tuple[str, ...], every: tuple[str, ...]) -> str:
 def _averages() -> str:
     """gloo has no average: there it is a sum that is divided."""
     return (
-        f"\n\n{inspect.getsource(meshed.divided)}\n\n"
+        f"\n\n{inspect.getsource(mesh_and_caches.divided)}\n\n"
         'for each in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):\n'
         "    if hasattr(functional, each):\n"
         "        setattr(functional, each, functools.partial(divided, getattr(functional, each)))\n"

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.collectives import reference as collectives
+from localtensor.collectives import reference
 from localtensor.errors import LocalTensorError, WrongPieces, refusal
 from localtensor.layout import CARRIED, Spec, StridedShard, cuts, local_shapes, short
 from localtensor.lockstep import (
@@ -105,10 +105,10 @@ def _met(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list
 
 
 _MEET: dict[str, Callable[[list[Call]], list[Tensor]]] = {
-    "all_gather": _met(collectives.all_gather_into_tensor),
-    "reduce_scatter": _met(collectives.reduce_scatter_tensor, "op"),
-    "all_reduce": _met(collectives.all_reduce, "op"),
-    "all_to_all": lambda calls: collectives.all_to_all_single(
+    "all_gather": _met(reference.all_gather_into_tensor),
+    "reduce_scatter": _met(reference.reduce_scatter_tensor, "op"),
+    "all_reduce": _met(reference.all_reduce, "op"),
+    "all_to_all": lambda calls: reference.all_to_all_single(
         [call.x for call in calls],
         input_splits=[call.sent for call in calls],
         output_splits=[call.got for call in calls],

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.concurrency import THREADS, Sync
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import Spec
@@ -51,7 +51,7 @@ class Known:
         # Both are replaced by `clear`, so that who asked before does not fill the new ones.
         self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._tables: dict[Hashable, Table] = {}
-        _context.add_cache(self)
+        ambient.add_cache(self)
 
     def get(
         self, search: Callable[..., Plan], src: Spec, dst: Spec, price: Price | None, topology: Topology,

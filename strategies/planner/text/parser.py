@@ -25,7 +25,7 @@ from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import KINDS, Mesh, Spec, agreed, cuts, parse, shape_text, short
 from strategies.planner.steps.alpha_beta import commute
 from strategies.planner.steps.plan import placed
-from strategies.planner.text import suggestions as near
+from strategies.planner.text import suggestions
 from strategies.planner.text.suggestions import Bad, Piece
 
 LONGEST = 2_000
@@ -71,7 +71,7 @@ def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
     try:
         return _read(text, mesh)
     except Bad as bad:
-        right = near.repaired(text, bad, lambda other: _read(other, mesh))
+        right = suggestions.repaired(text, bad, lambda other: _read(other, mesh))
         remedy = f"Write {right!r}." if right else bad.remedy
         raise BadPlanText(bad.argument, bad.piece.shown, bad.problem, remedy) from None
 
@@ -93,15 +93,15 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
         raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _LIKE)
     for at, sign in enumerate(text):
         if not " " <= sign <= "~":
-            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _LIKE, *near.ascii_for(sign))
+            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _LIKE, *suggestions.ascii_for(sign))
     left, right = whole.cut("->")
     if right is None:
-        raise Bad("text", whole, "there is no -> in it", _LIKE, *near.arrow_for(text))
+        raise Bad("text", whole, "there is no -> in it", _LIKE, *suggestions.arrow_for(text))
     if "->" in right.text:
         raise Bad("to", right, "there is a second -> in it", _LIKE, right.cut("->")[0].text)
     head, rest = left.cut("@")
     if rest is None:
-        raise Bad("text", left, "there is no @ between the tensor and its mesh", _LIKE, near.at_after(left.text))
+        raise Bad("text", left, "there is no @ between the tensor and its mesh", _LIKE, suggestions.at_after(left.text))
     dtype, shape = _tensor(head)
     mesh, was = _mesh(rest, mesh)
     again, now = right.cut("@")
@@ -117,10 +117,10 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
 def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
     name, rest = piece.cut("[")
     if rest is None or not rest.text.endswith("]"):
-        raise Bad("shape", piece, "this is no dtype and shape", _LIKE, *near.shapes_near(piece.text))
+        raise Bad("shape", piece, "this is no dtype and shape", _LIKE, *suggestions.shapes_near(piece.text))
     if name.text not in DTYPES:
         remedy = f"The dtypes are {', '.join(DTYPES)}."
-        raise Bad("dtype", name, "no dtype is called so", remedy, *near.dtypes_near(name.text, DTYPES))
+        raise Bad("dtype", name, "no dtype is called so", remedy, *suggestions.dtypes_near(name.text, DTYPES))
     dtype = DTYPES[name.text]
     sizes = Piece(piece.whole, rest.start, rest.end - 1).trimmed()
     if sizes.text.endswith(","):
@@ -136,7 +136,7 @@ def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
 def _count(argument: str, piece: Piece, what: str, least: int) -> int:
     if not _COUNT.fullmatch(piece.text):
         problem = f"{what} is a whole number of {least} or more"
-        raise Bad(argument, piece, problem, _LIKE, *near.counts_near(piece.text))
+        raise Bad(argument, piece, problem, _LIKE, *suggestions.counts_near(piece.text))
     count = int(piece.text)
     if count < least:
         raise Bad(argument, piece, f"{what} is {least} or more", _LIKE, str(least))
@@ -218,7 +218,7 @@ def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
             )
         if name.text not in mesh.names:
             problem = f"no axis is called so, but {', '.join(mesh.names)}"
-            raise Bad(side, name, problem, _LIKE, *near.names_near(name.text, mesh.names, free))
+            raise Bad(side, name, problem, _LIKE, *suggestions.names_near(name.text, mesh.names, free))
         if name.text in found:
             raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
         found[name.text] = placement
@@ -235,7 +235,7 @@ def _turned(side: str, piece: Piece) -> tuple[Piece, int | None]:
 
 def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dtype) -> Placement:
     dims = len(shape)
-    meant = near.placements_near(piece.text, dims)
+    meant = suggestions.placements_near(piece.text, dims)
     if not re.fullmatch(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([A-Za-z_]+\)", piece.text):
         remedy = "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max) or P(product)."
         problem = "a placement is missing here" if not piece.text else "this is no placement"

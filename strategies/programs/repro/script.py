@@ -16,12 +16,10 @@ from strategies.model.call_signature import arguments_text, before
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
 from strategies.model.rule import overload, written
-from strategies.programs.run import follow_ups as followers
-from strategies.programs.run import follow_ups as gradients
-from strategies.programs.run import local_inputs as either
+from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import truth_of
-from strategies.torch_api import mesh_and_caches as meshed
+from strategies.torch_api import mesh_and_caches
 from strategies.validation.probe import Case
 
 _SCRIPT = '''"""{rule}
@@ -223,7 +221,7 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
     if not writable(program):
         raise ValueError(f"{program} has a placement that cannot be written down")
     own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
-    count, axes = len(program.sample.tensors), meshed.NAMES[: len(program.mesh)]
+    count, axes = len(program.sample.tensors), mesh_and_caches.NAMES[: len(program.mesh)]
     return (_PROGRAM_SCRIPT_SCRIPT + COMPARED).format(
         program=program, version=torch.__version__.split("+")[0], ranks=program.ranks, reason=reason, name=name,
         module=own if module else "", mesh=program.mesh, names=tuple(axes),
@@ -246,13 +244,13 @@ def _indexed(arguments: str) -> str:
 
 def _helpers(then: str) -> list[str]:
     """Our own code that the program runs, as it stands: both runs and the script are one code."""
-    used: list[Any] = [meshed.divided]
+    used: list[Any] = [mesh_and_caches.divided]
     if then.startswith("grad"):
-        used += [either.spread, either.uneven, gradients.gradients]
+        used += [local_inputs.spread, local_inputs.uneven, follow_ups.gradients]
     elif then == "base":
-        used.append(followers.with_bases)
-    elif followers.of_results(then):
-        used += [f for f in (either.whole, either.laid) if f.__name__ in followers.follower(then).text]
+        used.append(follow_ups.with_bases)
+    elif follow_ups.of_results(then):
+        used += [f for f in (local_inputs.whole, local_inputs.laid) if f.__name__ in follow_ups.follower(then).text]
     return [inspect.getsource(function) for function in used]
 
 
@@ -269,13 +267,13 @@ def _body(program: Program) -> str:
     elif then.startswith("grad of "):
         one = f"lambda given: [op(given)[{then.removeprefix('grad of ')}]]"
         value = f"gradients({one}, x, Replicate(), {bool(overload(sample.op)._schema.is_mutable)})"
-    elif then in followers.GRADS:
-        value = f"gradients(op, x, {followers.GRADS[then]}, {bool(overload(sample.op)._schema.is_mutable)})"
+    elif then in follow_ups.GRADS:
+        value = f"gradients(op, x, {follow_ups.GRADS[then]}, {bool(overload(sample.op)._schema.is_mutable)})"
     elif then == "base":
         value = "with_bases(op, x)"
-    elif followers.of_results(then):
+    elif follow_ups.of_results(then):
         lines = ["outs = [out for out in op(x) if isinstance(out, torch.Tensor)]"]
-        value = f"flat([{followers.follower(then).text} for x in outs])"
+        value = f"flat([{follow_ups.follower(then).text} for x in outs])"
     leaves = written(sample.call)
     also = f" + [{', '.join(f'given_[{leaf}]' for leaf in leaves)}]" if leaves else ""
     if also:
@@ -289,7 +287,7 @@ def _inputs(program: Program) -> list[str]:
         zip(program.sample.tensors, program.inputs, held_of(program), strict=True)
     ):
         lines += [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
-        listed = f"[{', '.join(map(followers.placement_code, placements))}]"
+        listed = f"[{', '.join(map(follow_ups.placement_code, placements))}]"
         if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
             lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
             continue

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import patching as wire
+from localtensor._util import patching
 from localtensor.errors import NoSuchDim, in_a_line
 from localtensor.layout import is_plain, shapes_on, short, shorts
 from strategies.model.rule import Call, results, written
@@ -80,7 +80,7 @@ def _mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
 
 def play(sent: bytes) -> bytes:
     """Runs one part and sends back what was `Heard`.  All ranks leave together, whoever raised."""
-    part: Part = wire.loads(sent)
+    part: Part = patching.loads(sent)
     at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,7 +88,7 @@ def play(sent: bytes) -> bytes:
         mesh = _mesh(part.device, part.mesh, part.flattened)
         forget()
         with averages(dist.get_backend()):
-            return wire.dumps(played(part, mesh))
+            return patching.dumps(played(part, mesh))
 
 
 @functools.cache

@@ -36,9 +36,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import LocalTensorError, refusal
-from strategies.propagation.explicit import handlers as explicit_seams
+from strategies.propagation.explicit import handlers
 from strategies.propagation.explicit.handlers import watched
 from strategies.propagation.explicit.redistribution_text import (
     ImplicitCommunication,
@@ -117,22 +117,22 @@ class Explicit(contextlib.ContextDecorator):
 
     def __enter__(self) -> Explicit:
         with contextlib.ExitStack() as undo:  # should any of it fail
-            _context.begin_guards(explicit_seams.begin)
-            undo.callback(_context.end_guards, explicit_seams.end)
+            ambient.begin_guards(handlers.begin)
+            undo.callback(ambient.end_guards, handlers.end)
             # a GPU's backward has a thread of its own
-            _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
-            _context.put_guard(Guard(self, _context.guard()))
+            ambient.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
+            ambient.put_guard(Guard(self, ambient.guard()))
             undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        guard = _context.guard()
+        guard = ambient.guard()
         if guard is not None:
-            _context.put_guard(guard.without(self))
-        _context.release_backward()
-        _context.end_guards(explicit_seams.end)
+            ambient.put_guard(guard.without(self))
+        ambient.release_backward()
+        ambient.end_guards(handlers.end)
 
     def __call__(self, fn: Any) -> Any:
         if inspect.isclass(fn):

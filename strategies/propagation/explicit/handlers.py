@@ -29,7 +29,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import refusal
 from localtensor.layout import shape_text
 from strategies.propagation.explicit.redistribution_text import (
@@ -41,7 +41,7 @@ from strategies.propagation.explicit.redistribution_text import (
     spec_text,
     user_line,
 )
-from strategies.torch_api import handler_table as overlay_table
+from strategies.torch_api import handler_table
 from strategies.torch_api.handler_table import Handler, Ours, View
 
 Overload = torch._ops.OpOverload
@@ -89,14 +89,14 @@ class Equal(Ours):
                     op, [*args, *kwargs.values()], f"all-reduces one integer of all {world} ranks", sys._getframe()
                 )
             )
-        guard = _context.guard()
+        guard = ambient.guard()
         if guard is None:
             raise AssertionError("a guarded table outside of its guard")
-        _context.put_guard(guard.passing())
+        ambient.put_guard(guard.passing())
         try:
             return op(*args, **kwargs)
         finally:
-            _context.put_guard(guard)
+            ambient.put_guard(guard)
 
 
 def watched(table: dict[Any, Any], tell: Told) -> View:
@@ -194,7 +194,7 @@ _THEIR_LOCAL: Any = vars(_api).get(LOCAL)
 
 def begin() -> None:
     """The attributes are ours."""
-    _context.begin_rules(overlay_table.begin)
+    ambient.begin_rules(handler_table.begin)
     setattr(DTensor._op_dispatcher, ARGS, _redistribute_local_args)
     if _THEIR_LOCAL is not None:
         setattr(_api, LOCAL, _redistribute_local_tensor)
@@ -205,11 +205,11 @@ def end() -> None:
     delattr(DTensor._op_dispatcher, ARGS)
     if _THEIR_LOCAL is not None:
         setattr(_api, LOCAL, _THEIR_LOCAL)
-    _context.end_rules(overlay_table.end)
+    ambient.end_rules(handler_table.end)
 
 
 def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: Any) -> Any:
-    guard = _context.guard()
+    guard = ambient.guard()
     if guard is not None and not guard.allows:
         wanted = schema.args_schema if op_info.args_tree_spec is None else pytree.tree_leaves(schema.args_schema)
         changed = [
@@ -224,7 +224,7 @@ def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: A
 
 
 def _redistribute_local_tensor(local: Any, src: DTensorSpec, dst: DTensorSpec, *rest: Any, **options: Any) -> Any:
-    guard = _context.guard()
+    guard = ambient.guard()
     if guard is not None:
         guard.asks("DTensor.from_local", [Need("gradient", src, dst)])
     return _THEIR_LOCAL(local, src, dst, *rest, **options)

@@ -39,7 +39,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import cuts
 from strategies.model.rule import Call, Leaf, leaf_at, overload
@@ -86,7 +86,7 @@ class Runner:
         local = [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
         ready = self.planner.ready(self.entry, call, specs, mesh)
         plan, used = ready.plan, local
-        guard = _context.guard()
+        guard = ambient.guard()
         if guard is not None and not guard.allows and (ready.moves or plan.settled):
             guard.asks(call.op, _needs(self.op, call, specs, ready))
         if ready.moves or plan.resized:

@@ -31,16 +31,15 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Ru
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import ambient as _context
+from localtensor._util import ambient
 from localtensor.errors import LocalTensorError, refusal
 from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import fault_of, unfit
 from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line
-from strategies.propagation.overlay import call as overlay_call
+from strategies.propagation.overlay import call
 from strategies.propagation.overlay.call_plan import CallPlanner, Lines, global_metas, plan_of, question
-from strategies.torch_api import dtensor as torch_dtensor
-from strategies.torch_api import handler_table as overlay_table
+from strategies.torch_api import dtensor, handler_table
 
 
 class BadOverlay(LocalTensorError):
@@ -89,9 +88,7 @@ class Overlay:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
         planner = CallPlanner()
         self.entries = tuple(entries)
-        self.handlers = {
-            overload(entry.op): overlay_table.Ours(overlay_call.Runner(planner, entry)) for entry in entries
-        }
+        self.handlers = {overload(entry.op): handler_table.Ours(call.Runner(planner, entry)) for entry in entries}
         self.plans = planner
 
     @property
@@ -100,30 +97,30 @@ class Overlay:
         return tuple(entry.op for entry in self.entries)
 
     def __enter__(self) -> Overlay:
-        stack = overlay_table.Stack(self, self.handlers, _context.rules())
+        stack = handler_table.Stack(self, self.handlers, ambient.rules())
         with contextlib.ExitStack() as undo:  # should any of it fail
-            _context.begin_rules(overlay_table.begin)
-            undo.callback(_context.end_rules, overlay_table.end)
+            ambient.begin_rules(handler_table.begin)
+            undo.callback(ambient.end_rules, handler_table.end)
             # a GPU's backward has a thread of its own
-            _context.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
-            _context.put_rules(stack)
+            ambient.hold_backward(lambda: torch.autograd.set_multithreading_enabled(False))
+            ambient.put_rules(stack)
             undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stack = _context.own_rules()
+        stack = ambient.own_rules()
         if stack is not None:
             rest = stack.without(self)
-            _context.put_rules(None if rest is not None and rest.everywhere else rest)
-        _context.release_backward()
-        _context.end_rules(overlay_table.end)
+            ambient.put_rules(None if rest is not None and rest.everywhere else rest)
+        ambient.release_backward()
+        ambient.end_rules(handler_table.end)
 
     def everywhere(self) -> None:
         """For good, in every thread of the process that has no overlay of its own."""
-        _context.begin_rules(overlay_table.begin)
-        _context.put_process_rules(overlay_table.Stack(self, self.handlers, _context.process_rules(), everywhere=True))
+        ambient.begin_rules(handler_table.begin)
+        ambient.put_process_rules(handler_table.Stack(self, self.handlers, ambient.process_rules(), everywhere=True))
 
     def __repr__(self) -> str:
         return f"Overlay({len(self.entries)} rules)"
@@ -152,7 +149,7 @@ def _check(entry: Entry) -> None:
 
 
 def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
-    known = bool(torch_dtensor.source_of(op)) or op in overlay_table.torch_handlers()
+    known = bool(dtensor.source_of(op)) or op in handler_table.torch_handlers()
     return replace if known else add
 
 

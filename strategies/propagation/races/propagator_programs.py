@@ -9,7 +9,7 @@ import torch
 from localtensor.concurrency import Program, Scheduled
 from localtensor.layout import Mesh, Spec, parse
 from strategies.ops.semantics.rulebook import Ask, Book, Line, rules
-from strategies.propagation import propagator as propagate
+from strategies.propagation import propagator
 from strategies.propagation.propagator import Propagator
 from strategies.propagation.races import report as races
 from strategies.propagation.races.cache_programs import hold
@@ -79,5 +79,5 @@ def cleared(sync: Scheduled) -> Program:
     return Program([ask, propagator.clear, ask])
 
 
-WITHIN = (propagate, *races.WITHIN)
+WITHIN = (propagator, *races.WITHIN)
 PROGRAMS = (same_key, other_keys, cleared)

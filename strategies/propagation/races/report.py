@@ -10,10 +10,8 @@ from textwrap import fill, indent, shorten
 from types import ModuleType
 from typing import Any
 
-from localtensor.concurrency import Maker, Program, by_lines, explore
-from localtensor.concurrency import single_flight as once
-from localtensor.concurrency import single_flight_cells as once_cells
-from strategies.propagation.races import cache_programs as races_once
+from localtensor.concurrency import Maker, Program, by_lines, explore, single_flight, single_flight_cells
+from strategies.propagation.races import cache_programs
 from strategies.propagation.races.linearizability import Finding, Part, Tried, calls
 
 WIDTH = 110
@@ -94,12 +92,12 @@ def _count(many: int, word: str) -> str:
 Programs = Sequence[Callable[..., Program]]
 Modules = Sequence[ModuleType]
 ONCE: Programs = (
-    races_once.asks, races_once.colliding, races_once.cleared, races_once.cleared_twice, races_once.failing,
-    races_once.failing_once, races_once.reentered, races_once.ringed, races_once.two_caches, races_once.crowded,
-    races_once.interrupted_waiter, races_once.interrupted_owner, calls,
+    cache_programs.asks, cache_programs.colliding, cache_programs.cleared, cache_programs.cleared_twice, cache_programs.failing,
+    cache_programs.failing_once, cache_programs.reentered, cache_programs.ringed, cache_programs.two_caches, cache_programs.crowded,
+    cache_programs.interrupted_waiter, cache_programs.interrupted_owner, calls,
 )  # fmt: skip
 """The shared cache."""
-WITHIN: Modules = (once, once_cells)
+WITHIN: Modules = (single_flight, single_flight_cells)
 """Its modules."""
 STAGES = (("marked", "bounded", 0.25), ("marked", "pct", 0.93), ("lines", "pct", 0.99), ("bytecodes", "pct", 1.0))
 """Where threads may change places, who says when, and the part of the schedules that is done then.

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from strategies.base.journal import Line
 from strategies.gate.formats.wording import printable
 from strategies.model.verdict import Finding, Report, Verdict, digest, mesh_kind
-from strategies.sweep import aggregate as tally
+from strategies.sweep import aggregate
 from strategies.sweep.report.html_heatmap import GIVES, TAKES, Part, columns_of, families, parts
 from strategies.sweep.report.text_and_json import call_text, file_name, silent
 
@@ -93,7 +93,7 @@ SIGNS = {
 
 def page(begin: Line, lines: Sequence[Line], *, name: str, cut: str = "") -> tuple[str, Report]:
     """The page of a journal's lines, and the report that it shows.  `cut` is told of a last line that was cut."""
-    report = tally.report(begin, lines)
+    report = aggregate.report(begin, lines)
     found = [shown(finding) for finding in report.findings]
     script = (_HERE / "report.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
@@ -131,7 +131,7 @@ def _totals(report: Report) -> list[tuple[str, int]]:
 
 def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
     """What run it was."""
-    every = len(tally.plan(begin))
+    every = len(aggregate.plan(begin))
     asked = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
     meshes = sorted({"×".join(map(str, mesh)) for _, mesh in begin["trials"]})
     facts = [

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from localtensor.layout import short
-from strategies.base import atomic_files as files
+from strategies.base import atomic_files
 from strategies.model.verdict import Counts, Finding, Report, Verdict, digest
 
 _COLOUR = {Verdict.UNSOUND: "bold red", Verdict.SUSPECT: "yellow", Verdict.MISSING: "cyan"}
@@ -34,7 +34,7 @@ def written(report: Report, folder: str | None) -> Report:
             continue
         name = file_name(finding)
         path = Path(folder) / name
-        files.write_whole(path, finding.script.replace("{name}", name))
+        atomic_files.write_whole(path, finding.script.replace("{name}", name))
         findings.append(replace(finding, repro=str(path)))
     return replace(report, findings=tuple(findings))
 

@@ -10,8 +10,7 @@ import torch
 
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import UNSTABLE
-from strategies.inputs import opinfo_samples as samples
-from strategies.inputs import schema_samples as generated
+from strategies.inputs import opinfo_samples, schema_samples
 from strategies.inputs.diverse_subset import choose
 from strategies.model.arguments import trusts
 from strategies.model.oracle import REFUSALS, tell
@@ -121,22 +120,22 @@ def samples_of(op: str, seed: int) -> list[Sample]:
     None are drawn of an op that trusts its caller: sizes that do not fit each other would end the process.
     """
     packet = op.split(".")[1]
-    bearers = [info for info in samples.database() if {packet, packet.strip("_")} & _names(info)]
+    bearers = [info for info in opinfo_samples.database() if {packet, packet.strip("_")} & _names(info)]
     met: list[Sample] = []
     for info in bearers:
         for name in DTYPES:
             if SAMPLE_DTYPES[name] in info.supported_dtypes("cpu"):
-                for which in samples.SIZES:
+                for which in opinfo_samples.SIZES:
                     met += _captured(info, name, which, op, seed)
     if not met and not trusts(op):
-        met = generated.calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
+        met = schema_samples.calls(overload(op), [SAMPLE_DTYPES[name] for name in DTYPES], seed)
     return choose(met, MOST)
 
 
 def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
     wanted = lambda func: str(func) == op  # noqa: E731
-    return samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
+    return opinfo_samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
 
 
 def _names(info: object) -> set[str]:
-    return {part for name in samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
+    return {part for name in opinfo_samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
