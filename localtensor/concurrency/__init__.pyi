@@ -1,6 +1,3 @@
-from localtensor.concurrency.controlled_sync import THREADS as THREADS
-from localtensor.concurrency.controlled_sync import Scheduled as Scheduled
-from localtensor.concurrency.controlled_sync import Sync as Sync
 from localtensor.concurrency.explorer import Maker as Maker
 from localtensor.concurrency.explorer import explore as explore
 from localtensor.concurrency.line_yield_points import by_lines as by_lines
@@ -15,3 +12,6 @@ from localtensor.concurrency.single_flight_cells import Circular as Circular
 from localtensor.concurrency.single_flight_cells import Part as Part
 from localtensor.concurrency.single_flight_cells import Tally as Tally
 from localtensor.concurrency.single_flight_cells import brief as brief
+from localtensor.concurrency.sync import THREADS as THREADS
+from localtensor.concurrency.sync import Scheduled as Scheduled
+from localtensor.concurrency.sync import Sync as Sync

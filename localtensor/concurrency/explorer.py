@@ -34,9 +34,9 @@ from itertools import pairwise
 
 from localtensor.concurrency import schedule as schedules_of
 from localtensor.concurrency.controlled_run import Crew, Stage
-from localtensor.concurrency.controlled_sync import Scheduled
 from localtensor.concurrency.results import Explored, Failure, Program
 from localtensor.concurrency.schedule import Diary, Pct, Schedule, Shuffled
+from localtensor.concurrency.sync import Scheduled
 from localtensor.errors.runs import BadExploration, BadProgram, BadSchedule, ReplayDiverged
 
 # Every schedule with at most so many preemptions, the fewest first, each exactly once.

@@ -23,8 +23,8 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any
 
-from localtensor.concurrency.controlled_sync import Scheduled
 from localtensor.concurrency.results import Program
+from localtensor.concurrency.sync import Scheduled
 
 
 def by_lines(

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from localtensor._util import ambient
-from localtensor.concurrency.controlled_sync import THREADS, Sync
 from localtensor.concurrency.single_flight_cells import (
     COMPUTING,
     FAILED,
@@ -42,6 +41,7 @@ from localtensor.concurrency.single_flight_cells import (
     miss_explained,
     parts_of,
 )
+from localtensor.concurrency.sync import THREADS, Sync
 from localtensor.errors.base import LocalTensorError, refusal
 
 LIMIT = 16384

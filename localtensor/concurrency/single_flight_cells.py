@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from localtensor.concurrency.controlled_sync import Gate, Sync
+from localtensor.concurrency.sync import Gate, Sync
 from localtensor.errors.base import LocalTensorError, refusal
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from strategies.base.signals import CLEAN, NOTHING, complain, gently, leave, many, open_streams, watch
-from strategies.cli import plan_options
+from strategies.cli import options as plan_options
 
 # The part of the command line that looks for races: `localtensor races`.
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
-from hypothesis import given as _given_from_hypothesis
+from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
 from strategies.model.arguments import SORTED, is_index
@@ -163,7 +163,7 @@ def _examples(make: Callable[[Pick], V | None], number: int, count: int) -> list
         database=None, phases=(Phase.generate,), max_examples=count, deadline=None, derandomize=False,
         suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
     )  # fmt: skip
-    @_given_from_hypothesis(examples())
+    @hypothesis_given(examples())
     def collect(value: V | None) -> None:
         values.append(value)
 

@@ -8,7 +8,8 @@ from localtensor.errors import LocalTensorError, refusal
 from strategies.ops.index import embedding, indexing, scatter, sorting
 from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops
-from strategies.ops.nn import attention, losses, normalization, pooling
+from strategies.ops.nn import attention, losses, normalization
+from strategies.ops.nn import spatial as pooling
 from strategies.ops.pointwise import creation, linear, unary_binary
 from strategies.ops.reduce import reductions
 from strategies.ops.semantics.rulebook import Book, Entry

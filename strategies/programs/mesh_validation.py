@@ -17,7 +17,7 @@ from localtensor.layout import Layout, has_meaning
 from strategies.model.oracle import REFUSALS
 from strategies.model.program import Program, read_layout
 from strategies.model.rule import Call, Claim, Leaf, Sample
-from strategies.programs.redistributions import blame, draw_programs
+from strategies.programs.mesh_programs import blame, draw_programs
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.simulated_run import play_all
 from strategies.programs.run.verdict import Confirmation

@@ -19,7 +19,7 @@ again only where something differs on which it depends: the op, placements with 
 shapes, dtypes, arguments with their types, and the settings of `strategies.propagation.ambient_state`.
 
 In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own, or with
-specs that equal those that were first (`strategies.propagation.cache_key.Specs`).  It knows objects by identity, and so only arguments of
+specs that equal those that were first (`strategies.propagation.cache.Specs`).  It knows objects by identity, and so only arguments of
 which that is enough (`_lasting`), and holds all of them, so that no identity is used twice.  Of the ambient settings it
 asks for the default dtype alone: an answer is computed where no other is on (`output_metadata.calm`).
 
@@ -46,8 +46,8 @@ from strategies.model.rule import LEAVES, Leaf, leaf_at
 from strategies.ops.semantics.local_call import check_book
 from strategies.ops.semantics.rulebook import Book
 from strategies.planner.steps.alpha_beta import NETWORK, Network
-from strategies.propagation.cache_key import LIMIT as KEPT
-from strategies.propagation.cache_key import Key, Keys, NoKey, Once, Specs, Stats, answers
+from strategies.propagation.cache import LIMIT as KEPT
+from strategies.propagation.cache import Key, Keys, NoKey, Once, Specs, Stats, answers
 from strategies.propagation.compute import Afresh, Decompose
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.mesh_expansion import LIMIT

@@ -22,7 +22,7 @@ from strategies.inputs.selection import matching
 from strategies.model.rule import Sample
 from strategies.model.settings import Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, class_of, digest, read_unit
-from strategies.programs.chained_validation import on_meshes, with_followers
+from strategies.programs.chained import on_meshes, with_followers
 from strategies.programs.run.rank_run import at_home
 from strategies.programs.run.real_run import Court
 from strategies.programs.shrink.search import Doubt, regrouped, shrunk

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import UNSTABLE, reducible
 from localtensor.layout import fold_partials as fold
-from strategies.inputs.variants.adversarial_calls import Adversary, adversaries
+from strategies.inputs.variants.adversarial import Adversary, adversaries
 from strategies.model.oracle import REFUSALS, Truth, agrees, mutates, run, tell
 from strategies.model.rule import Rule, Sample
 from strategies.validation.claim_sources import TooMany, claims

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import shorts
-from strategies.inputs.variants.adversarial_calls import numbers
+from strategies.inputs.variants.adversarial import numbers
 from strategies.model.call_signature import Kind, kind_of
 from strategies.model.oracle import Truth, mutates
 from strategies.model.rule import Claim, Rule, Sample, overload, written

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from localtensor.errors import in_a_line
 from localtensor.layout import UNSTABLE
-from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.rule import Claim, Sample, overload

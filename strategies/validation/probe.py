@@ -52,7 +52,7 @@ class Case:
 
 class Probe:
     """A sample on `ranks` ranks; `variant` names the input values and how partial ones are decomposed (see
-    `strategies.inputs.variants.adversarial_calls`), "" for the sample's own.  `truth` is the truth about those values."""
+    `strategies.inputs.variants.adversarial`), "" for the sample's own.  `truth` is the truth about those values."""
 
     def __init__(self, sample: Sample, truth: Truth, ranks: int, *, seed: int, variant: str = "") -> None:
         self.sample, self.truth, self.ranks = sample, truth, ranks

@@ -18,7 +18,7 @@ from localtensor.concurrency.single_flight import Once
 from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.model.rule import Leaf
 from strategies.propagation.ambient_state import ambient
-from strategies.propagation.cache_key import Keys
+from strategies.propagation.cache import Keys
 
 CALLS = 1000
 

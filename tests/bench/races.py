@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-from localtensor.concurrency.controlled_sync import Scheduled
 from localtensor.concurrency.explorer import explore
 from localtensor.concurrency.results import Explored, Program
-from strategies.propagation.races import report as races
+from localtensor.concurrency.sync import Scheduled
+from strategies.propagation.races import explore as races
 from tests.races.culprits import CULPRITS
 
 THREADS, STEPS, BOUND = 3, 6, 2

@@ -4,7 +4,7 @@ import ctypes
 import threading
 from collections import Counter
 
-from localtensor.concurrency.controlled_sync import Threads
+from localtensor.concurrency.sync import Threads
 
 LONG = 20.0  # seconds; nothing here waits that long unless it hangs
 

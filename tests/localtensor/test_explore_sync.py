@@ -2,8 +2,8 @@
 
 import pytest
 
-from localtensor.concurrency.controlled_sync import SETUP
 from localtensor.concurrency.explorer import Program, explore, replay
+from localtensor.concurrency.sync import SETUP
 
 
 def outcomes(program, **settings):

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localtensor._util import ambient
-from localtensor.concurrency.controlled_sync import Threads
 from localtensor.concurrency.single_flight import BadCache, Once, Stats, _own_copy, clear_all
 from localtensor.concurrency.single_flight_cells import Cell, Circular, Room, brief
+from localtensor.concurrency.sync import Threads
 
 
 def test_a_key_is_computed_once():

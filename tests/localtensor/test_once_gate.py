@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from localtensor.concurrency import controlled_sync
-from localtensor.concurrency.controlled_sync import THREADS
+from localtensor.concurrency import sync as controlled_sync
+from localtensor.concurrency.sync import THREADS
 from tests.localtensor.once_threads import LONG, Ended, Running, send
 
 

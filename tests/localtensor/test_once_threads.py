@@ -13,9 +13,9 @@ import weakref
 import pytest
 
 from localtensor.concurrency import single_flight
-from localtensor.concurrency.controlled_sync import Threads
 from localtensor.concurrency.single_flight import Once, Stats, clear_all
 from localtensor.concurrency.single_flight_cells import Circle, Circular
+from localtensor.concurrency.sync import Threads
 from tests.localtensor.once_threads import LONG, Ended, Held, Running, Watched, send
 
 

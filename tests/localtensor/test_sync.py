@@ -2,7 +2,7 @@
 
 import threading
 
-from localtensor.concurrency.controlled_sync import THREADS
+from localtensor.concurrency.sync import THREADS
 
 
 def test_a_lock_lets_one_in_at_a_time():

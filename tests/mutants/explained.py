@@ -18,7 +18,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "if cell.layout is not torch.strided or cell.is_contiguous():",
     ): "a shortcut for contiguous stacks; sparse ones have no rows that could be picked",
     (
-        "localtensor/concurrency/controlled_sync.py",
+        "localtensor/concurrency/sync.py",
         "SETUP = -1  # who makes the program and checks it: no thread of it",
     ): "any number below 0",
     (
@@ -114,7 +114,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
         "LONGEST = 150",
     ): "any length that leaves room for what follows it in the name of a file",
     (
-        "strategies/sweep/report/html_heatmap.py",
+        "strategies/sweep/report/html_pictures.py",
         "return tuple(sorted(made, key=lambda family: (-family.head.bad, family.head.name)))",
     ): "-n and ~n put counts in the same order",
     (

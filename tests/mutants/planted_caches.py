@@ -6,25 +6,25 @@ from tests.mutants.values import Planted
 
 CACHES = (
     Planted(
-        "strategies/propagation/cache_key.py",
+        "strategies/propagation/cache.py",
         "    if any(odd):",
         "    if not odd:",
         "a miss over two placements of a class of the user's own is explained by nothing at all",
     ),
     Planted(
-        "strategies/propagation/cache_key.py",
+        "strategies/propagation/cache.py",
         "        return _TRUE if value else _FALSE",
         "        return value",
         "x + True is answered as x + 1, in another dtype",
     ),
     Planted(
-        "strategies/propagation/cache_key.py",
+        "strategies/propagation/cache.py",
         "return (float, value) if value and not isnan(value) else (float, repr(value))",
         "return (float, value)",
         "-0.0 gets the answer of 0.0, and NaN is computed each time",
     ),
     Planted(
-        "strategies/propagation/cache_key.py",
+        "strategies/propagation/cache.py",
         'text += f" by {spec.shard_order}"',
         'text += ""',
         "a tensor whose axes take other turns is answered as one from left to right",

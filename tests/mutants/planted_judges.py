@@ -156,7 +156,7 @@ PLANTED: tuple[Planted, ...] = (
         "a script says nothing of the argument that went wrong",
     ),
     Planted(
-        "strategies/programs/chained_validation.py",
+        "strategies/programs/chained.py",
         "strict=True) if not one.wrong]",
         "strict=True) if one.wrong]",
         "a finding of the op alone is told as one of the pair, and those of the pair are dropped",
@@ -204,7 +204,7 @@ PLANTED: tuple[Planted, ...] = (
         "what is run for real has the sample's own values, not those that showed it",
     ),
     Planted(
-        "strategies/programs/redistributions.py",
+        "strategies/programs/mesh_programs.py",
         "if confirm(smaller).wrong:",
         "if not confirm(smaller).wrong:",
         "the finding on a mesh is blamed on an axis that is right",

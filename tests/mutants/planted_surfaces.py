@@ -148,7 +148,7 @@ CHANGES = (
 
 OUTPUTS = (
     Planted(
-        "strategies/gate/formats/markdown.py",
+        "strategies/gate/formats/github.py",
         '.replace("%", "%25").replace("\\r", "%0D").replace("\\n", "%0A")',
         '.replace("\\r", "%0D").replace("\\n", "%0A").replace("%", "%25")',
         "GitHub shows %250A where a line ends",
@@ -178,7 +178,7 @@ OUTPUTS = (
         "every edit above a rule closes its alert and opens a new one",
     ),
     Planted(
-        "strategies/gate/formats/markdown.py",
+        "strategies/gate/formats/github.py",
         'map(ord, "&<>|`*_[]\\\\~$#!@")',
         'map(ord, "&<>`*_[]\\\\~$#!@")',
         "a | in a reason breaks the table",
@@ -208,7 +208,7 @@ OUTPUTS = (
         "the filter for meshes of several axes is never offered",
     ),
     Planted(
-        "strategies/sweep/report/html_heatmap.py",
+        "strategies/sweep/report/html_pictures.py",
         "wrong=spot < len(want.values) and not same(",
         "wrong=spot < len(want.values) and same(",
         "the right numbers are red",

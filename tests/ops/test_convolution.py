@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Call, Leaf, Sample
-from strategies.ops.nn.pooling import RULES
+from strategies.ops.nn.spatial import RULES
 from strategies.ops.semantics.rulebook import ask_of
 from strategies.ops.validation.claims import judge
 

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call, Leaf, Sample
-from strategies.ops.nn import pooling
+from strategies.ops.nn import spatial as pooling
 from strategies.ops.validation.claims import judge, own_claims
 from tests.ops.held import assert_lines
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from strategies.cli import plan_options
+from strategies.cli import options as plan_options
 
 app = typer.Typer(rich_markup_mode=None)
 app.command("plan", epilog=plan_options.PLAN_EXAMPLES)(plan_options.plan)

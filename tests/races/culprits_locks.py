@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localtensor.concurrency.controlled_sync import Scheduled
 from localtensor.concurrency.explorer import Program
+from localtensor.concurrency.sync import Scheduled
 from tests.races.culprits_values import Culprit
 
 

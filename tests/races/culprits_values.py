@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from localtensor.concurrency.controlled_sync import Scheduled
 from localtensor.concurrency.explorer import Program
+from localtensor.concurrency.sync import Scheduled
 
 
 @dataclass(frozen=True, slots=True)

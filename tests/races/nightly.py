@@ -7,7 +7,7 @@ import sys
 import time
 
 from localtensor.concurrency.explorer import replay
-from strategies.propagation.races import report as races
+from strategies.propagation.races import explore as races
 
 MILLION = 1_000_000
 EXAMPLES = """examples:

@@ -3,7 +3,7 @@
 import pytest
 
 from localtensor.concurrency.results import Failure
-from strategies.propagation.races import report as races
+from strategies.propagation.races import explore as races
 from strategies.propagation.races.linearizability import Tried
 from tests.races import nightly
 

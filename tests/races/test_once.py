@@ -11,7 +11,7 @@ from localtensor.concurrency.explorer import explore, replay
 from localtensor.concurrency.single_flight import Once
 from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, Circular, Room
 from strategies.propagation.races import cache_programs, linearizability
-from strategies.propagation.races import report as races
+from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import World
 from tests.localtensor.once_threads import LONG, Held, Running, Watched
 

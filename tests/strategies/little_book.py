@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.concurrency.controlled_sync import THREADS
+from localtensor.concurrency.sync import THREADS
 from localtensor.layout.shards import assemble, local_shapes, split
 from localtensor.layout.spec import KINDS, Mesh, Spec, parse
 from strategies.model.rule import LEAVES, Call, results

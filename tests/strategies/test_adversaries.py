@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial_calls import (
+from strategies.inputs.variants.adversarial import (
     adversaries,
     apart,
     both_signs,

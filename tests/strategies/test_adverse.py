@@ -2,7 +2,7 @@ from collections import Counter
 
 import torch
 
-from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import adverse, kind_of, truth_of
 from strategies.model.oracle import tell
 from tests.strategies.cases import numbers, sample

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from strategies.model.rule import Leaf
 from strategies.propagation import ambient_state
 from strategies.propagation.ambient_state import PRIVATE, SETTINGS, ambient
-from strategies.propagation.cache_key import key_of
+from strategies.propagation.cache import key_of
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Partial
 from localtensor.concurrency.single_flight import Once as OnceItself
 from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.model.rule import Leaf
-from strategies.propagation.cache_key import LIMIT, Once, answers, call_parts, clear_all, key_of
+from strategies.propagation.cache import LIMIT, Once, answers, call_parts, clear_all, key_of
 
 SUM = "aten.sum.dim_IntList"
 

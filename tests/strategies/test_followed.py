@@ -8,8 +8,9 @@ from torch.distributed.tensor.experimental import register_sharding
 from strategies.model.program import Program
 from strategies.model.rule import overload
 from strategies.model.verdict import CLASSES, Verdict
-from strategies.programs import chained_validation, redistributions
-from strategies.programs.chained_validation import MOVES, on_meshes, with_followers
+from strategies.programs import chained as chained_validation
+from strategies.programs import mesh_programs as redistributions
+from strategies.programs.chained import MOVES, on_meshes, with_followers
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany
 from strategies.validation.finding import Docket

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.all_variants import FORMS
 from strategies.model.arguments import values
 from strategies.model.rule import Sample

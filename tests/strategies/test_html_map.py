@@ -1,6 +1,6 @@
 from strategies.model.verdict import Verdict
 from strategies.sweep import aggregate
-from strategies.sweep.report.html_heatmap import GIVES, TAKES, columns_of, families, family_of, given, taken
+from strategies.sweep.report.html_pictures import GIVES, TAKES, columns_of, families, family_of, given, taken
 from tests.strategies.gate_cases import finding
 from tests.strategies.journals import OPS, begin, lines
 

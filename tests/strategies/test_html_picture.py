@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.sweep.report.html_heatmap import parts, same
+from strategies.sweep.report.html_pictures import parts, same
 
 TEXT = """argument 0, S(1)
   rank 0  [1, 3] of shape (2, 1)

@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from localtensor.layout.spec import Mesh, Spec, parse
 from strategies.model.rule import Leaf
-from strategies.propagation.cache_key import Key, Keys, NoKey, Specs, key_of, spec_token
+from strategies.propagation.cache import Key, Keys, NoKey, Specs, key_of, spec_token
 
 OP = "aten.sum.dim_IntList"
 

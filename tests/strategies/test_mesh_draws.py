@@ -15,7 +15,7 @@ from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import StridedShard, cuts
 from strategies.model.oracle import tell
 from strategies.model.rule import Claim
-from strategies.programs.redistributions import draw_programs
+from strategies.programs.mesh_programs import draw_programs
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.programs_of import described

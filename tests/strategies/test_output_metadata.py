@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localtensor.concurrency.controlled_sync import THREADS, Threads
+from localtensor.concurrency.sync import THREADS, Threads
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from markdown_it import MarkdownIt
 
-from strategies.gate.formats.markdown import MOST, plain, summary
+from strategies.gate.formats.github import MOST, plain, summary
 from tests.strategies.gate_cases import CLEAN, EVERY, FULL, HOSTILE, finding, hostile, huge, new
 
 

@@ -14,7 +14,7 @@ from localtensor.layout.spec import Mesh, Spec
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadRule
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.cache_key import clear_all
+from strategies.propagation.cache import clear_all
 from strategies.propagation.overlay import call_plan
 from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
 from strategies.propagation.overlay.context import overlay_dtensor

@@ -9,14 +9,14 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.concurrency.controlled_sync import Threads
+from localtensor.concurrency.sync import Threads
 from localtensor.errors import BadMesh
 from localtensor.layout.spec import Mesh, Spec, StridedShard, parse
 from strategies.model.rule import LEAVES, Call, Leaf
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import BadCall, NoMetadata, NoRule, WouldMoveWritten
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.cache_key import clear_all
+from strategies.propagation.cache import clear_all
 from strategies.propagation.propagator import KEPT_OF, Propagator, _lasting
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
 
@@ -407,7 +407,7 @@ def test_a_call_that_is_asked_again_with_the_same_objects_makes_no_key(ours, mon
     specs = mm()
     first = ours.propagate(MM, specs)
     assert ours.propagate(MM, mm()) is first
-    monkeypatch.setattr("strategies.propagation.cache_key.Keys.of", None)
+    monkeypatch.setattr("strategies.propagation.cache.Keys.of", None)
     assert ours.propagate(MM, specs) is first
     assert ours.propagate(MM, list(specs), LEAVES[:2]) is first
     with pytest.raises(TypeError):
@@ -435,7 +435,7 @@ def test_only_what_is_one_object_is_known_by_identity(value, lasts):
 
 def test_specs_that_equal_known_ones_make_no_key_and_fill_no_table(ours, monkeypatch):
     first = ours.propagate(MM, mm())
-    monkeypatch.setattr("strategies.propagation.cache_key.Keys.of", None)
+    monkeypatch.setattr("strategies.propagation.cache.Keys.of", None)
     for _ in range(4 * KEPT_OF):
         assert ours.propagate(MM, mm()) is first
     assert len(ours._same) <= 1 + 4
@@ -446,7 +446,7 @@ def test_specs_that_are_kept_are_known_by_their_own_identity_before_long(ours, m
     ours.propagate(MM, mm())
     kept = mm()
     found = [ours.propagate(MM, kept) for _ in range(KEPT_OF + 1)]
-    monkeypatch.setattr("strategies.propagation.cache_key.Specs.of", None)
+    monkeypatch.setattr("strategies.propagation.cache.Specs.of", None)
     assert ours.propagate(MM, kept) is found[0] is found[-1]
     with pytest.raises(TypeError):
         ours.propagate(MM, mm())

@@ -5,7 +5,7 @@ import sys
 from localtensor.concurrency.explorer import Program, replay
 from localtensor.concurrency.results import Explored
 from strategies.propagation.races import cache_programs
-from strategies.propagation.races import report as races
+from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import World
 
 

@@ -12,7 +12,7 @@ from localtensor.concurrency.results import Failure
 from strategies.base.signals import CLEAN, NOTHING, WRONG
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import Asked, BadRaces, exit_code, run
-from strategies.propagation.races import report as races
+from strategies.propagation.races import explore as races
 from strategies.propagation.races.linearizability import Finding, Part, Tried
 
 FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (1, "takes lock")))

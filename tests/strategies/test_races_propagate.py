@@ -4,8 +4,8 @@ import pytest
 
 from localtensor.concurrency.explorer import explore
 from strategies.propagation.propagator import Propagator
+from strategies.propagation.races import explore as races
 from strategies.propagation.races import propagator_programs
-from strategies.propagation.races import report as races
 
 
 def test_nothing_is_found_in_it():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from localtensor.concurrency.controlled_sync import THREADS
+from localtensor.concurrency.sync import THREADS
 from strategies.propagation.races.cache_programs import Key, World, hold
 
 

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import cuts
 from strategies.model.program import read_layout
-from strategies.programs.redistributions import SHAPES, draw_redistributions
+from strategies.programs.mesh_programs import SHAPES, draw_redistributions
 from strategies.programs.run import follow_ups
 from strategies.programs.run.simulated_run import play_all
 from tests.strategies.programs_of import described

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.model.program import Program
 from strategies.model.rule import Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.programs.chained_validation import _suspect
+from strategies.programs.chained import _suspect
 from strategies.programs.run.simulated_run import play_all
 from strategies.programs.shrink import search
 from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances

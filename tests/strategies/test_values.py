@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.call_edits import generator
 from tests.strategies.cases import numbers, sample
 

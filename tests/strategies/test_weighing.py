@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from strategies.inputs.variants.adversarial_calls import numbers
+from strategies.inputs.variants.adversarial import numbers
 from strategies.validation.evidence import Backing, varied, weigh
 from tests.strategies.cases import numbers as drawn
 from tests.strategies.cases import rule, sample

@@ -82,7 +82,7 @@ WARM = (
     "torch.testing._internal.common_methods_invocations", "torch.distributed.tensor", "strategies.cli.app", "strategies.cli.commands.validate",
     "strategies.cli.commands.gate", "strategies.gate.options", "strategies.cli.commands.report", "strategies.cli.commands.coverage", "strategies.cli.commands.report",
     "strategies.cli.commands.discover", "strategies.cli.commands.plans_audit", "strategies.cli.commands.plan", "strategies.cli.commands.races",
-    "strategies.cli.commands.plan", "strategies.cli.plan_options", "localtensor.runner.torchrun", "strategies.sweep.session",
+    "strategies.cli.commands.plan", "strategies.cli.options", "localtensor.runner.torchrun", "strategies.sweep.session",
 )  # fmt: skip
 
 

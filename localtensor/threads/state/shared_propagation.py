@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from localtensor.concurrency.controlled_sync import Gate, Threads
 from localtensor.concurrency.single_flight import Once
 from localtensor.concurrency.single_flight_cells import Circular
+from localtensor.concurrency.sync import Gate, Threads
 from localtensor.threads.state.generators import Who
 from localtensor.threads.state.slots import TRIED
 

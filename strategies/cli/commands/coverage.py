@@ -22,7 +22,7 @@ from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
 from strategies.ops.semantics.rulebook import Book, Entry
 from strategies.ops.validation.claims import calls
 from strategies.ops.validation.coverage import Compared, most_used
-from strategies.ops.validation.coverage import coverage as _coverage_from_coverage
+from strategies.ops.validation.coverage import coverage as ops_coverage
 from strategies.ops.validation.run import Heard, Terms, trials
 from strategies.sweep import coverage
 from strategies.sweep.coverage import Tried
@@ -205,7 +205,7 @@ def coverage_command(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: i
             found = calls(crew, most_used(), most=most, tick=progress.tick)
         progress.phase("overloads", len(most_used()))
         with Crew(workers) as crew:
-            compared = _coverage_from_coverage(crew, found.of, ranks=ranks, tick=progress.tick)
+            compared = ops_coverage(crew, found.of, ranks=ranks, tick=progress.tick)
     return shown(compared, out)
 
 

@@ -24,10 +24,10 @@ from strategies.gate import decision
 from strategies.gate import plan as gate_work
 from strategies.gate.baseline import BadBaseline, Baseline
 from strategies.gate.formats import terminal
+from strategies.gate.formats.github import annotations as workflow_commands
+from strategies.gate.formats.github import summary
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.junit import junit
-from strategies.gate.formats.markdown import annotations as workflow_commands
-from strategies.gate.formats.markdown import summary
 from strategies.gate.formats.sarif import sarif
 from strategies.gate.model import GateResult
 from strategies.gate.options import Asked, BadGate

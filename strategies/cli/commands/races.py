@@ -14,8 +14,8 @@ from localtensor.errors import LocalTensorError, refusal
 from strategies.base.atomic_files import unwritable, write_whole
 from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, say, wrote
-from strategies.propagation.races import report as races
-from strategies.propagation.races import report as races_shown
+from strategies.propagation.races import explore as races
+from strategies.propagation.races import explore as races_shown
 from strategies.propagation.races.linearizability import Finding, Part, Tried
 from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from localtensor.layout import UNSTABLE
-from strategies.inputs.variants.adversarial_calls import VALUES
+from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.call_edits import Form, Values, generator
 from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS
 from strategies.inputs.variants.sizes import SCALARS, SIZES

@@ -14,18 +14,19 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from strategies.ops.lib.dim_maps import LINEAR, cuts, folds, mapped, passes, pending
-from strategies.ops.lib.dim_maps import kept as _kept_from_dim_maps
+from strategies.ops.lib.dim_maps import kept as untouched
 from strategies.ops.lib.dim_maps import kept_reduced_dims as kept
 from strategies.ops.lib.elementwise import linear, through
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 
+SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
+
+
 # Norms of vectors: which are made of the pieces' norms.
 #
 # Of the p-norms those of 0 (how many are not zero) and of 1 are sums, and those of the infinities extremes.  A root of a
 # sum is no sum of roots: of the others no piece is a part.  None is linear.
-
-VECTOR_NORMS_SUM, VECTOR_NORMS_MAX, VECTOR_NORMS_MIN = Partial("sum"), Partial("max"), Partial("min")
 
 
 def norm(ask: Ask, order: str = "ord") -> Iterator[Line]:
@@ -45,9 +46,9 @@ def norm_part(order: float) -> tuple[Partial | None, Cut]:
     ((Partial(sum), 'any'), (Partial(max), 'filled'), (None, 'any'))
     """
     if order in (0, 1):
-        return VECTOR_NORMS_SUM, "any"
+        return SUM, "any"
     if math.isinf(order):
-        return (VECTOR_NORMS_MAX if order > 0 else VECTOR_NORMS_MIN), "filled"
+        return (MAX if order > 0 else MIN), "filled"
     return None, "any"
 
 
@@ -59,7 +60,7 @@ def powers(ask: Ask) -> Iterator[Line]:
     places = kept(ask)
     yield from cuts(ask, places)
     if math.isfinite(ask["ord"]) and not (ask.tensors[0].dtype.is_complex and ask["dtype"] is not None):
-        yield from folds(ask, places, [VECTOR_NORMS_SUM])
+        yield from folds(ask, places, [SUM])
 
 
 NORMS: tuple[Entry, ...] = (
@@ -70,9 +71,6 @@ NORMS: tuple[Entry, ...] = (
     *rules("reductions", "powers add up", ["aten.linalg__powsum.default"], powers),
 )  # fmt: skip
 """Norms over dims; `strategies.ops.reduce.reductions` has them among its rules."""
-
-
-SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
 
 
 def adds(ask: Ask, dims: str = "dim") -> Iterator[Line]:
@@ -231,7 +229,7 @@ def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
     def lines(ask: Ask) -> Iterator[Line]:
         given = ask.tensors[0]
         yield from pending(ask, [0], kinds)
-        yield from mapped(ask, _kept_from_dim_maps(given.ndim, ask["dim"] % max(given.ndim, 1)))
+        yield from mapped(ask, untouched(given.ndim, ask["dim"] % max(given.ndim, 1)))
 
     return lines
 

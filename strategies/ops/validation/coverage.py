@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import UNSTABLE, shorts
 from strategies.base.worker_pool import Done, Failed
-from strategies.inputs.variants import adversarial_calls
+from strategies.inputs.variants import adversarial as adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.rule import Rule, Sample, results

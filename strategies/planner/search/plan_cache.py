@@ -27,7 +27,7 @@ from localtensor.layout import Spec
 from strategies.planner.search.state_table import Table, facts
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import Topology
-from strategies.propagation.cache_key import Once, Same, Stats, spec_token
+from strategies.propagation.cache import Once, Same, Stats, spec_token
 
 LIMIT, TABLES = 4096, 64
 """So many plans are known by identity, and so many tables; then these are forgotten, which costs time only."""

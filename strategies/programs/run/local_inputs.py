@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
 from localtensor.layout import COMMUTING, is_plain, parts, shorts, split_axis
-from localtensor.layout import spread as _spread_from_shards
+from localtensor.layout import spread as spread_shards
 from strategies.model.program import Program
 
 
@@ -41,7 +41,7 @@ def _held(program: Program, leaf: int, x: Tensor) -> tuple[Tensor, ...]:
             return parts(whole, placement.reduce_op, ranks, rng, sparse=sparse).unbind()
         return split_axis(whole, placement, ranks)
 
-    return tuple(_spread_from_shards(x, placements, program.mesh, cut))
+    return tuple(spread_shards(x, placements, program.mesh, cut))
 
 
 def _check(placements: Sequence[Placement], mesh: Sequence[int], x: Tensor) -> None:

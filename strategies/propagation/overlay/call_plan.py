@@ -39,7 +39,7 @@ from strategies.ops.semantics.local_call import (
 )
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, bound
 from strategies.planner.steps.alpha_beta import NETWORK
-from strategies.propagation.cache_key import NoKey, Same, value_token
+from strategies.propagation.cache import NoKey, Same, value_token
 from strategies.propagation.mesh_expansion import Problem, expand
 from strategies.propagation.meta_run import calm, lock_of, on_meta, outputs_of
 from strategies.propagation.model import Grid

@@ -11,7 +11,7 @@ from localtensor.layout import Mesh, Spec, parse
 from strategies.ops.semantics.rulebook import Ask, Book, Line, rules
 from strategies.propagation import propagator
 from strategies.propagation.propagator import Propagator
-from strategies.propagation.races import report as races
+from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import hold
 
 MESH = Mesh.of(dp=2)

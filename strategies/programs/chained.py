@@ -18,7 +18,8 @@ from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.program import Program
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample, overload, results
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.programs import mesh_validation, redistributions
+from strategies.programs import mesh_programs as redistributions
+from strategies.programs import mesh_validation
 from strategies.programs.run.follow_ups import GRADS, SIMPLE
 from strategies.programs.run.program_oracle import truth_about
 from strategies.programs.run.simulated_run import play_all

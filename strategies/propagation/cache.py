@@ -267,7 +267,7 @@ __all__ = ["LIMIT", "BadCache", "Circular", "Once", "Stats", "answers", "call_pa
 def answers(name: str, *, limit: int = ANSWERS_LIMIT, sync: Sync = THREADS) -> Once[Any]:
     """A cache by `Key`: `answers("rules").get(key, compute, *args)`.
 
-    >>> from strategies.propagation.cache_key import key_of
+    >>> from strategies.propagation.cache import key_of
     >>> kept = answers("demo")
     >>> def asked(dim):
     ...     return key_of("aten.sum.dim_IntList", [], (Leaf(0), [dim]), {})

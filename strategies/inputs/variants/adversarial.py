@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.inputs.variants.call_edits import Values as _Values_from_call_edits
+from strategies.inputs.variants.call_edits import Values
 from strategies.model.arguments import PLAIN, SORTED, is_index, is_places, names, trusts, values
 from strategies.model.call_signature import scalars
 from strategies.model.rule import Call, Sample, overload
@@ -348,24 +348,24 @@ def own(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
     return sample.tensors
 
 
-VALUES: tuple[_Values_from_call_edits, ...] = (
-    _Values_from_call_edits("specials", "NaN and infinities spread, or are dropped, unlike numbers", specials, partial="never", wild=True),
-    _Values_from_call_edits("holes", "one rank's part is NaN, and the others' are numbers", holes, partial="only", wild=True),
-    _Values_from_call_edits("cancelling", "parts a thousand times larger than their total cross every threshold", own, partial="only",
+VALUES: tuple[Values, ...] = (
+    Values("specials", "NaN and infinities spread, or are dropped, unlike numbers", specials, partial="never", wild=True),
+    Values("holes", "one rank's part is NaN, and the others' are numbers", holes, partial="only", wild=True),
+    Values("cancelling", "parts a thousand times larger than their total cross every threshold", own, partial="only",
            split="far"),
-    _Values_from_call_edits("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
-    _Values_from_call_edits("descending", "the maximum of every row is on the first rank", _floats(descending)),
-    _Values_from_call_edits("middle", "the maximum of every row is on neither the first nor the last rank", _floats(in_the_middle)),
-    _Values_from_call_edits("ties", "equal numbers on several ranks: who is first, and how many are there", _floats(ties_adversarial_values)),
-    _Values_from_call_edits("few integers", "ties that no noise breaks", few_integers),
-    _Values_from_call_edits("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
-    _Values_from_call_edits("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),
-    _Values_from_call_edits("positive", "what is right for one sign only", _floats(lambda x, _: x.abs() + 0.1)),
-    _Values_from_call_edits("negative", "what is right for one sign only", _floats(lambda x, _: -x.abs() - 0.1)),
-    _Values_from_call_edits("fading", "ranks whose numbers are of another magnitude", _floats(fading)),
-    _Values_from_call_edits("cotangents", "a gradient that is the same everywhere hides where it belongs", cotangents),
-    _Values_from_call_edits("all true", "masks that let all through", flags(True)),
-    _Values_from_call_edits("all false", "masks that let nothing through", flags(False)),
-    _Values_from_call_edits("repeated indices", "a row that is asked for, or added to, several times", repeated),
-    _Values_from_call_edits("limits", "integers near the ends of their dtype overflow", limits, partial="never"),
+    Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
+    Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
+    Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(in_the_middle)),
+    Values("ties", "equal numbers on several ranks: who is first, and how many are there", _floats(ties_adversarial_values)),
+    Values("few integers", "ties that no noise breaks", few_integers),
+    Values("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
+    Values("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),
+    Values("positive", "what is right for one sign only", _floats(lambda x, _: x.abs() + 0.1)),
+    Values("negative", "what is right for one sign only", _floats(lambda x, _: -x.abs() - 0.1)),
+    Values("fading", "ranks whose numbers are of another magnitude", _floats(fading)),
+    Values("cotangents", "a gradient that is the same everywhere hides where it belongs", cotangents),
+    Values("all true", "masks that let all through", flags(True)),
+    Values("all false", "masks that let nothing through", flags(False)),
+    Values("repeated indices", "a row that is asked for, or added to, several times", repeated),
+    Values("limits", "integers near the ends of their dtype overflow", limits, partial="never"),
 )  # fmt: skip
