@@ -251,7 +251,7 @@ def lacking(by_op: Mapping[str, Sequence[Sample]], wanted: Sequence[str], seed: 
     """The units of work: each wanted overload that has no sample yet, in the order of their names."""
     have = sorted(op for op, found in by_op.items() if found)
     return [
-        Lacking(op, tuple(s for name in siblings(op, have) for s in _sibling_samples_spread(by_op[name])), seed)
+        Lacking(op, tuple(s for name in siblings(op, have) for s in _spread_of(by_op[name])), seed)
         for op in sorted(set(wanted))
         if not by_op.get(op)
     ]
@@ -289,7 +289,7 @@ def _root(op: str) -> str:
     return packet
 
 
-def _sibling_samples_spread(found: Sequence[Sample]) -> list[Sample]:
+def _spread_of(found: Sequence[Sample]) -> list[Sample]:
     """At most `MOST_OF_ONE` samples from all over them: like stands next to like."""
     step = max(1.0, len(found) / MOST_OF_ONE)
     return [found[int(i * step)] for i in range(min(MOST_OF_ONE, len(found)))]

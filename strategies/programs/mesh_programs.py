@@ -91,9 +91,7 @@ def draw_programs(
         return []  # of an empty tensor DTensor looks for a view for ever (view_groups, torch 2.13)
     board = Board.of(sample, claims, mesh)
     number = _own(seed, sample, mesh)
-    hands = drawn(
-        lambda pick: tuple(_mesh_programs_one(board, form, pick) for form in FORMS), seed=number, budget=_hands(budget)
-    )
+    hands = drawn(lambda pick: tuple(_program(board, form, pick) for form in FORMS), seed=number, budget=_hands(budget))
     found = dict.fromkeys(one for one in _dealt(hands, number) if one is not None)
     return [
         Program(sample, mesh, layouts, seed=seed, draw=draw, flattened=flattened)
@@ -121,7 +119,7 @@ def _hands(budget: int) -> int:
     return max(3, -(-budget * 3 // (2 * len(FORMS)))) if budget > 0 else 0
 
 
-def _mesh_programs_one(board: Board, form: Form, pick: Pick) -> tuple[tuple[Layout, ...], bool] | None:
+def _program(board: Board, form: Form, pick: Pick) -> tuple[tuple[Layout, ...], bool] | None:
     tensors, drawn_rows = board.sample.tensors, form(board, pick)
     layouts = tuple(map(mended, zip(*drawn_rows, strict=True), tensors, itertools.repeat(board.mesh)))
     flattened = pick(FLATTENED)
@@ -239,7 +237,7 @@ def copy_of(x: Tensor) -> Sample:
 def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> list[Program]:
     """At most `budget` different programs on this mesh, the same for a seed in any process."""
     hands = drawn(
-        lambda pick: tuple(_one(mesh, pick) for _ in range(HAND)), seed=seed, budget=-(-budget * 5 // 4 // HAND)
+        lambda pick: tuple(_move(mesh, pick) for _ in range(HAND)), seed=seed, budget=-(-budget * 5 // 4 // HAND)
     )
     found = dict.fromkeys(one for hand in hands for one in hand if one is not None)
     return [
@@ -248,7 +246,7 @@ def draw_redistributions(mesh: tuple[int, ...], *, seed: int, budget: int) -> li
     ]
 
 
-def _one(mesh: tuple[int, ...], pick: Pick) -> Move | None:
+def _move(mesh: tuple[int, ...], pick: Pick) -> Move | None:
     shape, dtype = pick(SHAPES), pick(DTYPES)
     x = _numbers(shape, dtype)
     source = mended(_layout(x, mesh, pick, partial=True), x, mesh)

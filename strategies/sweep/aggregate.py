@@ -32,7 +32,7 @@ def plan(begin: Line) -> tuple[Unit, ...]:
 def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, float]] = ()) -> Report:
     """All that these lines say, in whatever order.  Of a rule that was settled twice the worst verdict counts."""
     heard = sorted((finding.read_task(line) for line in of_kind(lines, "unit")), key=lambda h: h.unit)
-    settled = sorted((finding.read(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
+    settled = sorted((finding.read_settled(line) for line in of_kind(lines, "settled")), key=lambda s: s.name)
     found = _placed(_worst(settled), settled, heard) + _missing(heard)
     named = {f.name for f in found}
     cleared = {s.name for s in settled if s.finding is None}

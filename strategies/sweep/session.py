@@ -97,7 +97,7 @@ def _left_out(docket: Docket, lost: Lost) -> set[int]:
 
 def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:
     for hearing in found:
-        journal.add({**finding.line_task(hearing, seconds / len(found)), "run": run})
+        journal.add({**finding.task_line(hearing, seconds / len(found)), "run": run})
 
 
 def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) -> list[Hearing]:
@@ -299,7 +299,7 @@ class _Run:
         return {d.name: a.value if isinstance(a, worker_pool.Done) else d.suspects for d, a in pairs}
 
     def _add(self, settled: Settled) -> None:
-        self.journal.add({**finding.line(settled), "run": self.run})
+        self.journal.add({**finding.settled_line(settled), "run": self.run})
 
 
 def _for(kind: str, found: Sequence[Sample]) -> tuple[Sample, ...]:

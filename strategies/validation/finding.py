@@ -115,7 +115,7 @@ def of_suspect(suspect: Suspect, verdict: Verdict, reason: str) -> Finding:
     return found if program is None else replace(found, title=str(program), mesh=program.mesh)
 
 
-def line(settled: Settled) -> dict[str, Any]:
+def settled_line(settled: Settled) -> dict[str, Any]:
     """The line of a journal."""
     told: dict[str, Any] = {"kind": "settled", "rule": settled.name}
     if settled.crash:
@@ -131,7 +131,7 @@ def line(settled: Settled) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def read(told: dict[str, Any]) -> Settled:
+def read_settled(told: dict[str, Any]) -> Settled:
     """What `line` wrote."""
     crash = Crash(*told["crash"]) if "crash" in told else None
     if told["verdict"] == CLEARED:
@@ -210,7 +210,7 @@ def describe(sample: Sample) -> str:
     return f"{sample.op}({', '.join(sample.arguments())}) from {sample.origin}"
 
 
-def line_task(hearing: Hearing, seconds: float) -> dict[str, Any]:
+def task_line(hearing: Hearing, seconds: float) -> dict[str, Any]:
     """The line of a journal that says it all.  What has no form in JSON is left out, and counted under `skipped`."""
     skipped = Counter(hearing.skipped)
     told: dict[str, Any] = {

@@ -39,7 +39,7 @@ def words(lines: Sequence[Line]) -> dict[str, Word]:
         for name in hearing.sound:
             found[name] = Word("sound")
     for line in of_kind(lines, "settled"):
-        settled = findings.read(line)
+        settled = findings.read_settled(line)
         finding = settled.finding
         found[settled.name] = Word(finding.verdict.value, finding.reason) if finding else Word("sound", "cleared")
     return found

@@ -20,12 +20,12 @@ NAME = "aten.relu.default: S(0) -> S(0)"
 
 
 def heard(**said):
-    return finding.line_task(replace(Hearing(UNIT), **said), 0.0)
+    return finding.task_line(replace(Hearing(UNIT), **said), 0.0)
 
 
 def settled(verdict, reason="1 where the op gives 2"):
     rule = Rule("aten.relu.default", (parse("S(0)"),), (parse("S(0)"),))
-    return finding.line(Settled(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
+    return finding.settled_line(Settled(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
 
 
 def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():

@@ -30,11 +30,11 @@ def begin(**more):
 
 
 def heard(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
-    return dockets.line_task(Hearing(Unit(op, trial, dtypes, mesh), **what), 0.5)
+    return dockets.task_line(Hearing(Unit(op, trial, dtypes, mesh), **what), 0.5)
 
 
 def settled(found):
-    return findings.line(Settled(found.name, found))
+    return findings.settled_line(Settled(found.name, found))
 
 
 def lines():

@@ -25,12 +25,12 @@ BEGIN = {
 
 
 def line(op=CUMPROD, trial="alone", mesh=(2,), **what):
-    return {**finding.line_task(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
+    return {**finding.task_line(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
 
 
 def settled(name=RULE, *, cleared=False):
     finding = None if cleared else of_instance(instance(), "it is wrong")
-    return {**findings.line(Settled(name, finding)), "run": "r"}
+    return {**findings.settled_line(Settled(name, finding)), "run": "r"}
 
 
 LINES = [

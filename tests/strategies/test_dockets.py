@@ -22,7 +22,7 @@ def suspect(columns, **more):
 
 
 def there_and_back(hearing, seconds=0.5):
-    return finding.read_task(json.loads(json.dumps(finding.line_task(hearing, seconds))))
+    return finding.read_task(json.loads(json.dumps(finding.task_line(hearing, seconds))))
 
 
 # Steps.
@@ -94,14 +94,14 @@ def replace_samples(hearing):
 
 
 def test_an_empty_hearing_is_a_short_line():
-    assert finding.line_task(Hearing(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
+    assert finding.task_line(Hearing(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
     assert there_and_back(Hearing(UNIT)) == Hearing(UNIT)
 
 
 def test_a_line_is_the_same_in_any_order_of_finding():
     one = replace(FULL, skipped=Counter({"x": 1, "y": 2}), untestable={"p": "why", "q": "why"})
     other = replace(one, sound={"a", "b"}, skipped=Counter({"y": 2, "x": 1}), untestable={"q": "why", "p": "why"})
-    assert json.dumps(finding.line_task(one, 1)) == json.dumps(finding.line_task(other, 1))
+    assert json.dumps(finding.task_line(one, 1)) == json.dumps(finding.task_line(other, 1))
 
 
 def test_a_suspicion_that_is_no_data_is_counted_and_never_silently_lost():

@@ -19,7 +19,7 @@ ALL = replace(
 
 
 def there_and_back(settled):
-    return finding.read(json.loads(json.dumps(finding.line(settled))))
+    return finding.read_settled(json.loads(json.dumps(finding.settled_line(settled))))
 
 
 @pytest.mark.parametrize("settled", [
@@ -30,8 +30,8 @@ def test_what_was_settled_comes_back(settled):
 
 
 def test_a_line_says_what_it_is():
-    assert finding.line(Settled("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
-    told = finding.line(Settled("a", ALL))
+    assert finding.settled_line(Settled("a", None)) == {"kind": "settled", "rule": "a", "verdict": "cleared"}
+    told = finding.settled_line(Settled("a", ALL))
     assert (told["kind"], told["rule"], told["verdict"]) == ("settled", "a", "unsound")
 
 

@@ -154,4 +154,4 @@ def test_without_a_court_all_are_suspect():
         ("b", Verdict.SUSPECT, 2), ("a", Verdict.SUSPECT, 3),
     ]  # fmt: skip
     assert found[0].finding.reason == "wrong (not confirmed: --confirm none was asked for)"
-    assert [finding.read(finding.line(s)) for s in found] == found
+    assert [finding.read_settled(finding.settled_line(s)) for s in found] == found

@@ -29,12 +29,12 @@ def unit(op=OPS[0], trial="alone", dtypes="real", mesh=(2,)):
 
 
 def line(at=None, **what):
-    return finding.line_task(Hearing(at or unit(), **what), 0.5)
+    return finding.task_line(Hearing(at or unit(), **what), 0.5)
 
 
 def settled(verdict=Verdict.UNSOUND, name=RULE, **more):
     finding = replace(of_instance(instance(), "reason"), verdict=verdict, **more) if verdict else None
-    return findings.line(Settled(name, finding))
+    return findings.settled_line(Settled(name, finding))
 
 
 def suspicion(columns=6):
@@ -146,7 +146,7 @@ def test_a_finding_of_a_program_is_counted_once_by_its_title():
 
 @pytest.mark.parametrize("same_as", ["", RULE])
 def test_a_program_that_was_cleared_or_is_anothers_is_not_sound_for_that(same_as):
-    cleared = findings.line(Settled(str(PROGRAM), None, same_as=same_as))
+    cleared = findings.settled_line(Settled(str(PROGRAM), None, same_as=same_as))
     found = told(program_line("meshes"), line(sound={"fine"}, tried=1), cleared, ignored=[])
     assert (found.counts.sound, found.findings, found.untestable, found.exit_code) == (1, (), (), 0)
 
@@ -165,7 +165,7 @@ def test_the_samples_of_an_overload_are_counted_once_for_all_meshes():
 
 def test_crashes_are_those_of_the_capture_the_trial_and_the_confirmation():
     captured = {"kind": "captured", "crashed": [["a", "its samples", "E", "T"]], "refused": {"torch refuses": 2}}
-    confirmed = findings.line(Settled(RULE, None, Crash("c", "x", "E")))
+    confirmed = findings.settled_line(Settled(RULE, None, Crash("c", "x", "E")))
     found = told(captured, line(crashed=[Crash("b", "x", "E")], skipped=Counter({"too many": 4})), confirmed)
     assert [(c.op, c.trace) for c in found.crashed] == [("a", "T"), ("b", ""), ("c", "")]
     assert found.counts.crashed == 3
@@ -190,7 +190,7 @@ def test_the_report_is_the_same_whatever_the_order_of_the_lines():
     lines = [
         line(suspects=suspicion(), samples=2, untestable={"odd": "one"}, crashed=[Crash("b", "x", "E")]),
         line(unit(OPS[1]), sound={"fine"}, untestable={"odd": "two"}, crashed=[Crash("a", "x", "E")]),
-        settled(), findings.line(Settled("z", None, Crash("z", "", ""))), findings.line(Settled("y", None, Crash("y", "", ""))),
+        settled(), findings.settled_line(Settled("z", None, Crash("z", "", ""))), findings.settled_line(Settled("y", None, Crash("y", "", ""))),
     ]  # fmt: skip
     wanted = text_and_json.as_json(told(*lines))
     for order in itertools.permutations(lines):

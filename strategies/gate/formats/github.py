@@ -106,19 +106,19 @@ def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 # The gate's result as workflow commands of GitHub Actions, which its runner shows beside the lines of a change.
 
-GITHUB_MOST = 10
+MOST_ANNOTATIONS = 10
 """GitHub shows as many of one kind for a step."""
 
 
 def annotations(result: GateResult, *, baseline: str = BASELINE) -> str:
     """An `::error` line for each of the first ten that fail the gate, and `+N more` for the rest; "" if none does."""
-    lines = list(_github_lines(result, baseline))
-    left = len(lines) - GITHUB_MOST
-    shown = lines[:GITHUB_MOST] + ([f"::notice title=localtensor gate::+{left} more"] if left > 0 else [])
+    lines = list(_annotation_lines(result, baseline))
+    left = len(lines) - MOST_ANNOTATIONS
+    shown = lines[:MOST_ANNOTATIONS] + ([f"::notice title=localtensor gate::+{left} more"] if left > 0 else [])
     return "".join(f"{line}\n" for line in shown)
 
 
-def _github_lines(result: GateResult, baseline: str) -> Iterator[str]:
+def _annotation_lines(result: GateResult, baseline: str) -> Iterator[str]:
     for judged in result.new:
         file, line = (judged.place.file, judged.place.line) if judged.place else (baseline, 1)
         text = f"{happens(judged)} (new for {where(judged.new)})"

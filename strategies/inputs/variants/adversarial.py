@@ -29,7 +29,7 @@ LARGEST = 40
 """Sizes above this stay."""
 WHOLE = 0.0
 """Stands for the factor that makes 2 of a positive number: what holds for 0.5 and 1.5 may not hold for it."""
-Values = Callable[[Tensor, torch.Generator], Tensor]
+Draw = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def adversaries(base: Sample, free: frozenset[tuple[int, int]], seed: int) -> It
     """Those of one call, the most telling first.  `free` are the tensors whose values may be any number."""
     open_ = frozenset(i for n, i in free if n == len(base.tensors))
 
-    def drawn(sample: Sample, name: str, values: Values, factor: float = 1, *, counts: bool = True) -> Adversary:
+    def drawn(sample: Sample, name: str, values: Draw, factor: float = 1, *, counts: bool = True) -> Adversary:
         rng = torch.Generator().manual_seed(zlib.crc32(f"{seed} {base.op} {base.origin} {name}".encode()))
         tensors = tuple(values(t, rng) if i in open_ else fresh(t, rng) for i, t in enumerate(sample.tensors))
         made = Sample(_rescaled(sample, factor), tensors, f"{base.origin}, {name}")
@@ -251,7 +251,7 @@ def fading(x: Tensor, rng: torch.Generator) -> Tensor:
     return x
 
 
-def ties_adversarial_values(x: Tensor, rng: torch.Generator) -> Tensor:
+def equal_maxima(x: Tensor, rng: torch.Generator) -> Tensor:
     return torch.randint(-1, 2, x.shape, generator=rng).to(x)
 
 
@@ -356,7 +356,7 @@ VALUES: tuple[Values, ...] = (
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
     Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(in_the_middle)),
-    Values("ties", "equal numbers on several ranks: who is first, and how many are there", _floats(ties_adversarial_values)),
+    Values("ties", "equal numbers on several ranks: who is first, and how many are there", _floats(equal_maxima)),
     Values("few integers", "ties that no noise breaks", few_integers),
     Values("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
     Values("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),

@@ -93,7 +93,7 @@ def _key(sample: Sample) -> str:
 
 # Which other values are tried on which sample, and the truth about them, found again from their name and a seed.
 
-VALUE_VARIANTS_PER_SAMPLE = 3
+VALUES_PER_SAMPLE = 3
 """Other values tried of one sample.  The claims are the same, so that values cost less than forms do."""
 OWN = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
 
@@ -135,7 +135,7 @@ def adverse(
     number: int,
     *,
     seed: int,
-    budget: int = VALUE_VARIANTS_PER_SAMPLE,
+    budget: int = VALUES_PER_SAMPLE,
     turns: Counter[str] | None = None,
     values: Sequence[Values] = VALUES,
 ) -> dict[str, Truth]:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.model.rule import Leaf
-from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, kept, mapped, pending, sharded
+from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, mapped, other_dims, pending, sharded
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 from strategies.ops.shape.slices import Lines, diagonal, selected, sliced
@@ -25,7 +25,7 @@ def index_select(ask: Ask) -> Iterator[Line]:
     given, index = ask.meta("self"), ask.meta("index")
     dim = ask["dim"] % max(given.ndim, 1)
     yield from pending(ask, [0])
-    yield from mapped(ask, kept(given.ndim, dim))
+    yield from mapped(ask, other_dims(given.ndim, dim))
     if given.ndim and index.ndim:
         yield sharded(ask, {1: 0}, dim)
 
@@ -38,7 +38,7 @@ def gather(ask: Ask) -> Iterator[Line]:
     yield from pending(ask, [0])
     if given.ndim != index.ndim:
         return
-    for other, _ in kept(given.ndim, dim):
+    for other, _ in other_dims(given.ndim, dim):
         if given.shape[other] == index.shape[other]:
             yield sharded(ask, {0: other, 1: other}, other)
     if index.ndim:
@@ -47,7 +47,7 @@ def gather(ask: Ask) -> Iterator[Line]:
 
 def take(ask: Ask) -> Iterator[Line]:
     yield from pending(ask, [0])
-    yield from mapped(ask, kept(ask.meta("index").ndim), leaf=1)
+    yield from mapped(ask, other_dims(ask.meta("index").ndim), leaf=1)
 
 
 def masked_select(ask: Ask) -> Iterator[Line]:
@@ -65,7 +65,7 @@ def index_fill(ask: Ask) -> Iterator[Line]:
     yield from pending(ask, [0], filled_with(ask["value"]) if value is None else ("avg", "max", "min"))
     if value is not None:
         yield from pending(ask, [0, value])
-    yield from mapped(ask, kept(given.ndim, ask["dim"] % max(given.ndim, 1)))
+    yield from mapped(ask, other_dims(given.ndim, ask["dim"] % max(given.ndim, 1)))
 
 
 def written_into(view: Lines, name: str = "src") -> Lines:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, kept, pending, sharded
+from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, other_dims, pending, sharded
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
@@ -29,7 +29,7 @@ def beside(ask: Ask) -> Iterator[Line]:
     ndim = ask.tensors[0].ndim
     dim = ask["dim"] % max(ndim, 1)
     if all(meta.ndim == ndim for meta in ask.tensors):
-        for other, _ in kept(ndim, dim):
+        for other, _ in other_dims(ndim, dim):
             if len({meta.shape[other] for meta in ask.tensors}) == 1:
                 yield sharded(ask, dict.fromkeys(range(len(ask.tensors)), other), other)
 
@@ -100,7 +100,7 @@ def rows_beside(ask: Ask, values: str = "source") -> Iterator[Line]:
     """Whole rows are put in: the values have the tensor's other dims, and the places have one dim of their own."""
     given, leaf = ask.tensors[0], ask.leaf(values)
     if leaf is not None and ask.tensors[leaf].ndim == given.ndim:
-        for other, _ in kept(given.ndim, ask["dim"] % max(given.ndim, 1)):
+        for other, _ in other_dims(given.ndim, ask["dim"] % max(given.ndim, 1)):
             yield sharded(ask, {0: other, leaf: other}, other)
 
 

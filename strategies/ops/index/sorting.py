@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.ops.lib.dim_maps import kept, mapped, shifted
+from strategies.ops.lib.dim_maps import mapped, other_dims, shifted
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
@@ -16,7 +16,7 @@ FAMILY = "sorting"
 def ordered(ask: Ask) -> Iterator[Line]:
     """Each row along the dim is sorted by itself.  Of parts nobody knows the order."""
     ndim = ask.tensors[0].ndim
-    yield from mapped(ask, kept(ndim, ask["dim"] % max(ndim, 1)))
+    yield from mapped(ask, other_dims(ndim, ask["dim"] % max(ndim, 1)))
 
 
 def picked(ask: Ask) -> Iterator[Line]:
@@ -26,7 +26,7 @@ def picked(ask: Ask) -> Iterator[Line]:
     """
     ndim = ask.tensors[0].ndim
     dim = ask["dim"] % max(ndim, 1)
-    yield from mapped(ask, kept(ndim, dim) if ask["keepdim"] else shifted(ndim, dim))
+    yield from mapped(ask, other_dims(ndim, dim) if ask["keepdim"] else shifted(ndim, dim))
 
 
 def bucketized(ask: Ask) -> Iterator[Line]:
@@ -39,7 +39,7 @@ def bucketized(ask: Ask) -> Iterator[Line]:
     if bounds is not None:
         yield ask.line({bounds: Shard(0)}, [Partial("sum")])
     if given is not None:
-        yield from mapped(ask, kept(ask.tensors[given].ndim), leaf=given)
+        yield from mapped(ask, other_dims(ask.tensors[given].ndim), leaf=given)
         yield from _monotone(ask, given)
 
 
@@ -96,7 +96,7 @@ def among(ask: Ask) -> Iterator[Line]:
     """
     element, tests = ask.leaf("elements"), ask.leaf("test_elements")
     if element is not None:
-        yield from mapped(ask, kept(ask.tensors[element].ndim), leaf=element)
+        yield from mapped(ask, other_dims(ask.tensors[element].ndim), leaf=element)
     if tests is not None and ask.tensors[tests].ndim == 1:
         yield ask.line({tests: Shard(0)}, [Partial("min" if ask["invert"] else "max")])
 

@@ -69,7 +69,7 @@ def shifted(ndim: int, *gone: int) -> list[tuple[int, int]]:
     return [(dim, place) for place, dim in enumerate(without(ndim, *gone))]
 
 
-def kept(ndim: int, *gone: int) -> list[tuple[int, int]]:
+def other_dims(ndim: int, *gone: int) -> list[tuple[int, int]]:
     """The dims other than these, each in its own place.
 
     >>> kept(3, 0)
@@ -124,7 +124,7 @@ Parts = Sequence[Partial]
 """Of what each result is a part, results in order."""
 
 
-def kept_reduced_dims(ask: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
+def dims_after_reduction(ask: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
     """Where each dim of the first tensor that is not reduced over is in the result.
 
     `none_is_none` says that an empty list of dims is no dim, where for most ops it is all of them.

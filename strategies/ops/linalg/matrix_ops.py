@@ -129,8 +129,8 @@ def between(ask: Ask) -> Iterator[Line]:
     ndim = max(one.ndim, two.ndim)
     for dim in range(ndim - 2):
         owned = {name: dim - ndim + ask.meta(name).ndim for name in ("x1", "x2")}
-        size = max(_distances_size(ask, name, own) for name, own in owned.items())
-        yield along(ask, {n: own for n, own in owned.items() if _distances_size(ask, n, own) == size}, [dim], "filled")
+        size = max(_operand_size(ask, name, own) for name, own in owned.items())
+        yield along(ask, {n: own for n, own in owned.items() if _operand_size(ask, n, own) == size}, [dim], "filled")
     yield along(ask, {"x1": one.ndim - 2}, [ndim - 2], "filled")
     yield along(ask, {"x2": two.ndim - 2}, [ndim - 1], "filled")
     kind = ADDED.get(float(ask["p"]))
@@ -138,7 +138,7 @@ def between(ask: Ask) -> Iterator[Line]:
         yield along(ask, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
 
 
-def _distances_size(ask: Ask, name: str, dim: int) -> int:
+def _operand_size(ask: Ask, name: str, dim: int) -> int:
     return ask.meta(name).shape[dim] if dim >= 0 else -1
 
 

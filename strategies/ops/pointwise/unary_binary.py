@@ -98,8 +98,8 @@ def _line(ask: Ask, lists: dict[str, tuple[int, ...]], chosen: Sequence[Placemen
 
 OPTIMIZERS_RULES = with_variants(
     rules("fused", "a step of each element by itself",
-          [f"aten._fused_{name_optimizers}.{which}" for name_optimizers in STEPS for which in ("default", "tensor_lr")], steps),
-    but=[f"aten._fused_{name_optimizers}.{which}" for name_optimizers in STEPS for which in ("out", "tensor_lr_out")],
+          [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")], steps),
+    but=[f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("out", "tensor_lr_out")],
 )  # fmt: skip
 
 RULES = (*UNARY_BINARY_RULES, *OPTIMIZERS_RULES)

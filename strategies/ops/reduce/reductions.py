@@ -14,8 +14,8 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from strategies.ops.lib.dim_maps import LINEAR, cuts, folds, mapped, passes, pending
-from strategies.ops.lib.dim_maps import kept as untouched
-from strategies.ops.lib.dim_maps import kept_reduced_dims as kept
+from strategies.ops.lib.dim_maps import dims_after_reduction as kept
+from strategies.ops.lib.dim_maps import other_dims as untouched
 from strategies.ops.lib.elementwise import linear, through
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, kept, mapped, pending, sharded
+from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, mapped, other_dims, pending, sharded
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
 
@@ -28,7 +28,7 @@ def joined(ask: Ask) -> Iterator[Line]:
         return
     dim = ask["dim"] % result.ndim
     real = [leaf for leaf in leaves if result.ndim == 1 or not skipped(ask.tensors[leaf])]
-    for other, _ in kept(result.ndim, dim):
+    for other, _ in other_dims(result.ndim, dim):
         yield sharded(ask, dict.fromkeys(leaves, 0) | dict.fromkeys(real, other), other)
     full = [leaf for leaf in real if ask.tensors[leaf].shape[dim] > 0]
     if len(full) == 1:
@@ -60,7 +60,7 @@ def rolled(ask: Ask) -> Iterator[Line]:
     given, shifts = ask.tensors[0], ask["shifts"]
     yield from pending(ask, [0])
     turned = ask.dims("dims") if any(shifts) else ()
-    yield from mapped(ask, kept(given.ndim, *turned))
+    yield from mapped(ask, other_dims(given.ndim, *turned))
 
 
 def flipped(ask: Ask) -> Iterator[Line]:
@@ -68,14 +68,16 @@ def flipped(ask: Ask) -> Iterator[Line]:
     given = ask.tensors[0]
     yield from pending(ask, [0])
     turned = [dim % max(given.ndim, 1) for dim in ask["dims"]]
-    yield from mapped(ask, kept(given.ndim, *(dim for dim in turned if dim < given.ndim and given.shape[dim] > 1)))
+    yield from mapped(
+        ask, other_dims(given.ndim, *(dim for dim in turned if dim < given.ndim and given.shape[dim] > 1))
+    )
 
 
 def turned(ask: Ask) -> Iterator[Line]:
     """A turn of a plane by right angles; by none at all it is nothing, but that is not worth a line."""
     yield from pending(ask, [0])
     ndim = ask.tensors[0].ndim
-    yield from mapped(ask, kept(ndim, *(dim % ndim for dim in ask["dims"])))
+    yield from mapped(ask, other_dims(ndim, *(dim % ndim for dim in ask["dims"])))
 
 
 def in_blocks(ask: Ask) -> Iterator[Line]:
@@ -128,21 +130,21 @@ def with_constant(ask: Ask) -> Iterator[Line]:
     puts = any(number > 0 for number in ask["pad"])
     yield from pending(ask, [0], filled_with(ask["value"]) if puts else KINDS)
     ndim = ask.tensors[0].ndim
-    yield from mapped(ask, kept(ndim, *padded(ndim, ask["pad"])))
+    yield from mapped(ask, other_dims(ndim, *padded(ndim, ask["pad"])))
 
 
 def with_copies(ask: Ask) -> Iterator[Line]:
     """Rows of the dim itself.  The ops refuse tensors without elements, so no rank's piece may be empty."""
     yield from pending(ask, [0])
     ndim = ask.tensors[0].ndim
-    yield from mapped(ask, kept(ndim, *padded(ndim, ask["padding"])), "filled")
+    yield from mapped(ask, other_dims(ndim, *padded(ndim, ask["padding"])), "filled")
 
 
 def from_copies(ask: Ask) -> Iterator[Line]:
     """The gradient of a row is the sum of those of its copies; of the padded tensor only the shape counts."""
     yield from pending(ask, [0], LINEAR)
     ndim = ask.tensors[0].ndim
-    for dim, _ in kept(ndim, *padded(ndim, ask["padding"])):
+    for dim, _ in other_dims(ndim, *padded(ndim, ask["padding"])):
         yield sharded(ask, {0: dim, 1: dim}, dim, "filled")
 
 

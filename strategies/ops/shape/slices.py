@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from strategies.ops.lib.dim_maps import KINDS, kept, mapped, pending, shifted
+from strategies.ops.lib.dim_maps import KINDS, mapped, other_dims, pending, shifted
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
@@ -28,7 +28,7 @@ def sliced(ask: Ask) -> Iterator[Line]:
     dim = ask["dim"] % max(given.ndim, 1)
     yield from pending(ask, [0])
     whole = result is not None and result.shape == given.shape
-    yield from mapped(ask, kept(given.ndim, *([] if whole else [dim])))
+    yield from mapped(ask, other_dims(given.ndim, *([] if whole else [dim])))
 
 
 def parted(ask: Ask) -> Iterator[Line]:
@@ -38,7 +38,7 @@ def parted(ask: Ask) -> Iterator[Line]:
     yield from pending(ask, [0])
     size = ask.get("split_size")
     whole = isinstance(size, int) and len(ask.outputs) == 1
-    yield from mapped(ask, kept(given.ndim, *([] if whole else [dim])))
+    yield from mapped(ask, other_dims(given.ndim, *([] if whole else [dim])))
 
 
 def diagonals(ask: Ask) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def windows(ask: Ask) -> Iterator[Line]:
         return
     named = ask["dimension"] if "dimension" in ask.arguments else ask["dim"]
     dim, size, step = named % given.ndim, ask["size"], ask["step"]
-    yield from mapped(ask, kept(given.ndim, dim))
+    yield from mapped(ask, other_dims(given.ndim, dim))
     if size == step and size > 0 and result.shape[dim] * size == given.shape[dim]:
         yield from mapped(ask, [(dim, dim)], "filled" if size == 1 else "even")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Shard
 
 from strategies.model.rule import Call
-from strategies.ops.lib.dim_maps import LINEAR, kept, mapped, pending, shifted
+from strategies.ops.lib.dim_maps import LINEAR, mapped, other_dims, pending, shifted
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, exists, rules
 
@@ -32,7 +32,7 @@ def viewing(dims: Callable[[Ask], Dims]) -> Callable[[Ask], Iterator[Line]]:
 
 
 def same(ask: Ask) -> Dims:
-    return kept(ask.tensors[0].ndim)
+    return other_dims(ask.tensors[0].ndim)
 
 
 def permuted(ask: Ask) -> Dims:

@@ -272,16 +272,16 @@ def _collectives(plan: Plan) -> int:
 # The referee besides our definition is `distribute_tensor` of the whole tensor: where that deals other pieces than
 # `split` does, by the source or by the destination, nobody is called wrong, or right.
 
-REAL_RUN_SECONDS = 20.0
+SECONDS_ON_GLOO = 20.0
 """Time limit of a pair, or of a batch of pairs that do not stop."""
 FIRST = 120.0
-REAL_RUN_BATCH = 24
+BATCH_ON_GLOO = 24
 
 
 class Bench:
     """A pool of real processes, of as many ranks as were asked for last."""
 
-    def __init__(self, backend: str = "gloo", seconds: float = REAL_RUN_SECONDS) -> None:
+    def __init__(self, backend: str = "gloo", seconds: float = SECONDS_ON_GLOO) -> None:
         self.backend, self.seconds = backend, seconds
         self._pool: Pool | None = None
 
@@ -303,8 +303,8 @@ class Bench:
         for number, job in enumerate(jobs):
             groups.setdefault(job.pair.mesh.ranks, []).append(number)
         for ranks, numbers in sorted(groups.items()):
-            for start in range(0, len(numbers), REAL_RUN_BATCH):
-                batch = numbers[start : start + REAL_RUN_BATCH]
+            for start in range(0, len(numbers), BATCH_ON_GLOO):
+                batch = numbers[start : start + BATCH_ON_GLOO]
                 found.update(zip(batch, self._batch([jobs[n] for n in batch], mode, ranks), strict=True))
         return [found[number] for number in range(len(jobs))]
 

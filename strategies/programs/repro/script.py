@@ -153,7 +153,7 @@ def usable(case: Case) -> bool:
 
 # A program of more than one op or axis as a script of plain torch for torchrun, with no import of ours.
 
-_PROGRAM_SCRIPT_SCRIPT = '''"""{program}
+_PROGRAM_SCRIPT = '''"""{program}
 
 DTensor in torch {version} gets this wrong on {ranks} ranks: {reason}
 
@@ -222,7 +222,7 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
         raise ValueError(f"{program} has a placement that cannot be written down")
     own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
     count, axes = len(program.sample.tensors), mesh_and_caches.NAMES[: len(program.mesh)]
-    return (_PROGRAM_SCRIPT_SCRIPT + COMPARED).format(
+    return (_PROGRAM_SCRIPT + COMPARED).format(
         program=program, version=torch.__version__.split("+")[0], ranks=program.ranks, reason=reason, name=name,
         module=own if module else "", mesh=program.mesh, names=tuple(axes),
         flatten=f'mesh._flatten("{axes}")' if program.flattened and len(axes) > 1 else "",
