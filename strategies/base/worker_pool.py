@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
 
@@ -394,3 +394,17 @@ if __name__ == "__main__":
     pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     mute()
     _live(*pipes)
+
+
+class Hands(Protocol):
+    """Who does the work: `workers.Crew`, or somebody's executor."""
+
+    def __enter__(self) -> Hands: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+    def run(
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
+    ) -> Iterator[Answer]: ...

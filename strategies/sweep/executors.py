@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from localtensor._util import patching
 from localtensor.processes import deaf
@@ -28,20 +28,6 @@ TRIES = 3
 """Times that a batch is given to an executor whose worker is lost each time."""
 PATIENCE = 120.0
 """Seconds that a batch may take beside the limits of its tasks: to be sent, and to start a child."""
-
-
-class Hands(Protocol):
-    """Who does the work: `workers.Crew`, or somebody's executor."""
-
-    def __enter__(self) -> Hands: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-    def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
-    ) -> Iterator[Answer]: ...
 
 
 class Borrowed:

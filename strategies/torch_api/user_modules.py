@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import os
@@ -134,3 +135,11 @@ def _place(error: BaseException) -> str:
 
 
 _LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirname(importlib.__file__))
+
+
+@functools.cache
+def at_home(module: str, folder: str) -> None:
+    """The user's rules module is imported in this process, too."""
+    if module:
+        sys.path.insert(0, folder)
+        importlib.import_module(module)

@@ -4,8 +4,9 @@ from dataclasses import replace
 from rich.console import Console
 from torch.distributed.tensor import Shard
 
+from strategies.base.progress import counted
 from strategies.gate.decision import ignored_finding
-from strategies.gate.formats.terminal import MOST, counted, show, verdict
+from strategies.gate.formats.terminal import MOST, show, verdict
 from strategies.gate.model import Choice, Entry, GateResult, Judged, Key, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Finding, Report, Verdict

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from strategies.base.progress import printable
 from strategies.gate.formats.github import annotations, escaped
-from strategies.gate.formats.wording import printable
 from tests.strategies.gate_cases import CLEAN, FULL, HOSTILE, finding, hostile, huge, new
 
 

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from strategies.gate.formats.wording import accepted, fingerprint, happens, printable, stale, where
+from strategies.base.progress import printable
+from strategies.gate.formats.wording import accepted, fingerprint, happens, stale, where
 from tests.strategies.gate_cases import FULL, GONE, finding, key, new, unasked
 
 

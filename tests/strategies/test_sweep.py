@@ -10,7 +10,7 @@ from strategies.base.journal import open_journal
 from strategies.base.worker_pool import LATE, Crew, Done, Failed, Lost
 from strategies.model.rule import overload
 from strategies.model.verdict import Unit
-from strategies.programs.run import rank_run
+from strategies.torch_api import user_modules
 from strategies.sweep import session
 from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
 from strategies.validation.finding import Docket, Hearing
@@ -262,4 +262,4 @@ def test_the_users_module_is_imported_first(tmp_path):
             assert [h.unit for h in hear(docket, silent)] == list(docket.units())
             assert overload(f"{name}.running.default")
     finally:
-        rank_run.at_home.cache_clear()
+        user_modules.at_home.cache_clear()

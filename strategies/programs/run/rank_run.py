@@ -6,9 +6,7 @@ This file is imported by the workers of `localtensor.processes.pool`; it must no
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,6 +26,7 @@ from localtensor.layout import is_plain, shapes_on, short, shorts
 from strategies.model.rule import Call, results, written
 from strategies.programs.run.follow_ups import Followed
 from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of
+from strategies.torch_api.user_modules import at_home
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +88,6 @@ def play(sent: bytes) -> bytes:
         forget()
         with averages(dist.get_backend()):
             return patching.dumps(played(part, mesh))
-
-
-@functools.cache
-def at_home(module: str, folder: str) -> None:
-    """The user's rules module is imported in this process, too."""
-    if module:
-        sys.path.insert(0, folder)
-        importlib.import_module(module)
 
 
 def played(part: Part, mesh: DeviceMesh) -> Heard:

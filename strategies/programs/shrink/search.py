@@ -11,10 +11,10 @@ from strategies.model.oracle import REFUSALS
 from strategies.model.program import Program
 from strategies.model.rule import Rule
 from strategies.model.verdict import Instance
-from strategies.programs.run.rank_run import at_home
 from strategies.programs.run.simulated_run import play_all
 from strategies.programs.shrink.sizes import STAGES, Stage
 from strategies.programs.shrink.still_fails import Inputs, Witness, program_of, still
+from strategies.torch_api.user_modules import at_home
 from strategies.validation.finding import Settled, Suspect, case_of
 
 BUDGET = 200
