@@ -1,4 +1,5 @@
 from localtensor.testing.compare_runs import assert_same as assert_same
+from localtensor.testing.hypothesis_strategies import api as draws
 from localtensor.testing.lockstep_reference import check_op as check_op
 from localtensor.testing.lockstep_reference import rank_by_rank as rank_by_rank
 from localtensor.testing.rules.api import assert_rule as assert_rule

@@ -34,7 +34,7 @@ from strategies.validation.probe import try_claims
 
 # The overloads that programs use most, most used first: a list that is made by running programs, and kept as data.
 #
-# `tests/bench/most_used.py` makes it and says how; the file says with which torch.
+# `tests/tools/bench/most_used.py` makes it and says how; the file says with which torch.
 
 MOST = 300
 """How many there are."""

@@ -18,7 +18,7 @@ it lies; and a whole value becomes a partial one exactly, in its own dtype.
 | torch.utils._python_dispatch.return_and_correct_aliasing                      | 2.11 - 2.15 | 2.13   |
 | torch.utils._mode_utils.no_dispatch                                           | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/test_overlay_call.py` names each part.
+`tests/strategies/propagation/overlay/test_call.py` names each part.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the same, each for itself.  It is kept by all of that, each argument with its ty
 | _dtensor_spec.DTensorSpec, TensorMeta                   | 2.11 - 2.15 | 2.13   |
 | DTensorSpec.shard_order, .is_default_device_order       | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/test_torch_dtensor.py` names them, for `torch_dtensor` asks for both, too.
+`tests/strategies/torch_api/test_dtensor.py` names them, for `torch_dtensor` asks for both, too.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
 # | _op_schema.OpSchema, OpSpec, OpStrategy, TupleStrategy, RuntimeSchemaInfo       | 2.11 - 2.15 | 2.13   |
 # | _ops.utils.generate_redistribute_costs                                          | 2.11 - 2.15 | 2.13   |
 #
-# `tests/strategies/test_overlay_strategy.py` names each part.
+# `tests/strategies/propagation/overlay/test_context_strategies.py` names each part.
 
 Strategy = Callable[[OpSchema], OpStrategy]
 _PREEMPTING = (
