@@ -6,9 +6,9 @@ from localtensor.concurrency.schedule import replay as replay
 from localtensor.concurrency.schedule import round_robin as round_robin
 from localtensor.concurrency.schedule import shuffled as shuffled
 from localtensor.errors.base import LocalTensorError as LocalTensorError
+from localtensor.layout.mesh import Mesh as Mesh
 from localtensor.layout.shards import assemble as assemble
 from localtensor.layout.shards import split as split
-from localtensor.layout.spec import Mesh as Mesh
 from localtensor.layout.spec import Spec as Spec
 from localtensor.layout.spec import parse as parse
 from localtensor.layout.spec import short as short

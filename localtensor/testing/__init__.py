@@ -8,6 +8,6 @@ reference    check_op, rank_by_rank: an op in lockstep held against a plain loop
 schedules    check_schedule: the full examination of a `Schedule`
 """
 
-from localtensor._util.doors import door
+from localtensor._util import lazy as _lazy
 
-__getattr__, __dir__, __all__ = door(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)

@@ -14,9 +14,10 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 
 from localtensor.errors import OtherRows
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike, ordered, strided
 from localtensor.layout.shards import assemble, split
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from localtensor.testing import draws
 from strategies.torch_api.specs import to_torch
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import CARRIED
-from localtensor.layout.spec import Mesh
 from localtensor.testing import draws
 from localtensor.testing.hypothesis_strategies.api import Sharded
 

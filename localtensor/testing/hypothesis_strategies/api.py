@@ -37,8 +37,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import Layout, assemble
-from localtensor.layout.spec import Mesh, Spec
+from localtensor.layout.spec import Spec
 from localtensor.testing.hypothesis_strategies import search, values
 from localtensor.testing.hypothesis_strategies.layouts import AXES, Sharded, options, read_spec, spec_text
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import KINDS as REDUCTIONS
-from localtensor.layout.spec import Mesh
 
 # What a caller of a strategy may pass: each argument is checked when the strategy is made, before anything is drawn.
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import reducible
 from localtensor.layout.shards import assemble, local_shapes
-from localtensor.layout.spec import Mesh, Spec, shape_text, short
+from localtensor.layout.spec import Spec, shape_text, short
 from localtensor.layout.tolerance import GENEROUS, UNSTABLE, WIDER, close, rounds, scale_of, slack_of, widened
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn

@@ -15,7 +15,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors.base import refusal
-from localtensor.layout.spec import Mesh, Spec, StridedShard, short
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, StridedShard, short
 from localtensor.layout.tolerance import rounds, scale_of
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.rules.case import Ran, RuleCase, Wrong, call_text, code, literal, placed_results

@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
 from localtensor.errors.base import LocalTensorError, ProgramFault, refusal
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import Layout, has_meaning
-from localtensor.layout.spec import Mesh, Spec, shape_text, shorts
+from localtensor.layout.spec import Spec, shape_text, shorts
 from localtensor.runner.api import run
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.row_intervals import (
     beside,
     chunk,
@@ -16,7 +17,7 @@ from localtensor.layout.row_intervals import (
     never_empty,
 )
 from localtensor.layout.shards import split, strided_bounds
-from localtensor.layout.spec import Mesh, Spec, StridedShard
+from localtensor.layout.spec import Spec, StridedShard
 
 SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
 

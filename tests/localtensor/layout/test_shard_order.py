@@ -12,9 +12,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from localtensor.errors import OtherRows
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike, ordered, strided
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Mesh, Spec, StridedShard, parse
+from localtensor.layout.spec import Spec, StridedShard, parse
 
 FACTORS = (1, 2, 3, 4, 6)
 

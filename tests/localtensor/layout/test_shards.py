@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import (
     assemble,
     assemble_axis,
@@ -18,7 +19,7 @@ from localtensor.layout.shards import (
     spread,
     strided_bounds,
 )
-from localtensor.layout.spec import KINDS, Mesh, Spec, StridedShard, parse
+from localtensor.layout.spec import KINDS, Spec, StridedShard, parse
 
 
 @given(size=st.integers(0, 40), ranks=st.integers(1, 9))

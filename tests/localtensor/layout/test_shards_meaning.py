@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import factors_of, has_meaning, in_order, order_of, split
-from localtensor.layout.spec import Mesh, Spec, StridedShard, cuts, parse
+from localtensor.layout.spec import Spec, StridedShard, cuts, parse
 
 F32 = torch.float32
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement, BadShardOrder
-from localtensor.layout.spec import KINDS, Mesh, Spec, StridedShard, is_defined, is_plain, parse, short
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import KINDS, Spec, StridedShard, is_defined, is_plain, parse, short
 
 
 @given(

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localtensor.errors import BadMesh
-from localtensor.layout.spec import Mesh
+from localtensor.layout.mesh import Mesh
 
 MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda sizes: Mesh.of(*sizes))
 

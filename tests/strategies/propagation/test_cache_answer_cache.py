@@ -5,7 +5,8 @@ import torch
 from torch.distributed.tensor import Partial
 
 from localtensor.concurrency.single_flight import Once as OnceItself
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
 from strategies.propagation.cache import LIMIT, Once, answers, call_parts, clear_all, key_of
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.layout.spec import Mesh, Spec
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec
 from strategies.model.rule import LEAVES, Leaf
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import NoRule, pieces_by_rank

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
 from strategies.ops.semantics.local_call import pieces_by_rank
 from strategies.ops.semantics.rulebook import Book, Line, rules

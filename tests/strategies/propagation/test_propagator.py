@@ -11,7 +11,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.concurrency.sync import Threads
 from localtensor.errors import BadMesh
-from localtensor.layout.spec import Mesh, Spec, StridedShard, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, StridedShard, parse
 from strategies.model.rule import LEAVES, Call, Leaf
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import BadCall, NoMetadata, NoRule, WouldMoveWritten

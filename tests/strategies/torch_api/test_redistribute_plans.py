@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
 
 import strategies
 from localtensor.errors import TorchChanged
-from localtensor.layout.spec import Mesh
+from localtensor.layout.mesh import Mesh
 from strategies.torch_api.redistribute_plans import Refusal, can_flatten, mesh_seen, spec_seen, transforms
 from tests.tools.plans.plan_pairs import spec
 

@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
 from localtensor.layout.shards import has_meaning
-from localtensor.layout.spec import Mesh, Spec, StridedShard, parse
+from localtensor.layout.spec import Spec, StridedShard, parse
 from strategies.torch_api.specs import NoSuchSpec, decoded, device_mesh, mesh_of, of_torch, spec_of, to_torch
 
 MESH = Mesh.of(dp=3, tp=2)

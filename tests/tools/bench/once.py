@@ -15,7 +15,8 @@ import torch
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
 from localtensor.concurrency.single_flight import Once
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
 from strategies.propagation.ambient_state import ambient
 from strategies.propagation.cache import Keys

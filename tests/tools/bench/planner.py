@@ -27,7 +27,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.distributed.tensor import _redistribute
 
-from localtensor.layout.spec import Mesh, Spec
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec
 from strategies.planner.search.api import KNOWN, plan, searched
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import TorchPrice

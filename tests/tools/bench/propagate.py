@@ -31,7 +31,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import LEAVES, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.rulebook import Book

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.audit.pairs import Pair
 
 FILE = Path(__file__).parent / "dtensor_torch_2_13.json"

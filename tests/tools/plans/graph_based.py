@@ -25,7 +25,8 @@ from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor._collective_utils import one_step_redistribute_cost
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
-from localtensor.layout.spec import Mesh, Spec
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec
 
 
 @contextmanager

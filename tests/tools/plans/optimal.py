@@ -14,8 +14,9 @@ import time
 import torch
 
 from localtensor.errors import OtherRows
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import ordered
-from localtensor.layout.spec import Mesh, Spec
+from localtensor.layout.spec import Spec
 from strategies.planner.search.api import NoPlan, searched
 from strategies.planner.steps.legal_steps import targets
 from strategies.planner.steps.plan import Move, Price

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.steps.alpha_beta import commute
 
 PLAIN = ("R", "S(0)", "S(1)", "P(sum)")

@@ -2,7 +2,8 @@
 
 import torch
 
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.audit.pairs import Pair
 
 

@@ -23,8 +23,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 import localtensor as lt
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import agreed
-from localtensor.layout.spec import Mesh, Spec, StridedShard
+from localtensor.layout.spec import Spec, StridedShard
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.execute.process_groups import Axes, Groups, axes_of, groups_along, redistribute_local
 from strategies.planner.execute.random_specs import Drawn, drawn

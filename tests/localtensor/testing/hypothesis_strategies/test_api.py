@@ -10,7 +10,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.concurrency.schedule import replay
 from localtensor.errors import LocalTensorError
-from localtensor.layout.spec import Mesh, Spec, StridedShard, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, StridedShard, parse
 from localtensor.testing import draws
 from localtensor.testing.hypothesis_strategies.search import shard_order
 

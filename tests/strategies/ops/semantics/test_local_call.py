@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import local_shape, local_shapes
-from localtensor.layout.spec import Mesh, Spec, StridedShard
+from localtensor.layout.spec import Spec, StridedShard
 from strategies.model.rule import Call, Leaf, frozen
 from strategies.ops.semantics.local_call import (
     Piece,

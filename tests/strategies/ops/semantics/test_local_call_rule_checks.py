@@ -9,7 +9,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.spec import Mesh, StridedShard
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import StridedShard
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadRule, check_book, checked_own
 from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line, Meta

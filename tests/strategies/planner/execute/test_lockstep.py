@@ -5,8 +5,9 @@ import torch
 
 import localtensor as lt
 from localtensor.errors import WrongPieces
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, split
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute import rows
 from strategies.planner.execute.lockstep import OtherDtype, redistribute
 from strategies.planner.execute.random_specs import Drawn

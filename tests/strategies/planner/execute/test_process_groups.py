@@ -6,8 +6,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import localtensor as lt
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, split
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute.process_groups import NotPlanned, axes_of, groups_along, redistribute_local
 from strategies.planner.execute.random_specs import Drawn
 from strategies.planner.search.api import plan

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute.random_specs import draw
 from strategies.planner.execute.rows import (
     NotInnermost,

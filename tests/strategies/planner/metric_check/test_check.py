@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.cli.commands import plan as cost_command
 from strategies.cli.commands.plan import torch_cost
 from strategies.planner.metric_check.check import FALLS, BadCost, check, specs_of

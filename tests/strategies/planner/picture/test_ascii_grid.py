@@ -2,8 +2,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.picture.ascii import (
     Stage,
     box,

@@ -12,7 +12,8 @@ from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.concurrency.single_flight import clear_all
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.search.api import KNOWN, NoPlan, clear, plan, searched
 from strategies.planner.search.plan_cache import Known, by_value
 from strategies.planner.steps.alpha_beta import Network

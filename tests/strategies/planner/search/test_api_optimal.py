@@ -7,8 +7,9 @@ import torch
 from torch.distributed.tensor import Partial
 
 from localtensor.errors import OtherRows
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import ordered
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.search.api import searched
 from strategies.planner.steps.legal_steps import changes, targets
 from strategies.planner.steps.plan import Move

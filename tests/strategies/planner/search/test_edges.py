@@ -6,7 +6,8 @@ import random
 import pytest
 import torch
 
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.planner.search.astar import Search
 from strategies.planner.search.edges import FAR, Bound, Edges, need
 from strategies.planner.search.state_table import STEPS, BadPrice, Table

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, assemble_axis, split, split_axis
-from localtensor.layout.spec import KINDS, Mesh, Spec, parse
+from localtensor.layout.spec import KINDS, Spec, parse
 from strategies.planner.steps.alpha_beta import NETWORK, Network, commute, held_bytes, move_axis
 from strategies.planner.steps.alpha_beta import Held as HeldTensor
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from localtensor.layout.spec import Mesh, Spec, parse, short
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse, short
 from strategies.planner.execute.random_specs import Drawn
 from strategies.planner.search.state_table import Table
 from strategies.planner.steps.alpha_beta import REPLICATE

@@ -8,9 +8,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shard_order import lies_alike
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Mesh, Spec, parse, short
+from localtensor.layout.spec import Spec, parse, short
 from strategies.planner.metric_check.check import check
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.alpha_beta import NETWORK, Network, commute

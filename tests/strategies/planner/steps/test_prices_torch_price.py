@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 
-from localtensor.layout.spec import Mesh, Spec, StridedShard, parse, short
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, StridedShard, parse, short
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import LEGAL, changes
 from strategies.planner.steps.plan import Move

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localtensor.errors import LocalTensorError
-from localtensor.layout.spec import Mesh
+from localtensor.layout.mesh import Mesh
 from strategies.planner.steps.alpha_beta import NETWORK, BadNetwork, Network
 from strategies.planner.steps.prices import TOPOLOGY
 from strategies.planner.steps.topology import BadTopology, Cluster, cluster_of, parse, read

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import agreed
-from localtensor.layout.spec import KINDS, Mesh, Spec, cuts, parse
+from localtensor.layout.spec import KINDS, Spec, cuts, parse
 from strategies.planner.steps.alpha_beta import commute
 from strategies.planner.text.parser import DTYPES, LONGEST, BadPlanText, read, text_of
 

@@ -8,8 +8,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import localtensor as lt
 from localtensor.errors import BadPlacement, NoSuchDim, NotReducible
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, shapes_on
-from localtensor.layout.spec import Mesh, Spec, shorts
+from localtensor.layout.spec import Spec, shorts
 from strategies.programs.run.local_inputs import held_of
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.programs_of import on

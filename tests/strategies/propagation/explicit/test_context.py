@@ -16,7 +16,8 @@ from torch.nn.functional import embedding, layer_norm
 import localtensor as lt
 from localtensor._util import ambient
 from localtensor.errors import LocalTensorError
-from localtensor.layout.spec import Mesh, Spec, parse
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.planner.search.api import plan

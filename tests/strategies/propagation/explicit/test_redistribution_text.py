@@ -12,7 +12,8 @@ from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import localtensor as lt
-from localtensor.layout.spec import Mesh, StridedShard
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.spec import StridedShard
 from strategies.propagation.explicit import redistribution_text
 from strategies.propagation.explicit.redistribution_text import Need, argument_names, communicating_steps, refused
 from strategies.torch_api.specs import device_mesh

@@ -9,8 +9,9 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import localtensor as lt
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import split
-from localtensor.layout.spec import Mesh, Spec
+from localtensor.layout.spec import Spec
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadRule
 from strategies.ops.semantics.rulebook import Book, Line, rules

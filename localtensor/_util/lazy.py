@@ -1,4 +1,4 @@
-"""A door is a package's `__init__`: its stub (`__init__.pyi`) lists the names that the package offers, once.
+"""Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and for us.
 
 Why not `lazy_loader`: it takes relative imports only, and no name of another package.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
-def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of `package`, whose `__init__.py` is `file`.
 
-    The stub beside `file` says where each name is: `from localtensor.layout.spec import parse as parse`.  A name is
-    imported on first use and kept in the package.  Raises AttributeError for a name that the stub does not list.
+    The stub says where each name is defined: `from localtensor.layout.spec import parse as parse`.  A name is imported
+    on first use and kept in the package.  `__getattr__` raises AttributeError for a name that the stub does not list.
     """
     where = {
         alias.asname or alias.name: (node.module, alias.name)
@@ -30,10 +30,8 @@ def door(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], li
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(where))}")
         module, attribute = where[name]
-        found = importlib.import_module(module)
-        value = getattr(found, attribute, None)
-        if value is None:
-            value = importlib.import_module(f"{module}.{attribute}")  # a module that a door offers, such as testing
+        found = vars(importlib.import_module(module))
+        value = found[attribute] if attribute in found else importlib.import_module(f"{module}.{attribute}")
         setattr(sys.modules[package], name, value)
         return value
 
