@@ -1,15 +1,16 @@
-"""Rooms stay small: when a file passes 400 lines it is two rooms, and a long function is two functions."""
+"""Files, functions and folders stay small enough to be read: one idea a file, one step a function."""
 
 import ast
 from pathlib import Path
-from statistics import median
 
 ROOT = Path(__file__).parents[2]
-LONGEST_FILE, MEDIAN_FILE, LONGEST_BODY = 400, 150, 60
+LONGEST_FILE, LONGEST_BODY, MOST_FILES, MOST_PACKAGES, MOST_AT_THE_TOP = 400, 60, 16, 12, 4
+MOST_MODULES = 360
+"""Product modules, `__init__.py` included."""
 
 
 def sources(root: Path) -> list[Path]:
-    return [file for house in ("localtensor", "strategies") for file in sorted((root / house).rglob("*.py"))]
+    return [file for package in ("localtensor", "strategies") for file in sorted((root / package).rglob("*.py"))]
 
 
 def bodies(file: Path) -> list[tuple[str, int]]:
@@ -23,33 +24,42 @@ def bodies(file: Path) -> list[tuple[str, int]]:
 
 
 def too_big(root: Path) -> list[str]:
-    lengths = {file: len(file.read_text().splitlines()) for file in sources(root)}
-    found = [
-        f"{file.name} has {lines} lines: it is two rooms" for file, lines in lengths.items() if lines > LONGEST_FILE
-    ]
-    for file in lengths:
-        for name, lines in bodies(file):
-            if lines > LONGEST_BODY:
-                found.append(f"{name} in {file.name} has {lines} lines: it is two functions")
-    if median(lengths.values()) > MEDIAN_FILE:
-        found.append(f"the median file has {median(lengths.values())} lines, more than {MEDIAN_FILE}")
+    files = sources(root)
+    found = [f"{file.name} has {n} lines" for file in files if (n := file.read_text().count("\n")) > LONGEST_FILE]
+    for file in files:
+        found += [f"{name} in {file.name} has {lines} lines" for name, lines in bodies(file) if lines > LONGEST_BODY]
+    for folder in sorted({file.parent for file in files}):
+        here = sum(file.parent == folder for file in files)
+        packages = sum((child / "__init__.py").exists() for child in folder.iterdir() if child.is_dir())
+        top = folder.parent == root
+        if here > (MOST_AT_THE_TOP if top else MOST_FILES):
+            found.append(f"{folder.relative_to(root)} holds {here} files")
+        if packages > MOST_PACKAGES:
+            found.append(f"{folder.relative_to(root)} holds {packages} packages")
     return found
 
 
-def test_rooms_and_functions_are_small():
-    assert sources(ROOT)
+def test_files_functions_and_folders_are_small():
+    assert 100 < len(sources(ROOT)) <= MOST_MODULES
     assert too_big(ROOT) == []
 
 
 def test_planted_giants_are_caught(tmp_path):
-    for house in ("localtensor", "strategies"):
-        (tmp_path / house).mkdir()
+    for package in ("localtensor", "strategies", *(f"strategies/p{n:02}" for n in range(MOST_PACKAGES + 1))):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("")
     (tmp_path / "localtensor/fits.py").write_text("x = 1\n" * LONGEST_FILE)
     (tmp_path / "localtensor/giant.py").write_text("x = 1\n" * (LONGEST_FILE + 1))
     fits = 'def fits():\n    """Says\n    much."""\n' + "    x = 1\n" * LONGEST_BODY
     (tmp_path / "strategies/long.py").write_text(fits + "def long():\n" + "    x = 1\n" * (LONGEST_BODY + 1))
+    for n in range(MOST_FILES):
+        (tmp_path / f"strategies/p00/m{n:02}.py").write_text("")
+    for n in range(2):
+        (tmp_path / f"localtensor/n{n}.py").write_text("")
     assert too_big(tmp_path) == [
-        "giant.py has 401 lines: it is two rooms",
-        "long in long.py has 61 lines: it is two functions",
-        "the median file has 400 lines, more than 150",
+        "giant.py has 401 lines",
+        "long in long.py has 61 lines",
+        "localtensor holds 5 files",
+        "strategies holds 13 packages",
+        "strategies/p00 holds 17 files",
     ]

@@ -135,5 +135,5 @@ def test_a_call_that_is_made_while_cleaning_up_says_after_what():
     with pytest.raises(KindMismatch) as told:
         lt.run(cleans_up_with_a_barrier, ranks=2)
     line = next(line for line in str(told.value).splitlines() if line.startswith("  rank 1: barrier"))
-    assert re.search(r", while handling ValueError: boom at test_frames.py:\d+ in cleans_up_with_a_barrier$", line)
+    assert re.search(r", while handling ValueError: boom at test_call_sites.py:\d+ in cleans_up_with_a_barrier$", line)
     assert "handling" not in next(line for line in str(told.value).splitlines() if line.startswith("  rank 0:"))

@@ -99,8 +99,8 @@ def test_the_whole_message():
     )
     assert rest == [
         "Likely culprit: rank 1; ranks 0, 2 agree.",
-        f"  rank 1: f32[2] [1.0, 2.5] at test_same.py:{line} in program",
-        f"  ranks 0, 2: f32[2] [1.0, 2.0] at test_same.py:{line} in program",
+        f"  rank 1: f32[2] [1.0, 2.5] at test_compare.py:{line} in program",
+        f"  ranks 0, 2: f32[2] [1.0, 2.0] at test_compare.py:{line} in program",
     ]
 
 

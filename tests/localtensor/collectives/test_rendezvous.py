@@ -102,7 +102,7 @@ def test_the_message_shows_the_odd_one_out_and_what_went_well_before():
     with pytest.raises(ShapeMismatch) as caught:
         lt.run(program, ranks=3)
     text = str(caught.value)
-    where = f"in group 0 (ranks 0, 1, 2), at test_meetings.py:{line} in program"
+    where = f"in group 0 (ranks 0, 1, 2), at test_rendezvous.py:{line} in program"
     assert f"  rank 0: all_reduce #5 of f32[4] on cpu, op=sum, {where}" in text.splitlines()
     assert f"  ranks 1, 2: all_reduce #5 of f32[3] on cpu, op=sum, {where}" in text.splitlines()
     assert [call.number for call in caught.value.last] == [2, 3, 4]

@@ -128,8 +128,8 @@ def test_a_send_waits_for_its_receive_as_on_gloo():
         lt.run(program, ranks=2)
     line = program.__code__.co_firstlineno + 1
     assert str(caught.value).splitlines()[1:] == [
-        f"  rank 0 waits for rank 1 in send #0 to 1 at test_messages.py:{line} in program",
-        f"  rank 1 waits for rank 0 in send #0 to 0 at test_messages.py:{line} in program",
+        f"  rank 0 waits for rank 1 in send #0 to 1 at test_rendezvous_mailbox.py:{line} in program",
+        f"  rank 1 waits for rank 0 in send #0 to 0 at test_rendezvous_mailbox.py:{line} in program",
     ]
 
 
@@ -159,5 +159,5 @@ def test_messages_that_never_met_are_named():
     )
     assert second == (
         "  rank 0: send #0 of f32[1] on cpu, peer=1, tag=3, in group 0 (ranks 0, 1), "
-        f"at test_messages.py:{line} in program"
+        f"at test_rendezvous_mailbox.py:{line} in program"
     )

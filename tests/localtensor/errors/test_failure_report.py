@@ -153,9 +153,9 @@ def test_a_real_failure_names_the_lines_of_the_test_and_not_those_of_pytest():
     fault = fault_of(disagree, 3)
     first = disagree.__code__.co_firstlineno
     lines = told(fault, 3, REPLAY).splitlines()
-    assert lines[0] == f"First cause: rank 2 of 3, at test_rank_report.py:{first + 5} in disagree; rank 0 agrees"
+    assert lines[0] == f"First cause: rank 2 of 3, at test_failure_report.py:{first + 5} in disagree; rank 0 agrees"
     assert lines[1] == "  ranks 0, 2: 3 is not 6"
-    assert f"  rank 1: Failed: by hand, at test_rank_report.py:{first + 7} in disagree" in lines
+    assert f"  rank 1: Failed: by hand, at test_failure_report.py:{first + 7} in disagree" in lines
     assert lines[-3] == "Last collectives:" and lines[-2].startswith("  ranks 0, 1, 2: all_reduce #0 of i64[]")
     assert lines[-1] == f"Replay: {REPLAY}"
 

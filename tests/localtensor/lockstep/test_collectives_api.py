@@ -246,7 +246,7 @@ def test_outside_of_the_mode_the_tensor_knows_its_own():
     with LocalTensorMode(3):
         x = rank_map(torch.tensor)
     assert lc.all_reduce(x).reconcile() == 3 and lc.all_reduce(x, "sum", [[0, 2], [1]]).on(0) == 2
-    with pytest.raises(NoMode, match=r"all_reduce: mode: called at test_lockstep_collectives.py"):
+    with pytest.raises(NoMode, match=r"all_reduce: mode: called at test_collectives_api.py"):
         lc.all_reduce(torch.ones(2))
     with LocalTensorMode(3), pytest.raises(AnotherMode):
         lc.scatter([rank_map(torch.tensor), x, x], 0)

@@ -216,7 +216,7 @@ def test_what_is_no_tensor_is_named_with_its_rank(odd):
 
 
 def test_what_needs_a_mode_says_so_outside_of_any():
-    with pytest.raises(NoMode, match=r"rank_map: mode: called at test_lockstep.py:\d+ in .*: no LocalTensorMode is"):
+    with pytest.raises(NoMode, match=r"rank_map: mode: called at test_mode.py:\d+ in .*: no LocalTensorMode is"):
         rank_map(torch.tensor)
     with pytest.raises(NoMode, match="tensor_map: mode"):
         tensor_map(torch.ones(2), lambda rank, x: x)

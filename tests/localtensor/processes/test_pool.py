@@ -485,7 +485,7 @@ def test_after_an_exception_the_silent_get_a_grace(pool, pids):
     assert time.monotonic() - start < 60  # not the whole time
     assert (raised.kind, waiting.rank) == ("ValueError", 1)
     assert re.fullmatch(
-        r"test_processes.py:\d+ in one_raises_one_waits: dist.all_reduce\(torch.ones\(1\)\)  # nobody comes",
+        r"test_pool.py:\d+ in one_raises_one_waits: dist.all_reduce\(torch.ones\(1\)\)  # nobody comes",
         waiting.where,
     )
     assert_fresh_and_right(pool, pids)
@@ -505,7 +505,7 @@ def test_after_a_return_the_silent_get_the_whole_time(pool, pids, fn, line):
     assert time.monotonic() - start >= 1.0
     assert returned == Returned(0, None)
     assert isinstance(waiting, Waiting)
-    assert re.match(rf"test_processes.py:\d+ in {fn.__name__}: {re.escape(line)}", waiting.where)
+    assert re.match(rf"test_pool.py:\d+ in {fn.__name__}: {re.escape(line)}", waiting.where)
     assert_fresh_and_right(pool, pids)
 
 

@@ -171,9 +171,9 @@ def test_the_first_rank_to_raise_is_the_cause_and_who_waited_is_named():
         on_gloo(one_raises)
     error = told.value
     assert str(error) == (
-        f"run: rank 1: KeyError: 'boom' at test_real_runs.py:{line + 2} in one_raises: this is the first rank that "
+        f"run: rank 1: KeyError: 'boom' at test_pool_run_runs.py:{line + 2} in one_raises: this is the first rank that "
         "raised, and rank 0 had not come back. Repair this line first: what the other ranks say may only be its echo.\n"
-        f"  rank 0 was at test_real_runs.py:{line + 3} in one_raises: dist.barrier()"
+        f"  rank 0 was at test_pool_run_runs.py:{line + 3} in one_raises: dist.barrier()"
     )
     assert isinstance(error.__cause__, KeyError) and error.ranks == (1, 0)
     assert [one.rank for one in error.raised] == [1] and [one.rank for one in error.busy] == [0]
@@ -226,7 +226,7 @@ def test_a_run_that_does_not_end_says_where_it_was():
     assert str(told.value) == (
         "run: timeout: timeout=0.5: the run has not ended in time; ranks 0, 1 were still at work. Look for a loop "
         "without end there, or give timeout= more seconds.\n"
-        f"  ranks 0, 1 were at test_real_runs.py:{line} in wait_for_ever: dist.recv(torch.ones(1), 1 - dist.get_rank())"
+        f"  ranks 0, 1 were at test_pool_run_runs.py:{line} in wait_for_ever: dist.recv(torch.ones(1), 1 - dist.get_rank())"
     )
     assert told.value.ranks == (0, 1)
 
@@ -237,7 +237,7 @@ def leave_by_exit():
 
 def test_sys_exit_is_an_exception_as_on_threads():
     for way in ("threads", "gloo"):
-        with pytest.raises(RankRaised, match=r"SystemExit: 3 at test_real_runs.py:\d+ in leave_by_exit") as told:
+        with pytest.raises(RankRaised, match=r"SystemExit: 3 at test_pool_run_runs.py:\d+ in leave_by_exit") as told:
             lt.run(leave_by_exit, ranks=2, on=way)
         assert isinstance(told.value.__cause__, SystemExit)
 
@@ -298,7 +298,7 @@ def test_a_rank_thread_starts_no_processes():
     with pytest.raises(RankRaised) as refused:
         lt.run(nest, ranks=2)
     assert isinstance(refused.value.__cause__, NestedRun)
-    assert "called by rank 0 at test_real_runs.py" in str(refused.value.__cause__)
+    assert "called by rank 0 at test_pool_run_runs.py" in str(refused.value.__cause__)
 
 
 def test_threads_of_the_caller_take_turns():

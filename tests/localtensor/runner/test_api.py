@@ -185,7 +185,7 @@ def test_groups_left_over_warn_raise_or_are_ignored():
     message = (
         "new_group: group: group 1 on ranks 0, 1: made by the function, and still there when it returned. "
         "Call torch.distributed.destroy_process_group(group) on each rank that made it.\n"
-        f"  group 1 of ranks 0, 1 at test_run.py:{line} in leaves_a_group"
+        f"  group 1 of ranks 0, 1 at test_api.py:{line} in leaves_a_group"
     )
     with pytest.warns(lt.LeftoverWarning) as told:
         lt.run(leaves_a_group, ranks=2)

@@ -101,7 +101,7 @@ def test_who_writes_an_input_before_its_wait_is_told():
     line = writes.__code__.co_firstlineno + 2
     assert str(caught.value).splitlines()[0] == (
         f"all_gather_into_tensor #0 in group 0: buffer: written by aten.zero_.default on rank {caught.value.ranks[0]} "
-        f"at test_watch.py:{line} in writes: until wait() the collective may still read it, or write to it. "
+        f"at test_buffer_watch.py:{line} in writes: until wait() the collective may still read it, or write to it. "
         "Call wait() before the tensor is written, or pass the call a clone."
     )
 

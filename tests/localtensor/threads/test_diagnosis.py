@@ -135,7 +135,7 @@ def test_a_collective_that_refuses_what_fits_is_told_with_its_call():
 
     error = verdict(program)
     assert isinstance(error, CollectiveFailed | RankRaised | ShapeMismatch)
-    assert "test_judging.py" in str(error) and "reduce_scatter_tensor" in str(error)
+    assert "test_diagnosis.py" in str(error) and "reduce_scatter_tensor" in str(error)
 
 
 def test_an_exception_without_words_is_told_all_the_same():

@@ -177,7 +177,7 @@ def test_a_member_that_does_not_make_the_group_is_missed_in_its_first_collective
     line = program.__code__.co_firstlineno + 2
     assert str(caught.value).splitlines()[1:] == [
         "  rank 1 returned, last seen in no call",
-        f"  rank 0 waits for rank 1 in barrier #0 in group 1 at test_stand_ins.py:{line} in program",
+        f"  rank 0 waits for rank 1 in barrier #0 in group 1 at test_dist_patches.py:{line} in program",
     ]
 
 
@@ -213,7 +213,7 @@ def test_ranks_that_disagree_about_a_group_are_told():
     line = program.__code__.co_firstlineno + 1
     with pytest.raises(GroupMismatch) as caught:
         lt.run(program, ranks=3)
-    assert f"test_stand_ins.py:{line} in program" in str(caught.value)
+    assert f"test_dist_patches.py:{line} in program" in str(caught.value)
     assert (line, "program") in {(place.line, place.function) for place in caught.value.places}
 
 

@@ -145,7 +145,7 @@ def test_a_work_that_is_never_waited_for_is_named_with_its_line():
         "all_reduce #0 in group 0: async_op: not waited for on ranks 0, 1: the function returned while its output may "
         "still be on the way. Keep the Work that the call returns, and call its wait() before the output is read.\n"
         "  ranks 0, 1: all_reduce #0 of f32[2] on cpu, op=sum, in group 0 (ranks 0, 1), "
-        f"at test_works.py:{line} in begin"
+        f"at test_process_group_work.py:{line} in begin"
     )
 
 

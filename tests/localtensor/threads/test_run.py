@@ -14,7 +14,7 @@ from localtensor.errors import LocalTensorError, NeverEnded, NoTime, RankRaised
 from localtensor.threads import run as threads
 from localtensor.threads.run import limit_said
 
-HERE = "test_threads.py"
+HERE = "test_run.py"
 
 
 def line(fn, offset=1):

@@ -8,7 +8,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from strategies.model.program import Program
 from strategies.model.rule import overload
 from strategies.model.verdict import CLASSES, Verdict
-from strategies.programs import chained as chained_validation
+from strategies.programs import chained
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs.chained import MOVES, on_meshes, with_followers
 from strategies.torch_api import dtensor
@@ -86,7 +86,7 @@ def test_of_an_empty_result_nothing_is_tried():
 
 def test_calls_before_are_those_of_the_same_docket(monkeypatch):
     asked = []
-    monkeypatch.setattr(chained_validation.pairs, "programs", lambda *_, before, **__: asked.append(before) or [])
+    monkeypatch.setattr(chained, "programs", lambda *_, before, **__: asked.append(before) or [])
     samples = (sample("neg.default", X), sample("neg.default", numbers(3)))
     with_followers(docket(*samples), silent)
     assert [[id(one) for one in before] for before in asked] == [[id(one) for one in samples]] * 2
@@ -111,7 +111,7 @@ def test_a_right_rule_is_not_suspected_on_two_axes():
 def test_claims_that_are_wrong_on_one_axis_are_not_put_on_several(monkeypatch):
     given = []
     monkeypatch.setattr(
-        chained_validation.meshes, "try_meshes", lambda one, by_size, *_, **__: given.append(by_size) or []
+        chained.mesh_validation, "try_meshes", lambda one, by_size, *_, **__: given.append(by_size) or []
     )
     on_meshes(docket(sample("cumprod.default", X, -1), trial="meshes", mesh=(2, 3)), silent)
     right = ["aten.cumprod.default: R -> R", "aten.cumprod.default: S(0) -> S(0)"]
@@ -126,7 +126,7 @@ def test_redistributions_are_drawn_once_a_mesh_with_the_op_that_does_nothing(mon
         return [Program(sample("clone.default", X), mesh, ((Shard(0), Replicate()),), "to (R, S(1))")]
 
     monkeypatch.setattr(redistributions, "draw_redistributions", draw)
-    monkeypatch.setattr(chained_validation.meshes, "try_meshes", lambda *_, **__: [])
+    monkeypatch.setattr(chained.mesh_validation, "try_meshes", lambda *_, **__: [])
     same = sample("clone.default", X)
     hearing = only(on_meshes(docket(same, same, trial="meshes", mesh=(2, 2)), silent))
     assert (drawn, hearing.tried, hearing.samples) == ([((2, 2), 0, MOVES)], 1, 2)
@@ -153,7 +153,7 @@ def test_what_dtensor_or_the_op_cannot_do_is_counted_in_one_line(error, monkeypa
     def raises(*_, **__):
         raise error
 
-    monkeypatch.setattr(chained_validation, "claims", raises)
+    monkeypatch.setattr(chained, "claims", raises)
     hearing = only(with_followers(docket(sample("neg.default", X)), silent))
     said = str(error).partition("\n")[0] or "-"
     assert (hearing.skipped, hearing.samples, hearing.crashed) == ({f"{type(error).__name__}: {said}": 1}, 0, [])
@@ -196,6 +196,6 @@ def test_a_type_error_of_ours_is_a_crash_and_no_refusal(monkeypatch):
     def slips(*_, **__):
         raise TypeError("ours")
 
-    monkeypatch.setattr(chained_validation.pairs, "programs", slips)
+    monkeypatch.setattr(chained, "programs", slips)
     hearing = only(with_followers(docket(sample("neg.default", X)), silent))
     assert ([c.error for c in hearing.crashed], hearing.skipped) == (["TypeError: ours"], {})

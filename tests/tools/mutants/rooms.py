@@ -12,6 +12,7 @@ from tests.tools.mutants.values import ROOT
 MOST = 3
 """A room that no test file is named after has the tests that name it most often, so many of them."""
 SEEN_FROM = {
+    "strategies/ops/pointwise/monotone.py": ("tests/strategies/ops/pointwise/test_unary_binary.py",),
     "localtensor/processes/worker_group.py": (
         "tests/localtensor/processes/test_pool.py",
         "tests/localtensor/processes/test_forked.py",

@@ -57,7 +57,7 @@ def test_a_work_that_nobody_waited_for_is_told_at_the_end():
         dist.all_reduce(torch.ones(2), group=dist.new_group([0, 2]), async_op=True)
     words = str(caught.value)
     assert words.startswith("all_reduce") and "not waited for on ranks 0, 2" in words
-    assert "test_lockstep_works.py" in words and [call.rank for call in caught.value.calls] == [0, 2]
+    assert "test_work.py" in words and [call.rank for call in caught.value.calls] == [0, 2]
     assert mode.in_flight == []
 
 
@@ -98,7 +98,7 @@ def test_a_write_into_a_tensor_in_flight(name, outside):
             WRITES[name](x)
         work.wait()
         WRITES[name](x)
-        assert "test_lockstep_works.py" in str(caught.value)
+        assert "test_work.py" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", READS)

@@ -101,7 +101,7 @@ def test_an_answer_that_differs_is_refused_with_the_values_and_the_line(x):
         x.sum().item()
     text = str(caught.value)
     assert text.startswith("Tensor.item: value: -15.0 on rank 0, 0.0 on rank 1, 15.0 on rank 2, 30.0 on rank 3: ")
-    assert "at test_answers.py" in text and "`x.sum().item()`" in text
+    assert "at test_execute.py" in text and "`x.sum().item()`" in text
     assert caught.value.values == {0: -15.0, 1: 0.0, 2: 15.0, 3: 30.0}
     some = tensor_map(x, lambda rank, own: own if rank in (1, 2) else None)
     with pytest.raises(RanksDiverge, match=r"0\.0 on rank 1, 15\.0 on rank 2"):

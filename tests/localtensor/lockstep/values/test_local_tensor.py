@@ -74,7 +74,7 @@ def test_reconcile_says_who_differs_where_and_by_how_much():
         "disagree, rank 2 from rank 0 in 1 of 3 elements, by up to 0.5. Compute it from what all ranks share: the same "
         "seed, the same input, or a broadcast from one rank."
     )
-    assert any("rank 2: f32[3] [1.0, 2.5, 3.0] at test_tensor.py" in line for line in lines)
+    assert any("rank 2: f32[3] [1.0, 2.5, 3.0] at test_local_tensor.py" in line for line in lines)
 
 
 def test_reconcile_of_different_sizes(uneven):

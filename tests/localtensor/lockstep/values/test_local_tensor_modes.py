@@ -37,7 +37,8 @@ def test_arithmetic_goes_on_after_the_mode_has_ended():
         pass
     # the mode of the fixture is still at work, and is another one
     with pytest.raises(
-        AnotherMode, match=r"aten.add.Tensor: an input: used at test_tensor_modes.py:\d+ in .*another LocalTensorMode"
+        AnotherMode,
+        match=r"aten.add.Tensor: an input: used at test_local_tensor_modes.py:\d+ in .*another LocalTensorMode",
     ):
         x + 1
     with pytest.raises(AnotherMode):
@@ -127,6 +128,8 @@ def test_plain_tensors_from_outside_are_read_and_written_by_all_alike(x, mode):
         lambda y: torch.add(y, 1, out=plain),
         lambda y: plain.view(3, 1).t().sub_(y),
     ):
-        with pytest.raises(OutsideWrite, match=r"float32\[.*\] at test_tensor_modes.py:\d+ in .*made outside the mode"):
+        with pytest.raises(
+            OutsideWrite, match=r"float32\[.*\] at test_local_tensor_modes.py:\d+ in .*made outside the mode"
+        ):
             write(x if write is not tail.add_ else x[1:])
     assert plain.tolist() == [4, 8, 8]

@@ -99,6 +99,6 @@ def test_a_place_that_cannot_be_written(journal, capsys, monkeypatch, tmp_path, 
     def fails(path, text):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("strategies.cli.commands.report.files.write_whole", fails)
+    monkeypatch.setattr("strategies.cli.commands.report.atomic_files.write_whole", fails)
     said = refused(capsys, journal, tmp_path / "r.html", code)
     assert f"it cannot be written ({os.strerror(number)}). {remedy}\n" in said

@@ -90,7 +90,7 @@ def test_the_op_and_the_argument_are_named_and_the_remedy_helps(name):
 
     text, same = ranks_say(program)
     assert same
-    assert text.startswith(f"{op} (test_explicit.py:")
+    assert text.startswith(f"{op} (test_context.py:")
     assert f"): {argument}: " in text
 
 
@@ -102,7 +102,7 @@ def test_the_sentence_is_whole():
     have, want = (Spec(Mesh.of(2), (placement,), (4, 4), torch.float32) for placement in (S1, S0))
     steps = ", ".join(str(step) for step in plan(have, want).steps if step.kind != "local")
     assert re.sub(r"py:\d+", "py:1", ranks_say(program)) == (
-        "aten.add.Tensor (test_explicit.py:1 in <lambda>): other: f32[4,4] @ a:S(1): the op wants it as a:S(0), and would"
+        "aten.add.Tensor (test_context.py:1 in <lambda>): other: f32[4,4] @ a:S(1): the op wants it as a:S(0), and would"
         f" communicate by itself: {steps}. Write other.redistribute(placements=[Shard(0)])"
         " before it, or put it in `with allow_implicit_communication():`."
     )
@@ -275,7 +275,7 @@ def test_the_gradient_of_from_local_is_refused_where_it_comes_in_other_placement
         return text, mine.grad.sum().item()
 
     text, total = ranks_say(program)
-    assert text.startswith("DTensor.from_local in the backward of _FromTorchTensorBackward (test_explicit.py:")
+    assert text.startswith("DTensor.from_local in the backward of _FromTorchTensorBackward (test_context.py:")
     assert "gradient: f32[4,4] @ a:S(0): the op wants it as a:R" in text
     assert total == 136.0
 
@@ -409,7 +409,7 @@ def test_contexts_may_end_in_any_order():
 def test_in_lockstep():
     with lt.LocalTensorMode(4):
         x, y = laid(S0), laid(S1)
-        assert said_by(lambda: x + y).startswith("aten.add.Tensor (test_explicit.py:")
+        assert said_by(lambda: x + y).startswith("aten.add.Tensor (test_context.py:")
         assert "calls _c10d_functional.all_gather_into_tensor" in said_by(lambda: x.argmax(0))
         assert "all-reduces one integer of all 4 ranks" in said_by(lambda: torch.equal(x, x))
         assert said_by(lambda: x + y.redistribute(placements=[S0])) is None
@@ -440,9 +440,9 @@ def test_under_an_overlay_the_same_is_refused_with_the_same_sentence():
 
     mul, cumsum, fits, equal = ranks_say(program)
     assert (
-        "aten.mul.Tensor (test_explicit.py:" in mul and "): other: f32[4,4] @ a:S(1): the op wants it as a:S(0)" in mul
+        "aten.mul.Tensor (test_context.py:" in mul and "): other: f32[4,4] @ a:S(1): the op wants it as a:S(0)" in mul
     )
-    assert cumsum.startswith("aten.cumsum.default (test_explicit.py:")
+    assert cumsum.startswith("aten.cumsum.default (test_context.py:")
     assert fits is None
     assert "all-reduces one integer" in equal
 

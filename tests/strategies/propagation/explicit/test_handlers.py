@@ -61,9 +61,7 @@ def test_loss_parallel_is_refused_wherever_it_was_entered(entered):
 
     before = _table()
     said = on_each(program)
-    assert said.startswith(
-        "aten._log_softmax.default (test_explicit_handlers.py:" if entered == "inside" else "aten._log"
-    )
+    assert said.startswith("aten._log_softmax.default (test_handlers.py:" if entered == "inside" else "aten._log")
     assert "DTensor's own code for this op calls _c10d_functional.all_reduce.default of f32[4,1]" in said
     assert said.endswith(". Put it in `with allow_implicit_communication():`.")
     assert _table() == before
