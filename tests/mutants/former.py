@@ -383,6 +383,12 @@ FORMER: dict[str, tuple[str, ...]] = {
     "strategies/programs/shrink/values.py": ("strategies/smaller_values.py",),
     "strategies/validation/claim_sources.py": ("strategies/sources.py",),
     "strategies/programs/run/rank_run.py": ("strategies/stage.py",),
+    "strategies/torch_api/rank_runs.py": (
+        "strategies/confirm.py",
+        "strategies/dtensor_confirm.py",
+        "strategies/dtensor_played.py",
+        "strategies/played.py",
+    ),
     "strategies/planner/steps/legal_steps.py": ("strategies/steps.py",),
     "strategies/sweep/session.py": ("strategies/sweep.py", "strategies/validate.py"),
     "strategies/planner/steps/topology.py": ("strategies/topology.py",),
