@@ -41,5 +41,7 @@ def test_all_and_dir_have_every_name(package):
 
 
 def test_another_name_is_refused(package):
-    with pytest.raises(AttributeError, match=r"^module 'planted_lazy' has no attribute 'mak'; it has make, other, tools$"):
+    with pytest.raises(
+        AttributeError, match=r"^module 'planted_lazy' has no attribute 'mak'; it has make, other, tools$"
+    ):
         package.mak  # noqa: B018  # the access is the call under test

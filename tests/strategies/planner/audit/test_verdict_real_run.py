@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from localtensor._util.events import Died, Raised, Waiting
+from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.processes.pool import Pool
 from strategies.planner.audit.rank_run import Told
 from strategies.planner.audit.report import Cause
 from strategies.planner.audit.script import script
-from strategies.planner.audit.verdict import Bench, Job, _heard, _lost, play_all
+from strategies.planner.audit.verdict import Bench, Job, _heard, play_all
+from strategies.torch_api.rank_runs import lost
 from tests.strategies.script_runner import run_script
 from tests.tools.plans.plan_pairs import pair
 
@@ -73,10 +74,12 @@ def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
 
 def test_what_became_of_ranks_that_do_not_come_back_is_told():
     died = [Waiting(0, "a.py:1 in f: x"), Died(1, 3)]
-    assert _lost(died).text == "the process of rank 1 dies (exit code 3)"
+    assert lost(died).text == "the process of rank 1 dies (exit code 3)"
     raised = [Waiting(0, "a.py:1 in f: x"), Raised(1, "ValueError", "no", "trace")]
-    assert _lost(raised).text == "rank 1 raises ValueError: no"
-    assert _lost([Waiting(0, "a"), Waiting(1, "b")]).text == "hangs: rank 0 waits at a; rank 1 waits at b"
+    assert lost(raised).text == "rank 1 raises ValueError: no"
+    assert lost([Waiting(0, "a"), Waiting(1, "b")]).text == "hangs: rank 0 waits at a; rank 1 waits at b"
+    assert lost([Returned(0, b""), Waiting(1, "b")]).ranks == (1,)
+    assert lost([Returned(0, b""), Returned(1, b"")]) is None
 
 
 def test_nothing_to_confirm_starts_nothing():

@@ -10,8 +10,9 @@ from strategies.base.signals import quiet
 from strategies.planner.audit import verdict
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.rank_run import Told, planner
-from strategies.planner.audit.verdict import RIGHT, Job, Outcome, judged, on_threads, play_all
+from strategies.planner.audit.verdict import RIGHT, Job, Outcome, judged, play_all, work_of
 from strategies.torch_api.mesh_and_caches import averages
+from strategies.torch_api.rank_runs import on_threads
 from tests.tools.plans.plan_pairs import pair
 
 PAIR = pair("S(0)", "R", (2,), (3,))
@@ -44,7 +45,7 @@ def test_lockstep_and_rank_threads_come_to_the_same():
     for mode in MODES:
         together = play_all(jobs, mode)
         with quiet(), averages("simulated"), planner(mode):
-            alone = [on_threads(job, mode) for job in jobs]
+            alone = [on_threads([work_of(job, mode)])[0] for job in jobs]
         assert [one.kind for one in together] == [one.kind for one in alone]
         assert collections.Counter(one.kind for one in alone)["right"] > 8
 
@@ -79,7 +80,7 @@ def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
         return Told("", part.piece)
 
     monkeypatch.setattr(verdict, "heard", heard)
-    found = on_threads(Job.of(PAIR), "greedy")
+    found = on_threads([work_of(Job.of(PAIR), "greedy")])[0]
     assert (found.kind, found.ranks) == ("stops", (1,))
     assert "ValueError: only I" in found.text
 
@@ -91,7 +92,7 @@ def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
         return Told("", part.piece)
 
     monkeypatch.setattr(verdict, "heard", heard)
-    assert on_threads(Job.of(PAIR), "greedy").kind == "stops"
+    assert on_threads([work_of(Job.of(PAIR), "greedy")])[0].kind == "stops"
 
 
 def test_what_does_not_get_through_in_lockstep_is_played_on_threads(monkeypatch):

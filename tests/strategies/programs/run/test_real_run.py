@@ -11,12 +11,12 @@ from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import BadPlacement
 from strategies.model.oracle import tell
 from strategies.model.rule import overload
-from strategies.programs.run import real_run
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.rank_run import Heard
 from strategies.programs.run.real_run import Confirmation, Court, parts_of, weigh
 from strategies.programs.run.simulated_run import play_all
 from strategies.programs.run.verdict import picture, program_picture
+from strategies.torch_api import rank_runs
 from strategies.validation.claim_sources import claims
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, probe, rule, sample
@@ -181,7 +181,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
         def close(self):
             log.append(f"end {self.ranks}")
 
-    monkeypatch.setattr(real_run, "Pool", Stand)
+    monkeypatch.setattr(rank_runs, "Pool", Stand)
     with Court("gloo") as court:
         for ranks in (2, 2, 4, 2):
             assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
@@ -333,7 +333,7 @@ RIGHT = heard([-1.0, -2.0], [-3.0, -4.0])
 ], ids=["slow", "one slow", "hangs", "dies", "right"])  # fmt: skip
 def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monkeypatch, answers, asked, wrong):
     pool = Slow(*answers)
-    monkeypatch.setattr(real_run, "Pool", lambda *_, **__: pool)
+    monkeypatch.setattr(rank_runs, "Pool", lambda *_, **__: pool)
     with Court("gloo") as court:
         found = court.confirm(NEG)
     assert (pool.asked, found.wrong) == (asked, wrong)
@@ -365,7 +365,7 @@ def test_over_nccl_ranks_can_tell_each_other_on_the_cpu_who_raised(monkeypatch):
         asked.append((ranks, backend))
         raise Told
 
-    monkeypatch.setattr(real_run, "Pool", pool)
+    monkeypatch.setattr(rank_runs, "Pool", pool)
     one = sample("relu.default", numbers(4, 6))
     with pytest.raises(Told), Court("nccl", "cuda") as court:
         court.confirm(case_of(one, "S(0) -> S(0)"))

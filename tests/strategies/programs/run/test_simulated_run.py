@@ -10,7 +10,8 @@ from strategies.programs.run import follow_ups, simulated_run
 from strategies.programs.run.local_inputs import laid
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.real_run import program_parts
-from strategies.programs.run.simulated_run import in_lockstep, on_threads, play_all
+from strategies.programs.run.simulated_run import play_all, work_of
+from strategies.torch_api.rank_runs import in_lockstep, on_threads
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
@@ -31,16 +32,15 @@ VARIED = [
 ]  # fmt: skip
 
 
-def jobs(programs):
-    return [simulated_run._Job(i, p, truth_of(p), tuple(program_parts(p, "cpu"))) for i, p in enumerate(programs)]
+def work(program):
+    return work_of(program, truth_of(program), program_parts(program, "cpu"))
 
 
 @pytest.mark.parametrize("program", VARIED, ids=str)
 def test_lockstep_and_rank_threads_say_the_same(program):
     with simulated_run.quiet():
-        flow, threads = in_lockstep(jobs([program])), on_threads(jobs([program]))[0]
-    if flow:  # else it is left to the threads
-        one = simulated_run._judged(jobs([program])[0], flow[0])
+        [one], [threads] = in_lockstep([work(program)]), on_threads([work(program)])
+    if one:  # else it is left to the threads
         assert (one.wrong, one.note) == (threads.wrong, threads.note)
         assert [h.placements for h in one.heard] == [h.placements for h in threads.heard]
         assert [h.shapes for h in one.heard] == [h.shapes for h in threads.heard]
