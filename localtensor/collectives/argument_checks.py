@@ -37,7 +37,7 @@ def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) 
         for x in brought.writes:
             checks.check_dense(kind, {"tensor": x})
             if not x.is_contiguous() and not _without_gaps(x):
-                raise NotContiguous(kind, "tensor", x.shape, x.stride())
+                raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
     elif kind in _IN_ORDER:
         for x in brought.writes:
             checks.check_contiguous(kind, {"output": x})
@@ -51,7 +51,7 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
         raise NegativeTag(kind, tag)
     for x in tensors:
         if not x.is_contiguous():
-            raise NotContiguous(kind, "tensor", x.shape, x.stride())
+            raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
 def flat(reads: Any) -> Iterator[Tensor]:

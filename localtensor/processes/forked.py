@@ -29,8 +29,7 @@ import torch.distributed as dist
 from localtensor._util import ambient
 from localtensor._util.call_sites import place_of, raised_at
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
-from localtensor.errors import LocalTensorError, NestedRun
-from localtensor.errors.base import refusal
+from localtensor.errors import LocalTensorError, NestedRun, Refusal
 from localtensor.errors.programs import RankRaised
 from localtensor.processes import pool
 from localtensor.processes.job import Home, home, live
@@ -161,11 +160,8 @@ SYSTEM = sys.platform
 _DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
 
 
-class NoFork(LocalTensorError):
+class NoFork(Refusal, call="run_forked", argument="on", values="on={on!r}"):
     """Ranks that cannot be forked from this process."""
-
-    def __init__(self, on: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("run_forked", "on", f"on={on!r}", problem, remedy))
 
 
 def run_forked(

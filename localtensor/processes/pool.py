@@ -150,7 +150,7 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
             try:
                 return Returned(rank, pickle.loads(body))
             except Exception as error:  # why: reading a value back runs its own code
-                raise errors.NotSendable("Pool.call", "returned value", rank, "value", _brief(error)) from error
+                raise errors.NotSendable("Pool.call", "returned value", "value", rank, _brief(error)) from error
         case "raised":
             return Raised(rank, *body)
         case "died":
@@ -158,9 +158,9 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
         case "no_function":
             raise errors.NotImportable("Pool.call", name_of(fn), f"{body[0]}: {body[1]}")
         case "no_arguments":
-            raise errors.NotSendable("Pool.call", "args_per_rank", rank, "tuple", f"{body[0]}: {body[1]}")
+            raise errors.NotSendable("Pool.call", "args_per_rank", "tuple", rank, f"{body[0]}: {body[1]}")
     kind, detail = body
-    raise errors.NotSendable("Pool.call", "returned value", rank, kind, detail)
+    raise errors.NotSendable("Pool.call", "returned value", kind, rank, detail)
 
 
 def _check_backend(backend: str, ranks: int) -> None:
@@ -200,7 +200,7 @@ def _packed(rank: int, args: Args) -> bytes:
     try:
         return packed(args)
     except Exception as error:  # why: pickling an argument runs its own code
-        raise errors.NotSendable("Pool.call", "args_per_rank", rank, _culprit(args), _brief(error)) from error
+        raise errors.NotSendable("Pool.call", "args_per_rank", _culprit(args), rank, _brief(error)) from error
 
 
 def _culprit(args: Args) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Stats, Sync, brief, clear_all
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Spec, is_plain, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
 from strategies.model.rule import Leaf, overload
@@ -31,12 +31,12 @@ KEPT_KEYS = 4096
 """So many specs are known by identity; then all of them are forgotten, which costs time only."""
 
 
-class NoKey(LocalTensorError):
+class NoKey(Refusal):
     """A call has an argument that cannot be part of a key."""
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
         remedy = "Propagate this call without a cache, or pass a plain value"
-        super().__init__(refusal("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + "."))
+        super().__init__("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + ".")
 
 
 class Key(NamedTuple):

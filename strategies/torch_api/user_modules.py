@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import LocalTensorError, Refusal
 from strategies.torch_api import dtensor
 
 Key = tuple[str, torch._ops.OpOverload]
@@ -26,11 +26,8 @@ LONGEST = 300
 SINGLE_DIM = "single-dim strategy"
 
 
-class BadRules(LocalTensorError):
+class BadRules(Refusal, call="localtensor validate", argument="--rules"):
     """A rules module that cannot be imported or that registers nothing."""
-
-    def __init__(self, module: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("localtensor validate", "--rules", module, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

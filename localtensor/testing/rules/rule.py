@@ -10,24 +10,20 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
 from localtensor.layout.spec import cuts, is_defined, parse, shorts
 
 # What the two lines for authors of rules raise: a rule that is wrong, one that is none, and one that nothing tests.
 
 
-class NotARule(LocalTensorError):
+class NotARule(Refusal):
     """A rule, an op or a setting that cannot be read, or a rule that does not fit the op's calls."""
 
-    def __init__(self, call: str, argument: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal(call, argument, str(value), problem, remedy))
 
-
-class NothingTested(LocalTensorError):
+class NothingTested(Refusal, argument="calls"):
     """No call came to the point of being judged, and that is no pass."""
 
-    def __init__(self, call: str, what: str, why: str, remedy: str) -> None:
-        super().__init__(refusal(call, "calls", what, f"nothing was tested: {why}", remedy))
+    PROBLEM = "nothing was tested: {why}"
 
 
 class WrongRule(AssertionError):

@@ -403,7 +403,7 @@ def test_every_refusal_that_the_collectives_know_has_its_words_tested():
     known = {value for room in (c, checks, reductions) for value in vars(room).values() if is_refusal(value)}
     known -= {errors.NotReducible}  # of partial values, whose tests have it
     assert len(known) > 20
-    assert known == {case.kind for case in REFUSALS.values()}
+    assert known - {errors.NotReducible} == {case.kind for case in REFUSALS.values()}  # that one is of placements
 
 
 def is_refusal(value: object) -> bool:

@@ -73,12 +73,12 @@ CASES = {
         f"{OWN_FLOW}.",
     ),
     "no tensor": Case(
-        errors.NotATensor("rank_map", 2, "list"),
+        errors.NotATensor("rank_map", "list", 2),
         "rank_map: value: a list on rank 2: each rank's value of a LocalTensor is a tensor. Give a torch.Tensor for each "
         "rank.",
     ),
     "dtypes": Case(
-        errors.ValuesDiffer("LocalTensor", "dtype", 2, 0, "f64", "f32"),
+        errors.ValuesDiffer("LocalTensor", "dtype", "f64", 2, "f32", 0),
         "LocalTensor: dtype: f64 on rank 2, f32 on rank 0: one LocalTensor has one dtype, device, layout and number "
         "of dims for all ranks. Give all ranks the same dtype first.",
     ),

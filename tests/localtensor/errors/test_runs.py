@@ -7,7 +7,6 @@ import pytest
 
 from localtensor import errors
 from localtensor._util.events import Call, Place, Wait, Waiting
-from localtensor.errors import runs
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 WAIT = Wait(0, (1,), Call(0, "all_reduce", "0", (0, 1), 4, place=THERE))
@@ -163,6 +162,56 @@ CASES = {
         "localtensor: torch: distributed_c10d._world: there is no such name. Use torch 2.13, with which this was "
         "tried, and report it with your version.",
     ),
+    "no ranks": Case(
+        errors.NoRanks("Pool", 0.5),
+        "Pool: ranks: ranks=0.5: a group has at least one rank, and a whole number of them. Ask for 1 rank or more.",
+    ),
+    "backend": Case(
+        errors.NoSuchBackend("Pool", "mpi", "no such backend is known", ["gloo", "nccl"]),
+        "Pool: backend: backend='mpi': no such backend is known. Choose one of gloo, nccl.",
+    ),
+    "no time": Case(
+        errors.NoTime("run", "timeout", "30"),
+        "run: timeout: timeout='30': a limit is more than 0 seconds, and at most a day. Give it 30, say.",
+    ),
+    "arguments": Case(
+        errors.WrongArguments("Pool.call", "1 tuple for 2 ranks", "each rank needs its own"),
+        "Pool.call: args_per_rank: 1 tuple for 2 ranks: each rank needs its own. Give one tuple of arguments for "
+        "each rank, in rank order.",
+    ),
+    "not importable": Case(
+        errors.NotImportable("Pool.call", "main.f", "no such name"),
+        "Pool.call: fn: main.f: worker processes find a function by module and name, and this failed (no such "
+        "name). Define it at the top level of a module that can be imported.",
+    ),
+    "not sendable": Case(
+        errors.NotSendable("Pool.call", "args_per_rank", "lock", 2, "TypeError: {no} pickle"),
+        "Pool.call: args_per_rank: a lock of rank 2: it cannot be pickled or read back (TypeError: {no} pickle). "
+        "Send plain data and tensors, and make live objects inside the function.",
+    ),
+    "closed": Case(
+        errors.PoolClosed("Pool.call", 4),
+        "Pool.call: pool: Pool(4): this pool was closed. Make a new Pool, or call before close().",
+    ),
+    "not started": Case(
+        errors.PoolDidNotStart("Pool", 4, "rank 1: it exited"),
+        "Pool: pool: Pool(4): the worker processes did not come up (rank 1: it exited). In a script, start it under "
+        "`if __name__ == '__main__':`; else see what the workers printed.",
+    ),
+    "program": Case(
+        errors.BadProgram("None", "it is no Program with threads"),
+        "explore: program: None: it is no Program with threads. Pass a function of a Sync that returns "
+        "Program(threads=[...], check=...), with new objects each time.",
+    ),
+    "exploration": Case(
+        errors.BadExploration("most", "0", "nothing can be tried", "Pass 1 or more."),
+        "explore: most: 0: nothing can be tried. Pass 1 or more.",
+    ),
+    "waits alone": Case(
+        errors.WaitsAlone("l"),
+        "explore: program: l: it is waited for outside of the threads, and nobody would ever come. Let the function "
+        "that makes the program, and its check, take only what is free.",
+    ),
 }  # fmt: skip
 
 
@@ -171,20 +220,10 @@ def test_a_refusal_word_for_word(name):
     assert str(CASES[name].error) == CASES[name].message
 
 
-ELSEWHERE = {
-    getattr(errors, name)
-    for name in (
-        *("BadExploration", "BadProgram", "WaitsAlone"),  # tests/localtensor/concurrency
-        *("NoRanks", "NoSuchBackend", "NoTime", "NotImportable", "NotSendable", "PoolClosed", "PoolDidNotStart"),
-        "WrongArguments",  # tests/localtensor/processes, like those of the line before
-    )
-}
-"""Errors of an exploration and of a pool of processes: their messages are tested with these."""
-
-
 def test_every_refusal_has_its_words_tested():
-    public = {value for value in vars(runs).values() if isinstance(value, type) and value.__module__ == runs.__name__}
-    assert public - ELSEWHERE == {type(case.error) for case in CASES.values()}
+    door = [getattr(errors, name) for name in errors.__all__]
+    public = {kind for kind in door if kind.__module__ == "localtensor.errors.runs"}
+    assert public == {type(case.error) for case in CASES.values()}
 
 
 def test_a_run_that_never_ended_names_where_it_was_first():
