@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.concurrency import LIMIT as ANSWERS_LIMIT
-from localtensor.concurrency import THREADS, BadCache, Circular, Once, Part, Stats, Sync, brief, clear_all
+from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Stats, Sync, brief, clear_all
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import Spec, is_plain, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
@@ -28,7 +27,7 @@ from strategies.propagation.ambient_state import SETTINGS, ambient
 
 _VALUES = frozenset({Replicate, Shard, Partial, _StridedShard})
 """Placements of these types are equal if they mean the same."""
-LIMIT = 4096
+SPECS_LIMIT = 4096
 """So many specs are known by identity; then all of them are forgotten, which costs time only."""
 
 
@@ -77,7 +76,7 @@ class Keys:
 
     __slots__ = ("_limit", "_seen", "settings")
 
-    def __init__(self, settings: Hashable = (), limit: int = LIMIT) -> None:
+    def __init__(self, settings: Hashable = (), limit: int = SPECS_LIMIT) -> None:
         self.settings = settings
         self._limit = limit
         self._seen: dict[int, tuple[Spec, Hashable]] = {}
@@ -116,7 +115,7 @@ class Specs:
 
     __slots__ = ("_known", "_limit", "_placements")
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = SPECS_LIMIT) -> None:
         self._limit = limit
         self._known: dict[tuple[Any, ...], Spec] = {}
         self._placements: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -264,7 +263,7 @@ def _brief(value: object) -> str:
 __all__ = ["LIMIT", "BadCache", "Circular", "Once", "Stats", "answers", "call_parts", "clear_all"]
 
 
-def answers(name: str, *, limit: int = ANSWERS_LIMIT, sync: Sync = THREADS) -> Once[Any]:
+def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> Once[Any]:
     """A cache by `Key`: `answers("rules").get(key, compute, *args)`.
 
     >>> from strategies.propagation.cache import key_of
