@@ -82,6 +82,8 @@ FORMER: dict[str, tuple[str, ...]] = {
     "localtensor/lockstep/dispatch/batching_dims.py": ("localtensor/physical_dims.py", "localtensor/physical_nn.py"),
     "localtensor/threads/process_group.py": ("localtensor/process_group.py", "localtensor/works.py"),
     "localtensor/processes/pool.py": ("localtensor/processes.py", "localtensor/real.py"),
+    "localtensor/threads/state/propagation_settings.py": ("strategies/ambient.py",),
+    "localtensor/concurrency/value_keys.py": ("strategies/keys.py",),
     "localtensor/threads/state/shared_propagation.py": ("localtensor/propagation.py", "localtensor/rank_rules.py"),
     "localtensor/pytest_plugin/__init__.py": ("localtensor/pytest_plugin.py",),
     "localtensor/pytest_plugin/fixtures.py": (
@@ -159,7 +161,6 @@ FORMER: dict[str, tuple[str, ...]] = {
     "strategies/inputs/variants/adversarial.py": ("strategies/adversaries.py", "strategies/values.py"),
     "strategies/inputs/variants/all_variants.py": ("strategies/adverse.py", "strategies/forms.py"),
     "strategies/model/call_signature.py": ("strategies/again.py", "strategies/likeness.py"),
-    "strategies/propagation/ambient_state.py": ("strategies/ambient.py",),
     "strategies/model/arguments.py": ("strategies/arguments.py",),
     "strategies/gate/baseline.py": ("strategies/baseline.py",),
     "strategies/inputs/schema_binding.py": ("strategies/binding.py",),
