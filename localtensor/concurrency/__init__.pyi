@@ -15,3 +15,7 @@ from localtensor.concurrency.single_flight_cells import brief as brief
 from localtensor.concurrency.sync import THREADS as THREADS
 from localtensor.concurrency.sync import Scheduled as Scheduled
 from localtensor.concurrency.sync import Sync as Sync
+from localtensor.concurrency.value_keys import AS_IT_IS as AS_IT_IS
+from localtensor.concurrency.value_keys import Same as Same
+from localtensor.concurrency.value_keys import rare_key as rare_key
+from localtensor.concurrency.value_keys import value_key as value_key

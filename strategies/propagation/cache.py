@@ -10,24 +10,25 @@ A `Key` is a tuple, not a dataclass, and a spec in it a text: both are hashed by
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from math import isnan
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Stats, Sync, brief, clear_all
+from localtensor.concurrency import AS_IT_IS as _AS_IT_IS
+from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Same, Stats, Sync, brief, clear_all
+from localtensor.concurrency import rare_key as _rare_key
+from localtensor.concurrency import value_key as _value_key
 from localtensor.errors import Refusal
 from localtensor.layout import Spec, is_plain, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
+from localtensor.threads import SETTINGS, ambient
 from strategies.model.rule import Leaf, overload
-from strategies.propagation.ambient_state import SETTINGS, ambient
 
 _VALUES = frozenset({Replicate, Shard, Partial, _StridedShard})
 """Placements of these types are equal if they mean the same."""
-KEPT_KEYS = 4096
+SPECS_LIMIT = 4096
 """So many specs are known by identity; then all of them are forgotten, which costs time only."""
 
 
@@ -50,24 +51,6 @@ class Key(NamedTuple):
     ambient: tuple[Hashable, ...]
 
 
-class Same:
-    """An object that equals itself only, and lives as long as it is part of a key: its id is nobody else's."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.thing is other.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-    def __repr__(self) -> str:
-        return f"<this {type(self.thing).__name__}>"
-
-
 class Keys:
     """Makes keys; specs that were seen before are known by identity, which is what makes it quick.
 
@@ -76,7 +59,7 @@ class Keys:
 
     __slots__ = ("_limit", "_seen", "settings")
 
-    def __init__(self, settings: Hashable = (), limit: int = KEPT_KEYS) -> None:
+    def __init__(self, settings: Hashable = (), limit: int = SPECS_LIMIT) -> None:
         self.settings = settings
         self._limit = limit
         self._seen: dict[int, tuple[Spec, Hashable]] = {}
@@ -94,7 +77,9 @@ class Keys:
         parts: list[Hashable] = []
         for value in args:
             kind = type(value)
-            parts.append((Leaf, value.index) if kind is Leaf else value if kind in _AS_IT_IS else value_token(value))
+            parts.append(
+                (Leaf, value.index) if kind is Leaf else value if kind in _AS_IT_IS else _value_key(value, _leaf)
+            )
         named = _named(kwargs) if kwargs else ()
         return _new(Key, (op, tuple(tokens), tuple(parts), named, self.settings, ambient()))
 
@@ -115,7 +100,7 @@ class Specs:
 
     __slots__ = ("_known", "_limit", "_placements")
 
-    def __init__(self, limit: int = KEPT_KEYS) -> None:
+    def __init__(self, limit: int = SPECS_LIMIT) -> None:
         self._limit = limit
         self._known: dict[tuple[Any, ...], Spec] = {}
         self._placements: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -205,51 +190,29 @@ def _odd(placement: Any) -> Hashable:
 
 # -- arguments
 
-_AS_IT_IS = frozenset({
-    int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme,
-})  # fmt: skip
-"""No value of these types equals one of another, but for bool, which is not among them; all else becomes a tuple."""
-_TRUE, _FALSE = (bool, True), (bool, False)
-
 
 def value_token(value: Any) -> Hashable:
     """A value with its type, as something that can be hashed: 1, 1.0 and True are three.  Raises `NoKey`."""
-    kind = type(value)
-    if kind in _AS_IT_IS:
-        return value  # type: ignore[no-any-return]
-    if kind is Leaf:
+    return _value_key(value, _leaf)
+
+
+def _leaf(value: Any) -> Hashable:
+    if type(value) is Leaf:
         return (Leaf, value.index)
-    if kind is bool:
-        return _TRUE if value else _FALSE
-    if kind is float:
-        return (float, value) if value and not isnan(value) else (float, repr(value))
-    if kind is list or kind is tuple:
-        return (kind, *[item if type(item) in _AS_IT_IS else value_token(item) for item in value])
-    return _rare(value)
+    return Same(value) if isinstance(value, torch.Generator) else _rare_key(value, _leaf, _no_key)
 
 
-def _rare(value: Any) -> Hashable:
-    kind = type(value)
-    if kind is complex:
-        return (complex, value_token(value.real), value_token(value.imag))
-    if kind is bytes or isinstance(value, enum.Enum):
-        return (kind, value if kind is bytes else value.name)
-    if isinstance(value, (list, tuple)):
-        return (kind, *map(value_token, value))
-    if isinstance(value, Mapping):
-        return (kind, *[(value_token(name), value_token(item)) for name, item in value.items()])
-    if isinstance(value, torch.Generator):
-        return Same(value)
-    if isinstance(value, torch.Tensor):
-        raise NoKey("args", value, "a tensor is known by its spec: it must be a Leaf here")
-    raise NoKey("args", value, "it cannot be held by value")
+def _no_key(value: Any) -> NoKey:
+    known = isinstance(value, torch.Tensor)
+    problem = "a tensor is known by its spec: it must be a Leaf here" if known else "it cannot be held by value"
+    return NoKey("args", value, problem)
 
 
 def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
     """In the order of the names, since a call knows no other."""
     if len(kwargs) == 1:
-        return tuple([(name, value_token(value)) for name, value in kwargs.items()])
-    return tuple([(name, value_token(kwargs[name])) for name in sorted(kwargs)])
+        return tuple([(name, _value_key(value, _leaf)) for name, value in kwargs.items()])
+    return tuple([(name, _value_key(kwargs[name], _leaf)) for name in sorted(kwargs)])
 
 
 def _brief(value: object) -> str:

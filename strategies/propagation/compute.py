@@ -93,7 +93,8 @@ class Afresh:
     ) -> Propagation:
         pieces, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
         wanted = [placements or spec.placements for placements, spec in zip(best.inputs, specs, strict=True)]
-        calls = list(dict.fromkeys(map(_Same, (piece.call for piece in pieces))))
+        texts = [repr(piece.call) for piece in pieces]  # arguments need no hash
+        calls = list(dict.fromkeys(texts))
         return Propagation(
             call=problem.whole.call,
             mesh=mesh,
@@ -105,8 +106,8 @@ class Afresh:
             ),
             steps=best.steps,
             seconds=best.seconds,
-            calls=tuple(same.call for same in calls),
-            whose=tuple(calls.index(_Same(pieces[which].call)) for which in whose),
+            calls=tuple(pieces[texts.index(text)].call for text in calls),
+            whose=tuple(calls.index(texts[which]) for which in whose),
             others=found.others,
             source=source,
             unseen=found.unseen,
@@ -164,21 +165,6 @@ class Afresh:
             remedy = f"Redistribute it to {to} before the call, or call the op out of place."
         shown = ", ".join(repr(specs[leaf]) for leaf in leaves)
         return WouldMoveWritten(call.op, ", ".join(names), shown, remedy)
-
-
-class _Same:
-    """A call by its text, since arguments need no hash."""
-
-    __slots__ = ("call", "text")
-
-    def __init__(self, call: Call) -> None:
-        self.call, self.text = call, repr(call)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
 
 
 def _from_the_left(op: str, number: int, spec: Spec) -> Spec:

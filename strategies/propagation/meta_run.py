@@ -25,11 +25,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from localtensor._util import ambient
 from localtensor.concurrency import Sync
+from localtensor.threads import AUTOCAST_DEVICES
 from strategies.model.rule import Call, Leaf, overload, results
 from strategies.ops.semantics.local_call import BadCall, NoMetadata
 from strategies.ops.semantics.rulebook import Meta
 
-_AUTOCAST = ("cpu", "cuda")
 _META = torch.device("meta")
 
 
@@ -87,7 +87,7 @@ def calm() -> Iterator[None]:
 
     Of all ambient settings what is computed within depends on the default dtype alone.
     """
-    on = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
+    on = [device for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch._C.DisableTorchFunction())

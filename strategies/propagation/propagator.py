@@ -16,7 +16,7 @@
 
 An answer is a value without a rank in it, so all threads have the same one; it is computed by the first that asks, and
 again only where something differs on which it depends: the op, placements with their classes, the sizes of the mesh,
-shapes, dtypes, arguments with their types, and the settings of `strategies.propagation.ambient_state`.
+shapes, dtypes, arguments with their types, and the settings of `localtensor.threads.state.propagation_settings`.
 
 In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own, or with
 specs that equal those that were first (`strategies.propagation.cache.Specs`).  It knows objects by identity, and so only arguments of

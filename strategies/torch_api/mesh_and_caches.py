@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redist
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import _StridedShard
+
+from localtensor._util.patching import replaced, wrapped
+from localtensor.concurrency import Same, rare_key, value_key
+from localtensor.threads import ambient
 
 NAMES = "abcdefgh"
 
@@ -67,14 +71,11 @@ def averages(backend: str) -> Iterator[None]:
     if "nccl" in backend:
         yield
         return
-    own = {name: getattr(functional, name) for name in _REDUCING if hasattr(functional, name)}
-    try:
-        for name, original in own.items():
-            setattr(functional, name, functools.partial(divided, original))
+    with contextlib.ExitStack() as stack:
+        for name in _REDUCING:
+            if hasattr(functional, name):
+                stack.enter_context(wrapped(functional, name, divided))
         yield
-    finally:
-        for name, original in own.items():
-            setattr(functional, name, original)
 
 
 _REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
@@ -115,7 +116,6 @@ def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
 # | placement_types._StridedShard                                             | 2.11 - 2.15 | 2.13   |
 
 _STATELESS = (Shard, Replicate, Partial, _StridedShard)
-_VALUES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class NotKept(Exception):
@@ -129,65 +129,57 @@ def remembering() -> Iterator[dict[Any, Any]]:
     For simulations in which one thread asks for all ranks: an answer may depend on the rank.
     """
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    before, compute = propagator.propagate_op_sharding, propagator.propagate_op_sharding_non_cached
     known: dict[Any, Any] = {}
-    metas: dict[Any, Any] = {}
-    trace = propagator._propagate_tensor_meta_non_cached
+    ask = _kept(known, question, propagator.propagate_op_sharding_non_cached)
+    # What the result looks like does not depend on placements.
+    shape = _kept({}, functools.partial(question, placed=False), propagator._propagate_tensor_meta_non_cached)
+    with (
+        replaced(propagator, "_propagate_tensor_meta_non_cached", shape),
+        replaced(propagator, "propagate_op_sharding_non_cached", ask),
+        replaced(propagator, "propagate_op_sharding", LocalLRUCache(ask)),
+    ):
+        yield known
 
-    def shape(schema: Any) -> Any:
-        """What the result looks like does not depend on placements."""
-        try:
-            asked = question(schema, placed=False)
-        except NotKept:
-            return trace(schema)
-        if asked not in metas:
-            metas[asked] = trace(schema)
-        return metas[asked]
 
-    def ask(schema: Any) -> Any:
+def _kept(known: dict[Any, Any], key: Callable[[Any], Any], compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`compute`, which is asked once for each key; each time where there is none, or the answer is not to be kept."""
+
+    def answer(schema: Any) -> Any:
         try:
-            asked = question(schema)
+            asked = key(schema)
         except NotKept:
             return compute(schema)
         if asked not in known:
-            answer = compute(schema)
-            if not _stateless(answer.output_spec):
-                return answer
-            known[asked] = answer
+            found = compute(schema)
+            if not _stateless(getattr(found, "output_spec", None)):
+                return found
+            known[asked] = found
         return known[asked]
 
-    propagator._propagate_tensor_meta_non_cached = shape
-    propagator.propagate_op_sharding_non_cached = ask
-    propagator.propagate_op_sharding = LocalLRUCache(ask)
-    try:
-        yield known
-    finally:
-        propagator.propagate_op_sharding = before
-        del propagator.propagate_op_sharding_non_cached  # the methods of the class are there again
-        del propagator._propagate_tensor_meta_non_cached
+    return answer
 
 
 def question(schema: Any, *, placed: bool = True) -> Any:
     """All that an answer depends on, or all but how the tensors are placed.  Raises `NotKept`."""
-    switches = torch.get_default_dtype(), torch.is_grad_enabled()
-    return schema.op, _key(schema.args_schema, placed), _key(schema.kwargs_schema, placed), switches
+    leaf = _placed if placed else _looks
+    return schema.op, value_key(schema.args_schema, leaf), value_key(schema.kwargs_schema, leaf), ambient()
 
 
-def _key(value: Any, placed: bool) -> Any:
-    if isinstance(value, DTensorSpec):
-        meta = value.tensor_meta
-        if meta is None or (placed and not _stateless(value)):
-            raise NotKept
-        looks = DTensorSpec, tuple(meta.shape), tuple(meta.stride), meta.dtype
-        order = getattr(value, "shard_order", None)
-        return (*looks, id(value.mesh), value.placements, order) if placed else looks
-    if isinstance(value, (list, tuple)):
-        return (type(value), *(_key(item, placed) for item in value))
-    if isinstance(value, dict):
-        return tuple((name, _key(item, placed)) for name, item in value.items())
-    if type(value) not in _VALUES:
+def _looks(value: Any) -> Any:
+    if not isinstance(value, DTensorSpec):
+        return rare_key(value, _looks, NotKept)
+    meta = value.tensor_meta
+    if meta is None:
         raise NotKept
-    return type(value), repr(value) if isinstance(value, (float, complex)) else value  # -0.0 is no 0.0, nan is nan
+    return DTensorSpec, meta.shape, meta.stride, meta.dtype
+
+
+def _placed(value: Any) -> Any:
+    if not isinstance(value, DTensorSpec):
+        return rare_key(value, _placed, NotKept)
+    if not _stateless(value):
+        raise NotKept
+    return (_looks(value), Same(value.mesh), value.placements, getattr(value, "shard_order", None))
 
 
 def _stateless(specs: Any) -> bool:

@@ -18,14 +18,14 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-
+from localtensor._util.patching import replaced
 from localtensor.concurrency.single_flight import Once
 from localtensor.concurrency.single_flight_cells import Circular
 from localtensor.concurrency.sync import Gate, Threads
+from localtensor.concurrency.value_keys import Same, rare_key, value_key
 from localtensor.threads.state.generators import Who
 from localtensor.threads.state.slots import TRIED
 
@@ -35,11 +35,9 @@ PRIVATE = {
     "torch.distributed.tensor._sharding_prop.LocalLRUCache": "torch's cache per thread, which stays in front of ours",
     "torch.distributed.tensor._op_schema.OutputSharding": "what propagation answers",
     "torch.distributed.tensor._op_schema.OpSchema": "what it is asked",
-    "torch.distributed.tensor._redistribute": "flags that change the choice of a plan",
 }
 _RULES = "torch.distributed.tensor._ops."
 _TORCHS = ("aten", "prims")  # what torch has rules for; ops of others are no part of these
-_VALUES = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def wanted(share: bool | None) -> bool:
@@ -80,7 +78,7 @@ class Sharing:
         self.alone = alone
         self.known: Once[Any] = Once(name="propagation of the ranks", sync=_Turns())
         self._propagator: Any = None
-        self._before: Any = None
+        self._undo = ExitStack()
 
     def look(self) -> None:
         """Sharing goes on from here if DTensor is there now.  Asked at each hand-over, so it must be quick."""
@@ -94,16 +92,14 @@ class Sharing:
         from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
         self._propagator = propagator = dispatcher.sharding_propagator
-        self._before = propagator.propagate_op_sharding
         ours = _sharing(propagator, propagator.propagate_op_sharding_non_cached, self.known, self.alone)
-        propagator.propagate_op_sharding = LocalLRUCache(ours)  # asked where torch has no C++ cache for a call
-        propagator.propagate_op_sharding_non_cached = ours
+        # Asked where torch has no C++ cache for a call.
+        self._undo.enter_context(replaced(propagator, "propagate_op_sharding", LocalLRUCache(ours)))
+        self._undo.enter_context(replaced(propagator, "propagate_op_sharding_non_cached", ours))
 
     def end(self) -> None:
         """torch's propagator is as it was."""
-        if self._propagator is not None:
-            self._propagator.propagate_op_sharding = self._before
-            del self._propagator.propagate_op_sharding_non_cached  # the method of the class is there again
+        self._undo.close()
 
 
 class NotSharing(Sharing):
@@ -166,24 +162,9 @@ def _question(propagator: Any, schema: Any) -> tuple[Any, Any]:
     )
 
 
-class _Same:
-    """An object that equals itself only, and lives as long as it is part of a key: its id is nobody else's."""
-
-    __slots__ = ("thing",)
-
-    def __init__(self, thing: object) -> None:
-        self.thing = thing
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.thing is other.thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-
 def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
-    """What changes an answer and stands in no argument: the rule itself, and torch's switches.  Raises `Alone`."""
-    from torch.distributed.tensor import _redistribute
+    """What changes an answer and stands in no argument: the rule itself, and torch's settings.  Raises `Alone`."""
+    from localtensor.threads.state.propagation_settings import ambient
 
     tables = (propagator.op_single_dim_strategy_funcs, propagator.op_strategy_funcs, propagator.op_to_rules)
     rules = [table.get(schema.op) for table in tables]
@@ -192,16 +173,7 @@ def _ambient(propagator: Any, schema: Any) -> tuple[Any, ...]:
     used = used or [rule for table in tables for op, rule in table.items() if op.namespace in _TORCHS]
     if not all(map(_is_torchs, used)):
         raise Alone
-    flags = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-    return (
-        *map(_Same, rules),
-        *(getattr(_redistribute, flag, None) for flag in flags),
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
-    )
+    return (*map(Same, rules), ambient())
 
 
 def _is_torchs(rule: Any) -> bool:
@@ -210,22 +182,18 @@ def _is_torchs(rule: Any) -> bool:
 
 
 def _key(value: Any, meshes: list[Any]) -> Any:
-    """A value as part of a key; its type counts, because 1 and 1.0 and True are equal and mean different things."""
-    if hasattr(value, "placements") and hasattr(value, "tensor_meta"):
+    """A value as part of a key, and the meshes of its specs.  Raises `Alone`."""
+
+    def leaf(value: Any) -> Any:
+        if not (hasattr(value, "placements") and hasattr(value, "tensor_meta")):
+            return rare_key(value, leaf, Alone)
         _check_even(value)
         meshes.append(value.mesh)
         meta = value.tensor_meta
         order = getattr(value, "shard_order", None)
         return (value.placements, order, tuple(meta.shape), tuple(meta.stride), meta.dtype)
-    if isinstance(value, list | tuple):
-        return (type(value), *[_key(item, meshes) for item in value])
-    if isinstance(value, dict):
-        return tuple((name, _key(item, meshes)) for name, item in value.items())
-    if type(value) in _VALUES:
-        return (type(value), value)
-    if isinstance(value, float | complex):
-        return (type(value), repr(value))  # 0.0 and -0.0 are equal, too, and NaN not even to itself
-    raise Alone
+
+    return value_key(value, leaf)
 
 
 def _check_even(spec: Any) -> None:
@@ -247,14 +215,8 @@ def _check_even(spec: Any) -> None:
 def _check_shareable(answer: Any) -> None:
     """All specs in an answer are on one mesh and even.  Raises `Alone`."""
     meshes: list[Any] = []
-    output = answer.output_spec
-    for spec in output if isinstance(output, list | tuple) else (output,):
-        if spec is not None:
-            _key(spec, meshes)
     wanted = answer.redistribute_schema
-    if wanted is not None:
-        _key(wanted.args_schema, meshes)
-        _key(wanted.kwargs_schema, meshes)
+    _key((answer.output_spec, *([wanted.args_schema, wanted.kwargs_schema] if wanted is not None else [])), meshes)
     if any(mesh is not meshes[0] for mesh in meshes):
         raise Alone
 

@@ -21,13 +21,13 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import ambient
-from localtensor.concurrency import THREADS, Sync
+from localtensor.concurrency import THREADS, Once, Same, Stats, Sync
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import Spec
 from strategies.planner.search.state_table import Table, facts
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import Topology
-from strategies.propagation.cache import Once, Same, Stats, spec_token
+from strategies.propagation.cache import spec_token
 
 LIMIT, TABLES = 4096, 64
 """So many plans are known by identity, and so many tables; then these are forgotten, which costs time only."""

@@ -9,9 +9,9 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import _redistribute
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from localtensor.threads.state import propagation_settings
+from localtensor.threads.state.propagation_settings import PRIVATE, SETTINGS, ambient
 from strategies.model.rule import Leaf
-from strategies.propagation import ambient_state
-from strategies.propagation.ambient_state import PRIVATE, SETTINGS, ambient
 from strategies.propagation.cache import key_of
 
 
@@ -131,4 +131,4 @@ def test_every_private_part_is_there():
         module, _, attribute = name.rpartition(".")
         found = torch._C if module == "torch._C" else __import__(module, fromlist=["_"])
         assert hasattr(found, attribute), name
-    assert ambient_state._any_autocast() is False
+    assert propagation_settings._any_autocast() is False

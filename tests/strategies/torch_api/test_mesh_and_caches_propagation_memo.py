@@ -1,10 +1,13 @@
 """Also that each private part of torch that the room names is there."""
 
 import contextlib
+import functools
+import weakref
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch._subclasses import FakeTensorMode
+from torch.distributed.tensor import DTensor, Replicate, Shard, _redistribute
 from torch.distributed.tensor._op_schema import OpSchema, OutputSharding
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
@@ -93,3 +96,50 @@ def test_afterwards_torch_asks_as_before():
 def test_what_is_no_plain_value_is_not_kept():
     with pytest.raises(NotKept):
         question(OpSchema(torch.ops.aten.mul.Tensor, (object(),), {}))
+
+
+def product(mesh):
+    """The question about a product of matrices in float32."""
+    x = spread(mesh, torch.ones(2, 4), Replicate())._spec
+    y = spread(mesh, torch.ones(4, 2), Replicate())._spec
+    return OpSchema(torch.ops.aten.mm.default, (x, y), {})
+
+
+def test_what_is_found_out_under_autocast_is_no_answer_outside_of_it():
+    with remembering(), lt.LocalTensorMode(2):
+        asked = product(mesh_of("cpu", (2,), False))
+
+        def dtype():
+            return PROPAGATOR.propagate_op_sharding_non_cached(asked).output_spec.tensor_meta.dtype
+
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            within = dtype()
+        assert (within, dtype()) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("setting", [
+    torch.no_grad, torch.inference_mode, FakeTensorMode, _redistribute.use_min_cost_redistribution_plan,
+    _redistribute.disable_redistribute_transform_optimization,
+    functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+])  # fmt: skip
+def test_what_is_set_around_a_call_is_part_of_the_question(setting):
+    asked = OpSchema(torch.ops.aten.mul.Tensor, (2,), {})
+    before = question(asked)
+    with setting():
+        assert question(asked) != before
+    assert question(asked) == before
+
+
+def test_a_mesh_lives_as_long_as_it_is_part_of_a_question():
+    class Mesh:
+        """Whose identity another could have after it."""
+
+    with lt.LocalTensorMode(2):
+        spec = product(mesh_of("cpu", (2,), False)).args_schema[0]
+    mesh = Mesh()
+    kept = weakref.ref(mesh)
+    asked = question(
+        OpSchema(torch.ops.aten.neg.default, (type(spec)(mesh, (Replicate(),), tensor_meta=spec.tensor_meta),), {})
+    )
+    del mesh
+    assert asked and kept() is not None

@@ -17,8 +17,8 @@ from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from localtensor.concurrency.single_flight import Once
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
+from localtensor.threads.state.propagation_settings import ambient
 from strategies.model.rule import Leaf
-from strategies.propagation.ambient_state import ambient
 from strategies.propagation.cache import Keys
 
 CALLS = 1000

@@ -12,13 +12,13 @@ CACHES = (
         "a miss over two placements of a class of the user's own is explained by nothing at all",
     ),
     Planted(
-        "strategies/propagation/cache.py",
+        "localtensor/concurrency/value_keys.py",
         "        return _TRUE if value else _FALSE",
         "        return value",
         "x + True is answered as x + 1, in another dtype",
     ),
     Planted(
-        "strategies/propagation/cache.py",
+        "localtensor/concurrency/value_keys.py",
         "return (float, value) if value and not isnan(value) else (float, repr(value))",
         "return (float, value)",
         "-0.0 gets the answer of 0.0, and NaN is computed each time",

@@ -86,7 +86,7 @@ _FOLDING = (
     _bug("threads/buffer_watch", "unit = min(a.element_size(), b.element_size())", "unit = a.element_size()",
          "the imaginary part of a buffer is read while a collective writes it"),
     _bug("threads/simulation", 'omp.partition(",")[0].strip() == "1"', 'int(omp) == 1', "OMP_NUM_THREADS=2,1 ends every run in a ValueError"),
-    _bug("threads/state/shared_propagation", "        torch.is_grad_enabled(),\n", "", "what was found out under no_grad is used with gradients"),
+    _bug("threads/state/propagation_settings", "return (_a(), ", "return (None, ", "what was found out under no_grad is used with gradients"),
 )  # fmt: skip
 
 _PLACEMENTS = (

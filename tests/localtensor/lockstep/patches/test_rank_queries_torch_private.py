@@ -5,7 +5,7 @@ import pytest
 
 from localtensor.lockstep.patches.rank_queries import PRIVATE
 from localtensor.threads import rank_world
-from localtensor.threads.state import shared_propagation
+from localtensor.threads.state import propagation_settings, shared_propagation
 from tests.localtensor.threads.test_rank_world import lacks
 
 ROOMS = Path(__file__).parents[4] / "localtensor"
@@ -31,7 +31,13 @@ def touched():
 def test_what_is_touched_is_listed_somewhere():
     listed = {
         part
-        for table in (PRIVATE, rank_world.PRIVATE, rank_world.PROCESS_GLOBALS_PRIVATE, shared_propagation.PRIVATE)
+        for table in (
+            PRIVATE,
+            rank_world.PRIVATE,
+            rank_world.PROCESS_GLOBALS_PRIVATE,
+            shared_propagation.PRIVATE,
+            propagation_settings.PRIVATE,
+        )
         for part in table
     }
     last = {part for path in listed for part in path.split(".")} | ELSEWHERE

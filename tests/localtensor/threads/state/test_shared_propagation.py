@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import localtensor as lt
+from localtensor.concurrency.value_keys import Same
 from localtensor.threads.state import shared_propagation
 
 
@@ -270,8 +271,8 @@ def test_two_rules_are_one_only_if_they_are_the_same_object_which_lives_as_long_
         __hash__ = None
 
     first = Rule()
-    name, kept = shared_propagation._Same(first), weakref.ref(first)
-    assert name == shared_propagation._Same(first) and name != shared_propagation._Same(Rule()) and name != first
+    name, kept = Same(first), weakref.ref(first)
+    assert name == Same(first) and name != Same(Rule()) and name != first
     del first
     gc.collect()
     assert kept() is not None

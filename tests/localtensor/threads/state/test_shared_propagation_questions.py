@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -116,6 +117,16 @@ def test_a_thread_that_is_to_be_alone_is():
     known = Once(name="test")
     alone = shared_propagation._sharing(TABLES, compute, known, lambda: True)
     assert alone(schema(EVEN)) == alone(schema(EVEN)) and len(asked) == 2 and known.stats().size == 0
+
+
+def test_what_is_found_out_in_a_mode_is_no_answer_outside_of_it():
+    def compute(schema):
+        return Answer(None, None if torch._C._len_torch_dispatch_stack() else Asked((), {}))
+
+    together = shared_propagation._sharing(TABLES, compute, Once(name="test"), lambda: False)
+    with FakeTensorMode():
+        within = together(schema(EVEN))
+    assert within.redistribute_schema is None and together(schema(EVEN)).redistribute_schema is not None
 
 
 def test_a_rule_that_asks_for_itself_is_computed_as_torch_would():

@@ -1,9 +1,12 @@
 """What stands in no argument of a call and changes how it is propagated all the same: each setting once, with its reason.
 
-`ambient()` is read at each lookup of a cached answer and is part of its key, so all getters together take a fraction of a
-microsecond.  What was looked at and left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor
-rules), a default device (a spec has none), TF32 and oneDNN switches (digits only), and torch-function modes: they may do
-anything, so answers are computed without them (`output_metadata.calm`).
+This is the one list for every cache of propagated answers: DTensor's, shared by rank threads or kept from one program to
+the next, and that of a propagator which asks no DTensor.  `ambient()` is read at each lookup and is part of its key, so all
+getters together take a fraction of a microsecond.  To import this module imports DTensor, which takes a second.
+
+What was looked at and left out: `torch.use_deterministic_algorithms` (chooses kernels; neither shapes nor rules), a
+default device (a spec has none), TF32 and oneDNN switches (digits only), and torch-function modes: they may do anything,
+so a propagator computes its answers without them.
 
 torch's private parts are touched through `PRIVATE`.
 """
@@ -29,7 +32,7 @@ PRIVATE = {
     "torch._C._is_any_autocast_enabled": "whether autocast is on for any device, quickly",
 }
 _SWITCHES = ("_FORCE_MIN_COST_REDISTRIBUTION_PLAN", "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION")
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def _autocast() -> Hashable:
 
 def _autocast_of_each() -> Hashable:
     return tuple(
-        (device, torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
+        (device, torch.get_autocast_dtype(device)) for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
     )
 
 
