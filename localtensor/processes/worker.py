@@ -20,15 +20,14 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    import torch
+from localtensor._util.pickling import dumps
 
 Steps: TypeAlias = tuple[int, int]  # how many operations the default group had begun: before the job, after it
 
@@ -171,7 +170,7 @@ def _answer(message: bytes, room: int) -> Reply:
         why: tuple[Any, ...] = (*told(error), time.monotonic()) if kind == "raised" else told(error)
         return Reply(kind, why, _steps(before, room))
     try:
-        body = packed(value)
+        body = dumps(value, views=True)
     except BaseException as error:  # why: a value's own pickling may raise anything
         return Reply("unsendable", (type(value).__name__, told(error)[1]), _steps(before, room))
     return Reply("returned", body, _steps(before, room))
@@ -250,39 +249,3 @@ def _plumbing() -> Iterator[str]:
     yield "<frozen "
     if "torch" in sys.modules:
         yield os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
-
-
-def packed(value: object) -> bytes:
-    """Pickle bytes for the pipe."""
-    stream = io.BytesIO()
-    _Packer(stream, pickle.HIGHEST_PROTOCOL).dump(value)
-    return stream.getvalue()
-
-
-class _Packer(pickle.Pickler):
-    """Plain pickle, with a short way for plain tensors: torch's own goes through a file format, at 0.2 ms each."""
-
-    def reducer_override(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(value) is not torch.Tensor or not _is_plain(value):
-            return NotImplemented
-        raw = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return rebuilt, (bytearray(raw), value.dtype, tuple(value.shape), value.requires_grad)
-
-
-def _is_plain(value: "torch.Tensor") -> bool:
-    """Whether bytes, dtype and shape are all there is to it."""
-    if value.device.type != "cpu" or str(value.layout) != "torch.strided" or value.is_quantized:
-        return False
-    odd = value.is_conj() or value.is_neg() or value.__dict__ or value._backward_hooks
-    return value.is_contiguous() and not odd
-
-
-def rebuilt(raw: bytearray, dtype: "torch.dtype", shape: Sequence[int], requires_grad: bool) -> "torch.Tensor":
-    """The tensor that `raw` was made of, in memory of torch's own (a borrowed buffer could not be resized)."""
-    import torch
-
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    if raw:
-        made.view(-1).view(torch.uint8).copy_(torch.frombuffer(raw, dtype=torch.uint8))
-    return made.requires_grad_(requires_grad)

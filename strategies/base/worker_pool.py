@@ -28,7 +28,7 @@ from typing import IO, Any, Protocol
 
 import torch
 
-from localtensor._util import patching
+from localtensor._util import pickling
 
 RETIRE = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
@@ -80,11 +80,11 @@ class _Worker:
     def give(self, unit: int, work: Work, task: Any) -> None:
         self.unit, self.since, self.seen, self.noted.value = unit, time.monotonic(), -1, -1
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `take` says how
-            self.pipe.send_bytes(patching.dumps((work, task)))
+            self.pipe.send_bytes(pickling.dumps((work, task)))
 
     def take(self) -> Answer:
         try:
-            return patching.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+            return pickling.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, ConnectionResetError):
             self.process.join(5)
             return Lost(death(self.process.exitcode), self.noted.value)
@@ -128,13 +128,13 @@ def _serve(pipe: Connection, noted: Any) -> None:
             while not pipe.poll(1.0):  # a sibling may hold a copy of the other end: then no end of file tells us
                 if parent is not None and os.getppid() != parent.pid:
                     return
-            work, task = patching.loads(pipe.recv_bytes())
+            work, task = pickling.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            sent = patching.dumps(Done(work(task, note)))
+            sent = pickling.dumps(Done(work(task, note)))
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
-            sent = patching.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            sent = pickling.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         pipe.send_bytes(sent)
 
 
@@ -290,7 +290,7 @@ class Sealed:
     def run(self, work: Work, tasks: Sequence[Any], limit: float) -> Iterator[Answer]:
         """The answer to each task, in order.  `limit` is seconds between two notes, the child's start apart."""
         for task in tasks:
-            answer = self._one(patching.dumps((work, task)), limit)
+            answer = self._one(pickling.dumps((work, task)), limit)
             if isinstance(answer, Lost):
                 self._end()
             yield answer
@@ -320,7 +320,7 @@ class Sealed:
                 noted, since = size, time.monotonic()
                 continue
             body = _exactly(child.stdout, size)
-            return patching.loads(body) if len(body) == size else Lost(death(child.wait()), noted)
+            return pickling.loads(body) if len(body) == size else Lost(death(child.wait()), noted)
 
     def _end(self) -> None:
         child, self._child = self._child, None
@@ -364,9 +364,9 @@ def _waited(child: subprocess.Popen[bytes], end: float, limit: float) -> str:
 
 def serve(sent: bytes) -> bytes:
     """What an executor's worker is given: tasks for one function.  Sends back all answers; a crash costs one task."""
-    work, tasks, limit, path = patching.loads(sent)
+    work, tasks, limit, path = pickling.loads(sent)
     with Sealed(path) as sealed:
-        return patching.dumps(list(sealed.run(work, tasks, limit)))
+        return pickling.dumps(list(sealed.run(work, tasks, limit)))
 
 
 def _live(tasks: IO[bytes], answers: IO[bytes]) -> None:
@@ -381,11 +381,11 @@ def _live(tasks: IO[bytes], answers: IO[bytes]) -> None:
         answers.flush()
 
     while len(head := tasks.read(_SIZE.size)) == _SIZE.size:
-        work, task = patching.loads(tasks.read(_SIZE.unpack(head)[1]))
+        work, task = pickling.loads(tasks.read(_SIZE.unpack(head)[1]))
         try:
-            body = patching.dumps(Done(work(task, note)))
+            body = pickling.dumps(Done(work(task, note)))
         except Exception as error:  # why: the task's own failure, sent home with its traceback and shown as Crashed
-            body = patching.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            body = pickling.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         answers.write(_SIZE.pack(_ANSWER, len(body)) + body)
         answers.flush()
 

@@ -44,7 +44,7 @@ SEEN_FROM = {
         "tests/localtensor/test_ways.py",
         "tests/localtensor/test_physical.py",
     ),
-    "localtensor/_util/rank_output.py": ("tests/localtensor/test_script.py",),
+    "localtensor/_util/pickling.py": ("tests/localtensor/test_wire.py", "tests/localtensor/test_processes.py"),
     "localtensor/lockstep/dispatch/batching_dims.py": (
         "tests/localtensor/test_physical.py",
         "tests/localtensor/test_every_overload.py",

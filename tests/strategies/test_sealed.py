@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from strategies.base import worker_pool
 from strategies.base.worker_pool import Done, Failed, Lost, Sealed, serve
 from tests.strategies.test_workers import alive, hoard, pid_of, work
@@ -124,9 +124,9 @@ def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
 
 
 def test_serving_is_all_of_it_in_one_call_and_in_any_thread(tmp_path):
-    sent = patching.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
+    sent = pickling.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
     heard = []
-    thread = threading.Thread(target=lambda: heard.extend(patching.loads(serve(sent))))
+    thread = threading.Thread(target=lambda: heard.extend(pickling.loads(serve(sent))))
     thread.start()
     thread.join(120)
     assert [type(a) for a in heard] == [Done, Failed, Done]

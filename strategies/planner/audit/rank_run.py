@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute, distribute_tensor
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.errors import in_a_line
 from localtensor.layout import Mesh, Spec
 from strategies.base.signals import quiet
@@ -97,9 +97,9 @@ def _mesh(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]) -> DeviceMesh:
 
 def play(sent: bytes) -> bytes:
     """A rank of a real run plays its parts one after the other, and sends back what it was `Told` of each."""
-    parts: list[Part] = patching.loads(sent)
+    parts: list[Part] = pickling.loads(sent)
     with quiet(), averages(dist.get_backend()):
-        return patching.dumps([_one(part) for part in parts])
+        return pickling.dumps([_one(part) for part in parts])
 
 
 def _one(part: Part) -> Told:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import localtensor as lt
-from localtensor._util import Died, Raised, Returned, Waiting, patching
+from localtensor._util import Died, Raised, Returned, Waiting, pickling
 from localtensor._util import Outcome as Event
 from localtensor.errors import LocalTensorError, in_a_line
 from localtensor.layout import assemble, split
@@ -314,7 +314,7 @@ class Bench:
             if len(jobs) == 1:
                 return [_lost(events)]
             return [self._batch([job], mode, ranks)[0] for job in jobs]
-        columns = [patching.loads(event.value) for event in events if isinstance(event, Returned)]  # type: ignore[arg-type]
+        columns = [pickling.loads(event.value) for event in events if isinstance(event, Returned)]  # type: ignore[arg-type]
         return [_heard(job, told) for job, told in zip(jobs, zip(*columns, strict=True), strict=True)]
 
     def _call(self, jobs: Sequence[Job], mode: str, ranks: int) -> list[Event]:
@@ -322,10 +322,10 @@ class Bench:
             self.close()
             self._pool = Pool(ranks, backend=self.backend, timeout=self.seconds)
             self._pool.call(
-                play, [(patching.dumps([]),)] * ranks, timeout=FIRST
+                play, [(pickling.dumps([]),)] * ranks, timeout=FIRST
             )  # imports are no part of a pair's time
         sent = [[job.part(mode, job.pieces[rank], job.whole) for job in jobs] for rank in range(ranks)]
-        return self._pool.call(play, [(patching.dumps(parts),) for parts in sent])
+        return self._pool.call(play, [(pickling.dumps(parts),) for parts in sent])
 
 
 def _heard(job: Job, told: Sequence[Told]) -> Outcome:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from localtensor._util import Died, Outcome, Raised, Returned, Waiting, patching
+from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
 from localtensor.layout import short
 from localtensor.processes import Pool
 from strategies.model.oracle import Truth
@@ -68,7 +68,7 @@ class Court:
         if pool is None or pool.ranks != len(parts):
             self._leave()
             pool = self._pool = Pool(len(parts), backend=REAL.get(self.backend, self.backend), timeout=SECONDS)
-        sent = [(patching.dumps(part),) for part in parts]
+        sent = [(pickling.dumps(part),) for part in parts]
         outcomes = pool.call(play, sent)
         if _late(outcomes):
             outcomes = pool.call(play, sent, timeout=PATIENCE * pool.timeout)
@@ -119,7 +119,7 @@ def _weighed(
     lost = [o for o in outcomes if not isinstance(o, Returned)]
     if lost:
         return _lost(lost)
-    heard = [patching.loads(o.value) for o in outcomes if isinstance(o, Returned)]  # type: ignore[arg-type]
+    heard = [pickling.loads(o.value) for o in outcomes if isinstance(o, Returned)]  # type: ignore[arg-type]
     return judged(truth, mesh, heard, claimed, coarse=coarse)
 
 
