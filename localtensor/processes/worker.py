@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -33,6 +34,8 @@ Steps: TypeAlias = tuple[int, int]  # how many operations the default group had 
 
 PATIENCE = 86400  # seconds that a group waits for its members: longer than any call may last
 FENCE = b""  # the message that asks for a fence, where others bring a job
+SYSTEM = sys.platform
+_PDEATHSIG = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
 LITTER = 400  # files that jobs may leave open in one process; each group left behind holds 5, and 3 threads
 
 
@@ -87,6 +90,18 @@ def serve(seat: Seat, jobs: Connection, side: Connection, answer: Answer | None 
     except (EOFError, OSError):
         pass
     _leave(seat.folder)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ctrl-C does not end this process, and Linux ends it with its parent, even while it hangs in native code.
+
+    With the thread that started it, to be exact: who starts processes in a thread ends them there.
+    """
+    heed_no_interrupt()
+    if SYSTEM == "linux":
+        CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def heed_no_interrupt() -> None:

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import random
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import torch.distributed as dist
 
 from localtensor._util.events import Waiting
 from localtensor.errors import NeverEnded, ScriptFailed
+from localtensor.processes.worker import heed_no_interrupt
 from localtensor.processes.worker_group import deaf, environ
 from localtensor.threads.state.special_slots import torchrun_environment
 
@@ -308,9 +308,7 @@ def _seed(seed: int) -> None:
 
 def main(words: list[str]) -> None:
     """`pipe seed -m|-f script arguments...`"""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us; it has it blocked until here
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    heed_no_interrupt()
     pipe, seed, how, name, *arguments = words
     _stay_with_parent(int(pipe))
     module = how == "-m"

@@ -10,9 +10,9 @@ from strategies.base.journal import open_journal
 from strategies.base.worker_pool import LATE, Crew, Done, Failed, Lost
 from strategies.model.rule import overload
 from strategies.model.verdict import Unit
-from strategies.torch_api import user_modules
 from strategies.sweep import session
 from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
+from strategies.torch_api import user_modules
 from strategies.validation.finding import Docket, Hearing
 from strategies.validation.overload import alone
 from tests.strategies import users
