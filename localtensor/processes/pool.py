@@ -33,9 +33,10 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import is_user_file, place_of
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
+from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
 from localtensor.processes.job import Lost, home, live
-from localtensor.processes.worker import PATIENCE, Reply, packed
+from localtensor.processes.worker import PATIENCE, Reply
 from localtensor.processes.worker_group import Crew, tidy
 from localtensor.processes.worker_group import prepare as start_early
 
@@ -198,7 +199,7 @@ def _packed(rank: int, args: Args) -> bytes:
         problem = "the arguments of a rank are a tuple or a list"
         raise errors.WrongArguments("Pool.call", f"{type(args).__name__} for rank {rank}", problem)
     try:
-        return packed(args)
+        return dumps(args, views=True)
     except Exception as error:  # why: pickling an argument runs its own code
         raise errors.NotSendable("Pool.call", "args_per_rank", _culprit(args), rank, _brief(error)) from error
 
@@ -206,7 +207,7 @@ def _packed(rank: int, args: Args) -> bytes:
 def _culprit(args: Args) -> str:
     for arg in args:
         try:
-            packed(arg)
+            dumps(arg, views=True)
         except Exception:  # why: it is the exception that we look for
             return type(arg).__name__
     return "tuple"

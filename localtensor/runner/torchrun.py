@@ -16,12 +16,13 @@ from typing import Any, TextIO
 import torch.distributed as dist
 
 from localtensor import errors
-from localtensor._util.rank_output import RankLines, Tagged
 from localtensor.concurrency.schedule import replay, round_robin
 from localtensor.errors.base import Refusal
 from localtensor.runner.torchrun_processes import (
     UNREAD,
+    RankLines,
     Script,
+    Tagged,
     execute,
     nobody_reads,
     read,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import localtensor as lt
-from localtensor._util import Died, Outcome, Raised, Returned, Waiting, patching
+from localtensor._util import Died, Outcome, Raised, Returned, Waiting
 from localtensor.errors import LocalTensorError, in_a_line
 from localtensor.processes import Pool
 from strategies.torch_api.mesh_and_caches import forget, remembering
@@ -162,7 +162,7 @@ class RankProcesses:
         if self._pool is None or self._pool.ranks != len(parts):
             self.close()
             self._pool = Pool(len(parts), backend=REAL.get(self.backend, self.backend), timeout=self.seconds)
-        sent = [(patching.dumps(part),) for part in parts]
+        sent = [(pickling.dumps(part),) for part in parts]
         outcomes = self._pool.call(play, sent)
         if _late(outcomes):
             outcomes = self._pool.call(play, sent, timeout=PATIENCE * self._pool.timeout)
@@ -177,7 +177,7 @@ def _late(outcomes: Sequence[Outcome]) -> bool:
 
 def unpacked(outcomes: Sequence[Outcome]) -> list[Any]:
     """What the ranks that came back have sent."""
-    return [patching.loads(outcome.value) for outcome in outcomes if isinstance(outcome, Returned)]  # type: ignore[arg-type]
+    return [pickling.loads(outcome.value) for outcome in outcomes if isinstance(outcome, Returned)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

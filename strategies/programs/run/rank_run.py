@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.errors import NoSuchDim, in_a_line
 from localtensor.layout import is_plain, shapes_on, short, shorts
 from strategies.model.rule import Call, results, written
@@ -79,7 +79,7 @@ def _mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
 
 def play(sent: bytes) -> bytes:
     """Runs one part and sends back what was `Heard`.  All ranks leave together, whoever raised."""
-    part: Part = patching.loads(sent)
+    part: Part = pickling.loads(sent)
     at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -87,7 +87,7 @@ def play(sent: bytes) -> bytes:
         mesh = _mesh(part.device, part.mesh, part.flattened)
         forget()
         with averages(dist.get_backend()):
-            return patching.dumps(played(part, mesh))
+            return pickling.dumps(played(part, mesh))
 
 
 def played(part: Part, mesh: DeviceMesh) -> Heard:

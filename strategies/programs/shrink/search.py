@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.layout import is_plain
 from strategies.model.oracle import REFUSALS
 from strategies.model.program import Program
@@ -86,7 +86,7 @@ class _Search:
         return self.tried < self.budget
 
     def ask(self, program: Program) -> bool:
-        key = patching.dumps(program)
+        key = pickling.dumps(program)
         if key in self._asked or not self.left:
             return False
         self._asked.add(key)

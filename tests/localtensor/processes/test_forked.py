@@ -22,7 +22,7 @@ import localtensor as lt
 from localtensor._util import ambient
 from localtensor._util.call_sites import raised_at
 from localtensor.errors import NestedRun, NeverEnded, RankRaised, TooFewGpus
-from localtensor.processes import forked
+from localtensor.processes import forked, worker
 from localtensor.processes.forked import NoFork, run_forked
 
 
@@ -299,7 +299,7 @@ def hold_all_up(folder):
     pytest.param(hold_all_up, "linux", marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux can")),
 ])  # fmt: skip
 def test_ranks_end_with_a_parent_that_is_killed(program, system, tmp_path, monkeypatch):
-    monkeypatch.setattr(forked, "SYSTEM", system)
+    monkeypatch.setattr(worker, "SYSTEM", system)
     parent = os.fork()
     if parent == 0:
         on_forks(lambda rank: program(tmp_path))

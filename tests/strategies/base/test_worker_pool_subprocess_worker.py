@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from strategies.base import worker_pool
 from strategies.base.worker_pool import Done, Failed, Lost, Sealed, serve
 from tests.strategies.base.test_worker_pool import alive, hoard, pid_of, work
@@ -23,7 +23,7 @@ def child():
 
 
 def ran(child, task, *tasks, limit=60.0, what=work):
-    return list(child.run(what, [task, *tasks], limit))
+    return list(child.run(what, [task, *tasks], limit=limit))
 
 
 def big(task, note):
@@ -89,7 +89,7 @@ def test_the_limit_is_from_one_note_to_the_next(child):
 
 def test_what_eats_memory_is_ended(child, monkeypatch):
     assert ran(child, 1) == [Done(2)]  # it has started
-    monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(child._child.pid) + (64 << 20))
+    monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(child._hands[0].process.pid) + (64 << 20))
     (lost,) = ran(child, 256 << 20, what=hoard)
     assert lost.why == f"it used more than {worker_pool.MEMORY >> 20} MiB" and lost.noted == 1
 
@@ -112,21 +112,21 @@ def test_the_path_is_where_modules_are_found_and_nobody_is_left_behind(tmp_path)
     (tmp_path / "beside_the_test.py").write_text("VALUE = 7\n")
     with Sealed([str(tmp_path)]) as child:
         assert ran(child, 0, what=imported) == [Done(7)]
-        pid = child._child.pid
+        pid = child._hands[0].process.pid
     assert not alive([pid])
 
 
 def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
     assert ran(child, 1) == [Done(2)]
-    child._child.kill()
-    child._child.wait()
+    child._hands[0].process.kill()
+    child._hands[0].process.wait()
     assert ran(child, 1, 2) == [Done(2), Done(4)]
 
 
 def test_serving_is_all_of_it_in_one_call_and_in_any_thread(tmp_path):
-    sent = patching.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
+    sent = pickling.dumps((work, [1, "raise", 2], 60.0, (str(tmp_path),)))
     heard = []
-    thread = threading.Thread(target=lambda: heard.extend(patching.loads(serve(sent))))
+    thread = threading.Thread(target=lambda: heard.extend(pickling.loads(serve(sent))))
     thread.start()
     thread.join(120)
     assert [type(a) for a in heard] == [Done, Failed, Done]
@@ -138,7 +138,7 @@ from strategies.base.worker_pool import Sealed
 from tests.strategies.base.test_worker_pool import pid_of
 
 child = Sealed()
-print(*[a.value for a in child.run(pid_of, [0], 60.0)], flush=True)
+print(*[a.value for a in child.run(pid_of, [0], limit=60.0)], flush=True)
 os.kill(os.getpid(), 9)
 """
 

@@ -8,7 +8,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from strategies.base.worker_pool import Done, Failed, Lost
 from strategies.model.settings import BadSetting
 from strategies.sweep import executors
@@ -92,8 +92,8 @@ def odd(monkeypatch):
 
 
 def served(sent):
-    do, tasks, _, _ = patching.loads(sent)
-    return patching.dumps([Done(do(task, lambda number: None)) for task in tasks])
+    do, tasks, _, _ = pickling.loads(sent)
+    return pickling.dumps([Done(do(task, lambda number: None)) for task in tasks])
 
 
 def doubled(task, note):

@@ -153,16 +153,10 @@ VERDICTS = (
         "the rank that only says that its peer has gone is called the first cause",
     ),
     Planted(
-        "localtensor/_util/patching.py",
+        "localtensor/_util/pickling.py",
         'strides = x.stride() if dense else torch.empty(x.shape, device="meta").stride()',
         'strides = torch.empty(x.shape, device="meta").stride()',
         "a transposed sample comes out of a worker contiguous, and another kernel is judged",
-    ),
-    Planted(
-        "localtensor/_util/patching.py",
-        " and not value.requires_grad:",
-        ":",
-        "a tensor that wants a gradient comes back as one that does not",
     ),
 )
 PLUGIN = (
@@ -310,15 +304,15 @@ PROCESSES = (
         "what a job has left under way meets the collectives of the next one",
     ),
     Planted(
-        "localtensor/processes/worker.py",
-        "    return value.is_contiguous() and not odd",
-        "    return value.is_contiguous()",
-        "a conjugate or a tensor with hooks comes back from a process as another value",
+        "localtensor/_util/pickling.py",
+        "(self.views or value.requires_grad) and _is_view(value)",
+        "value.requires_grad and _is_view(value)",
+        "a conjugate or a slice comes back from a process as another tensor",
     ),
     Planted(
-        "localtensor/processes/worker.py",
-        "    return made.requires_grad_(requires_grad)",
-        "    return made",
+        "localtensor/_util/pickling.py",
+        "    return made.to(device).requires_grad_(wants_grad)",
+        "    return made.to(device)",
         "a tensor that wants a gradient comes back from a process as one that does not",
     ),
     Planted(

@@ -260,8 +260,8 @@ JOURNALS = (
     ),
     Planted(
         "strategies/base/worker_pool.py",
-        "            noted, since = size, time.monotonic()\n",
-        "            noted = size\n",
+        "            self.since, self.seen = now, self.noted.value\n",
+        "            self.seen = self.noted.value\n",
         "a long task is killed though it goes on step by step",
     ),
 )

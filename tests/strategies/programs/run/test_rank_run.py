@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.layout.shards import split_axis
 from localtensor.processes.pool import Pool
 from strategies.programs.run.rank_run import Part, play
@@ -38,8 +38,8 @@ def heard(pool):
             Part(one.call, tuple((p,) for p in given), tuple(c[rank] for c in columns), shapes, strides, "cpu", HOME)
             for rank in (0, 1)
         ]
-        outcomes = pool.call(play, [(patching.dumps(replace(part, **changes)),) for part in parts])
-        return [patching.loads(outcome.value) for outcome in outcomes]
+        outcomes = pool.call(play, [(pickling.dumps(replace(part, **changes)),) for part in parts])
+        return [pickling.loads(outcome.value) for outcome in outcomes]
 
     return ask
 
@@ -168,4 +168,4 @@ def test_a_rank_without_the_users_module_says_so(monkeypatch):
         planted("remembered", X).call, placements("R"), (X,), ((5, 4),), ((4, 1),), "cpu", ("no_such_rules", ".")
     )
     with pytest.raises(ModuleNotFoundError, match="no_such_rules"):
-        play(patching.dumps(part))
+        play(pickling.dumps(part))

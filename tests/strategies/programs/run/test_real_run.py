@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.errors import BadPlacement
 from strategies.model.oracle import tell
@@ -245,7 +245,7 @@ def heard(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace="")
     pieces = [torch.tensor(piece) for piece in pieces]
     whole = torch.cat(pieces) if whole is None else torch.tensor(whole)
     made = [Heard(failed, errors, (placement,), (tuple(p.shape),), (p,), (whole,), trace) for p in pieces]
-    return [Returned(rank, patching.dumps(one)) for rank, one in enumerate(made)]
+    return [Returned(rank, pickling.dumps(one)) for rank, one in enumerate(made)]
 
 
 def test_right_pieces_are_right():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from strategies.model.program import Program
 from strategies.programs.shrink.search import elements, shrink
 from tests.strategies.cases import numbers, sample
@@ -53,14 +53,14 @@ def test_every_step_shows_is_no_larger_and_is_asked_once():
     asked = []
 
     def shows(program):
-        asked.append(patching.dumps(program))
+        asked.append(pickling.dumps(program))
         return bool(program is START or zlib.crc32(asked[-1]) % 3)
 
     found = shrink(START, shows)
     sizes = [elements(START), *map(elements, found.steps)]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(asked)) == len(asked) == found.tried
-    assert all(zlib.crc32(patching.dumps(step)) % 3 for step in found.steps) and found.steps
+    assert all(zlib.crc32(pickling.dumps(step)) % 3 for step in found.steps) and found.steps
 
 
 def test_twice_the_same_to_the_last_bit():
@@ -68,7 +68,7 @@ def test_twice_the_same_to_the_last_bit():
         return elements(program) > 7
 
     one, two = shrink(START, shows), shrink(START, shows)
-    assert patching.dumps(one.steps) == patching.dumps(two.steps) and one.tried == two.tried
+    assert pickling.dumps(one.steps) == pickling.dumps(two.steps) and one.tried == two.tried
 
 
 @pytest.mark.parametrize("budget", [1, 2, 7, 20])
