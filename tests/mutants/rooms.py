@@ -63,8 +63,8 @@ SEEN_FROM = {
     ),
     "localtensor/testing/programs/program.py": ("tests/localtensor/test_testing_programs.py",),
     "localtensor/runner/torchrun_processes.py": ("tests/localtensor/test_script.py",),
-    "localtensor/testing/rules/script.py": ("tests/localtensor/test_testing_rule_tests.py",),
-    "localtensor/testing/rules/api.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "strategies/validation/assertions/script.py": ("tests/localtensor/test_testing_rule_tests.py",),
+    "strategies/validation/assertions/api.py": ("tests/localtensor/test_testing_rule_tests.py",),
     "localtensor/lockstep/dispatch/execute.py": (
         "tests/localtensor/test_physical.py",
         "tests/localtensor/test_ways.py",

@@ -20,16 +20,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
-from localtensor.errors.base import LocalTensorError, ProgramFault, refusal
-from localtensor.layout.shards import Layout, has_meaning
-from localtensor.layout.spec import Mesh, Spec, shape_text, shorts
+from localtensor.errors import LocalTensorError, ProgramFault, refusal
+from localtensor.layout import Layout, Mesh, Spec, has_meaning, shape_text, shorts
 from localtensor.runner.api import run
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.case import Misfit, Skipped, Truth, Wrong, code, differs, literal, tell
-from localtensor.testing.rules.ops import REFUSALS
-from localtensor.testing.rules.rule import WrongRule, shard_dim
-from localtensor.testing.rules.script import room_text, shown
+from strategies.validation.assertions.case import Misfit, Skipped, Truth, Wrong, code, differs, literal, tell
+from strategies.validation.assertions.ops import REFUSALS
+from strategies.validation.assertions.rule import WrongRule, shard_dim
+from strategies.validation.assertions.script import room_text, shown
 
 _SCRIPT = '''"""{what}
 

@@ -12,14 +12,27 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.reductions import reducible
-from localtensor.layout.shards import assemble, local_shapes
-from localtensor.layout.spec import Mesh, Spec, shape_text, short
-from localtensor.layout.tolerance import GENEROUS, UNSTABLE, WIDER, close, rounds, scale_of, slack_of, widened
+from localtensor.layout import (
+    GENEROUS,
+    UNSTABLE,
+    WIDER,
+    Mesh,
+    Spec,
+    assemble,
+    close,
+    local_shapes,
+    reducible,
+    rounds,
+    scale_of,
+    shape_text,
+    short,
+    slack_of,
+    widened,
+)
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.ops import REFUSALS, Op, replaced, tensors_in, with_tensors
-from localtensor.testing.rules.rule import Rule, shard_dim
+from strategies.validation.assertions.ops import REFUSALS, Op, replaced, tensors_in, with_tensors
+from strategies.validation.assertions.rule import Rule, shard_dim
 
 # What a function gives for whole tensors, and how far from that a right answer may be (`localtensor.layout.tolerance`).
 #

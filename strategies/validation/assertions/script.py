@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors.base import refusal
-from localtensor.layout.spec import Mesh, Spec, StridedShard, short
-from localtensor.layout.tolerance import rounds, scale_of
+from localtensor.errors import refusal
+from localtensor.layout import Mesh, Spec, StridedShard, rounds, scale_of, short
 from localtensor.testing.hypothesis_strategies.layouts import cut
-from localtensor.testing.rules.case import Ran, RuleCase, Wrong, call_text, code, literal, placed_results
-from localtensor.testing.rules.ops import Op, replaced
-from localtensor.testing.rules.rule import Rule, WrongRule, shard_dim
+from strategies.validation.assertions.case import Ran, RuleCase, Wrong, call_text, code, literal, placed_results
+from strategies.validation.assertions.ops import Op, replaced
+from strategies.validation.assertions.rule import Rule, WrongRule, shard_dim
 
 _SCRIPT = '''"""{op}: {rule}
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from localtensor.testing.rules.rule import NotARule, Rule, shard_dim
+from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
 REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError,
             ArithmeticError)  # fmt: skip
