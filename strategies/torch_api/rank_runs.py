@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 import localtensor as lt
-from localtensor._util import Died, Outcome, Raised, Returned, Waiting
+from localtensor._util import Died, Outcome, Raised, Returned, Waiting, pickling
 from localtensor.errors import LocalTensorError, in_a_line
 from localtensor.processes import Pool
 from strategies.torch_api.mesh_and_caches import forget, remembering

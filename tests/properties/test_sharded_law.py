@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import CARRIED
 from localtensor.testing import draws
-from localtensor.testing.hypothesis_strategies.api import Sharded
+from localtensor.testing.hypothesis_strategies.draws import Sharded
 
 GRID = Mesh.of(2, 2)
 CARRIED_DTYPES = tuple(dtype for dtype in draws.DTYPES if dtype in CARRIED and not dtype.is_complex)

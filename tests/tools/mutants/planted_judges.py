@@ -144,9 +144,9 @@ PLANTED: tuple[Planted, ...] = (
         "shrinking slips from wrong numbers to NaN, or stops",
     ),
     Planted(
-        "strategies/programs/repro/script.py",
-        'shown.append(f"{max([*finite, 1e-9',
-        'shown.append(f"{min([*finite, 1e-9',
+        "strategies/model/code_text.py",
+        'return f"{max([*finite, 1e-9',
+        'return f"{min([*finite, 1e-9',
         "a script calls rounding wrong",
     ),
     Planted(

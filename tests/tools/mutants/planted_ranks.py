@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.tools.mutants.values import Planted
 
-RULES = ("tests/localtensor/testing/rules/test_api.py",)
-DRAWS = ("tests/localtensor/testing/hypothesis_strategies/test_api_layouts.py",)
+RULES = ("tests/strategies/validation/assertions/test_api.py",)
+DRAWS = ("tests/localtensor/testing/hypothesis_strategies/test_draws_layouts.py",)
 
 SCHEDULES = (
     Planted(
@@ -215,14 +215,14 @@ TESTING = (
         "{torch.bfloat16: 0.5, torch.float16: 0.25}",
         "{torch.float16: 0.25}",
         "sums of drawn bfloat16 numbers are rounded, and right properties fail",
-        ("tests/localtensor/testing/hypothesis_strategies/test_api_values.py",),
+        ("tests/localtensor/testing/hypothesis_strategies/test_draws_values.py",),
     ),
     Planted(
         "localtensor/testing/hypothesis_strategies/layouts.py",
         "torch.where(alone, x, 0).to(x.dtype)",
         "x",
         "every rank holds the infinity of a sum, and the parts do not make the whole",
-        ("tests/localtensor/testing/hypothesis_strategies/test_api_parts.py",),
+        ("tests/localtensor/testing/hypothesis_strategies/test_draws_parts.py",),
     ),
     Planted(
         "localtensor/testing/hypothesis_strategies/layouts.py",
@@ -236,28 +236,28 @@ TESTING = (
         "sorted(given) != list(range(len(taken)))",
         "len(given) != len(taken)",
         "a text whose turns leave one out is read as a spec that nobody wrote",
-        ("tests/localtensor/testing/hypothesis_strategies/test_api_sharded.py",),
+        ("tests/localtensor/testing/hypothesis_strategies/test_draws_sharded.py",),
     ),
     Planted(
-        "localtensor/testing/rules/case.py",
+        "strategies/validation/assertions/case.py",
         "if tuple(piece.shape) != shape:",
         "if piece.ndim != len(shape):",
         "a rank with too many rows ends the test with a crash, and not with the rule that is wrong",
         RULES,
     ),
     Planted(
-        "localtensor/testing/rules/case.py",
+        "strategies/validation/assertions/case.py",
         "*(rule.inputs[i] for i in writes))",
         "*(Replicate() for i in writes))",
         "a right rule of an op that writes to its argument is called wrong",
         RULES,
     ),
     Planted(
-        "localtensor/testing/rules/ops.py",
+        "strategies/validation/assertions/ops.py",
         'return len(cut) <= 1 and "1" not in cut',
         "return len(cut) <= 1",
         "a right rule of add is called wrong, because the dim that it cuts is broadcast",
-        ("tests/localtensor/testing/rules/test_ops_shape_inference.py",),
+        ("tests/strategies/validation/assertions/test_ops_shape_inference.py",),
     ),
     Planted(
         "localtensor/layout/tolerance.py",

@@ -54,17 +54,17 @@ SEEN_FROM = {
         "tests/localtensor/lockstep/values/test_rank_int.py",
     ),
     "localtensor/testing/hypothesis_strategies/values.py": (
-        "tests/localtensor/testing/hypothesis_strategies/test_api.py",
-        "tests/localtensor/testing/hypothesis_strategies/test_api_parts.py",
+        "tests/localtensor/testing/hypothesis_strategies/test_draws.py",
+        "tests/localtensor/testing/hypothesis_strategies/test_draws_parts.py",
     ),
     "localtensor/testing/hypothesis_strategies/layouts.py": (
-        "tests/localtensor/testing/hypothesis_strategies/test_api.py",
-        "tests/localtensor/testing/hypothesis_strategies/test_api_sharded.py",
+        "tests/localtensor/testing/hypothesis_strategies/test_draws.py",
+        "tests/localtensor/testing/hypothesis_strategies/test_draws_sharded.py",
     ),
     "localtensor/testing/programs/program.py": ("tests/localtensor/testing/programs/test_program.py",),
     "localtensor/runner/torchrun_processes.py": ("tests/localtensor/runner/test_torchrun.py",),
-    "localtensor/testing/rules/script.py": ("tests/localtensor/testing/rules/test_api.py",),
-    "localtensor/testing/rules/api.py": ("tests/localtensor/testing/rules/test_api.py",),
+    "strategies/validation/assertions/script.py": ("tests/strategies/validation/assertions/test_api.py",),
+    "strategies/validation/assertions/api.py": ("tests/strategies/validation/assertions/test_api.py",),
     "localtensor/lockstep/dispatch/execute.py": (
         "tests/localtensor/lockstep/dispatch/test_batching.py",
         "tests/localtensor/lockstep/dispatch/test_op_table.py",

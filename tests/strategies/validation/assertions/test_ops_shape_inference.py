@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from localtensor.testing.rules.calls import TAME, filled, schema_calls, there
-from localtensor.testing.rules.ops import Op, Plan, accepted, cuts_one, fits, is_case_of
-from localtensor.testing.rules.rule import Rule
+from strategies.validation.assertions.calls import TAME, filled, schema_calls, there
+from strategies.validation.assertions.ops import Op, Plan, accepted, cuts_one, fits, is_case_of
+from strategies.validation.assertions.rule import Rule
 
 
 def shapes_of(op, rule):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors.base import refusal
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.spec import Spec, StridedShard, short
-from localtensor.layout.tolerance import rounds, scale_of
+from localtensor.errors import refusal
+from localtensor.layout import Mesh, Spec, StridedShard, rounds, short
 from localtensor.testing.hypothesis_strategies.layouts import cut
-from localtensor.testing.rules.case import Ran, RuleCase, Wrong, call_text, code, literal, placed_results
-from localtensor.testing.rules.ops import Op, replaced
-from localtensor.testing.rules.rule import Rule, WrongRule, shard_dim
+from strategies.model.call_signature import text_of
+from strategies.model.code_text import literal, slack_text
+from strategies.validation.assertions.case import Ran, RuleCase, Wrong, call_text, placed_results
+from strategies.validation.assertions.ops import Op, replaced
+from strategies.validation.assertions.rule import Rule, WrongRule, shard_dim
 
 _SCRIPT = '''"""{op}: {rule}
 
@@ -89,7 +88,7 @@ def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
     args, kwargs = case.real
     numbers = iter(range(len(rule.inputs)))
     named = replaced((args, kwargs), lambda one: _Name(f"x[{next(numbers)}]") if isinstance(one, Tensor) else one)
-    given = [*map(code, named[0]), *(f"{key}={code(value)}" for key, value in named[1].items())]
+    given = [*map(text_of, named[0]), *(f"{key}={text_of(value)}" for key, value in named[1].items())]
     count = range(len(rule.inputs))
     written = op.written(args, kwargs)
     wrong = ran.wrong.problem if ran.wrong else "it is right"
@@ -124,7 +123,7 @@ def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -
     lines = []
     every = f"for rank in range({case.ranks}):"
     for i, want in enumerate(ran.truth.values):
-        slack = room_text(want, ran.truth.slack[i])
+        slack = slack_text(want, ran.truth.slack[i])
         placement = placed[i] if i < len(placed) else None
         if isinstance(want, Tensor) and isinstance(placement, Partial):
             total = _total(placement.reduce_op, want)
@@ -156,13 +155,6 @@ def _total(kind: str, want: Tensor) -> str:
         "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if rounds(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
         "min": "parts.amin(0)", "max": "parts.amax(0)", "product": f"parts.prod(0{keep})",
     }[kind]  # fmt: skip
-
-
-def room_text(want: Any, slack: Tensor | None) -> str:
-    """How far a result may be off, as Python text for torch.allclose's `atol`; elements that jump do not count."""
-    finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-    real = isinstance(want, Tensor) and rounds(want)
-    return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
 
 
 def imports_of(op: Op, caller: tuple[str, str]) -> str:
@@ -204,7 +196,7 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
     said = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
     example = f"@example(case={case!r})"
     splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
-    listed = f"calls=[({code(tuple(case.args))}, {code(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
+    listed = f"calls=[({text_of(tuple(case.args))}, {text_of(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
     lines = [

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import localtensor as lt
 from localtensor.errors import ModeBusy, NotServed, RankRaised
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.api import assert_sharding
-from localtensor.testing.rules.rule import NotARule, NothingTested, WrongRule
+from strategies.validation.assertions.api import assert_sharding
+from strategies.validation.assertions.rule import NotARule, NothingTested, WrongRule
 
 
 def total(x):

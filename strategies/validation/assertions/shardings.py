@@ -20,17 +20,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
-from localtensor.errors.base import LocalTensorError, ProgramFault, refusal
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import Layout, has_meaning
-from localtensor.layout.spec import Spec, shape_text, shorts
+from localtensor.errors import LocalTensorError, ProgramFault, refusal
+from localtensor.layout import Layout, Mesh, Spec, has_meaning, shape_text, shorts
 from localtensor.runner.api import run
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.case import Misfit, Skipped, Truth, Wrong, code, differs, literal, tell
-from localtensor.testing.rules.ops import REFUSALS
-from localtensor.testing.rules.rule import WrongRule, shard_dim
-from localtensor.testing.rules.script import room_text, shown
+from strategies.model.call_signature import text_of
+from strategies.model.code_text import literal, slack_text
+from strategies.validation.assertions.case import Misfit, Skipped, Truth, Wrong, differs, tell
+from strategies.validation.assertions.ops import REFUSALS
+from strategies.validation.assertions.rule import WrongRule, shard_dim
+from strategies.validation.assertions.script import shown
 
 _SCRIPT = '''"""{what}
 
@@ -98,7 +98,7 @@ class ShardingCase:
         printer.text(repr(self))
 
     def __repr__(self) -> str:
-        return f"ShardingCase({code(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
+        return f"ShardingCase({text_of(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def wrong_sharding(
     name = getattr(claim.fn, "__name__", "fn")
     name = f"torch.{name}" if getattr(torch, name, None) is claim.fn else name
     sides = ", ".join(f"[{', '.join(map(_layout_code, side))}]" for side in (claim.inputs, claim.outputs))
-    repeat = f"assert_sharding({name}, {sides}, inputs=[{code(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
+    repeat = f"assert_sharding({name}, {sides}, inputs=[{text_of(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
     text = sharding_script(claim, case, truth, held, wrong)
     lines = [said, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
@@ -250,7 +250,7 @@ def sharding_script(
         inputs.append(
             f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
         )
-    slack = [room_text(want, s) for want, s in zip(truth.values, truth.slack, strict=True)]
+    slack = [slack_text(want, s) for want, s in zip(truth.values, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
         names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),

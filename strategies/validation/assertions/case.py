@@ -12,15 +12,28 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout.mesh import Mesh
-from localtensor.layout.reductions import reducible
-from localtensor.layout.shards import assemble, local_shapes
-from localtensor.layout.spec import Spec, shape_text, short
-from localtensor.layout.tolerance import GENEROUS, UNSTABLE, WIDER, close, rounds, scale_of, slack_of, widened
+from localtensor.layout import (
+    GENEROUS,
+    UNSTABLE,
+    WIDER,
+    Mesh,
+    Spec,
+    assemble,
+    close,
+    local_shapes,
+    reducible,
+    rounds,
+    scale_of,
+    shape_text,
+    short,
+    slack_of,
+    widened,
+)
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.ops import REFUSALS, Op, replaced, tensors_in, with_tensors
-from localtensor.testing.rules.rule import Rule, shard_dim
+from strategies.model.call_signature import text_of
+from strategies.validation.assertions.ops import REFUSALS, Op, replaced, tensors_in, with_tensors
+from strategies.validation.assertions.rule import Rule, shard_dim
 
 # What a function gives for whole tensors, and how far from that a right answer may be (`localtensor.layout.tolerance`).
 #
@@ -152,7 +165,7 @@ class RuleCase:
 
     def __repr__(self) -> str:
         rest = f", uneven={self.uneven}" if not self.uneven else ""
-        values = f"{code(self.args)}, {code(dict(self.kwargs))}"
+        values = f"{text_of(self.args)}, {text_of(dict(self.kwargs))}"
         return f"RuleCase({self.op!r}, {self.rule!r}, {values}, ranks={self.ranks}, split={self.split}{rest})"
 
 
@@ -309,27 +322,6 @@ def _value(name: str, i: int, rank: int | None, got: Tensor, want: Tensor, right
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or "without a word").splitlines()[0]
-
-
-def code(value: Any) -> str:
-    """Python text that makes the value again; `torch`, `inf`, `nan` and `Drawn` are names that it uses."""
-    if isinstance(value, Tensor):
-        return literal(value)
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name!r}: {code(one)}' for name, one in value.items())}}}"
-    if type(value) in (list, tuple):
-        inner = ", ".join(map(code, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
-
-
-def literal(x: Tensor) -> str:
-    """Python text that makes the same tensor."""
-    if x.is_complex():  # Python's own way to write a complex number loses the sign of a zero, and nan
-        return f"torch.complex({literal(x.detach().real.clone())}, {literal(x.detach().imag.clone())})"
-    if not x.numel():
-        return f"torch.empty({tuple(x.shape)}, dtype={x.dtype})"
-    return f"torch.tensor({x.detach().cpu().tolist()!r}, dtype={x.dtype})"
 
 
 def call_text(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], placed: Sequence[Placement]) -> str:

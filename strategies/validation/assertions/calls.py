@@ -15,8 +15,17 @@ from torch.distributed.tensor import Partial
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, database
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.ops import REFUSALS, Op, Plan, accepted, is_list, replaced, takes_tensor, tensors_in
-from localtensor.testing.rules.rule import NotARule, Rule, shard_dim
+from strategies.validation.assertions.ops import (
+    REFUSALS,
+    Op,
+    Plan,
+    accepted,
+    is_list,
+    replaced,
+    takes_tensor,
+    tensors_in,
+)
+from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Values = tuple[torch.dtype, tuple[str, ...]]

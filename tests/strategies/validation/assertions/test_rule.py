@@ -4,7 +4,7 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.errors import BadPlacement
-from localtensor.testing.rules.rule import NotARule, Rule, layouts, shard_dim
+from strategies.validation.assertions.rule import NotARule, Rule, layouts, shard_dim
 
 TEXTS = ["S(0), R -> S(0)", "P(sum) -> P(max), -", "SS(0,2), R -> SS(1,3)", "R -> -", "R ->"]
 

@@ -25,12 +25,12 @@ from hypothesis.errors import FlakyFailure, Unsatisfiable
 from torch.distributed.tensor import Partial
 
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
-from localtensor.testing.rules.calls import Call, given_calls, known_calls, one_of_calls, schema_calls, there
-from localtensor.testing.rules.case import Misfit, Ran, RuleCase, Skipped
-from localtensor.testing.rules.ops import FunctionOp, Op
-from localtensor.testing.rules.rule import NotARule, NothingTested, Rule, layouts
-from localtensor.testing.rules.script import caller, imports_of, wrong_rule
-from localtensor.testing.rules.shardings import Claim, ShardingCase, judge, wrong_sharding
+from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls, there
+from strategies.validation.assertions.case import Misfit, Ran, RuleCase, Skipped
+from strategies.validation.assertions.ops import FunctionOp, Op
+from strategies.validation.assertions.rule import NotARule, NothingTested, Rule, layouts
+from strategies.validation.assertions.script import caller, imports_of, wrong_rule
+from strategies.validation.assertions.shardings import Claim, ShardingCase, judge, wrong_sharding
 
 # Hypothesis looks for the smallest case that is wrong, and counts what was judged and what was not.
 
@@ -147,7 +147,7 @@ def assert_rule(
     >>> assert_rule("aten.neg.default", "S(0) -> S(0)", max_examples=20)
     >>> assert_rule("aten.abs.default", "P(sum) -> P(sum)")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    localtensor.testing.rules.rule.WrongRule: assert_rule: rule: aten.abs.default: P(sum) -> P(sum): on 2 ranks...
+    strategies.validation.assertions.rule.WrongRule: assert_rule: rule: aten.abs.default: P(sum) -> P(sum): on 2 ranks...
     """
     found = _searched("assert_rule", op, rule, calls, where, dtypes, ranks, uneven, splits, max_examples, seed)
     if found.wrong is not None:

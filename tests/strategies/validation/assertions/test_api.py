@@ -13,9 +13,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.errors import BadPlacement
 from localtensor.testing import draws
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from localtensor.testing.rules.api import assert_rule, check_case, rule_cases
-from localtensor.testing.rules.case import RuleCase
-from localtensor.testing.rules.rule import NotARule, NothingTested, WrongRule
+from strategies.validation.assertions.api import assert_rule, check_case, rule_cases
+from strategies.validation.assertions.case import RuleCase
+from strategies.validation.assertions.rule import NotARule, NothingTested, WrongRule
 from tests.localtensor import rules_tried
 from tests.localtensor.rules_tried import RIGHT, SOME_CALLS, WRONG
 

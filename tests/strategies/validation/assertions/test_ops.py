@@ -5,8 +5,8 @@ import torch
 from torch._library import custom_ops
 from torch.utils import _pytree as pytree
 
-from localtensor.testing.rules.ops import FunctionOp, Op, replaced, tensors_in, with_tensors
-from localtensor.testing.rules.rule import NotARule
+from strategies.validation.assertions.ops import FunctionOp, Op, replaced, tensors_in, with_tensors
+from strategies.validation.assertions.rule import NotARule
 from tests.localtensor import rules_tried
 
 

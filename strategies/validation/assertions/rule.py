@@ -9,9 +9,8 @@ from typing import Any
 
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import BadPlacement
-from localtensor.errors.base import Refusal
-from localtensor.layout.spec import cuts, is_defined, parse, shorts
+from localtensor.errors import BadPlacement, Refusal
+from localtensor.layout import cuts, is_defined, parse, shorts
 
 # What the two lines for authors of rules raise: a rule that is wrong, one that is none, and one that nothing tests.
 

@@ -3,7 +3,7 @@
 import torch
 
 from localtensor.layout.tolerance import close
-from localtensor.testing.rules.case import rounding, tell
+from strategies.validation.assertions.case import rounding, tell
 
 
 def test_a_stable_function_has_little_room_and_integers_none():

@@ -6,7 +6,7 @@
 | torch._library.custom_ops.OPDEFS, CustomOpDef._opoverload, ._init_fn | from torch.library.custom_op to the op and its file | 2.11 - 2.15 | 2.13 |
 | torch.utils._pytree.tree_leaves                      | the results of an op, flat                  | 2.11 - 2.15 | 2.13   |
 
-`tests/localtensor/testing/rules/test_ops.py` names each part.
+`tests/strategies/validation/assertions/test_ops.py` names each part.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from localtensor.testing.rules.rule import NotARule, Rule, shard_dim
+from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
 REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError,
             ArithmeticError)  # fmt: skip
