@@ -9,13 +9,17 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from localtensor.concurrency import Same, brief
+from localtensor.errors import Refusal
+from localtensor.layout import Spec, is_plain, shape_text, short
+from localtensor.layout import StridedShard as _StridedShard
 from strategies.model.code_text import literal
 from strategies.model.rule import Call, Leaf, Sample, overload
 
@@ -191,3 +195,51 @@ def others(sample: Sample, samples: Sequence[Sample]) -> Iterator[str]:
 
 def _alike(a: Sample, b: Sample) -> bool:
     return [(x.shape, x.dtype) for x in a.tensors] == [(x.shape, x.dtype) for x in b.tensors]
+
+
+class NoKey(Refusal):
+    """A call has an argument that cannot be part of a key."""
+
+    def __init__(self, argument: str, value: object, problem: str) -> None:
+        remedy = "Propagate this call without a cache, or pass a plain value"
+        super().__init__("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + ".")
+
+
+def _brief(value: object) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else brief(value, 40)
+
+
+def _has_text(placement: Any) -> bool:
+    """Whether its short print says all that there is."""
+    if is_plain(placement):
+        return not getattr(placement, "__dict__", None)
+    return type(placement) is _StridedShard and type(placement.split_factor) is int
+
+
+def _written(placement: Any) -> str:
+    return short(placement) if _has_text(placement) else f"<{type(placement).__qualname__}>"
+
+
+def _odd(placement: Any) -> Hashable:
+    """Equality that a class wrote for itself is taken at its word; what it inherits may know nothing of its state."""
+    kind = type(placement)
+    return (kind, placement) if "__eq__" in vars(kind) and kind is not _StridedShard else Same(placement)
+
+
+def spec_token(spec: Spec | None) -> Hashable:
+    """All of a spec but its mesh's names.  A text, with the placements that no text can hold behind it.
+
+    Raises `NoKey` for symbolic sizes.
+    """
+    if spec is None:
+        return None
+    for size in spec.shape:
+        if type(size) is not int:
+            raise NoKey("specs", size, "a size that is no plain integer is known to its own program only")
+    sizes = ",".join(map(str, spec.mesh.sizes))
+    placements = ", ".join(map(_written, spec.placements))
+    text = f"{shape_text(spec.shape, spec.dtype)} @ {sizes}: {placements}"
+    if spec.shard_order:
+        text += f" by {spec.shard_order}"
+    odd = tuple((i, _odd(p)) for i, p in enumerate(spec.placements) if not _has_text(p))
+    return (text, *odd) if odd else text

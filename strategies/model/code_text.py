@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import rounds, scale_of
+from localtensor.layout import StridedShard, rounds, scale_of
 
 
 def literal(x: Tensor) -> str:
@@ -27,3 +29,12 @@ def slack_text(want: Any, slack: Tensor | None) -> str:
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
     real = isinstance(want, Tensor) and rounds(want)
     return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
+
+
+def placement_code(placement: Placement) -> str:
+    """Python text that makes the placement, in a follower and in a script."""
+    if isinstance(placement, StridedShard):
+        return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
+    if isinstance(placement, Partial):
+        return f"Partial({placement.reduce_op!r})"
+    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"

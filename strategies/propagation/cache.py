@@ -17,27 +17,19 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.concurrency import AS_IT_IS as _AS_IT_IS
-from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Same, Stats, Sync, brief, clear_all
+from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Same, Stats, Sync, clear_all
 from localtensor.concurrency import rare_key as _rare_key
 from localtensor.concurrency import value_key as _value_key
-from localtensor.errors import Refusal
-from localtensor.layout import Spec, is_plain, shape_text, short
+from localtensor.layout import Spec
 from localtensor.layout import StridedShard as _StridedShard
 from localtensor.threads import SETTINGS, ambient
+from strategies.model.call_signature import NoKey, spec_token
 from strategies.model.rule import Leaf, overload
 
 _VALUES = frozenset({Replicate, Shard, Partial, _StridedShard})
 """Placements of these types are equal if they mean the same."""
 SPECS_LIMIT = 4096
 """So many specs are known by identity; then all of them are forgotten, which costs time only."""
-
-
-class NoKey(Refusal):
-    """A call has an argument that cannot be part of a key."""
-
-    def __init__(self, argument: str, value: object, problem: str) -> None:
-        remedy = "Propagate this call without a cache, or pass a plain value"
-        super().__init__("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + ".")
 
 
 class Key(NamedTuple):
@@ -152,42 +144,6 @@ def key_of(
     return Keys(settings).of(op, specs, args, kwargs)
 
 
-def spec_token(spec: Spec | None) -> Hashable:
-    """All of a spec but its mesh's names.  A text, with the placements that no text can hold behind it.
-
-    Raises `NoKey` for symbolic sizes.
-    """
-    if spec is None:
-        return None
-    for size in spec.shape:
-        if type(size) is not int:
-            raise NoKey("specs", size, "a size that is no plain integer is known to its own program only")
-    sizes = ",".join(map(str, spec.mesh.sizes))
-    placements = ", ".join(map(_written, spec.placements))
-    text = f"{shape_text(spec.shape, spec.dtype)} @ {sizes}: {placements}"
-    if spec.shard_order:
-        text += f" by {spec.shard_order}"
-    odd = tuple((i, _odd(p)) for i, p in enumerate(spec.placements) if not _has_text(p))
-    return (text, *odd) if odd else text
-
-
-def _has_text(placement: Any) -> bool:
-    """Whether its short print says all that there is."""
-    if is_plain(placement):
-        return not getattr(placement, "__dict__", None)
-    return type(placement) is _StridedShard and type(placement.split_factor) is int
-
-
-def _written(placement: Any) -> str:
-    return short(placement) if _has_text(placement) else f"<{type(placement).__qualname__}>"
-
-
-def _odd(placement: Any) -> Hashable:
-    """Equality that a class wrote for itself is taken at its word; what it inherits may know nothing of its state."""
-    kind = type(placement)
-    return (kind, placement) if "__eq__" in vars(kind) and kind is not _StridedShard else Same(placement)
-
-
 # -- arguments
 
 
@@ -213,10 +169,6 @@ def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
     if len(kwargs) == 1:
         return tuple([(name, _value_key(value, _leaf)) for name, value in kwargs.items()])
     return tuple([(name, _value_key(kwargs[name], _leaf)) for name in sorted(kwargs)])
-
-
-def _brief(value: object) -> str:
-    return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else brief(value, 40)
 
 
 # The shared cache of propagated answers: `Once`, with keys that it can explain.

@@ -24,10 +24,10 @@ from localtensor._util import ambient
 from localtensor.concurrency import THREADS, Once, Same, Stats, Sync
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import Spec
+from strategies.model.call_signature import spec_token
 from strategies.planner.search.state_table import Table, facts
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import Topology
-from strategies.propagation.cache import spec_token
 
 LIMIT, TABLES = 4096, 64
 """So many plans are known by identity, and so many tables; then these are forgotten, which costs time only."""

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from localtensor.layout import StridedShard, is_defined, is_plain, short
 from strategies.model.call_signature import arguments_text, before
-from strategies.model.code_text import literal, slack_text
+from strategies.model.code_text import literal, placement_code, slack_text
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
 from strategies.model.rule import overload, written
@@ -270,7 +270,7 @@ def _inputs(program: Program) -> list[str]:
         zip(program.sample.tensors, program.inputs, held_of(program), strict=True)
     ):
         lines += [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
-        listed = f"[{', '.join(map(follow_ups.placement_code, placements))}]"
+        listed = f"[{', '.join(map(placement_code, placements))}]"
         if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
             lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
             continue

@@ -27,6 +27,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.concurrency import THREADS, Once, Same
 from localtensor.errors import Refusal
 from localtensor.layout import is_plain, short, shorts
+from strategies.model.call_signature import NoKey
 from strategies.model.rule import Call, frozen, out_leaves, overload, results
 from strategies.ops.semantics.local_call import (
     BadRule,
@@ -39,7 +40,7 @@ from strategies.ops.semantics.local_call import (
 )
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, bound
 from strategies.planner.steps.alpha_beta import NETWORK
-from strategies.propagation.cache import NoKey, value_token
+from strategies.propagation.cache import value_token
 from strategies.propagation.mesh_expansion import Problem, expand
 from strategies.propagation.meta_run import calm, lock_of, on_meta, outputs_of
 from strategies.propagation.model import Grid

@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils import _pytree as pytree
 
+from localtensor import run
 from localtensor.errors import LocalTensorError, ProgramFault, refusal
 from localtensor.layout import Layout, Mesh, Spec, has_meaning, shape_text, shorts
-from localtensor.runner.api import run
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model.call_signature import text_of

@@ -15,8 +15,9 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
+from strategies.model.call_signature import NoKey, spec_token
 from strategies.model.rule import Leaf
-from strategies.propagation.cache import Key, Keys, NoKey, Specs, key_of, spec_token
+from strategies.propagation.cache import Key, Keys, Specs, key_of
 
 OP = "aten.sum.dim_IntList"
 

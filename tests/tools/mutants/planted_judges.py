@@ -220,14 +220,14 @@ PLANTED: tuple[Planted, ...] = (
         "if self._pool is None or self._pool.ranks != len(parts):",
         "if self._pool is None:",
         "a case on three ranks is brought before two processes",
-        ("tests/strategies/test_confirm.py",),
+        ("tests/strategies/programs/run/test_real_run.py",),
     ),
     Planted(
         "strategies/torch_api/rank_runs.py",
         "for outcome in outcomes:  # first of all",
         "for outcome in outcomes[:1]:  # first of all",
         "a rank that dies is told as peers that wait for it",
-        ("tests/strategies/test_confirm.py",),
+        ("tests/strategies/programs/run/test_real_run.py",),
     ),
     Planted(
         "strategies/validation/claim_sources.py",
