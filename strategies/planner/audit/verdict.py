@@ -17,13 +17,13 @@ from localtensor.layout import assemble, split
 from strategies.base.signals import quiet
 from strategies.planner.audit.compare import compared
 from strategies.planner.audit.pairs import Pair, Refused, for_dtensor, paid
-from strategies.planner.audit.rank_run import Part, Told, heard, mesh_on, planner, play, redistributed
+from strategies.planner.audit.rank_run import Part, Told, heard, planner, play, redistributed
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import TorchPrice
 from strategies.torch_api import rank_runs
-from strategies.torch_api.mesh_and_caches import averages
+from strategies.torch_api.mesh_and_caches import averages, mesh_on
 from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
 
 # Pairs played in this process, many at a time: DTensor's own redistribution, in one control flow for all ranks.

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import before
 from strategies.model.program import read_layout
 from strategies.model.rule import Call, overload, results
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
+from strategies.torch_api.script_code import placements_code
 
 # The gradient of a call with respect to its floating-point tensors, through autograd's own way of each tensor kind.
 
@@ -86,22 +86,13 @@ def of_results(then: str) -> bool:
     return then in SIMPLE or then.startswith("to (")
 
 
-def placement_code(placement: Placement) -> str:
-    """Python text that makes the placement, in a follower and in a script."""
-    if isinstance(placement, StridedShard):
-        return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
-    if isinstance(placement, Partial):
-        return f"Partial({placement.reduce_op!r})"
-    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
-
-
 def follower(name: str) -> Follower:
     """The step of that name; `to (S(0), R)` is a redistribution to that layout.
 
     Raises ValueError for a name that is neither in `SIMPLE` nor one of those, and BadPlacement for an odd layout.
     """
     if name.startswith("to ("):
-        return Follower(name, f"laid(x, [{', '.join(map(placement_code, read_layout(name[3:])))}])")
+        return Follower(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
     if name not in SIMPLE:
         raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(SIMPLE)}")
     return Follower(name, SIMPLE[name])
