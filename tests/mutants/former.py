@@ -383,6 +383,12 @@ FORMER: dict[str, tuple[str, ...]] = {
     "strategies/programs/shrink/values.py": ("strategies/smaller_values.py",),
     "strategies/validation/claim_sources.py": ("strategies/sources.py",),
     "strategies/programs/run/rank_run.py": ("strategies/stage.py",),
+    "strategies/base/shrink.py": ("strategies/dtensor_smaller.py", "strategies/shrink.py"),
+    "strategies/torch_api/script_code.py": (
+        "strategies/dtensor_confirm.py",
+        "strategies/repro.py",
+        "strategies/scripted.py",
+    ),
     "strategies/torch_api/rank_runs.py": (
         "strategies/confirm.py",
         "strategies/dtensor_confirm.py",

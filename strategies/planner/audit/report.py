@@ -124,7 +124,7 @@ def _least(verdict: Verdict, mark: str) -> Pair:
     def shows(pair: Pair) -> bool:
         return symptom(play_all([Job.of(pair)], verdict.mode)[0]) == mark
 
-    return smallest(verdict.pair, verdict.mode, shows).pair
+    return smallest(verdict.pair, verdict.mode, shows).smallest
 
 
 def _placed(spec: object) -> str:

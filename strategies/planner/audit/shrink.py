@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec, StridedShard, cuts, in_order, shorts
+from strategies.base.shrink import Shrunk, shrink
 from strategies.planner.audit.pairs import Pair, Refused, as_read, for_dtensor, told
 from strategies.planner.audit.rank_run import users
 from strategies.planner.steps.alpha_beta import REPLICATE
@@ -212,25 +213,6 @@ def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
     return made if own is spec else strided(made)
 
 
-@dataclass(frozen=True, slots=True)
-class Smallest:
-    """A pair that still shows it, and how many were tried."""
-
-    pair: Pair
-    tried: int
-
-
-def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Smallest:
+def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:
     """The simplest pair that is reached by edits each of which still shows it."""
-    tried = 0
-    again = True
-    while again:
-        again = False
-        for other in smaller(pair, mode):
-            if tried >= tries:
-                break
-            tried += 1
-            if shows(other):
-                pair, again = other, True
-                break
-    return Smallest(pair, tried)
+    return shrink(pair, shows, budget=tries, stages=[("edits", partial(smaller, mode=mode))])
