@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import TorchChanged
-from localtensor.layout import Spec, StridedShard, local_shapes, split
+from localtensor.layout import Spec, StridedShard, close, local_shapes, split
 from localtensor.layout import fold_partials as fold
 from strategies.planner.audit.pairs import MODES, Refused, fault_of, for_dtensor, paid
 from strategies.planner.steps.legal_steps import changed
@@ -41,9 +41,9 @@ def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Wrong:
         return Wrong(f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
     whole = folded(held, spec)
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
-    room = slack([*held, want])
+    room = torch.tensor(slack([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
-    bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not _alike(got, ask, room)]
+    bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, room).all()]
     if not bad:
         return Wrong()
     return Wrong(_first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
@@ -71,16 +71,8 @@ def slack(pieces: Sequence[Tensor]) -> float:
     return 256 * torch.finfo(pieces[0].dtype).eps * max(largest, 1.0)
 
 
-def _alike(got: Tensor, want: Tensor, room: float) -> bool:
-    return bool(_close(got, want, room).all())
-
-
-def _close(got: Tensor, want: Tensor, room: float) -> Tensor:
-    return (got == want) if room == 0.0 else (got == want) | ((got - want).abs() <= room)
-
-
-def _first(got: Tensor, want: Tensor, room: float, rank: int) -> str:
-    wrong = ~_close(got, want, room)
+def _first(got: Tensor, want: Tensor, room: Tensor, rank: int) -> str:
+    wrong = ~close(got, want, room)
     place = tuple(wrong.nonzero()[0].tolist())
     rows = sorted({int(where[0]) for where in wrong.nonzero()}) if got.ndim else []
     which = f"; wrong in its rows {', '.join(map(str, rows))}" if rows else ""
