@@ -4,9 +4,10 @@ import pytest
 
 from strategies.base.shrink import Shrunk
 from strategies.planner.audit import report as dtensor_causes
+from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.pairs import Refused
 from strategies.planner.audit.report import Cause, causes, confirmed, symptom
-from strategies.planner.audit.verdict import RIGHT, Outcome, Verdict, judge
+from strategies.planner.audit.verdict import Verdict, judge
 from tests.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 

@@ -23,30 +23,36 @@ from strategies.planner.steps.prices import TOPOLOGY, Topology, step_of
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
-    """What is wrong, and on which ranks; nothing where `text` is empty."""
+class Outcome:
+    """What became of a pair: `right`, `wrong`, `refused` (by every rank alike), or `stops` (a rank raises alone, or waits)."""
 
+    kind: str
     text: str = ""
     ranks: tuple[int, ...] = ()
 
 
-def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Wrong:
-    """What is wrong with the pieces of a tensor that lies as the spec says."""
+RIGHT = Outcome("right")
+
+
+def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
+    """Whether these are the pieces of a tensor that lies as the spec says; if not, what is wrong, and on which ranks."""
     shapes = local_shapes(spec)
     bad = [rank for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)) if tuple(piece.shape) != shape]
     if bad:
-        return Wrong(f"rank {bad[0]} holds shape {tuple(held[bad[0]].shape)}, not {shapes[bad[0]]}", tuple(bad))
+        return Outcome(
+            "wrong", f"rank {bad[0]} holds shape {tuple(held[bad[0]].shape)}, not {shapes[bad[0]]}", tuple(bad)
+        )
     bad = [rank for rank, piece in enumerate(held) if piece.dtype != want.dtype]
     if bad:
-        return Wrong(f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
+        return Outcome("wrong", f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
     whole = folded(held, spec)
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
     room = torch.tensor(slack([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
     bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, room).all()]
     if not bad:
-        return Wrong()
-    return Wrong(_first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
+        return RIGHT
+    return Outcome("wrong", _first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
 
 
 def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
