@@ -32,17 +32,23 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor._util.patching import replaced, wrapped
 from localtensor.concurrency import Same, rare_key, value_key
+from localtensor.layout import Mesh
 from localtensor.threads import ambient
-
-NAMES = "abcdefgh"
 
 
 def mesh_of(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
     """A mesh of all ranks; with `flattened`, the submesh of all its axes in one exists too."""
-    mesh = init_device_mesh(device, shape, mesh_dim_names=tuple(NAMES[: len(shape)]))
-    if flattened and len(shape) > 1:
-        mesh._flatten(NAMES[: len(shape)])
-    return mesh
+    mesh = Mesh.of(*shape)
+    return mesh_on(mesh, (mesh.names,) if flattened and len(shape) > 1 else (), device)
+
+
+def mesh_on(mesh: Mesh, flattened: tuple[tuple[str, ...], ...], device: str = "cpu") -> DeviceMesh:
+    """A mesh of all ranks, where these sets of axes have a flattened submesh."""
+    made = init_device_mesh(device, mesh.sizes, mesh_dim_names=mesh.names)
+    for names in flattened:
+        part = made if names == mesh.names else made[names]
+        part._flatten("_".join(names))
+    return made
 
 
 def forget() -> None:

@@ -6,7 +6,7 @@ What each rank does is the caller's; here is who runs it, for how long, and why 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -49,25 +49,16 @@ class Work(Generic[T]):
         return made
 
 
-def grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
-    """Those that share a key, in the order of the first of each.
-
-    >>> grouped([1, 2, 3, 5], lambda n: n % 2)
-    [[1, 3, 5], [2]]
-    """
-    groups: dict[Any, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
-
-
 def simulated(works: Sequence[Work[T]], right: Callable[[T], bool], *, alone: bool = False) -> list[T]:
     """The verdict on each, in their order: by a run in lockstep if that is `right`, and else by one on rank threads.
 
     `alone`: each in a run on threads of its own, for ranks that may go on to the next while others are stopped.
     """
     found: dict[int, T] = {}
-    for group in grouped(range(len(works)), lambda number: works[number].mesh):
+    groups: dict[Any, list[int]] = {}
+    for number, work in enumerate(works):
+        groups.setdefault(work.mesh, []).append(number)
+    for group in groups.values():
         first = in_lockstep([works[number] for number in group])
         found.update({number: verdict for number, verdict in zip(group, first, strict=True) if verdict is not None})
         doubtful = [number for number in group if number not in found or not right(found[number])]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 
 from localtensor.errors import TorchChanged
-from localtensor.layout import Spec, StridedShard, local_shapes, split
+from localtensor.layout import Spec, StridedShard, close, local_shapes, split
 from localtensor.layout import fold_partials as fold
 from strategies.planner.audit.pairs import MODES, Refused, fault_of, for_dtensor, paid
 from strategies.planner.steps.legal_steps import changed
@@ -23,30 +23,36 @@ from strategies.planner.steps.prices import TOPOLOGY, Topology, step_of
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
-    """What is wrong, and on which ranks; nothing where `text` is empty."""
+class Outcome:
+    """What became of a pair: `right`, `wrong`, `refused` (by every rank alike), or `stops` (a rank raises alone, or waits)."""
 
+    kind: str
     text: str = ""
     ranks: tuple[int, ...] = ()
 
 
-def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Wrong:
-    """What is wrong with the pieces of a tensor that lies as the spec says."""
+RIGHT = Outcome("right")
+
+
+def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
+    """Whether these are the pieces of a tensor that lies as the spec says; if not, what is wrong, and on which ranks."""
     shapes = local_shapes(spec)
     bad = [rank for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)) if tuple(piece.shape) != shape]
     if bad:
-        return Wrong(f"rank {bad[0]} holds shape {tuple(held[bad[0]].shape)}, not {shapes[bad[0]]}", tuple(bad))
+        return Outcome(
+            "wrong", f"rank {bad[0]} holds shape {tuple(held[bad[0]].shape)}, not {shapes[bad[0]]}", tuple(bad)
+        )
     bad = [rank for rank, piece in enumerate(held) if piece.dtype != want.dtype]
     if bad:
-        return Wrong(f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
+        return Outcome("wrong", f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
     whole = folded(held, spec)
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
-    room = slack([*held, want])
+    room = torch.tensor(slack([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
-    bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not _alike(got, ask, room)]
+    bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, room).all()]
     if not bad:
-        return Wrong()
-    return Wrong(_first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
+        return RIGHT
+    return Outcome("wrong", _first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
 
 
 def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
@@ -71,16 +77,8 @@ def slack(pieces: Sequence[Tensor]) -> float:
     return 256 * torch.finfo(pieces[0].dtype).eps * max(largest, 1.0)
 
 
-def _alike(got: Tensor, want: Tensor, room: float) -> bool:
-    return bool(_close(got, want, room).all())
-
-
-def _close(got: Tensor, want: Tensor, room: float) -> Tensor:
-    return (got == want) if room == 0.0 else (got == want) | ((got - want).abs() <= room)
-
-
-def _first(got: Tensor, want: Tensor, room: float, rank: int) -> str:
-    wrong = ~_close(got, want, room)
+def _first(got: Tensor, want: Tensor, room: Tensor, rank: int) -> str:
+    wrong = ~close(got, want, room)
     place = tuple(wrong.nonzero()[0].tolist())
     rows = sorted({int(where[0]) for where in wrong.nonzero()}) if got.ndim else []
     which = f"; wrong in its rows {', '.join(map(str, rows))}" if rows else ""

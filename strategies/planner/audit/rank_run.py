@@ -7,7 +7,6 @@ ask for: then it is `redistribute_local_tensor`, which DTensor calls for its own
 |------------------------------------------------------------------|-------------|--------|
 | tensor._redistribute.redistribute_local_tensor                   | 2.11 - 2.15 | 2.13   |
 | tensor._redistribute.use_min_cost_redistribution_plan            | 2.11 - 2.15 | 2.13   |
-| device_mesh.DeviceMesh._flatten                                  | 2.11 - 2.15 | 2.13   |
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute, distribute_tensor
 
 from localtensor._util import pickling
 from localtensor.errors import in_a_line
-from localtensor.layout import Mesh, Spec
+from localtensor.layout import Spec
 from strategies.base.signals import quiet
-from strategies.torch_api.mesh_and_caches import averages, forget
+from strategies.torch_api.mesh_and_caches import averages, forget, mesh_on
 from strategies.torch_api.redistribute_plans import spec_seen
 
 
@@ -61,13 +60,7 @@ def users(src: Spec, dst: Spec) -> bool:
     return not (src.shard_order or dst.shard_order or made)
 
 
-def mesh_on(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]) -> DeviceMesh:
-    """A mesh of all ranks, where these sets of axes have a flattened submesh."""
-    made = init_device_mesh("cpu", mesh.sizes, mesh_dim_names=mesh.names)
-    for names in flattened:
-        part = made if names == mesh.names else made[names]
-        part._flatten("_".join(names))
-    return made
+_mesh = functools.cache(mesh_on)
 
 
 @contextlib.contextmanager
@@ -88,11 +81,6 @@ def redistributed(part: Part, mesh: DeviceMesh) -> Any:
         return given.redistribute(placements=part.dst.placements).to_local()
     found = _redistribute.redistribute_local_tensor(part.piece, have, spec_seen(part.dst, mesh))
     return found.wait() if hasattr(found, "wait") else found
-
-
-@functools.cache
-def _mesh(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]) -> DeviceMesh:
-    return mesh_on(mesh, flattened)
 
 
 def play(sent: bytes) -> bytes:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localtensor.layout import Spec, short
+from strategies.planner.audit.compare import Outcome
 from strategies.planner.audit.pairs import MODES, Pair
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.shrink import smallest, weight
-from strategies.planner.audit.verdict import KINDS, Bench, Job, Outcome, Verdict, play_all
+from strategies.planner.audit.verdict import KINDS, Bench, Job, Verdict, play_all
 from strategies.planner.steps.plan import bytes_text
 
 # One finding for each cause: every bad pair is made as small as it goes, and what comes to the same is one finding.
@@ -124,7 +125,7 @@ def _least(verdict: Verdict, mark: str) -> Pair:
     def shows(pair: Pair) -> bool:
         return symptom(play_all([Job.of(pair)], verdict.mode)[0]) == mark
 
-    return smallest(verdict.pair, verdict.mode, shows).pair
+    return smallest(verdict.pair, verdict.mode, shows).smallest
 
 
 def _placed(spec: object) -> str:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-
-import torch
 from torch.distributed.tensor import Partial, Replicate
-from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Spec, split
-from strategies.model.code_text import literal, placement_code
+from strategies.model.code_text import literal
 from strategies.planner.audit.compare import slack
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.report import Cause
 from strategies.planner.audit.verdict import Job
-from strategies.torch_api import mesh_and_caches
+from strategies.torch_api.script_code import averages_code, flatten_code, head, placements_code
 
-_SCRIPT = '''"""{pair}
-
-DTensor in torch {version}, {mode}: {reason}
-
-Run:  torchrun --nproc-per-node {ranks} {name}
-It prints what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused.
-"""
+_PRINTS = "what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused."
+_SCRIPT = """{head}
 
 import datetime
 import functools
@@ -73,7 +63,7 @@ print(f"rank {{rank}} want {{asked.dtype}} {{asked.tolist()}}: {{'right' if same
 dist.all_reduce(wrong)
 dist.destroy_process_group()
 sys.exit(1 if wrong.item() else 0)
-'''
+"""
 
 _USERS = """
 
@@ -118,12 +108,12 @@ def script(cause: Cause, name: str, *, seed: int = 0) -> str:
     averaged = any(p == Partial("avg") for p in (*pair.src.placements, *pair.dst.placements))
     own = _OWN.format(have=_spec(pair.src, "src"), need=_spec(pair.dst, "dst"))
     return _SCRIPT.format(
-        pair=pair, version=torch.__version__.split("+")[0], mode=_MODES[cause.modes[0]], reason=cause.outcome.text,
-        ranks=pair.mesh.ranks, name=name, mesh=pair.mesh.sizes, names=pair.mesh.names,
-        flatten="".join(_flatten(names, pair.mesh.names) for names in pair.flattened),
-        averages=_averages() if averaged else "", src=pair.src, dst=pair.dst, whole=literal(job.whole),
+        head=head(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _PRINTS),
+        mesh=pair.mesh.sizes, names=pair.mesh.names,
+        flatten="".join(flatten_code(names, pair.mesh.names) for names in pair.flattened),
+        averages=averages_code() if averaged else "", src=pair.src, dst=pair.dst, whole=literal(job.whole),
         held=",\n    ".join(map(literal, job.pieces)), want=",\n    ".join(literal(piece.clone()) for piece in want),
-        src_code=_list(pair.src.placements), dst_code=_list(pair.dst.placements),
+        src_code=placements_code(pair.src.placements), dst_code=placements_code(pair.dst.placements),
         work=_USERS if users(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
         folds=_FOLD.format(folds=_folds(pair.dst)) if partial else "", same=_same(slack([*job.pieces, job.whole])),
         referee="" if partial or pair.dst.shard_order else _REFEREE,
@@ -135,25 +125,6 @@ _MODES = {"greedy": "as it plans by itself", "graph": "under use_min_cost_redist
 
 def _same(room: float) -> str:
     return f"torch.allclose(got, asked, rtol=0.0, atol={room:.3g})" if room else "torch.equal(got, asked)"
-
-
-def _list(placements: Sequence[Placement]) -> str:
-    return f"[{', '.join(map(placement_code, placements))}]"
-
-
-def _flatten(names: tuple[str, ...], every: tuple[str, ...]) -> str:
-    part = "mesh" if names == every else f"mesh[{names!r}]"
-    return f'{part}._flatten("{"_".join(names)}")\n'
-
-
-def _averages() -> str:
-    """gloo has no average: there it is a sum that is divided."""
-    return (
-        f"\n\n{inspect.getsource(mesh_and_caches.divided)}\n\n"
-        'for each in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"):\n'
-        "    if hasattr(functional, each):\n"
-        "        setattr(functional, each, functools.partial(divided, getattr(functional, each)))\n"
-    )
 
 
 def _spec(spec: Spec, name: str) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.distributed.tensor import Partial, Shard
@@ -15,6 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec, StridedShard, cuts, in_order, shorts
+from strategies.base.shrink import Shrunk, shrink
 from strategies.planner.audit.pairs import Pair, Refused, as_read, for_dtensor, told
 from strategies.planner.audit.rank_run import users
 from strategies.planner.steps.alpha_beta import REPLICATE
@@ -47,22 +49,22 @@ def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
             yield found
 
 
-def _made(mesh: Mesh, src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
-    kinds = [{p.reduce_op for p in spec.placements if isinstance(p, Partial)} for spec in (src, dst)]
-    if not (told(src) and told(dst)) or src == dst or (kinds[0] and kinds[1] and _turned(src, dst)):
+def _made(src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
+    both = zip(src.placements, dst.placements, strict=True)
+    turned = any(isinstance(a, Partial) and isinstance(b, Partial) and a != b for a, b in both)
+    if not (told(src) and told(dst)) or src == dst or turned:
         return None
     return Pair(src, dst, tuple(names for names in flattened if len(names) > 1))
 
 
-def _turned(src: Spec, dst: Spec) -> bool:
-    pairs = zip(src.placements, dst.placements, strict=True)
-    return any(isinstance(a, Partial) and isinstance(b, Partial) and a != b for a, b in pairs)
+_BOTH, _EACH = (True, True), ((True, False), (False, True))
+"""Whether the source is changed, and whether the destination."""
 
 
-def _edited(pair: Pair, change: Callable[[Spec], Spec]) -> Pair | None:
+def _edited(pair: Pair, change: Callable[[Spec], Spec], sides: tuple[bool, bool] = _BOTH) -> Pair | None:
     try:
-        src, dst = change(pair.src), change(pair.dst)
-        return _made(src.mesh, src, dst, pair.flattened)
+        src, dst = (change(spec) if asked else spec for spec, asked in zip((pair.src, pair.dst), sides, strict=True))
+        return _made(src, dst, pair.flattened)
     except (LocalTensorError, IndexError, ValueError, KeyError):
         return None
 
@@ -73,10 +75,10 @@ def _parts(pair: Pair, mode: str) -> Iterator[Pair | None]:
     if isinstance(plan, Refused) or len(plan.steps) < 2:
         return
     for step in plan.steps:
-        yield _made(pair.mesh, step.was, step.now, pair.flattened)
+        yield _made(step.was, step.now, pair.flattened)
     for step in plan.steps:
-        yield _made(pair.mesh, step.was, pair.dst, pair.flattened)
-        yield _made(pair.mesh, pair.src, step.now, pair.flattened)
+        yield _made(step.was, pair.dst, pair.flattened)
+        yield _made(pair.src, step.now, pair.flattened)
 
 
 def _axes(pair: Pair) -> Iterator[Pair | None]:
@@ -88,7 +90,7 @@ def _axes(pair: Pair) -> Iterator[Pair | None]:
         flattened = [tuple(renamed[n] for n in group if n in renamed) for group in pair.flattened]
         cut = [_without(spec, axis, mesh) for spec in (pair.src, pair.dst)]
         if cut[0] is not None and cut[1] is not None:
-            yield _made(mesh, cut[0], cut[1], flattened)
+            yield _made(cut[0], cut[1], flattened)
 
 
 def _without(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
@@ -113,31 +115,19 @@ def _plain(pair: Pair) -> Iterator[Pair | None]:
     if pair.flattened:
         yield replace(pair, flattened=())
     for dtype in _DTYPES:
-        yield _edited(pair, lambda spec, dtype=dtype: replace(spec, dtype=dtype))  # type: ignore[misc]
+        yield _edited(pair, partial(replace, dtype=dtype))
     yield _edited(pair, strided)
-    for change in (strided, lambda spec: replace(spec, shard_order=())):
-        yield _sides(pair, change(pair.src), pair.dst)
-        yield _sides(pair, pair.src, change(pair.dst))
-
-
-def _sides(pair: Pair, src: Spec, dst: Spec) -> Pair | None:
-    return _made(pair.mesh, src, dst, pair.flattened)
+    for change in (strided, partial(replace, shard_order=())):
+        for side in _EACH:
+            yield _edited(pair, change, side)
 
 
 def _placements(pair: Pair) -> Iterator[Pair | None]:
     """Another placement on one axis: a replica, a plain shard, a sum; what the other side has there."""
     for axis in range(len(pair.mesh.sizes)):
         for now in (REPLICATE, *_simpler(pair.src, axis), *_simpler(pair.dst, axis)):
-            yield _edited(pair, lambda spec, axis=axis, now=now: _put(spec, axis, now))  # type: ignore[misc]
-            yield _try(pair, lambda axis=axis, now=now: (_put(pair.src, axis, now), pair.dst))  # type: ignore[misc]
-            yield _try(pair, lambda axis=axis, now=now: (pair.src, _put(pair.dst, axis, now)))  # type: ignore[misc]
-
-
-def _try(pair: Pair, make: Callable[[], tuple[Spec, Spec]]) -> Pair | None:
-    try:
-        return _sides(pair, *make())
-    except LocalTensorError:
-        return None
+            for sides in (_BOTH, *_EACH):
+                yield _edited(pair, partial(_put, axis=axis, now=now), sides)
 
 
 def _simpler(spec: Spec, axis: int) -> list[Placement]:
@@ -158,13 +148,12 @@ def _shapes(pair: Pair) -> Iterator[Pair | None]:
     """One dim less, or a smaller one, or two dims changed for each other."""
     shape = pair.src.shape
     for dim in range(len(shape)) if len(shape) > 1 else ():
-        yield _edited(pair, lambda spec, dim=dim: _undimmed(spec, dim))  # type: ignore[misc]
+        yield _edited(pair, partial(_undimmed, dim=dim))
     for dim, size in enumerate(shape):
         for less in sorted({*range(min(size, MOST_ROWS)), size - 1} - {size, -1}):
-            resized = (*shape[:dim], less, *shape[dim + 1 :])
-            yield _edited(pair, lambda spec, shape=resized: replace(spec, shape=shape))  # type: ignore[misc]
+            yield _edited(pair, partial(replace, shape=(*shape[:dim], less, *shape[dim + 1 :])))
     for one, other in itertools.combinations(range(len(shape)), 2):
-        yield _edited(pair, lambda spec, one=one, other=other: _swapped(spec, one, other))  # type: ignore[misc]
+        yield _edited(pair, partial(_swapped, one=one, other=other))
 
 
 def _undimmed(spec: Spec, dim: int) -> Spec:
@@ -194,7 +183,7 @@ def _meshes(pair: Pair) -> Iterator[Pair | None]:
     for axis, size in enumerate(pair.mesh.sizes):
         for less in range(2, size):
             mesh = Mesh.of(*(less if i == axis else s for i, s in enumerate(pair.mesh.sizes)))
-            yield _edited(pair, lambda spec, mesh=mesh: _on(spec, mesh))  # type: ignore[misc]
+            yield _edited(pair, partial(_on, mesh=mesh))
 
 
 def _on(spec: Spec, mesh: Mesh) -> Spec:
@@ -212,7 +201,7 @@ def _names(pair: Pair) -> Iterator[Pair | None]:
         named = {pair.mesh.names[order[axis]]: mesh.names[axis] for axis in range(len(order))}
         flattened = [tuple(sorted(named[n] for n in names)) for names in pair.flattened]
         src, dst = (_reseated(spec, order, mesh) for spec in (pair.src, pair.dst))
-        yield _made(mesh, src, dst, flattened)
+        yield _made(src, dst, flattened)
 
 
 def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
@@ -224,25 +213,6 @@ def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
     return made if own is spec else strided(made)
 
 
-@dataclass(frozen=True, slots=True)
-class Smallest:
-    """A pair that still shows it, and how many were tried."""
-
-    pair: Pair
-    tried: int
-
-
-def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Smallest:
+def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:
     """The simplest pair that is reached by edits each of which still shows it."""
-    tried = 0
-    again = True
-    while again:
-        again = False
-        for other in smaller(pair, mode):
-            if tried >= tries:
-                break
-            tried += 1
-            if shows(other):
-                pair, again = other, True
-                break
-    return Smallest(pair, tried)
+    return shrink(pair, shows, budget=tries, stages=[("edits", partial(smaller, mode=mode))])

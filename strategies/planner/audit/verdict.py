@@ -15,33 +15,21 @@ import localtensor as lt
 from localtensor.errors import LocalTensorError
 from localtensor.layout import assemble, split
 from strategies.base.signals import quiet
-from strategies.planner.audit.compare import compared
+from strategies.planner.audit.compare import Outcome, compared
 from strategies.planner.audit.pairs import Pair, Refused, for_dtensor, paid
-from strategies.planner.audit.rank_run import Part, Told, heard, mesh_on, planner, play, redistributed
+from strategies.planner.audit.rank_run import Part, Told, heard, planner, play, redistributed
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import TorchPrice
 from strategies.torch_api import rank_runs
-from strategies.torch_api.mesh_and_caches import averages
+from strategies.torch_api.mesh_and_caches import averages, mesh_on
 from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
 
 # Pairs played in this process, many at a time: DTensor's own redistribution, in one control flow for all ranks.
 #
 # A pair that does not get through in lockstep, or comes to something wrong there, is played once more on rank threads,
 # where each rank has its own control flow and may raise alone, before anybody hears of it.
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a pair: `right`, `wrong`, `refused` (by every rank alike), or `stops` (a rank raises alone, or waits)."""
-
-    kind: str
-    text: str = ""
-    ranks: tuple[int, ...] = ()
-
-
-RIGHT = Outcome("right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +69,7 @@ def judged(job: Job, told: Sequence[Told]) -> Outcome:
         if len(raised) == len(told):
             return Outcome("refused", first)
         return Outcome("stops", f"rank {raised[0]} raises {first}; its peers go on", tuple(raised))
-    wrong = compared([one.piece for one in told], job.whole, job.pair.dst)
-    return Outcome("wrong", wrong.text, wrong.ranks) if wrong.text else RIGHT
+    return compared([one.piece for one in told], job.whole, job.pair.dst)
 
 
 def play_all(jobs: Sequence[Job], mode: str) -> list[Outcome]:

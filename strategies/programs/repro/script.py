@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.distributed.tensor import Partial, Shard
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import StridedShard, is_defined, is_plain, short
+from localtensor.layout import Mesh, StridedShard, is_defined, is_plain
 from strategies.model.call_signature import arguments_text, before
-from strategies.model.code_text import literal, placement_code, slack_text
+from strategies.model.code_text import literal, slack_text
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
 from strategies.model.rule import overload, written
 from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import truth_of
-from strategies.torch_api import mesh_and_caches
+from strategies.torch_api.script_code import averages_code, flatten_code, head, placements_code
 from strategies.validation.probe import Case
 
-_SCRIPT = '''"""{rule}
-
-DTensor in torch {version} gets this wrong on {ranks} ranks: {reason}
-
-Run:  torchrun --nproc-per-node {ranks} {name}
-It prints what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ.
-"""
+_CALL_PRINTS = "what DTensor makes of the call and what the op gives on whole tensors; exit code 1 if they differ."
+_SCRIPT = """{head}
 
 import sys
 from math import inf, nan  # noqa: F401 (some values below are not finite)
@@ -51,7 +49,7 @@ for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, DTensor):
         print(f"rank {{rank}} placements {{got.placements}}", flush=True)
         got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
-'''
+"""
 
 COMPARED = """\
         same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
@@ -91,9 +89,10 @@ def script(case: Case, reason: str, name: str, module: str = "") -> str:
     `module` is the user's rules module, if it is one of his rules: the script imports it, and torch, only.
     """
     own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
+    given = case.truth.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
     return (_SCRIPT + COMPARED).format(
-        rule=str(case.rule), version=torch.__version__.split("+")[0], ranks=case.ranks, reason=reason, name=name,
-        helpers=_HELPERS, module=own if module else "", inputs="\n".join(_input(case, i) for i in range(len(case.held))),
+        head=head(str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS),
+        helpers=_HELPERS, module=own if module else "", inputs="\n".join(map(_argument, itertools.count(), *given)),
         op=case.sample.op, plain=arguments_text(case.sample.call), distributed=arguments_text(case.sample.call, "d"),
         slack=slacks(case.truth),
         results=_results(case),
@@ -108,18 +107,16 @@ def _results(case: Case) -> str:
     return ", ".join(a + b for a, b in zip(own, also, strict=True))
 
 
-def _input(case: Case, i: int) -> str:
-    x, placement = case.truth.inputs[i], case.rule.inputs[i]
-    lines = [f"# argument {i}: {short(placement)}", f"x{i} = {literal(x)}"]
-    if isinstance(placement, Partial):
-        pieces = ",\n         ".join(literal(piece) for piece in case.held[i])
-        lines.append(f"held{i} = [{pieces}]")
-        lines.append(
-            f"d{i} = DTensor.from_local(held{i}[rank], mesh, [Partial({placement.reduce_op!r})], run_check=False)"
-        )
+def _argument(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequence[Tensor]) -> str:
+    lines = [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
+    listed = placements_code(placements)
+    if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
+        lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
     else:
-        kind = f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
-        lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, [{kind}], src_data_rank=None)")
+        pieces = ",\n         ".join(map(literal, held))
+        whole = f"shape=x{i}.shape, stride=x{i}.stride()"
+        lines.append(f"held{i} = [{pieces}]")
+        lines.append(f"d{i} = DTensor.from_local(held{i}[rank], mesh, {listed}, run_check=False, {whole})")
     return "\n".join(lines)
 
 
@@ -136,13 +133,8 @@ def usable(case: Case) -> bool:
 
 # A program of more than one op or axis as a script of plain torch for torchrun, with no import of ours.
 
-_PROGRAM_SCRIPT = '''"""{program}
-
-DTensor in torch {version} gets this wrong on {ranks} ranks: {reason}
-
-Run:  torchrun --nproc-per-node {ranks} {name}
-It prints what DTensor makes of the program and what plain tensors give; exit code 1 if they differ.
-"""
+_PRINTS = "what DTensor makes of the program and what plain tensors give; exit code 1 if they differ."
+_PROGRAM_SCRIPT = '''{head}
 
 import functools
 import inspect
@@ -179,11 +171,7 @@ def program(x):
 {body}
 
 
-for each in ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor"):  # gloo has no average
-    if hasattr(functional, each):
-        own = inspect.unwrap(getattr(functional, each))
-        setattr(functional, each, functools.update_wrapper(functools.partial(divided, own), own))
-
+{averages}
 {inputs}
 wants = program([{plain}])
 gots = program([{distributed}])
@@ -204,14 +192,15 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
     if not writable(program):
         raise ValueError(f"{program} has a placement that cannot be written down")
     own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
-    count, axes = len(program.sample.tensors), mesh_and_caches.NAMES[: len(program.mesh)]
+    count, axes = len(program.sample.tensors), Mesh.of(*program.mesh).names
+    given = program.sample.tensors, program.inputs, held_of(program)
     return (_PROGRAM_SCRIPT + COMPARED).format(
-        program=program, version=torch.__version__.split("+")[0], ranks=program.ranks, reason=reason, name=name,
-        module=own if module else "", mesh=program.mesh, names=tuple(axes),
-        flatten=f'mesh._flatten("{axes}")' if program.flattened and len(axes) > 1 else "",
+        head=head(str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS),
+        module=own if module else "", mesh=program.mesh, names=axes,
+        flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "", averages=averages_code(),
         helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
         arguments=_indexed(arguments_text(program.sample.call)), body=_body(program),
-        inputs="\n".join(_inputs(program)), plain=", ".join(f"x{i}" for i in range(count)),
+        inputs="\n".join(map(_argument, itertools.count(), *given)), plain=", ".join(f"x{i}" for i in range(count)),
         distributed=", ".join(f"d{i}" for i in range(count)), slack=slacks(truth or truth_of(program)),
     )  # fmt: skip
 
@@ -227,7 +216,7 @@ def _indexed(arguments: str) -> str:
 
 def _helpers(then: str) -> list[str]:
     """Our own code that the program runs, as it stands: both runs and the script are one code."""
-    used: list[Any] = [mesh_and_caches.divided]
+    used: list[Any] = []
     if then.startswith("grad"):
         used += [local_inputs.spread, local_inputs.uneven, follow_ups.gradients]
     elif then == "base":
@@ -262,20 +251,3 @@ def _body(program: Program) -> str:
     if also:
         lines.insert(0, "given_ = x")
     return "\n".join(f"    {line}" for line in [*lines, f"return {value}{also}"])
-
-
-def _inputs(program: Program) -> list[str]:
-    lines = []
-    for i, (x, placements, held) in enumerate(
-        zip(program.sample.tensors, program.inputs, held_of(program), strict=True)
-    ):
-        lines += [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
-        listed = f"[{', '.join(map(placement_code, placements))}]"
-        if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
-            lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
-            continue
-        pieces = ",\n         ".join(map(literal, held))
-        whole = f"shape=x{i}.shape, stride=x{i}.stride()"
-        lines.append(f"held{i} = [{pieces}]")
-        lines.append(f"d{i} = DTensor.from_local(held{i}[rank], mesh, {listed}, run_check=False, {whole})")
-    return lines

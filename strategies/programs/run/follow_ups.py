@@ -19,10 +19,10 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import before
-from strategies.model.code_text import placement_code
 from strategies.model.program import read_layout
 from strategies.model.rule import Call, overload, results
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
+from strategies.torch_api.script_code import placements_code
 
 # The gradient of a call with respect to its floating-point tensors, through autograd's own way of each tensor kind.
 
@@ -92,7 +92,7 @@ def follower(name: str) -> Follower:
     Raises ValueError for a name that is neither in `SIMPLE` nor one of those, and BadPlacement for an odd layout.
     """
     if name.startswith("to ("):
-        return Follower(name, f"laid(x, [{', '.join(map(placement_code, read_layout(name[3:])))}])")
+        return Follower(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
     if name not in SIMPLE:
         raise ValueError(f"nothing that follows an op is called {name!r}; there are {', '.join(SIMPLE)}")
     return Follower(name, SIMPLE[name])

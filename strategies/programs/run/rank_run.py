@@ -72,9 +72,7 @@ class Misshapen(Exception):
     """A rank's piece has not the shape that its placement asks for, so that the pieces cannot be put together."""
 
 
-@functools.cache
-def _mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
-    return mesh_of(device, shape or (dist.get_world_size(),), flattened)
+_mesh = functools.cache(mesh_of)
 
 
 def play(sent: bytes) -> bytes:
@@ -84,7 +82,7 @@ def play(sent: bytes) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable()  # for good: torch logs the traceback of every refusal, which is an answer here
-        mesh = _mesh(part.device, part.mesh, part.flattened)
+        mesh = _mesh(part.device, part.mesh or (dist.get_world_size(),), part.flattened)
         forget()
         with averages(dist.get_backend()):
             return pickling.dumps(played(part, mesh))

@@ -28,7 +28,7 @@ def test_a_mesh_of_all_ranks_and_the_flattened_one_beside_it():
         names = []
         for mesh in (flat, plain):
             try:
-                names.append(mesh["ab"].size())
+                names.append(mesh["a_b"].size())
             except KeyError:
                 names.append(None)
         return flat.shape, flat.mesh_dim_names, names

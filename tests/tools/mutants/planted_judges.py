@@ -133,8 +133,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/programs/shrink/search.py",
-        "if elements(candidate) <= elements(program) and self.ask(candidate):",
-        "if elements(candidate) < elements(program) and self.ask(candidate):",
+        "if elements(candidate) <= elements(program):",
+        "if elements(candidate) < elements(program):",
         "fewer ranks and simpler values of as many elements are no smaller case",
     ),
     Planted(

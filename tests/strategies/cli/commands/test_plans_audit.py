@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from strategies.cli.app import app
 from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import Asked, BadPlans, command, exit_code, run, sizes
+from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.report import Cause, Tried, as_json, as_text, rows, wasted
-from strategies.planner.audit.verdict import RIGHT, Outcome, Verdict
+from strategies.planner.audit.verdict import Verdict
 from tests.tools.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 

@@ -13,13 +13,14 @@ import localtensor as lt
 from localtensor.layout.spec import Spec, parse
 from strategies.base.signals import quiet
 from strategies.planner.audit.pairs import MODES, Refused, as_read, draw_pairs, fault_of, for_dtensor
-from strategies.planner.audit.rank_run import mesh_on, planner, redistributed
+from strategies.planner.audit.rank_run import planner, redistributed
 from strategies.planner.audit.verdict import Job
 from strategies.planner.search.api import plan
 from strategies.planner.steps.alpha_beta import Network
 from strategies.planner.steps.legal_steps import changed
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time, Topology, step_of
+from strategies.torch_api.mesh_and_caches import mesh_on
 from strategies.torch_api.redistribute_plans import can_flatten
 from tests.tools.plans.plan_pairs import pair, spec
 

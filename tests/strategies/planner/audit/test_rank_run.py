@@ -8,8 +8,9 @@ from torch.distributed.tensor import _redistribute
 import localtensor as lt
 from localtensor.layout.shards import split
 from strategies.base.signals import quiet
-from strategies.planner.audit.rank_run import dealt, heard, mesh_on, planner, redistributed, users
+from strategies.planner.audit.rank_run import dealt, heard, planner, redistributed, users
 from strategies.planner.audit.verdict import Job, numbers
+from strategies.torch_api.mesh_and_caches import mesh_on
 from tests.tools.plans.plan_pairs import pair, spec
 
 TURNED = ((0, (1, 0)),)

@@ -2,11 +2,12 @@
 
 import pytest
 
+from strategies.base.shrink import Shrunk
 from strategies.planner.audit import report as dtensor_causes
+from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.pairs import Refused
 from strategies.planner.audit.report import Cause, causes, confirmed, symptom
-from strategies.planner.audit.shrink import Smallest
-from strategies.planner.audit.verdict import RIGHT, Outcome, Verdict, judge
+from strategies.planner.audit.verdict import Verdict, judge
 from tests.tools.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
 
@@ -75,7 +76,7 @@ def test_what_real_processes_do_not_show_is_not_confirmed():
 
 def test_what_is_wrong_comes_before_what_is_refused(monkeypatch):
     outcomes = {SHARDS[1]: Outcome("refused", "no"), SHARDS[2]: Outcome("wrong", "rank 0 holds 1")}
-    monkeypatch.setattr(dtensor_causes, "smallest", lambda pair, mode, shows: Smallest(pair, 0))
+    monkeypatch.setattr(dtensor_causes, "smallest", lambda pair, mode, shows: Shrunk(pair, 0))
     monkeypatch.setattr(dtensor_causes, "play_all", lambda jobs, mode: [outcomes[job.pair] for job in jobs])
     found = causes([Verdict(one, "greedy", outcome, Refused("no")) for one, outcome in outcomes.items()])
     assert [one.outcome.kind for one in found] == ["wrong", "refused"]
@@ -85,7 +86,7 @@ def test_what_is_wrong_comes_before_what_is_refused(monkeypatch):
 def test_of_pairs_with_the_same_placements_the_simplest_is_told_whichever_was_met_first(monkeypatch, turned):
     small, large = (pair("S(0)", "R", (2,), shape) for shape in ((3,), (7, 6)))
     outcomes = {small: Outcome("wrong", "rank 0 holds 1"), large: Outcome("wrong", "rank 1 holds 2")}
-    monkeypatch.setattr(dtensor_causes, "smallest", lambda pair, mode, shows: Smallest(pair, 0))
+    monkeypatch.setattr(dtensor_causes, "smallest", lambda pair, mode, shows: Shrunk(pair, 0))
     monkeypatch.setattr(dtensor_causes, "play_all", lambda jobs, mode: [outcomes[job.pair] for job in jobs])
     both = (large, small) if turned else (small, large)
     found = causes([Verdict(one, "greedy", outcomes[one], Refused("no")) for one in both])

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from strategies.planner.audit import verdict as dtensor_judged
+from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.pairs import MODES, Refused, draw_pairs
 from strategies.planner.audit.report import wasted as summed
 from strategies.planner.audit.verdict import (
     KINDS,
-    RIGHT,
     Job,
-    Outcome,
     Verdict,
     Waste,
     _ratio,

@@ -8,9 +8,10 @@ import torch
 from localtensor.errors import LocalTensorError
 from strategies.base.signals import quiet
 from strategies.planner.audit import verdict
+from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.rank_run import Told, planner
-from strategies.planner.audit.verdict import RIGHT, Job, Outcome, judged, play_all, work_of
+from strategies.planner.audit.verdict import Job, judged, play_all, work_of
 from strategies.torch_api.mesh_and_caches import averages
 from strategies.torch_api.rank_runs import on_threads
 from tests.tools.plans.plan_pairs import pair

@@ -21,10 +21,10 @@ def shapes(program):
 
 def test_what_shows_with_anything_shrinks_to_next_to_nothing():
     found = shrink(START, lambda p: True)
-    assert (found.program.mesh, shapes(found.program)) == ((2,), [(1,), (1,)])
-    assert [x.tolist() for x in found.program.sample.tensors] == [[0.0], [0.0]]
-    assert found.program.sample.call.kwargs == ()
-    assert found.steps[-1] is found.program and len(found.stages) == len(found.steps)
+    assert (found.smallest.mesh, shapes(found.smallest)) == ((2,), [(1,), (1,)])
+    assert [x.tolist() for x in found.smallest.sample.tensors] == [[0.0], [0.0]]
+    assert found.smallest.sample.call.kwargs == ()
+    assert found.steps[-1] is found.smallest and len(found.stages) == len(found.steps)
 
 
 @pytest.mark.parametrize(("shows", "ranks", "want"), [
@@ -37,7 +37,7 @@ def test_what_shows_with_anything_shrinks_to_next_to_nothing():
 ], ids=["three ranks", "uneven", "uneven, none empty", "five rows", "four in two dims", "all"])  # fmt: skip
 def test_what_is_needed_stays(shows, ranks, want):
     found = shrink(START, lambda p: bool(shows(shapes(p)[0], p.ranks)))
-    assert (found.program.ranks, shapes(found.program)[0]) == (ranks, want)
+    assert (found.smallest.ranks, shapes(found.smallest)[0]) == (ranks, want)
 
 
 def test_the_stages_come_in_their_order_and_again_until_nothing_helps():
@@ -81,18 +81,18 @@ def test_the_budget_is_kept_and_what_was_found_by_then_comes_back(budget):
 
     found = shrink(START, shows, budget=budget)
     assert len(asked) == found.tried == budget
-    assert found.program is START if budget == 1 else shows(found.program)
+    assert found.smallest is START if budget == 1 else shows(found.smallest)
 
 
 def test_what_does_not_show_at_all_comes_back_as_it_is():
     found = shrink(START, lambda p: False)
-    assert (found.program, found.tried, found.steps, found.to_try()) == (START, 1, (), [])
+    assert (found.smallest, found.tried, found.steps, found.to_try()) == (START, 1, (), [])
 
 
 def test_the_ends_of_the_stages_are_there_to_fall_back_on_smallest_first():
     found = shrink(START, lambda p: True)
     tries = found.to_try()
-    assert tries[0] is found.program and len(tries) == 4
+    assert tries[0] is found.smallest and len(tries) == 4
     assert [(p.mesh, shapes(p)[0], bool(p.sample.call.kwargs)) for p in tries] == [
         ((2,), (1,), False), ((2,), (1,), False), ((2,), (1,), True), ((2,), (6, 5), True)
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def test_the_ends_of_the_stages_are_there_to_fall_back_on_smallest_first():
 def test_what_is_larger_is_not_even_asked():
     larger = replace(START, sample=sample("add.Tensor", numbers(7, 5), numbers(7, 5)))
     found = shrink(START, lambda p: True, stages=[("ranks", lambda p: iter([larger]))])
-    assert (found.program, found.tried) == (START, 1)
+    assert (found.smallest, found.tried) == (START, 1)
 
 
 def test_a_stage_that_cannot_go_on_with_a_dtype_is_left_there():
@@ -111,7 +111,7 @@ def test_a_stage_that_cannot_go_on_with_a_dtype_is_left_there():
         raise RuntimeError("not implemented for 'Float8_e4m3fn'")
 
     found = shrink(START, lambda p: True, stages=[("ranks", stumbling)])
-    assert found.program.mesh == (2,)
+    assert found.smallest.mesh == (2,)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -119,4 +119,4 @@ def test_a_stage_that_cannot_go_on_with_a_dtype_is_left_there():
 def test_any_dtype_can_be_shrunk(dtype):
     x = numbers(4, 4).abs().to(torch.bool if dtype == torch.bool else torch.float32)
     start = Program(sample("clone.default", x.to(dtype)), (2,), ((Replicate(),),))
-    assert shapes(shrink(start, lambda p: True).program) == [()]
+    assert shapes(shrink(start, lambda p: True).smallest) == [()]

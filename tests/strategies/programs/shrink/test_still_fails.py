@@ -75,30 +75,30 @@ FAMILIES = [
 def test_a_planted_wrong_rule_shrinks_to_two_ranks_and_few_elements(one, text, ranks):
     shows = witness(one, text, ranks)
     found = shrink(shows.start, shows)
-    assert found.program.ranks == 2 and elements(found.program) <= 8, found.program.sample.arguments()
-    instance = shows.charge(found.program)
+    assert found.smallest.ranks == 2 and elements(found.smallest) <= 8, found.smallest.sample.arguments()
+    instance = shows.charge(found.smallest)
     assert str(instance.rule) == f"{one.op}: {text}" and instance.verdict is Verdict.UNSOUND
-    assert instance.evidence.reason and (instance.sample, instance.ranks) == (found.program.sample, 2)
+    assert instance.evidence.reason and (instance.sample, instance.ranks) == (found.smallest.sample, 2)
     assert all(map(shows, found.steps)) and found.steps
 
 
 def test_a_rule_that_needs_three_ranks_keeps_them():
     one = sample("amax.default", numbers(5, 4), [0])
     shows = witness(one, "S(0) -> P(max)", 4)
-    found = shrink(shows.start, shows).program
+    found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (3, ["f64[4]", "[0]"])
     assert shows.charge(found).evidence.reason.startswith("rank 2 raises IndexError")
 
 
 def test_a_rule_that_needs_unevenness_keeps_it():
     shows = witness(sample("mean.default", numbers(11, 4)), "S(0) -> P(avg)", 4)
-    found = shrink(shows.start, shows).program
+    found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (2, ["f64[3]"])
 
 
 def test_a_rule_of_a_later_dim_keeps_the_dims_before_it():
     shows = witness(sample("cumsum.default", numbers(4, 5, 6, 3), 2), "S(2) -> S(2)", 3)
-    assert shrink(shows.start, shows).program.sample.arguments() == ["f64[1,1,2]", "2"]
+    assert shrink(shows.start, shows).smallest.sample.arguments() == ["f64[1,1,2]", "2"]
 
 
 def test_a_claim_for_some_numbers_of_ranks_is_asked_for_each():
@@ -106,12 +106,12 @@ def test_a_claim_for_some_numbers_of_ranks_is_asked_for_each():
         return claimed("S(0) -> S(0)")(one, ranks, raw, alone) if ranks > 2 else []
 
     shows = witness(sample("cumsum.default", numbers(8), 0), "S(0) -> S(0)", 4, from_three_on)
-    assert shrink(shows.start, shows).program.ranks == 3
+    assert shrink(shows.start, shows).smallest.ranks == 3
 
 
 def test_where_every_rank_raises_so_it_stays():
     shows = witness(sample("pixel_unshuffle.default", numbers(1, 1, 6, 6), 3), "S(2) -> S(2)", 3)
-    found = shrink(shows.start, shows).program
+    found = shrink(shows.start, shows).smallest
     assert found.ranks == 2 and shows.charge(found).evidence.reason.startswith("every rank raises RuntimeError")
 
 
@@ -119,7 +119,7 @@ def test_twice_the_same():
     first, second = (witness(sample("mul.Tensor", X, X), "P(sum), P(sum) -> P(sum)") for _ in range(2))
     one, two = shrink(first.start, first), shrink(second.start, second)
     assert [p.sample.arguments() for p in one.steps] == [p.sample.arguments() for p in two.steps]
-    assert all(torch.equal(a, b) for a, b in zip(one.program.sample.tensors, two.program.sample.tensors, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(one.smallest.sample.tensors, two.smallest.sample.tensors, strict=True))
 
 
 # What DTensor claims itself.
@@ -128,7 +128,7 @@ def test_twice_the_same():
 def test_what_is_no_longer_claimed_shows_nothing():
     few = claimed("S(0) -> S(0)", least=3)
     shows = witness(sample("cumsum.default", numbers(12), 0), "S(0) -> S(0)", source=few)
-    assert elements(shrink(shows.start, shows).program) == 6
+    assert elements(shrink(shows.start, shows).smallest) == 6
 
 
 def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
@@ -144,13 +144,13 @@ def test_calls_that_the_source_rewrites_for_each_rank_are_judged_as_rewritten():
     one = sample("expand.default", numbers(1, 6), [5, 6])
     instance = judged(one, "S(1) -> S(1)", ranks=3, local=local(one, 3))
     shows = Witness(instance, Probe(one, tell(one), 3, seed=0).case(instance.rule, 0), source=source)
-    found = shrink(shows.start, shows).program
+    found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (2, ["f64[1,2]", "[2, 2]"])
 
 
 def test_the_very_values_with_nan_are_shrunk_and_the_nan_that_it_takes_stays():
     shows = witness(planted("patched", numbers(8, 6)), "S(0) -> S(0)", source=claims, extremes=True)
-    found = shrink(shows.start, shows).program
+    found = shrink(shows.start, shows).smallest
     assert sum(map(math.isnan, found.sample.tensors[0].flatten().tolist())) == 1 and elements(found) <= 4
     assert not found.sample.tensors[0].isinf().any()
     assert shows.charge(found).evidence.variant == ""
@@ -252,10 +252,10 @@ def said(program):
 def test_any_witness_that_gives_reasons_can_be_asked():
     start = Program(sample("relu.default", X), (2, 2), ((Shard(0), Replicate()),))
     shows = still(said, said(start))
-    assert elements(shrink(start, shows).program) == 4 and shrink(start, shows).program.mesh == (2,)
+    assert elements(shrink(start, shows).smallest) == 4 and shrink(start, shows).smallest.mesh == (2,)
     assert not still(said, "hangs: rank 0 waits")(start)
     kept = still(said, said(start), inputs=start.inputs)
-    assert shrink(start, kept).program.inputs == start.inputs
+    assert shrink(start, kept).smallest.inputs == start.inputs
 
 
 @pytest.mark.parametrize("index", [INDEX + 3, INDEX[:0]], ids=["refused", "nothing comes out"])
