@@ -105,7 +105,7 @@ def check_contiguous(call: str, named: Named) -> None:
 
 def check_rank(call: str, argument: str, rank: int, ranks: int) -> None:
     if not 0 <= rank < ranks:
-        raise RankOutside(call, argument, rank, ranks)
+        raise RankOutside(call, argument, rank, ranks, ranks - 1)
 
 
 def check_length(call: str, rank: int, tensors: Sequence[Tensor], want: int) -> None:
@@ -151,11 +151,11 @@ def _even_sizes(call: str, shape: Sequence[int], ranks: int) -> list[int]:
 def _checked(call: str, rank: int, sizes: Sequence[int], x: Tensor, ranks: int) -> list[int]:
     argument = f"input_splits[{rank}]"
     if len(sizes) != ranks:
-        raise SplitCount(call, argument, sizes, ranks)
+        raise SplitCount(call, argument, list(sizes), len(sizes), ranks)
     if min(sizes) < 0:
         raise NegativeSplit(call, argument, list(sizes))
     if sum(sizes) != x.shape[0]:
-        raise SplitSum(call, argument, sizes, x.shape[0])
+        raise SplitSum(call, argument, list(sizes), x.shape[0], sum(sizes))
     return list(sizes)
 
 

@@ -239,7 +239,7 @@ def permute(held: Sequence[Tensor], destinations: Sequence[int]) -> list[Tensor]
     """
     _check_held("permute", held)
     if sorted(destinations) != list(range(len(held))):
-        raise NotAPermutation("permute", destinations, len(held))
+        raise NotAPermutation("permute", list(destinations), len(held), len(held) - 1)
     source_of = {destination: source for source, destination in enumerate(destinations)}
     return [_fresh(held[source_of[rank]]) for rank in range(len(held))]
 

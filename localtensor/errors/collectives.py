@@ -116,12 +116,11 @@ class ComplexNotGathered(Refusal, argument="held"):
     REMEDY = "Pass torch.view_as_real(x), or use all_gather."
 
 
-class UnknownReduction(Refusal):
+class UnknownReduction(Refusal, argument="op", values="{op!r}"):
     """A reduction that is in no table."""
 
-    def __init__(self, call: str, op: object, known: Sequence[str]) -> None:
-        remedy = f"Write {', '.join(map(repr, known))}, or pass PremulSum(factor)."
-        super().__init__(call, "op", repr(op), "there is no such reduction", remedy)
+    PROBLEM = "there is no such reduction"
+    REMEDY = "Write {known}, or pass PremulSum(factor)."
 
 
 class DtypeNotReducible(Refusal):
@@ -142,13 +141,11 @@ class DtypeNotReducible(Refusal):
         super().__init__(call, "op", f"{op!r} of {dtype}", f"there is no {op} of {kind} tensors", remedy)
 
 
-class RankOutside(Refusal):
+class RankOutside(Refusal, values="{argument}={rank}"):
     """A root, sender or receiver that is not in the group."""
 
-    def __init__(self, call: str, argument: str, rank: int, ranks: int) -> None:
-        problem = f"the group has {ranks} ranks"
-        remedy = f"Name a rank from 0 to {ranks - 1}, counted within the group."
-        super().__init__(call, argument, f"{argument}={rank}", problem, remedy)
+    PROBLEM = "the group has {ranks} ranks"
+    REMEDY = "Name a rank from 0 to {last}, counted within the group."
 
 
 class UnevenDim(Refusal):
@@ -170,10 +167,8 @@ class ScalarTensor(Refusal, argument="held", values="shape ()"):
 class SplitCount(Refusal):
     """A rank names too many or too few split sizes."""
 
-    def __init__(self, call: str, argument: str, splits: Sequence[int], ranks: int) -> None:
-        problem = f"{len(splits)} sizes for {ranks} ranks"
-        remedy = f"Name {ranks} sizes, 0 where nothing is sent, or None for equal pieces."
-        super().__init__(call, argument, str(list(splits)), problem, remedy)
+    PROBLEM = "{count} sizes for {ranks} ranks"
+    REMEDY = "Name {ranks} sizes, 0 where nothing is sent, or None for equal pieces."
 
 
 class NegativeSplit(Refusal):
@@ -183,14 +178,11 @@ class NegativeSplit(Refusal):
     REMEDY = "Write 0 where nothing is sent."
 
 
-class SplitSum(Refusal):
+class SplitSum(Refusal, values="{splits} of {rows} rows"):
     """Split sizes that do not add up to the rows that the rank has."""
 
-    def __init__(self, call: str, argument: str, splits: Sequence[int], rows: int) -> None:
-        values = f"{list(splits)} of {rows} rows"
-        problem = f"the sizes add up to {sum(splits)}"
-        remedy = f"Let them add up to {rows}, or pass {sum(splits)} rows."
-        super().__init__(call, argument, values, problem, remedy)
+    PROBLEM = "the sizes add up to {total}"
+    REMEDY = "Let them add up to {rows}, or pass {total} rows."
 
 
 class SplitsDisagree(Refusal, argument="output_splits[{rank}]", values="{expected} expected, {sent} sent"):
@@ -200,13 +192,11 @@ class SplitsDisagree(Refusal, argument="output_splits[{rank}]", values="{expecte
     REMEDY = "Write {sent}."
 
 
-class NotAPermutation(Refusal):
+class NotAPermutation(Refusal, argument="destinations", values="{destinations} for {ranks} ranks"):
     """Destinations that do not reach each rank once."""
 
-    def __init__(self, call: str, destinations: Sequence[int], ranks: int) -> None:
-        problem = "each rank must be named once"
-        remedy = f"Order the ranks 0 to {ranks - 1} in another way, or use send_recv."
-        super().__init__(call, "destinations", f"{list(destinations)} for {ranks} ranks", problem, remedy)
+    PROBLEM = "each rank must be named once"
+    REMEDY = "Order the ranks 0 to {last} in another way, or use send_recv."
 
 
 class SelfSend(Refusal, argument="pairs", values="({rank}, {rank})"):

@@ -194,12 +194,10 @@ class NoRanks(Refusal, argument="ranks", values="ranks={ranks!r}"):
     REMEDY = "Ask for 1 rank or more."
 
 
-class NoSuchBackend(Refusal):
+class NoSuchBackend(Refusal, argument="backend", values="backend={backend!r}"):
     """A communication backend that worker processes cannot use here."""
 
-    def __init__(self, call: str, backend: object, problem: str, known: Sequence[str]) -> None:
-        remedy = f"Choose one of {', '.join(known)}."
-        super().__init__(call, "backend", f"backend={backend!r}", problem, remedy)
+    REMEDY = "Choose one of {known}."
 
 
 class NoTime(Refusal, values="{argument}={seconds!r}"):

@@ -153,7 +153,7 @@ def check_reducible(call: str, op: Op, dtype: torch.dtype) -> None:
     number that is not in `TAKES`.
     """
     if not isinstance(op, PremulSum) and (not isinstance(op, str) or op not in FOLDS):
-        raise UnknownReduction(call, op, list(FOLDS))
+        raise UnknownReduction(call, op, ", ".join(map(repr, FOLDS)))
     if kind_of(dtype) not in TAKES[name_of(op)]:
         raise DtypeNotReducible(call, name_of(op), dtype, kind_of(dtype))
 

@@ -166,14 +166,14 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
 
 def _check_backend(backend: str, ranks: int) -> None:
     if backend not in BACKENDS:
-        raise errors.NoSuchBackend("Pool", backend, "no such backend is known", BACKENDS)
+        raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
     if "nccl" in backend:
         import torch  # deferred: gloo needs no torch in the parent
 
         have = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
         if have < ranks:
             problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
-            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[:1])
+            raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
 
 
 def _positive(call: str, argument: str, seconds: float) -> float:

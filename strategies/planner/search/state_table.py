@@ -34,12 +34,11 @@ Facts = tuple[str, int, int, str]
 """All that tells one placement from another: its letter, the dim that it cuts, its split factor, its reduction."""
 
 
-class BadPrice(Refusal):
+class BadPrice(Refusal, call="plan", argument="price"):
     """A price that is no whole number, or less than nothing."""
 
-    def __init__(self, name: str, move: Move, got: object) -> None:
-        problem = f"it asks {got!r} for {move}, and a price is a whole number of 0 or more"
-        super().__init__("plan", "price", name, problem, "Round it up, to picoseconds or bytes.")
+    PROBLEM = "it asks {got!r} for {move}, and a price is a whole number of 0 or more"
+    REMEDY = "Round it up, to picoseconds or bytes."
 
 
 REPLICATED: Facts = "R", -1, 0, ""
@@ -291,7 +290,7 @@ class Table:
         except TypeError:
             cost = -1
         if cost < 0:
-            raise BadPrice(name_of(self.price), move, got)
+            raise BadPrice(name_of(self.price), got, move)
         return cost
 
 

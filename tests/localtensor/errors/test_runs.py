@@ -167,7 +167,7 @@ CASES = {
         "Pool: ranks: ranks=0.5: a group has at least one rank, and a whole number of them. Ask for 1 rank or more.",
     ),
     "backend": Case(
-        errors.NoSuchBackend("Pool", "mpi", "no such backend is known", ["gloo", "nccl"]),
+        errors.NoSuchBackend("Pool", "mpi", "no such backend is known", "gloo, nccl"),
         "Pool: backend: backend='mpi': no such backend is known. Choose one of gloo, nccl.",
     ),
     "no time": Case(

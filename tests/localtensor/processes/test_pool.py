@@ -692,7 +692,7 @@ def test_a_pool_that_cannot_be_is_refused(ranks, options, kind, message):
             {},
             errors.NotImportable,
             (
-                r"Pool.call: fn: (\S+\.)?test_processes.<lambda>: worker processes find a function by module and name,"
+                r"Pool.call: fn: (\S+\.)?test_pool.<lambda>: worker processes find a function by module and name,"
                 r" and this failed \(\w+Error: .*<lambda>.*\)."
                 r" Define it at the top level of a module that can be imported."
             ),

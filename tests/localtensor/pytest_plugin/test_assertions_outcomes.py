@@ -76,7 +76,7 @@ def test_frames_of_the_engine_are_left_out():
 
 
 def test_of_a_refusal_only_lines_of_the_user_stay_and_of_a_crash_all_inner_ones():
-    assert functions(trimmed(raised_in_ranks(RankOutside("broadcast", "root", 7, 2)))) == ["body"]
+    assert functions(trimmed(raised_in_ranks(RankOutside("broadcast", "root", 7, 2, 1)))) == ["body"]
     with pytest.raises(RankRaised) as caught:
         lt.run(lambda: [].pop(0).x or int("x"), ranks=1)
     assert functions(trimmed(caught.value.errors[0])) == ["<lambda>"]
