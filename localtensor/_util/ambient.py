@@ -151,13 +151,33 @@ def idle_mode(world: int) -> Any:
     return _idle[world]
 
 
+class _Users:
+    """Those who want something of the whole process: the first brings it about, the last undoes it."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.number = 0
+
+    def begin(self, first: Callable[[], None]) -> None:
+        """Somebody wants it; `first` is called if nobody did before."""
+        with self.turn:
+            if not self.number:
+                first()
+            self.number += 1
+
+    def end(self, last: Callable[[], None]) -> None:
+        """Somebody wants it no longer; `last` is called if nobody else does."""
+        with self.turn:
+            self.number -= 1
+            if not self.number:
+                last()
+
+
 # -- sharding rules of our own: each thread and each task has its own; those of the process are for who has none
 
 
 _rules: ContextVar[Any] = ContextVar("localtensor_rules", default=None)
 _process_rules: list[Any] = []
-_rules_turn = threading.Lock()
-_rules_users: list[None] = []
 
 
 def rules() -> Any | None:
@@ -186,28 +206,14 @@ def put_process_rules(rules: Any) -> None:
     _process_rules.append(rules)
 
 
-def begin_rules(first: Callable[[], None]) -> None:
-    """Somebody has rules; `first` is called if nobody had before."""
-    with _rules_turn:
-        if not _rules_users:
-            first()
-        _rules_users.append(None)
-
-
-def end_rules(last: Callable[[], None]) -> None:
-    """Somebody has them no longer; `last` is called if nobody else has any."""
-    with _rules_turn:
-        _rules_users.pop()
-        if not _rules_users:
-            last()
+_rules_users = _Users()
+begin_rules, end_rules = _rules_users.begin, _rules_users.end
 
 
 # -- explicit communication only: each thread and each task has its own guard; ranks have that of who runs them
 
 
 _guard: ContextVar[Any] = ContextVar("localtensor_guard", default=None)
-_guards_turn = threading.Lock()
-_guards_users: list[None] = []
 
 
 def guard() -> Any | None:
@@ -220,20 +226,8 @@ def put_guard(guard: Any | None) -> None:
     _guard.set(guard)
 
 
-def begin_guards(first: Callable[[], None]) -> None:
-    """Somebody has a guard; `first` is called if nobody had before."""
-    with _guards_turn:
-        if not _guards_users:
-            first()
-        _guards_users.append(None)
-
-
-def end_guards(last: Callable[[], None]) -> None:
-    """Somebody has it no longer; `last` is called if nobody else has any."""
-    with _guards_turn:
-        _guards_users.pop()
-        if not _guards_users:
-            last()
+_guards_users = _Users()
+begin_guards, end_guards = _guards_users.begin, _guards_users.end
 
 
 class _Backward(threading.local):
@@ -269,8 +263,8 @@ def release_backward() -> None:
 
 def _forget_pools() -> None:
     """A forked child starts its own: the parent's processes know nothing of it."""
-    global _pools_turn, _rules_turn, _guards_turn  # a thread that the child does not have may hold them
-    _pools_turn, _rules_turn, _guards_turn = threading.Lock(), threading.Lock(), threading.Lock()
+    global _pools_turn  # a thread that the child does not have may hold it, and the turns
+    _pools_turn, _rules_users.turn, _guards_users.turn = threading.Lock(), threading.Lock(), threading.Lock()
     _pools.clear()
 
 

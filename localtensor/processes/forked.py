@@ -176,15 +176,10 @@ def run_forked(
     crew = _Forked(ranks, on, partial(_answer, partial(_perform, body, tell, on), home(seed, _device(on))))
     try:
         crew.start()
-        deadline = time.monotonic() + limit
-        crew.send([b"go"] * ranks, limit)
-        replies = crew.gather(deadline, GRACE, LEAVE)
-        silent = crew.whereabouts([rank for rank, reply in enumerate(replies) if reply is None])
+        replies = crew.call([b"go"] * ranks, limit, GRACE, LEAVE)
     finally:
         crew.kill()
-    outcomes = [
-        Waiting(rank, silent[rank]) if reply is None else _outcome(rank, reply) for rank, reply in enumerate(replies)
-    ]
+    outcomes = [_outcome(rank, reply) for rank, reply in enumerate(replies)]
     if not all(isinstance(outcome, Returned) for outcome in outcomes):
         raise _fault(outcomes, _stories(replies), limit)
 
@@ -314,11 +309,11 @@ def _outcome(rank: int, reply: Reply) -> Outcome:
         return Returned(rank, None)
     if isinstance(body, Story):
         return Raised(rank, body.kind, body.message, body.traceback, body.at)
-    return Died(rank, body)
+    return Waiting(rank, body) if reply.kind == "waiting" else Died(rank, body)
 
 
-def _stories(replies: Sequence[Reply | None]) -> dict[int, Story]:
-    return {rank: reply.body for rank, reply in enumerate(replies) if reply and isinstance(reply.body, Story)}
+def _stories(replies: Sequence[Reply]) -> dict[int, Story]:
+    return {rank: reply.body for rank, reply in enumerate(replies) if isinstance(reply.body, Story)}
 
 
 def _fault(outcomes: Sequence[Outcome], stories: dict[int, Story], seconds: float) -> LocalTensorError:

@@ -21,7 +21,6 @@ import re
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -90,19 +89,13 @@ class Pool:
                 raise errors.PoolClosed("Pool.call", self.ranks)
             try:
                 crew = self._ready_crew()
-                deadline = time.monotonic() + limit
-                crew.send(jobs, limit)
-                replies = crew.gather(deadline, self.grace, self.leave)
-                silent = crew.whereabouts([rank for rank, reply in enumerate(replies) if reply is None])
+                replies = crew.call(jobs, limit, self.grace, self.leave)
             except BaseException:  # why: Ctrl-C too must leave no process behind
                 self._dismiss()
                 raise
             if not crew.in_step(replies):
                 self._dismiss()
-        return [
-            Waiting(rank, silent[rank]) if reply is None else _outcome(rank, reply, fn)
-            for rank, reply in enumerate(replies)
-        ]
+        return [_outcome(rank, reply, fn) for rank, reply in enumerate(replies)]
 
     def close(self) -> None:
         """No process of this pool is left.  Closing twice is fine; calling after it is not."""
@@ -156,6 +149,8 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
             return Raised(rank, *body)
         case "died":
             return Died(rank, body)
+        case "waiting":
+            return Waiting(rank, body)
         case "no_function":
             raise errors.NotImportable("Pool.call", name_of(fn), f"{body[0]}: {body[1]}")
         case "no_arguments":
@@ -168,9 +163,7 @@ def _check_backend(backend: str, ranks: int) -> None:
     if backend not in BACKENDS:
         raise errors.NoSuchBackend("Pool", backend, "no such backend is known", ", ".join(BACKENDS))
     if "nccl" in backend:
-        import torch  # deferred: gloo needs no torch in the parent
-
-        have = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
+        have = _gpus()
         if have < ranks:
             problem = f"NCCL wants a GPU for each of {ranks} ranks, and there are {have}"
             raise errors.NoSuchBackend("Pool", backend, problem, BACKENDS[0])
@@ -187,11 +180,15 @@ def _jobs(fn: Callable[..., object], args_per_rank: Sequence[Args], ranks: int) 
     if len(args_per_rank) != ranks:
         problem = f"there are {ranks} ranks"
         raise errors.WrongArguments("Pool.call", f"{len(args_per_rank)} entries", problem)
-    try:
-        head = pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # why: pickle refuses with three kinds of exception
-        raise errors.NotImportable("Pool.call", name_of(fn), _brief(error)) from error
+    head = _by_name(fn, "Pool.call")
     return [head + _packed(rank, args) for rank, args in enumerate(args_per_rank)]
+
+
+def _by_name(fn: Callable[..., Any], call: str) -> bytes:
+    try:
+        return pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # why: pickle refuses with three kinds of exception
+        raise NotImportable(call, name_of(fn), _brief(error)) from error
 
 
 def _packed(rank: int, args: Args) -> bytes:
@@ -251,7 +248,7 @@ def run_in_processes(
     if on == "nccl":
         enough_gpus(ranks)
         device = device or "cuda"
-    function, mine = _by_name(fn), home(seed, device)
+    function, mine = _by_name(fn, "run"), home(seed, device)
     limit = PATIENCE if timeout is None else timeout
     try:
         with _pool(ranks, on) as pool, _meshes_come_home_in_silence():
@@ -300,16 +297,12 @@ def _is_echo(raised: Raised) -> bool:
 
 
 def enough_gpus(ranks: int) -> None:
-    gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
-    if gpus < ranks:
-        raise TooFewGpus(ranks, gpus)
+    if _gpus() < ranks:
+        raise TooFewGpus(ranks, _gpus())
 
 
-def _by_name(fn: Callable[..., Any]) -> bytes:
-    try:
-        return pickle.dumps(fn, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # why: pickle refuses with three kinds of exception
-        raise NotImportable("run", name_of(fn), f"{type(error).__name__}: {error}") from error
+def _gpus() -> int:
+    return torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
 
 
 def _said_by_run(text: object) -> object:

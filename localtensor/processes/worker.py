@@ -53,7 +53,7 @@ class Seat:
 class Reply(NamedTuple):
     """`kind` is ready, returned, raised, no_function, no_arguments, unsendable, fenced or unfenced.
 
-    The parent puts "died" there for a process that says nothing more.  `body` is what the kind calls for.  `steps` is None when this process is not fit for another job.
+    The parent puts "died" there for a process that says nothing more, and "waiting" for one that is silent.  `body` is what the kind calls for.  `steps` is None when this process is not fit for another job.
     """
 
     kind: str

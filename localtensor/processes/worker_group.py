@@ -122,6 +122,14 @@ class Crew:
         their_side.close()
         return _Member(process, jobs, side, process.pid)
 
+    def call(self, jobs: Sequence[bytes], limit: float, grace: float, leave: float | None) -> list[Reply]:
+        """Each rank's reply to its job; of kind "waiting", with the line it is at, from a rank that stays silent."""
+        deadline = time.monotonic() + limit
+        self.send(jobs, limit)
+        replies = self.gather(deadline, grace, leave)
+        silent = self.whereabouts([rank for rank, reply in enumerate(replies) if reply is None])
+        return [reply or Reply("waiting", silent[rank]) for rank, reply in enumerate(replies)]
+
     def send(self, jobs: Sequence[bytes], limit: float) -> None:
         """Every rank has its job, or is dead: if a frozen process does not take a large one, all are killed."""
         path = None if self._path == sys.path else list(sys.path)
@@ -174,13 +182,13 @@ class Crew:
                     found[rank] = self.members[rank].side.recv_bytes().decode()
         return found
 
-    def in_step(self, replies: Sequence[Reply | None]) -> bool:
+    def in_step(self, replies: Sequence[Reply]) -> bool:
         """Whether the group may serve another call.
 
         It may if all ranks finished and began equally many operations (then a fence is under way, and the next
         call sees whether it holds), or if no rank began any: a refusal before the first collective does no harm.
         """
-        present = [reply for reply in replies if reply is not None and reply.steps is not None]
+        present = [reply for reply in replies if reply.steps is not None]
         if self._left or len(present) < self.ranks or len({reply.steps for reply in present}) > 1:
             return False
         fences = [calls_for_fence(reply) for reply in present]

@@ -42,5 +42,29 @@ def test_a_lazily_conjugated_tensor_keeps_its_value():
     assert loads(dumps(x)).tolist() == [1 - 2j]
 
 
+@pytest.mark.parametrize("x", [
+    torch.arange(3).expand(4, 3), torch.arange(12).reshape(3, 4)[:, 1:3], torch.tensor([1 + 2j]).conj(),
+], ids=["expanded", "sliced", "conjugate"])  # fmt: skip
+def test_views_are_kept_where_that_is_asked_for(x):
+    y = loads(dumps(x, views=True))
+    assert (y.stride(), y.is_conj(), y.tolist()) == (x.stride(), x.is_conj(), x.tolist())
+
+
+def test_a_slice_that_wants_a_gradient_keeps_its_strides():
+    x = torch.ones(3, 4)[:, 1:3].requires_grad_()
+    y = loads(dumps(x))
+    assert y.requires_grad and y.stride() == x.stride()
+
+
+def test_an_attribute_of_a_tensor_is_kept():
+    x = torch.ones(2)
+    x.note = "mine"
+    assert loads(dumps(x)).note == "mine"
+
+
+def test_what_comes_back_is_memory_of_torch_s_own():
+    assert loads(dumps(torch.ones(2))).resize_(100).shape == (100,)
+
+
 def test_an_overload_is_the_same_object():
     assert loads(dumps(torch.ops.aten.add.Tensor)) is torch.ops.aten.add.Tensor
