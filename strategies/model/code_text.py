@@ -27,3 +27,11 @@ def slack_text(want: Any, slack: Tensor | None) -> str:
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
     real = isinstance(want, Tensor) and rounds(want)
     return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
+
+
+def tensor_text(x: Any, most: int = 24) -> str:
+    """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
+    if not isinstance(x, Tensor):
+        return repr(x)
+    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
+    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 import torch
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor.layout import StridedShard, is_defined, is_plain, short
-from strategies.model.call_signature import arguments_text, before
+from strategies.model.call_signature import arguments_text, before, indexed
 from strategies.model.code_text import literal, slack_text
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
@@ -210,7 +209,7 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
         module=own if module else "", mesh=program.mesh, names=tuple(axes),
         flatten=f'mesh._flatten("{axes}")' if program.flattened and len(axes) > 1 else "",
         helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
-        arguments=_indexed(arguments_text(program.sample.call)), body=_body(program),
+        arguments=indexed(arguments_text(program.sample.call)), body=_body(program),
         inputs="\n".join(_inputs(program)), plain=", ".join(f"x{i}" for i in range(count)),
         distributed=", ".join(f"d{i}" for i in range(count)), slack=slacks(truth or truth_of(program)),
     )  # fmt: skip
@@ -219,10 +218,6 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
 def writable(program: Program) -> bool:
     """Whether every placement is plain or a strided shard."""
     return all(is_defined(p) for placements in program.inputs for p in placements)
-
-
-def _indexed(arguments: str) -> str:
-    return re.sub(r"\bx(\d+)\b", r"x[\1]", arguments)
 
 
 def _helpers(then: str) -> list[str]:
@@ -241,7 +236,7 @@ def _body(program: Program) -> str:
     then, sample = program.then, program.sample
     lines = []
     if then.startswith("again("):
-        first = _indexed(arguments_text(before(sample.op, then)))
+        first = indexed(arguments_text(before(sample.op, then)))
         given = first.replace("x[", "given[")
         lines = ["given = [t.clone() for t in x]", f"torch.ops.{sample.op}({given})  # the call before"]
     value = "op(x)"

@@ -26,7 +26,7 @@ from strategies.programs.run.rank_run import Heard, Part, placement_text, played
 from strategies.programs.run.real_run import program_parts
 from strategies.programs.run.verdict import Confirmation, judged
 from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of, remembering
-from strategies.validation.probe import coarsest
+from strategies.validation.difference import coarsest
 
 SECONDS = 60.0
 """Time limit of a run of programs on rank threads."""

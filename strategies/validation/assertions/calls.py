@@ -15,16 +15,8 @@ from torch.distributed.tensor import Partial
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, database
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from strategies.validation.assertions.ops import (
-    REFUSALS,
-    Op,
-    Plan,
-    accepted,
-    is_list,
-    replaced,
-    takes_tensor,
-    tensors_in,
-)
+from strategies.model.rule import call_of
+from strategies.validation.assertions.ops import REFUSALS, Op, Plan, accepted, is_list, replaced, takes_tensor
 from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -156,7 +148,7 @@ def known_calls(op: Op, rule: Rule, dtype: torch.dtype) -> list[Call]:
     for number in range(12) if full and dtype in database()[full[0]].supported_dtypes("cpu") else ():
         sample = OpCall(full[0], dtype, number)
         call = (tuple(sample.args), dict(sample.kwargs))
-        if _speaks_of(rule, tensors_in(call), op.pointwise) and _takes(op, call):
+        if _speaks_of(rule, call_of(op.overload, *call)[1], op.pointwise) and _takes(op, call):
             found.append(call)
     return found
 
