@@ -6,8 +6,30 @@ import math
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import rounds, scale_of
+from localtensor.layout import StridedShard, rounds, scale_of
+
+FLAT = '''def flat(out):
+    """All that an op returned, in one list."""
+    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+'''
+"""The lines of a script that list what an op returned."""
+COMPARED = """\
+        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+        want, got = want.tolist(), got.tolist()
+    elif isinstance(want, (bool, int, float)):
+        same = got == want
+    else:
+        continue
+    wrong |= not same
+    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+sys.exit(1 if wrong else 0)
+"""
+"""How a script goes on where `got` is whole: it tells both, and how it ends."""
 
 
 def literal(x: Tensor) -> str:
@@ -35,3 +57,12 @@ def tensor_text(x: Any, most: int = 24) -> str:
         return repr(x)
     flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
     return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+
+
+def placement_code(placement: Placement) -> str:
+    """Python text that makes the placement, in a follower and in a script."""
+    if isinstance(placement, StridedShard):
+        return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
+    if isinstance(placement, Partial):
+        return f"Partial({placement.reduce_op!r})"
+    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from localtensor.layout import is_plain, shape_text, shorts
+from localtensor.layout import is_plain, shape_text, short, shorts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ class Sample:
     def size(self) -> int:
         return sum(t.numel() for t in self.tensors)
 
-    def arguments(self) -> list[str]:
-        """Short form of each argument: `f32[8,4]`, `dim=1`, in the order of the call."""
+    def arguments(self, placed: Sequence[Placement] = ()) -> list[str]:
+        """Short form of each argument: `f32[8,4]`, `dim=1`, in the order of the call; `f32[8,4] S(0)` where it is placed."""
 
         def show(value: Any) -> str:
             if isinstance(value, Leaf):
                 x = self.tensors[value.index]
-                return shape_text(x.shape, x.dtype)
+                where = f" {short(placed[value.index])}" if placed else ""
+                return shape_text(x.shape, x.dtype) + where
             if isinstance(value, (list, tuple)):
                 return f"[{', '.join(map(show, value))}]"
             return repr(value)

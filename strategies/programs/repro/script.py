@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from localtensor.layout import StridedShard, is_defined, is_plain, short
 from strategies.model.call_signature import arguments_text, before, indexed
-from strategies.model.code_text import literal, slack_text
+from strategies.model.code_text import COMPARED, FLAT, literal, placement_code, slack_text
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
 from strategies.model.rule import overload, written
@@ -52,26 +52,10 @@ for want, got, slack in zip(wants, gots, {slack}):
         got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
 '''
 
-COMPARED = """\
-        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
-        want, got = want.tolist(), got.tolist()
-    elif isinstance(want, (bool, int, float)):
-        same = got == want
-    else:
-        continue
-    wrong |= not same
-    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-sys.exit(1 if wrong else 0)
-"""
-"""How a script goes on where `got` is whole: it tells both, and how it ends."""
-_HELPERS = '''
-
-def flat(out):
-    """All that an op returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+_HELPERS = (
+    "\n\n"
+    + FLAT
+    + '''
 
 def assemble(x):
     """full_tensor, but for an average, which gloo cannot make: there the ranks' values are averaged here."""
@@ -82,6 +66,7 @@ def assemble(x):
     return torch.stack(held).double().mean(0).to(x.dtype) if not x.dtype.is_complex else torch.stack(held).mean(0)
 
 '''
+)
 
 
 def script(case: Case, reason: str, name: str, module: str = "") -> str:
@@ -135,7 +120,8 @@ def usable(case: Case) -> bool:
 
 # A program of more than one op or axis as a script of plain torch for torchrun, with no import of ours.
 
-_PROGRAM_SCRIPT = '''"""{program}
+_PROGRAM_SCRIPT = (
+    '''"""{program}
 
 DTensor in torch {version} gets this wrong on {ranks} ranks: {reason}
 
@@ -165,10 +151,9 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 
 {helpers}
 
-def flat(out):
-    """All that an op returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+'''
+    + FLAT
+    + """
 
 def op(x):
     return flat(torch.ops.{op}({arguments}))
@@ -191,7 +176,8 @@ for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, torch.Tensor):
         print(f"rank {{rank}} placements {{getattr(got, 'placements', '-')}}", flush=True)
         got = got.full_tensor() if isinstance(got, DTensor) else got
-'''
+"""
+)
 
 
 def program_script(program: Program, reason: str, name: str, module: str = "", truth: Truth | None = None) -> str:
@@ -265,7 +251,7 @@ def _inputs(program: Program) -> list[str]:
         zip(program.sample.tensors, program.inputs, held_of(program), strict=True)
     ):
         lines += [f"# argument {i}: {held_text(placements)}", f"x{i} = {literal(x)}"]
-        listed = f"[{', '.join(map(follow_ups.placement_code, placements))}]"
+        listed = f"[{', '.join(map(placement_code, placements))}]"
         if all(not isinstance(p, (Partial, StridedShard)) for p in placements):
             lines.append(f"d{i} = distribute_tensor(x{i}.clone(), mesh, {listed}, src_data_rank=None)")
             continue

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import before
+from strategies.model.code_text import placement_code
 from strategies.model.program import read_layout
 from strategies.model.rule import Call, overload, results
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
@@ -84,15 +84,6 @@ def _compiled(text: str) -> CodeType:
 def of_results(then: str) -> bool:
     """Whether it is a step that needs the results of the op only."""
     return then in SIMPLE or then.startswith("to (")
-
-
-def placement_code(placement: Placement) -> str:
-    """Python text that makes the placement, in a follower and in a script."""
-    if isinstance(placement, StridedShard):
-        return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
-    if isinstance(placement, Partial):
-        return f"Partial({placement.reduce_op!r})"
-    return f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
 
 
 def follower(name: str) -> Follower:

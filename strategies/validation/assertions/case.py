@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import UNSTABLE, reducible, rounds, shape_text, short
+from localtensor.layout import UNSTABLE, reducible, rounds, short
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model import rule as model
 from strategies.model.call_signature import text_of
@@ -34,7 +34,7 @@ class Misfit(Exception):
 class Ran:
     """One case as it was run: the call, the truth about it, and `held[i][rank]` of each tensor."""
 
-    call: model.Call
+    sample: model.Sample
     truth: Truth
     held: tuple[tuple[Tensor, ...], ...]
     wrong: Difference | None
@@ -113,7 +113,7 @@ def judge(op: Op, rule: Rule, case: RuleCase) -> Ran:
         draw, wrong = shown if shown is not None else (0, None)
         held = tuple(tuple(probe.held(i, p, draw)) for i, p in enumerate(rule.inputs))
     placed = [(p or Replicate(),) for p in placed_results(rule, len(truth.outputs), model.written(call))]
-    return Ran(call, truth, held, in_words(wrong, placed) if wrong is not None else None)
+    return Ran(sample, truth, held, in_words(wrong, placed) if wrong is not None else None)
 
 
 def fit_inputs(rule: Rule, tensors: Sequence[Tensor], case: RuleCase) -> None:
@@ -176,17 +176,3 @@ def _values(apart: Apart) -> str:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip() or "without a word").splitlines()[0]
-
-
-def call_text(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], placed: Sequence[Placement]) -> str:
-    """The call in short: `mylib.scale.default(f64[3] S(0), 2.0)`."""
-    left = iter(placed)
-
-    def say(value: Any) -> str:
-        if isinstance(value, Tensor):
-            return f"{shape_text(value.shape, value.dtype)} {short(next(left))}"
-        if type(value) in (list, tuple):
-            return f"[{', '.join(map(say, value))}]"
-        return repr(value)
-
-    return f"{op}({', '.join([*map(say, args), *(f'{k}={say(v)}' for k, v in kwargs.items())])})"

@@ -13,17 +13,17 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import refusal
-from localtensor.layout import Mesh, Spec, StridedShard, rounds, short
-from localtensor.testing.hypothesis_strategies.layouts import cut
+from localtensor.layout import StridedShard, cuts, rounds, short, split_axis
 from strategies.model.call_signature import arguments_text, indexed, text_of
-from strategies.model.code_text import literal, slack_text, tensor_text
+from strategies.model.code_text import FLAT, literal, slack_text, tensor_text
 from strategies.model.rule import written
-from strategies.validation.assertions.case import Ran, RuleCase, call_text, placed_results
+from strategies.validation.assertions.case import Ran, RuleCase, placed_results
 from strategies.validation.assertions.ops import Op
 from strategies.validation.assertions.rule import Rule, WrongRule, shard_dim
 from strategies.validation.difference import Difference
 
-_SCRIPT = '''"""{op}: {rule}
+_SCRIPT = (
+    '''"""{op}: {rule}
 
 This rule is wrong on {ranks} ranks: {problem}
 
@@ -37,10 +37,9 @@ from math import inf, nan  # noqa: F401 (some values below are not finite)
 import torch
 {imports}
 
-def flat(out):
-    """All that an op returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+'''
+    + FLAT
+    + '''
 
 def call(given):
     """The op on these tensors: what it returns, and the tensors that it writes to without returning them."""
@@ -81,16 +80,17 @@ for rank in range({ranks}):
 {comparisons}
 sys.exit(1 if wrong else 0)
 '''
+)
 
 
 def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
     """The text; `imports` are the lines that register the op."""
-    rule, leaves = Rule.read(case.rule), written(ran.call)
+    rule, leaves = Rule.read(case.rule), written(ran.sample.call)
     count = range(len(rule.inputs))
     wrong = ran.wrong.problem if ran.wrong else "it is right"
     return _SCRIPT.format(
-        op=ran.call.op, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
-        and_more=" and the module of the op" if imports else "", arguments=indexed(arguments_text(ran.call)),
+        op=ran.sample.call.op, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
+        and_more=" and the module of the op" if imports else "", arguments=indexed(arguments_text(ran.sample.call)),
         written=", ".join(f"x[{i}]" for i in leaves), inputs="\n".join(_input(ran, rule, i) for i in count),
         wholes=", ".join(f"x{i}" for i in count), pieces=", ".join(f"held{i}[rank]" for i in count),
         comparisons="\n".join(_comparisons(case, ran, placed_results(rule, len(ran.truth.outputs), leaves))),
@@ -126,11 +126,9 @@ def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -
 
 def _rows(want: Tensor, placement: Placement, ranks: int) -> list[list[int]]:
     """Which rows of the cut dim each rank has."""
-    size = want.shape[shard_dim(placement) or 0]
-    factor = getattr(placement, "split_factor", None)
-    flat = Shard(0) if factor is None else StridedShard(0, split_factor=int(factor))
-    spec = Spec(Mesh((ranks,), ("a",)), (flat,), (size,), torch.int64)
-    return [piece.tolist() for piece in cut(torch.arange(size), spec, 0)]
+    dim, factor = cuts(placement) or (0, 1)
+    flat = Shard(0) if factor == 1 else StridedShard(0, split_factor=factor)
+    return [piece.tolist() for piece in split_axis(torch.arange(want.shape[dim]), flat, ranks)]
 
 
 def _total(kind: str, want: Tensor) -> str:
@@ -175,7 +173,6 @@ NAME = "wrong_rule.py"
 def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> WrongRule:
     """The error for that case, which is wrong."""
     rule, wrong = Rule.read(case.rule), ran.wrong or Difference("it is right")
-    args, kwargs = case.real
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
     said = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
     example = f"@example(case={case!r})"
@@ -184,7 +181,7 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
     lines = [
-        said, "", f"  the call  {call_text(case.op, args, kwargs, rule.inputs)} on {case.ranks} ranks"
+        said, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
         + (f", the smallest of {judged} tried" if judged > 1 else ""),
         *_held(ran, rule), *_results(wrong), "",
         "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",

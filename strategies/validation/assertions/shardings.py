@@ -1,8 +1,4 @@
-"""A function of DTensors under test: does it give these placements, and the right values, on real rank threads?
-
-torch's private part, as in rule_ops: torch.utils._pytree.tree_leaves, the results of the function, flat (read on 2.11 to
-2.15, run on 2.13).
-"""
+"""A function of DTensors under test: does it give these placements, and the right values, on real rank threads?"""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ from localtensor.runner.api import run
 from localtensor.testing.hypothesis_strategies.layouts import cut
 from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model.call_signature import text_of
-from strategies.model.code_text import literal, slack_text, tensor_text
+from strategies.model.code_text import COMPARED, FLAT, literal, placement_code, slack_text, tensor_text
 from strategies.model.oracle import Truth, agrees, tell_function
 from strategies.model.rule import results
 from strategies.validation.assertions.case import Misfit, Skipped, in_words
@@ -44,7 +40,8 @@ from strategies.validation.assertions.ops import REFUSALS
 from strategies.validation.assertions.rule import WrongRule, shard_dim
 from strategies.validation.difference import Apart, Difference, misshapen, rounding
 
-_SCRIPT = '''"""{what}
+_SCRIPT = (
+    '''"""{what}
 
 Run:  torchrun --nproc-per-node {ranks} wrong_sharding.py
 It needs torch{and_more} only; exit code 1 as long as the claim is wrong.
@@ -67,10 +64,9 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 {inputs}
 
 
-def flat(out):
-    """All the tensors that were returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+'''
+    + FLAT
+    + """
 
 wants = flat(fn({wholes}))
 gots = flat(fn({given}))
@@ -78,14 +74,11 @@ wrong = False
 for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
     print(f"rank {{rank}} placements {{got.placements}}, claimed {{placements}}", flush=True)
     wrong |= tuple(got.placements) != placements
-    got = got.full_tensor()
-    same = got.shape == want.shape and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
-    wrong |= not same
-    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-sys.exit(1 if wrong else 0)
-'''
+    if isinstance(want, torch.Tensor):
+        got = got.full_tensor()
+"""
+    + COMPARED
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +291,7 @@ def sharding_script(
 
 
 def _torch_code(layout: Layout) -> str:
-    words = [
-        f"Partial({p.reduce_op!r})" if isinstance(p, Partial) else repr(p).replace("sf=", "split_factor=")
-        for p in layout
-    ]
-    return f"({', '.join(words)},)"
+    return f"({', '.join(map(placement_code, layout))},)"
 
 
 def _function(fn: Callable[..., Any]) -> tuple[str, str]:
