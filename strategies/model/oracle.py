@@ -126,14 +126,14 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
     slack = _slack(
         lambda given: run(sample.call, given, mutates=False)[1], outputs, inputs, gapped(sample.call, inputs), seed
     )
-    return Truth(inputs, outputs, slack, raw, "", _unstable(slack))
+    return Truth(inputs, outputs, slack, raw, "", share_unstable(slack))
 
 
 def tell_function(function: Function, inputs: Sequence[Tensor], *, seed: int = 0) -> Truth:
     """The truth about a plain function of tensors, which gets copies.  Raises what the function raises."""
     outputs = tuple(function([x.clone() for x in inputs]))
     slack = _slack(function, outputs, inputs, [strided(x) for x in inputs], seed)
-    return Truth(tuple(inputs), outputs, slack, outputs, "", _unstable(slack))
+    return Truth(tuple(inputs), outputs, slack, outputs, "", share_unstable(slack))
 
 
 def _slack(
@@ -150,12 +150,10 @@ def _slack(
     return slack
 
 
-def _unstable(slack: Sequence[Tensor | None]) -> float:
-    return max((_share(s) for s in slack), default=0.0)
-
-
-def _share(slack: Tensor | None) -> float:
-    return float(slack.isinf().double().mean()) if slack is not None and slack.ndim and slack.numel() else 0.0
+def share_unstable(slack: Sequence[Tensor | None]) -> float:
+    """The share of elements that jump, of the result with the largest."""
+    shares = [float(s.isinf().double().mean()) for s in slack if s is not None and s.ndim and s.numel()]
+    return max(shares, default=0.0)
 
 
 def _again(function: Function, tensors: Sequence[Tensor], count: int) -> Sequence[Any]:

@@ -45,11 +45,13 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Run it on these tensors."""
-        fill = _filler(tensors)
+        fill = filler(tensors)
         return overload(self.op)(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs})
 
 
-def _filler(tensors: Sequence[Tensor]) -> Any:
+def filler(tensors: Sequence[Tensor]) -> Any:
+    """A function that gives an argument with these tensors in the place of its leaves."""
+
     def fill(value: Any) -> Any:
         if type(value) is Leaf:
             return tensors[value.index]

@@ -26,6 +26,7 @@ from localtensor.layout import (
     parts,
     reducible,
     rounds,
+    scale_of,
     short,
     split_axis,
 )
@@ -281,8 +282,7 @@ class Probe:
 def _near(a: Tensor, b: Tensor) -> bool:
     if not rounds(a):
         return torch.equal(a, b)
-    scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
+    return agrees(b, a, 1e-4 * scale_of(a))
 
 
 def _finite(x: Tensor) -> bool:

@@ -145,10 +145,7 @@ FORMER: dict[str, tuple[str, ...]] = {
     "localtensor/testing/programs/model.py": ("localtensor/testing/programs_steps.py",),
     "localtensor/testing/lockstep_reference.py": ("localtensor/testing/reference.py",),
     "strategies/validation/assertions/calls.py": ("localtensor/testing/rule_calls.py",),
-    "strategies/validation/assertions/case.py": (
-        "localtensor/testing/rule_case.py",
-        "localtensor/testing/rule_truth.py",
-    ),
+    "strategies/validation/assertions/case.py": ("localtensor/testing/rule_case.py",),
     "strategies/validation/assertions/rule.py": (
         "localtensor/testing/rule_errors.py",
         "localtensor/testing/rule_text.py",
@@ -260,7 +257,7 @@ FORMER: dict[str, tuple[str, ...]] = {
         "strategies/forms_layout.py",
     ),
     "strategies/inputs/variants/sizes.py": ("strategies/forms_scalars.py", "strategies/forms_sizes.py"),
-    "strategies/model/oracle.py": ("strategies/gaps.py", "strategies/truth.py"),
+    "strategies/model/oracle.py": ("localtensor/testing/rule_truth.py", "strategies/gaps.py", "strategies/truth.py"),
     "strategies/gate/decision.py": ("strategies/gate.py",),
     "strategies/gate/options.py": ("strategies/gate_asked.py",),
     "strategies/cli/commands/gate.py": ("strategies/gate_command.py",),

@@ -63,6 +63,8 @@ SEEN_FROM = {
     ),
     "localtensor/testing/programs/program.py": ("tests/localtensor/test_testing_programs.py",),
     "localtensor/runner/torchrun_processes.py": ("tests/localtensor/test_script.py",),
+    "strategies/model/code_text.py": ("tests/strategies/test_repro.py",),
+    "strategies/validation/difference.py": ("tests/strategies/test_probe.py",),
     "strategies/validation/assertions/script.py": ("tests/localtensor/test_testing_rule_tests.py",),
     "strategies/validation/assertions/api.py": ("tests/localtensor/test_testing_rule_tests.py",),
     "localtensor/lockstep/dispatch/execute.py": (

@@ -25,9 +25,9 @@ from hypothesis.errors import FlakyFailure, Unsatisfiable
 from torch.distributed.tensor import Partial
 
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
-from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls, there
+from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls
 from strategies.validation.assertions.case import Misfit, Ran, RuleCase, Skipped
-from strategies.validation.assertions.ops import FunctionOp, Op
+from strategies.validation.assertions.ops import FunctionOp, Op, there
 from strategies.validation.assertions.rule import NotARule, NothingTested, Rule, layouts
 from strategies.validation.assertions.script import caller, imports_of, wrong_rule
 from strategies.validation.assertions.shardings import Claim, ShardingCase, judge, wrong_sharding

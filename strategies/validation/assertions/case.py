@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.errors import in_a_line
 from localtensor.layout import UNSTABLE, reducible, rounds, short
-from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model import rule as model
 from strategies.model.call_signature import text_of
 from strategies.model.oracle import Truth, tell
-from strategies.validation.assertions.ops import REFUSALS, Op, replaced
+from strategies.validation.assertions.ops import REFUSALS, Op, there
 from strategies.validation.assertions.rule import Rule, shard_dim
 from strategies.validation.difference import Apart, Difference
 from strategies.validation.probe import Probe
@@ -46,6 +46,7 @@ class RuleCase:
 
     Tensors among `args` and `kwargs` may be `Drawn`.  `check()` raises `WrongRule` if the rule is wrong here.
 
+    >>> from localtensor.testing.hypothesis_strategies.values import Drawn
     >>> case = RuleCase("aten.neg.default", "S(0) -> S(0)", (Drawn((3,), torch.float64, "arange", 0),), {}, 2)
     >>> case.judged().wrong is None
     True
@@ -67,7 +68,7 @@ class RuleCase:
     @property
     def real(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with tensors that are there."""
-        return replaced(tuple(self.args), _made), replaced(dict(self.kwargs), _made)
+        return there(tuple(self.args)), there(dict(self.kwargs))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Hypothesis would else print the fields."""
@@ -77,10 +78,6 @@ class RuleCase:
         rest = f", uneven={self.uneven}" if not self.uneven else ""
         values = f"{text_of(self.args)}, {text_of(dict(self.kwargs))}"
         return f"RuleCase({self.op!r}, {self.rule!r}, {values}, ranks={self.ranks}, split={self.split}{rest})"
-
-
-def _made(value: Any) -> Any:
-    return value.tensor() if isinstance(value, Drawn) else value
 
 
 class _Own(model.Call):
@@ -103,7 +100,7 @@ def judge(op: Op, rule: Rule, case: RuleCase) -> Ran:
         try:
             truth = tell(sample)
         except REFUSALS as error:
-            raise Skipped(f"the op refuses it: {type(error).__name__}: {_line(error)}") from None
+            raise Skipped(f"the op refuses it: {in_a_line(error)}") from None
         _fit_outputs(rule, truth, len(model.written(call)))
         if truth.unstable > UNSTABLE:
             raise Skipped("its result jumps when the inputs move by one unit in the last place")
@@ -172,7 +169,3 @@ def _who(rank: int | None) -> str:
 def _values(apart: Apart) -> str:
     where = f" at {apart.place}" if apart.place else ""
     return f"{apart.got}{where}, the op gives {apart.want}; {apart.share}"
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or "without a word").splitlines()[0]

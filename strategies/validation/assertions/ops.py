@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model import oracle
 from strategies.model.rule import call_of, results
 from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
@@ -137,6 +138,11 @@ def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
     return give(value)
 
 
+def there(value: Any) -> Any:
+    """The arguments with tensors in the place of what was drawn."""
+    return replaced(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
+
+
 # How the shapes of an op's tensors go together, found by trying: each dim has a letter, and one letter is one size.
 #
 #     mm  takes  ab, bn        add  takes  ab, ab   ab, b   ab, 1b ...
@@ -149,8 +155,6 @@ Shape = tuple[str, ...]
 BASE, MOST_DIMS = "abcde", 4
 MOST_TRIED, TURNS = 600, 2
 """Calls that are tried for each number of dims, and values of the other arguments for each way to put shapes together."""
-SIZES = {letter: size for size, letter in enumerate(("1", *BASE), 1)}
-_LISTED = ("Tensor[]", "List[Tensor]", "List[Optional[Tensor]]")
 
 
 @dataclass(frozen=True, slots=True)

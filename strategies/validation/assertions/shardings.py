@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from localtensor.errors import LocalTensorError, ProgramFault, refusal
+from localtensor.errors import LocalTensorError, ProgramFault, in_a_line, refusal
 from localtensor.layout import (
     UNSTABLE,
     Layout,
@@ -30,13 +30,12 @@ from localtensor.layout import (
 )
 from localtensor.runner.api import run
 from localtensor.testing.hypothesis_strategies.layouts import cut
-from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model.call_signature import text_of
 from strategies.model.code_text import COMPARED, FLAT, literal, placement_code, slack_text, tensor_text
 from strategies.model.oracle import Truth, agrees, tell_function
 from strategies.model.rule import results
 from strategies.validation.assertions.case import Misfit, Skipped, in_words
-from strategies.validation.assertions.ops import REFUSALS
+from strategies.validation.assertions.ops import REFUSALS, there
 from strategies.validation.assertions.rule import WrongRule, shard_dim
 from strategies.validation.difference import Apart, Difference, misshapen, rounding
 
@@ -92,7 +91,7 @@ class ShardingCase:
 
     @property
     def whole(self) -> list[Tensor]:
-        return [x.tensor() if isinstance(x, Drawn) else x for x in self.tensors]
+        return list(there(self.tensors))
 
     @property
     def ranks(self) -> int:
@@ -142,7 +141,7 @@ def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Dif
     try:
         truth = tell_function(lambda given: results(claim.fn(*given)), whole)
     except REFUSALS as error:
-        raise Skipped(f"the function refuses it: {type(error).__name__}: {str(error).strip()[:200]}") from None
+        raise Skipped(f"the function refuses it: {in_a_line(error)}") from None
     if len(truth.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.outputs):
         raise Misfit(f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values")
     if truth.unstable > UNSTABLE:
