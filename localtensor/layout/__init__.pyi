@@ -15,6 +15,7 @@ from localtensor.layout.shard_order import strided as strided
 from localtensor.layout.shards import COMMUTING as COMMUTING
 from localtensor.layout.shards import Layout as Layout
 from localtensor.layout.shards import assemble as assemble
+from localtensor.layout.shards import assemble_axis as assemble_axis
 from localtensor.layout.shards import factors_of as factors_of
 from localtensor.layout.shards import has_meaning as has_meaning
 from localtensor.layout.shards import in_order as in_order

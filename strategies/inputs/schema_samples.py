@@ -33,7 +33,7 @@ def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -
     rng = torch.Generator().manual_seed(seed)
     found: list[Sample] = []
     for dtype in dtypes:
-        accepted = (s for s in _drawn(op, dtype, rng) if _accepts(s))
+        accepted = (s for s in _drawn(op, dtype, rng) if accepts(s))
         found += itertools.islice(accepted, MOST)
     return found
 
@@ -109,7 +109,8 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) ->
     return (torch.randn(shape, generator=rng, dtype=torch.float64) * 2).to(dtype)
 
 
-def _accepts(sample: Sample) -> bool:
+def accepts(sample: Sample) -> bool:
+    """Whether the op takes the call."""
     try:
         sample.call([t.clone() for t in sample.tensors])
     except REFUSALS:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.model.rule import Leaf, Sample, call_of, overload
+from strategies.model.rule import Leaf, Sample, call_of, filler, overload
 
 DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"})
 """Names of the arguments that hold dims."""
@@ -54,13 +54,7 @@ def schema(op: str) -> tuple[Argument, ...]:
 
 def values(sample: Sample) -> dict[str, Any]:
     """Every argument by name, defaults included, with its tensors.  A keyword of no schema is kept as it is."""
-
-    def fill(value: Any) -> Any:
-        if type(value) is Leaf:
-            return sample.tensors[value.index]
-        return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
-
-    known = schema(sample.op)
+    known, fill = schema(sample.op), filler(sample.tensors)
     found = {a.name: a.default for a in known if a.default is not ...}
     found |= {a.name: fill(v) for a, v in zip(known, sample.call.args, strict=False)}
     return found | {name: fill(v) for name, v in sample.call.kwargs}

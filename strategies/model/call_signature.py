@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import re
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,6 +145,11 @@ def arguments_text(call: Call, letter: str = "x") -> str:
     """`x0, [1], keepdim=True`."""
     named = (f"{name}={text_of(value, letter)}" for name, value in call.kwargs)
     return ", ".join([*(text_of(value, letter) for value in call.args), *named])
+
+
+def indexed(arguments: str) -> str:
+    """The same where the tensors are in a list: `x[0], [1], keepdim=True`."""
+    return re.sub(r"\bx(\d+)\b", r"x[\1]", arguments)
 
 
 def again(call: Call) -> str:

@@ -11,6 +11,26 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import StridedShard, rounds, scale_of
 
+FLAT = '''def flat(out):
+    """All that an op returned, in one list."""
+    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+'''
+"""The lines of a script that list what an op returned."""
+COMPARED = """\
+        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+        want, got = want.tolist(), got.tolist()
+    elif isinstance(want, (bool, int, float)):
+        same = got == want
+    else:
+        continue
+    wrong |= not same
+    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+sys.exit(1 if wrong else 0)
+"""
+"""How a script goes on where `got` is whole: it tells both, and how it ends."""
+
 
 def literal(x: Tensor) -> str:
     """Python text that makes the same tensor, to the last bit; strides of a dense layout included."""
@@ -29,6 +49,14 @@ def slack_text(want: Any, slack: Tensor | None) -> str:
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
     real = isinstance(want, Tensor) and rounds(want)
     return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
+
+
+def tensor_text(x: Any, most: int = 24) -> str:
+    """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
+    if not isinstance(x, Tensor):
+        return repr(x)
+    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
+    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
 
 
 def placement_code(placement: Placement) -> str:

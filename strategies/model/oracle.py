@@ -7,7 +7,7 @@ inputs and, for single precision, in double.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,10 @@ def gapped(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+Function = Callable[[Sequence[Tensor]], Sequence[Any]]
+"""From the tensors of a call to all that it gives, flat."""
+
+
 @dataclass(frozen=True, slots=True)
 class Truth:
     """Results of one call on whole tensors; `slack[i]` is a scalar, or inf at unstable elements."""
@@ -119,25 +123,46 @@ def tell(sample: Sample, tensors: Sequence[Tensor] | None = None, *, seed: int =
     only = metadata_only(sample.op) or _incomparable((*inputs, *outputs))
     if only:
         return Truth(inputs, outputs, (None,) * len(outputs), raw, only)
-    others = [_again(sample.call, gapped(sample.call, inputs), False)]  # fresh, and a clone would close the gaps
+    slack = _slack(
+        lambda given: run(sample.call, given, mutates=False)[1], outputs, inputs, gapped(sample.call, inputs), seed
+    )
+    return Truth(inputs, outputs, slack, raw, "", share_unstable(slack))
+
+
+def tell_function(function: Function, inputs: Sequence[Tensor], *, seed: int = 0) -> Truth:
+    """The truth about a plain function of tensors, which gets copies.  Raises what the function raises."""
+    outputs = tuple(function([x.clone() for x in inputs]))
+    slack = _slack(function, outputs, inputs, [strided(x) for x in inputs], seed)
+    return Truth(tuple(inputs), outputs, slack, outputs, "", share_unstable(slack))
+
+
+def _slack(
+    function: Function, outputs: Sequence[Any], inputs: Sequence[Tensor], spaced: Sequence[Tensor], seed: int
+) -> tuple[Tensor | None, ...]:
+    """How far each result may be off.  All that the function gets here is fresh, and it may write to it."""
+    others = [_again(function, spaced, len(outputs))]
     if any(rounds(x) for x in inputs):
-        others += [_again(sample.call, moved, writes) for moved in _nudged(inputs, seed)]
-    best = _double(sample.call, inputs, writes)
+        others += [_again(function, moved, len(outputs)) for moved in _nudged(inputs, seed)]
     slack = tuple(slack_of(o, [other[i] for other in others if other]) for i, o in enumerate(outputs))
-    slack = tuple(widened(s, o, best[i] if best else None) for i, (s, o) in enumerate(zip(slack, outputs, strict=True)))
-    return Truth(inputs, outputs, slack, raw, "", max((_share(s) for s in slack), default=0.0))
+    if any(x.dtype in WIDER for x in inputs):
+        best = _again(function, [x.to(WIDER.get(x.dtype, x.dtype), copy=True) for x in inputs], len(outputs))
+        slack = tuple(widened(s, o, b) for s, o, b in zip(slack, outputs, best or [None] * len(outputs), strict=True))
+    return slack
 
 
-def _share(slack: Tensor | None) -> float:
-    return float(slack.isinf().double().mean()) if slack is not None and slack.ndim else 0.0
+def share_unstable(slack: Sequence[Tensor | None]) -> float:
+    """The share of elements that jump, of the result with the largest."""
+    shares = [float(s.isinf().double().mean()) for s in slack if s is not None and s.ndim and s.numel()]
+    return max(shares, default=0.0)
 
 
-def _again(call: Call, tensors: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
-    """The results once more, or nothing where the op refuses the moved inputs (it left its domain)."""
+def _again(function: Function, tensors: Sequence[Tensor], count: int) -> Sequence[Any]:
+    """The results once more, or nothing where the moved inputs are refused: they have left its domain."""
     try:
-        return tuple(run(call, tensors, mutates=writes)[1])
+        outputs = function(tensors)
     except REFUSALS:
         return ()
+    return outputs if len(outputs) == count else ()
 
 
 def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
@@ -147,18 +172,12 @@ def _nudged(inputs: Sequence[Tensor], seed: int) -> list[list[Tensor]]:
 
     def nudge(x: Tensor) -> Tensor:
         if not rounds(x):
-            return x
+            return x.clone()
         eps = torch.finfo(x.dtype).eps
         signs = torch.randint(0, 2, x.shape, generator=rng).to(x.device) * 2 - 1
         return x * (1 + eps * signs.to(x.dtype))
 
     return [[nudge(x) for x in inputs] for _ in range(2)]
-
-
-def _double(call: Call, inputs: Sequence[Tensor], writes: bool) -> tuple[Any, ...]:
-    if not any(x.dtype in WIDER for x in inputs):
-        return ()
-    return _again(call, [x.to(WIDER.get(x.dtype, x.dtype)) for x in inputs], writes)
 
 
 def same_results(a: Truth, b: Truth) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from localtensor.layout import is_plain, shape_text, shorts
+from localtensor.layout import is_plain, shape_text, short, shorts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,13 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Run it on these tensors."""
-        fill = _filler(tensors)
+        fill = filler(tensors)
         return overload(self.op)(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs})
 
 
-def _filler(tensors: Sequence[Tensor]) -> Any:
+def filler(tensors: Sequence[Tensor]) -> Any:
+    """A function that gives an argument with these tensors in the place of its leaves."""
+
     def fill(value: Any) -> Any:
         if type(value) is Leaf:
             return tensors[value.index]
@@ -74,13 +76,14 @@ class Sample:
     def size(self) -> int:
         return sum(t.numel() for t in self.tensors)
 
-    def arguments(self) -> list[str]:
-        """Short form of each argument: `f32[8,4]`, `dim=1`, in the order of the call."""
+    def arguments(self, placed: Sequence[Placement] = ()) -> list[str]:
+        """Short form of each argument: `f32[8,4]`, `dim=1`, in the order of the call; `f32[8,4] S(0)` where it is placed."""
 
         def show(value: Any) -> str:
             if isinstance(value, Leaf):
                 x = self.tensors[value.index]
-                return shape_text(x.shape, x.dtype)
+                where = f" {short(placed[value.index])}" if placed else ""
+                return shape_text(x.shape, x.dtype) + where
             if isinstance(value, (list, tuple)):
                 return f"[{', '.join(map(show, value))}]"
             return repr(value)

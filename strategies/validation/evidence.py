@@ -123,7 +123,7 @@ def wrong(probe: Probe, rule: Rule) -> str:
         local = probe.local(rule.inputs, draw)
         found = probe.against(local, rule.outputs)
         if found or isinstance(local, str):
-            return found[0] if found else str(local)
+            return probe.reason(found, rule.outputs) if found else str(local)
         for i, placement in enumerate(rule.outputs):
             if not _exact(probe.truth, i, [out[i] for out in local], placement):
                 return f"output {i}: choosing among the parts gives another value"

@@ -17,23 +17,32 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import GENEROUS, agreed, close, local_shape, parts, reducible, rounds, short, split_axis
+from localtensor.layout import (
+    agreed,
+    assemble_axis,
+    close,
+    cuts,
+    local_shape,
+    parts,
+    reducible,
+    rounds,
+    scale_of,
+    short,
+    split_axis,
+)
 from localtensor.layout import fold_partials as fold
 from strategies.inputs.variants.all_variants import kind_of, truth_of
 from strategies.inputs.variants.call_edits import Values
+from strategies.model.code_text import tensor_text
 from strategies.model.oracle import REFUSALS, Truth, agrees, blind, gapped, mutates, run
 from strategies.model.rule import SEARCHED, Call, Claim, Rule, Sample, written
 from strategies.model.verdict import Evidence, Instance, Verdict
+from strategies.validation.difference import Apart, Difference, coarsest, misshapen, odd, rounding
 
 DRAWS = 2
 """Independent decompositions of partial inputs; every second one is sparse (see localtensor.layout.reductions)."""
 ROUNDED = ("sum", "avg", "product")
 """Kinds whose folding rounds: the greatest or the least of some numbers is one of them."""
-ADDED = ("sum", "avg")
-"""Kinds whose parts are split with a loss: factors are powers of two, and an extreme is one of the parts."""
-SPLIT = 32.0
-"""How many units in the last place splitting and adding up again may lose: some for each rank, and not `GENEROUS`,
-for a thousand units of bfloat16 are eight times the number."""
 Local = list[tuple[Any, ...]] | str
 """The flat results of each rank, or the sentence that says which rank raised what."""
 
@@ -116,12 +125,27 @@ class Probe:
 
     def judge(self, claim: Claim) -> Evidence | None:
         """The evidence against a claim, or None if it stands."""
+        found = self.difference(claim)
+        if found is None:
+            return None
+        draw, what = found
+        return Evidence(self.reason(what, self._asked(claim)), self.variant, draw, _text(what.got), _text(what.want))
+
+    def difference(self, claim: Claim) -> tuple[int, Difference] | None:
+        """The first decomposition that shows the claim wrong, and what is wrong in it."""
         for draw in self.draws(claim.rule.inputs):
             local = self.local(claim.rule.inputs, draw, claim.local)
             found = self.against(local, self._asked(claim), claim.rule.inputs)
             if found and not self._kernels_disagree(claim, draw, local):
-                return Evidence(found[0], self.variant, draw, found[1], found[2])
+                return draw, found
         return None
+
+    def reason(self, found: Difference, outputs: Sequence[Placement | None]) -> str:
+        """The difference in words, with the placement of the result that it is in."""
+        if found.output < 0 or found.bare:
+            return found.problem
+        which = f"output {found.output} as" if len(outputs) > 1 else "as"
+        return f"{which} {short(outputs[found.output])}: {found.problem}"
 
     def _asked(self, claim: Claim) -> tuple[Placement | None, ...]:
         """The placements of the results, and of the arguments that the op writes to: those keep theirs."""
@@ -144,8 +168,8 @@ class Probe:
 
     def against(
         self, local: Local, outputs: Sequence[Placement | None], inputs: Sequence[Placement | None] = ()
-    ) -> tuple[str, str, str] | None:
-        """What is wrong with the local results under these placements: reason, got, want.
+    ) -> Difference | None:
+        """What is wrong with the local results under these placements.
 
         `inputs` are the placements that they come from.  An op that refuses parts of values that are not the
         sample's own says nothing about the rule: the parts may have left its domain.
@@ -153,38 +177,33 @@ class Probe:
         split = any(isinstance(p, Partial) for p in inputs)
         coarse = coarsest(self.truth.inputs, [(p,) for p in inputs])
         if isinstance(local, str):
-            return None if split and self.variant else (local, "", "")
+            return None if split and self.variant else Difference(local)
+        for rank, out in enumerate(local):
+            if len(out) != len(self.truth.outputs):
+                return Difference(f"rank {rank} gives {len(out)} results, the op {len(self.truth.outputs)}")
         for i, placement in enumerate(outputs):
             want = self.truth.outputs[i]
+            found = None
             if isinstance(want, (bool, int, float)) and placement is not None:
-                odd = next((rank for rank, out in enumerate(local) if out[i] != want), None)
-                if odd is not None:
-                    return (
-                        f"output {i} is {local[odd][i]} on rank {odd}, the op gives {want}",
-                        str(local[odd][i]),
-                        str(want),
-                    )
-            if placement is not None and isinstance(want, Tensor):
-                wrong = self._wrong([out[i] for out in local], i, placement, split, coarse)
-                if wrong:
-                    where = f"output {i} as {short(placement)}: " if len(outputs) > 1 else f"as {short(placement)}: "
-                    return where + wrong[0], wrong[1], wrong[2]
+                found = odd([out[i] for out in local], want, i)
+            elif placement is not None and isinstance(want, Tensor):
+                found = self._wrong([out[i] for out in local], i, placement, split, coarse)
+            if found:
+                return found
         return None
 
     def _wrong(
         self, held: Sequence[Any], i: int, placement: Placement, excused: bool, coarse: float
-    ) -> tuple[str, str, str] | None:
+    ) -> Difference | None:
         """`excused` are elements that are not finite: see `_singular`."""
         want = self.truth.outputs[i]
         if isinstance(placement, Partial) and not reducible(placement.reduce_op, want.dtype):
-            return f"{placement.reduce_op} of {want.dtype} is not defined", "", ""
-        for rank, piece in enumerate(held):
-            shape = local_shape(want.shape, placement, self.ranks, rank) if _has_dim(placement, want) else None
-            if not isinstance(piece, Tensor) or tuple(piece.shape) != shape:
-                got = tuple(piece.shape) if isinstance(piece, Tensor) else piece
-                return f"rank {rank} has shape {got}, the placement asks for {shape}", str(got), str(shape)
-            if piece.dtype != want.dtype:
-                return f"rank {rank} has {piece.dtype}, not {want.dtype}", str(piece.dtype), str(want.dtype)
+            return Difference(f"{placement.reduce_op} of {want.dtype} is not defined", i)
+        there = _has_dim(placement, want)
+        shapes = [local_shape(want.shape, placement, self.ranks, rank) if there else None for rank in range(len(held))]
+        found = misshapen(held, want, shapes, i)
+        if found:
+            return found
         slack = self.truth.slack[i]
         if self.truth.metadata_only or slack is None or (self.kind.wild and not _lenient(want)):
             return None
@@ -192,10 +211,19 @@ class Probe:
             return None  # the sum of integers near the ends of their dtype wraps, and divided is no average
         if isinstance(placement, Partial):
             slack = slack + (rounding(held, coarse) if placement.reduce_op in ROUNDED else 0.0)
-        for name, got in _assembled(held, placement):
+        for rank, got in _assembled(held, placement):
             slack = _singular(got, want, slack, self.kind) if excused and self._finite else slack
             if not agrees(got, want, slack):
-                return _difference(name, got, want, slack)
+                apart = Apart.of(got, want, slack)
+                who = (
+                    f"rank {rank}"
+                    if rank is not None
+                    else "the parts"
+                    if isinstance(placement, Partial)
+                    else "the shards"
+                )
+                problem = f"{who} make {apart.got} at {apart.place}, the op gives {apart.want} ({apart.share})"
+                return Difference(problem, i, rank, got, want, apart)
         return None
 
     def placements(self, inputs: Sequence[Placement | None], i: int, draws: Iterable[int]) -> list[Placement]:
@@ -251,36 +279,10 @@ class Probe:
         return Case(rule, self.ranks, self.sample, self.truth, held)
 
 
-def coarsest(tensors: Sequence[Tensor], placements: Sequence[Sequence[Placement | None]]) -> float:
-    """The unit in the last place of the coarsest of these that are split into addends: as much is lost there.
-
-    `placements` are those of each tensor, one for each mesh axis; 0 where none is split so.
-    """
-    pairs = zip(tensors, placements, strict=False)
-    added = [x.dtype for x, row in pairs if rounds(x) and any(_adds(p) for p in row)]
-    return max((torch.finfo(dtype).eps for dtype in added), default=0.0)
-
-
-def _adds(placement: Placement | None) -> bool:
-    return isinstance(placement, Partial) and placement.reduce_op in ADDED
-
-
-def rounding(held: Sequence[Tensor], coarse: float = 0.0) -> float:
-    """What folding these parts may lose: they can be far larger than their total.
-
-    `coarse` is the unit in the last place of numbers that were split before, of fewer digits perhaps than these have.
-    """
-    if not (held[0].dtype.is_floating_point or held[0].dtype.is_complex):
-        return 0.0
-    largest = max(float(h.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax()) if h.numel() else 0.0 for h in held)
-    return max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse) * largest
-
-
 def _near(a: Tensor, b: Tensor) -> bool:
     if not rounds(a):
         return torch.equal(a, b)
-    scale = a.detach().abs().double().nan_to_num(0.0, 0.0, 0.0)
-    return agrees(b, a, 1e-4 * (scale.amax() if scale.numel() else scale.sum()))
+    return agrees(b, a, 1e-4 * scale_of(a))
 
 
 def _finite(x: Tensor) -> bool:
@@ -305,7 +307,8 @@ def _singular(got: Tensor, want: Tensor, slack: Tensor, kind: Values) -> Tensor:
 
 
 def _has_dim(placement: Placement, want: Tensor) -> bool:
-    return not isinstance(placement, Shard) or 0 <= placement.dim < want.ndim
+    cut = cuts(placement)
+    return cut is None or 0 <= cut[0] < want.ndim
 
 
 def _lenient(want: Tensor) -> bool:
@@ -313,29 +316,17 @@ def _lenient(want: Tensor) -> bool:
     return want.dtype.is_floating_point or want.dtype == torch.bool
 
 
-def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[str, Tensor]]:
-    if isinstance(placement, Shard):
-        return [("the shards", torch.cat(list(held), placement.dim))]
+def _assembled(held: Sequence[Tensor], placement: Placement) -> list[tuple[int | None, Tensor]]:
+    """What all ranks hold together, or each rank that holds something of its own."""
     if isinstance(placement, Partial):
-        return [("the parts", fold(torch.stack(list(held)), placement.reduce_op))]
-    return [(f"rank {rank}", piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
+        return [(None, fold(torch.stack(list(held)), placement.reduce_op))]
+    if cuts(placement) is not None:
+        return [(None, assemble_axis(held, placement))]
+    return [(rank, piece) for rank, piece in enumerate(held) if rank == 0 or piece is not held[0]]
 
 
-def _difference(name: str, got: Tensor, want: Tensor, slack: Tensor) -> tuple[str, str, str]:
-    wrong = ~close(got, want, slack)
-    place = tuple(wrong.nonzero()[0].tolist())
-    share = f"{int(wrong.sum())} of {wrong.numel()} elements"
-    have, should = got[place].item(), want[place].item()
-    return (
-        f"{name} make {have:.6g} at {list(place)}, the op gives {should:.6g} ({share} differ)",
-        _text(got),
-        _text(want),
-    )
-
-
-def _text(x: Tensor, most: int = 16) -> str:
-    flat = [f"{v:.6g}" for v in x.flatten()[:most].tolist()]
-    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
+def _text(x: Any) -> str:
+    return tensor_text(x, 16) if isinstance(x, Tensor) else str(x)
 
 
 def wild_truth(sample: Sample, truth: Truth, seed: int) -> Truth | None:

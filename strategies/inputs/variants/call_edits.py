@@ -81,10 +81,6 @@ def put(call: Call, path: Path, value: Any) -> Call:
     return Call(call.op, args, tuple((n, within(v, path[1:]) if n == path[0] else v) for n, v in call.kwargs))
 
 
-def holds_tensors(value: Any) -> bool:
-    return isinstance(value, Leaf) or (isinstance(value, (list, tuple)) and any(map(holds_tensors, value)))
-
-
 def with_call(program: Program, call: Call) -> Program:
     return replace(program, sample=replace(program.sample, call=call))
 

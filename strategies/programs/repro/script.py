@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Mesh, StridedShard, is_defined, is_plain
-from strategies.model.call_signature import arguments_text, before
-from strategies.model.code_text import literal, slack_text
+from strategies.model.call_signature import arguments_text, before, indexed
+from strategies.model.code_text import COMPARED, FLAT, literal, slack_text
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
 from strategies.model.rule import overload, written
@@ -51,26 +50,10 @@ for want, got, slack in zip(wants, gots, {slack}):
         got = got.to_local().clone() if got.placements[0].is_replicate() else assemble(got)
 """
 
-COMPARED = """\
-        same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
-        want, got = want.tolist(), got.tolist()
-    elif isinstance(want, (bool, int, float)):
-        same = got == want
-    else:
-        continue
-    wrong |= not same
-    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-sys.exit(1 if wrong else 0)
-"""
-"""How a script goes on where `got` is whole: it tells both, and how it ends."""
-_HELPERS = '''
-
-def flat(out):
-    """All that an op returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+_HELPERS = (
+    "\n\n"
+    + FLAT
+    + '''
 
 def assemble(x):
     """full_tensor, but for an average, which gloo cannot make: there the ranks' values are averaged here."""
@@ -81,6 +64,7 @@ def assemble(x):
     return torch.stack(held).double().mean(0).to(x.dtype) if not x.dtype.is_complex else torch.stack(held).mean(0)
 
 '''
+)
 
 
 def script(case: Case, reason: str, name: str, module: str = "") -> str:
@@ -134,7 +118,8 @@ def usable(case: Case) -> bool:
 # A program of more than one op or axis as a script of plain torch for torchrun, with no import of ours.
 
 _PRINTS = "what DTensor makes of the program and what plain tensors give; exit code 1 if they differ."
-_PROGRAM_SCRIPT = '''{head}
+_PROGRAM_SCRIPT = (
+    """{head}
 
 import functools
 import inspect
@@ -158,10 +143,9 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 
 {helpers}
 
-def flat(out):
-    """All that an op returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+"""
+    + FLAT
+    + """
 
 def op(x):
     return flat(torch.ops.{op}({arguments}))
@@ -180,7 +164,8 @@ for want, got, slack in zip(wants, gots, {slack}):
     if isinstance(got, torch.Tensor):
         print(f"rank {{rank}} placements {{getattr(got, 'placements', '-')}}", flush=True)
         got = got.full_tensor() if isinstance(got, DTensor) else got
-'''
+"""
+)
 
 
 def program_script(program: Program, reason: str, name: str, module: str = "", truth: Truth | None = None) -> str:
@@ -199,7 +184,7 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
         module=own if module else "", mesh=program.mesh, names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "", averages=averages_code(),
         helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
-        arguments=_indexed(arguments_text(program.sample.call)), body=_body(program),
+        arguments=indexed(arguments_text(program.sample.call)), body=_body(program),
         inputs="\n".join(map(_argument, itertools.count(), *given)), plain=", ".join(f"x{i}" for i in range(count)),
         distributed=", ".join(f"d{i}" for i in range(count)), slack=slacks(truth or truth_of(program)),
     )  # fmt: skip
@@ -208,10 +193,6 @@ def program_script(program: Program, reason: str, name: str, module: str = "", t
 def writable(program: Program) -> bool:
     """Whether every placement is plain or a strided shard."""
     return all(is_defined(p) for placements in program.inputs for p in placements)
-
-
-def _indexed(arguments: str) -> str:
-    return re.sub(r"\bx(\d+)\b", r"x[\1]", arguments)
 
 
 def _helpers(then: str) -> list[str]:
@@ -230,7 +211,7 @@ def _body(program: Program) -> str:
     then, sample = program.then, program.sample
     lines = []
     if then.startswith("again("):
-        first = _indexed(arguments_text(before(sample.op, then)))
+        first = indexed(arguments_text(before(sample.op, then)))
         given = first.replace("x[", "given[")
         lines = ["given = [t.clone() for t in x]", f"torch.ops.{sample.op}({given})  # the call before"]
     value = "op(x)"

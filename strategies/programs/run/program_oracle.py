@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import GENEROUS, JUMP, rounds, scale_of
-from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
+from strategies.model.oracle import REFUSALS, Truth, mutates, run, share_unstable, tell
 from strategies.model.program import Program
 from strategies.model.rule import Call, Sample
 from strategies.programs.run.follow_ups import Followed
@@ -63,8 +63,7 @@ def truth_about(sample: Sample, then: str, seed: int = 0, *, partial: bool = Tru
         slack = [_calm(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
     if then:
         slack = [_roomy(s, want, _coarsest(sample)) for s, want in zip(slack, truth.outputs, strict=True)]
-    unstable = max((float(s.isinf().double().mean()) for s in slack if s is not None and s.ndim), default=0.0)
-    return replace(truth, slack=tuple(slack), unstable=unstable)
+    return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
 
 
 def _coarsest(sample: Sample) -> float:

@@ -20,7 +20,8 @@ from strategies.programs.run.program_oracle import call_of_program, truth_of
 from strategies.programs.run.rank_run import Part, play
 from strategies.programs.run.verdict import Confirmation, judged
 from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
-from strategies.validation.probe import Case, coarsest
+from strategies.validation.difference import coarsest
+from strategies.validation.probe import Case
 
 Home = tuple[str, str]
 

@@ -27,7 +27,7 @@ from strategies.programs.run.real_run import program_parts
 from strategies.programs.run.verdict import Confirmation, judged
 from strategies.torch_api.mesh_and_caches import averages, mesh_of
 from strategies.torch_api.rank_runs import Work, by_rank, simulated
-from strategies.validation.probe import coarsest
+from strategies.validation.difference import coarsest
 
 BATCH = 128
 """Programs whose pieces are in memory at one time."""

@@ -11,22 +11,16 @@ from torch import Tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim
-from localtensor.layout import close, shapes_on, short
+from localtensor.layout import shapes_on, short
+from strategies.model.code_text import tensor_text
 from strategies.model.oracle import Truth, agrees
 from strategies.model.program import Program, held_text, read_layout
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.rank_run import Heard
-from strategies.validation.probe import Case, rounding
+from strategies.validation.difference import Apart, rounding
+from strategies.validation.probe import Case
 
 # Which ranks hold what, before and after, as text that one can read.
-
-
-def text(x: Any, most: int = 24) -> str:
-    """A tensor in one line: `[1, 2, ...] of shape (2, 4)`."""
-    if not isinstance(x, Tensor):
-        return repr(x)
-    flat = [f"{v:.6g}" if not isinstance(v, bool) else str(v) for v in x.detach().flatten()[:most].tolist()]
-    return f"[{', '.join(flat)}{', ...' if x.numel() > most else ''}] of shape {tuple(x.shape)}"
 
 
 def picture(case: Case, heard: Sequence[Heard]) -> str:
@@ -43,15 +37,17 @@ def _drawn(placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: S
     lines = []
     for i, column in enumerate(held):
         lines.append(f"argument {i}, {placements[i]}")
-        lines += [f"  rank {rank}  {text(piece, 8)}" for rank, piece in enumerate(column)]
+        lines += [f"  rank {rank}  {tensor_text(piece, 8)}" for rank, piece in enumerate(column)]
     for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
         lines.append(f"result {i}, {name}")
-        lines += [f"  rank {rank}  {text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
+        lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
         lines.append(
-            f"  together  {text(heard[0].whole[i], 8)}" if heard[0].whole else "  together  could not be assembled"
+            f"  together  {tensor_text(heard[0].whole[i], 8)}"
+            if heard[0].whole
+            else "  together  could not be assembled"
         )
     for i, want in enumerate(truth.outputs):
-        lines.append(f"the op gives {text(want, 8)}" if i == 0 else f"  and        {text(want, 8)}")
+        lines.append(f"the op gives {tensor_text(want, 8)}" if i == 0 else f"  and        {tensor_text(want, 8)}")
     return "\n".join(lines)
 
 
@@ -140,7 +136,7 @@ def _compared(truth: Truth, heard: tuple[Heard, ...], claimed: Sequence[str], co
             if problem:
                 which = f"output {i}" if len(truth.outputs) > 1 else "the result"
                 wrong = f"rank {rank} assembles {which} from {placement}: {problem}"
-                return Confirmation(wrong, "", text(got), text(want), heard)
+                return Confirmation(wrong, "", tensor_text(got), tensor_text(want), heard)
     took = heard[0].placements[: len(claimed)] if claimed else ()
     follows = tuple(claimed) == tuple(took)
     shown = ", ".join(took)
@@ -165,9 +161,5 @@ def _unlike(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
         slack = torch.where((got == least) | (want == least), torch.inf, slack.to(torch.float64))
     if agrees(got, want, slack):
         return ""
-    wrong = ~close(got, want, slack)
-    place = tuple(wrong.nonzero()[0].tolist())
-    return (
-        f"{got[place].item():.6g} at {list(place)} where the op gives {want[place].item():.6g} "
-        f"({int(wrong.sum())} of {wrong.numel()} elements differ)"
-    )
+    apart = Apart.of(got, want, slack)
+    return f"{apart.got} at {apart.place} where the op gives {apart.want} ({apart.share})"

@@ -13,7 +13,6 @@ from torch import Tensor
 from strategies.inputs.variants.call_edits import (
     Spot,
     counts_dims,
-    holds_tensors,
     named,
     put,
     spots,
@@ -21,6 +20,7 @@ from strategies.inputs.variants.call_edits import (
     with_tensors,
 )
 from strategies.model.arguments import repeats_sizes, trusts
+from strategies.model.call_signature import holds_tensor
 from strategies.model.program import Program
 from strategies.model.rule import Call, overload
 
@@ -47,7 +47,7 @@ def simpler_scalars(program: Program) -> Iterator[Program]:
 
 def _left_out(call: Call) -> Iterator[Call]:
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    loose = [w for w, name, v in named(call) if not holds_tensors(v) and schema[name].has_default_value()]
+    loose = [w for w, name, v in named(call) if not holds_tensor(v) and schema[name].has_default_value()]
     for where in loose:
         given = dict(call.kwargs)[where] if isinstance(where, str) else call.args[where]
         default = schema[where].default_value if isinstance(where, str) else _default(call, where)
@@ -67,7 +67,7 @@ def _default(call: Call, position: int) -> Any:
 
 def _shorter_lists(call: Call) -> Iterator[Call]:
     for where, name, value in named(call):
-        if not isinstance(value, (list, tuple)) or holds_tensors(value) or not all(type(v) is int for v in value):
+        if not isinstance(value, (list, tuple)) or holds_tensor(value) or not all(type(v) is int for v in value):
             continue
         if not counts_dims(name) and any(v != 1 for v in value):
             yield put(call, (where,), type(value)([1 for _ in value]))

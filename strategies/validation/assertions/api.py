@@ -25,9 +25,9 @@ from hypothesis.errors import FlakyFailure, Unsatisfiable
 from torch.distributed.tensor import Partial
 
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
-from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls, there
+from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls
 from strategies.validation.assertions.case import Misfit, Ran, RuleCase, Skipped
-from strategies.validation.assertions.ops import FunctionOp, Op
+from strategies.validation.assertions.ops import FunctionOp, Op, there
 from strategies.validation.assertions.rule import NotARule, NothingTested, Rule, layouts
 from strategies.validation.assertions.script import caller, imports_of, wrong_rule
 from strategies.validation.assertions.shardings import Claim, ShardingCase, judge, wrong_sharding
@@ -301,19 +301,22 @@ def _searched(
             excuse = excuse or why
             if drawn is None:
                 continue
-            cases = _cases(overload, read, drawn, tuple(ranks), uneven, tuple(splits))
-            found: Search[RuleCase, Ran] = search(
-                cases,
-                lambda case: _judge(case, where),
-                max_examples=min(max_examples, KNOWN) if turn else max_examples,
-                seed=seed,
-            )
+
+            def found_on(counts: Sequence[int], drawn: Any = drawn, turn: int = turn) -> Search[RuleCase, Ran]:
+                cases = _cases(overload, read, drawn, tuple(counts), uneven, tuple(splits))
+                most = min(max_examples, KNOWN) if turn else max_examples
+                return search(cases, lambda case: _judge(case, where), max_examples=most, seed=seed)
+
+            found = found_on(ranks)
             if found.misfits and (not found.judged or isinstance(calls, list | tuple)):
                 remedy = "Write a placement for each tensor and each result, '-' for what is none."
                 raise NotARule(call, "rule", f"{overload.name}: {read}", found.misfits.most_common(1)[0][0], remedy)
             excuse = found.excuse if not found.judged else ""
             judged = found.judged = judged + found.judged
             if found.wrong:
+                fewer = [count for count in ranks if count < found.wrong[0].ranks]
+                smaller = found_on(fewer).wrong if fewer else None  # where simpler values show it on more ranks only
+                found.wrong = smaller or found.wrong
                 return found
         if judged:
             return found

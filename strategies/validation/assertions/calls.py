@@ -15,16 +15,10 @@ from torch.distributed.tensor import Partial
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, database
 from localtensor.testing.hypothesis_strategies.search import Draw, one_of
 from localtensor.testing.hypothesis_strategies.values import Drawn
-from strategies.validation.assertions.ops import (
-    REFUSALS,
-    Op,
-    Plan,
-    accepted,
-    is_list,
-    replaced,
-    takes_tensor,
-    tensors_in,
-)
+from strategies.inputs.schema_samples import accepts
+from strategies.model.arguments import is_index
+from strategies.model.rule import Sample, call_of
+from strategies.validation.assertions.ops import Op, Plan, accepted, is_list, takes_tensor, there
 from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -37,7 +31,6 @@ PATTERNS = (TAME[0], "arange", *TAME[1:])
 """Values of tensors; zeros alone tell nothing.  Where parts are summed, values are small: exp of large ones overflows."""
 LARGEST = 8
 """The largest dim that is drawn."""
-_INDEX = ("index", "indices", "target", "idx")
 _TRUTHS = ("condition", "mask")
 _LEFT = ("dtype", "layout", "device", "memory_format", "pin_memory", "generator", "out_dtype", "output_dtype")
 """Arguments that stay as they are: numbers that stand for no dtype would end the process."""
@@ -71,11 +64,6 @@ def _probe(op: Op, plan: Plan, dtype: torch.dtype, rng: Random) -> Call:
     return there(args), there(kwargs)
 
 
-def there(value: Any) -> Any:
-    """The arguments with tensors in the place of what was drawn."""
-    return replaced(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
-
-
 def filled(op: Op, plan: Plan, sizes: Mapping[str, int], values: Values, pick: Pick) -> Call:
     """The call of that plan with these sizes, and tensors of such values; everything else is picked."""
     shapes, args, kwargs = dict(plan.shapes), [], {}
@@ -101,7 +89,7 @@ def filled(op: Op, plan: Plan, sizes: Mapping[str, int], values: Values, pick: P
 
 
 def _tensor(name: str, shape: Sequence[int], sizes: Mapping[str, int], values: Values, pick: Pick) -> Any:
-    if any(word in name for word in _INDEX):
+    if is_index(name):
         count, below = (
             torch.Size(shape).numel(),
             min(sizes[letter] for letter in sizes if letter != "1" or len(sizes) == 1),
@@ -155,8 +143,9 @@ def known_calls(op: Op, rule: Rule, dtype: torch.dtype) -> list[Call]:
     found: list[Call] = []
     for number in range(12) if full and dtype in database()[full[0]].supported_dtypes("cpu") else ():
         sample = OpCall(full[0], dtype, number)
-        call = (tuple(sample.args), dict(sample.kwargs))
-        if _speaks_of(rule, tensors_in(call), op.pointwise) and _takes(op, call):
+        call = as_call(sample)
+        made, tensors = call_of(op.overload, *call)
+        if _speaks_of(rule, tensors, op.pointwise) and accepts(Sample(made, tuple(tensors), "")):
             found.append(call)
     return found
 
@@ -169,15 +158,6 @@ def _speaks_of(rule: Rule, tensors: Sequence[Tensor], pointwise: bool) -> bool:
         return False
     largest = max((x.ndim for x in tensors), default=0)
     return not pointwise or len(cut) < 2 or all(x.ndim == largest for x, _ in cut)
-
-
-def _takes(op: Op, call: Call) -> bool:
-    args, kwargs = replaced(call, lambda one: one.detach().clone() if isinstance(one, Tensor) else one)
-    try:
-        op.run(args, kwargs)
-    except REFUSALS:
-        return False
-    return True
 
 
 def given_calls(calls: Any, call: str = "assert_rule") -> st.SearchStrategy[Call]:

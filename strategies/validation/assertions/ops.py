@@ -2,9 +2,8 @@
 
 | torch part                                           | why                                         | read on     | run on |
 |------------------------------------------------------|---------------------------------------------|-------------|--------|
-| OpOverload._schema                                   | arguments, what is written, what aliases    | 2.11 - 2.15 | 2.13   |
+| OpOverload._schema                                   | arguments                                   | 2.11 - 2.15 | 2.13   |
 | torch._library.custom_ops.OPDEFS, CustomOpDef._opoverload, ._init_fn | from torch.library.custom_op to the op and its file | 2.11 - 2.15 | 2.13 |
-| torch.utils._pytree.tree_leaves                      | the results of an op, flat                  | 2.11 - 2.15 | 2.13   |
 
 `tests/strategies/validation/assertions/test_ops.py` names each part.
 """
@@ -19,14 +18,14 @@ from random import Random
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from localtensor.testing.hypothesis_strategies.values import Drawn
+from strategies.model import oracle
+from strategies.model.rule import call_of, results
 from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
-REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError,
-            ArithmeticError)  # fmt: skip
-"""What an op raises for arguments that it cannot take; anything else is a crash."""
+REFUSALS = (*oracle.REFUSALS, ArithmeticError)
+"""What an op of the author's own raises for arguments that it cannot take; anything else is a crash."""
 _NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?")
 _REMEDY = "Pass torch.ops.mylib.scale.default, its name 'mylib::scale', or what torch.library.custom_op returned."
 
@@ -79,29 +78,8 @@ class Op:
 
         It writes to what it is given.
         """
-        raw = self.overload(*args, **kwargs)
-        results = [] if raw is None else pytree.tree_leaves(raw)
-        return [*results, *(x for x in tensors_in(self._written(args, kwargs)))]
-
-    def _written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        given = dict(zip((a.name for a in self.arguments), args, strict=False)) | dict(kwargs)
-        return [given.get(name) for name in self.writes]
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """The arguments that it writes to and does not return."""
-        schema = self.overload._schema
-        returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
-        infos = [(a.name, a.alias_info) for a in schema.arguments]
-        return tuple(n for n, info in infos if info and info.is_write and not set(info.before_set) & returned)
-
-    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
-        """Which tensors of the call those are, by their place among its tensors."""
-        if not self.writes:
-            return []
-        found = tensors_in(self._written(args, kwargs))
-        every = tensors_in((args, kwargs))
-        return [next(i for i, x in enumerate(every) if x is one) for one in found]
+        call, tensors = call_of(self.overload, args, dict(kwargs))
+        return oracle.run(call, tensors, mutates=False)[1]
 
     def home(self) -> tuple[str, str] | None:
         """The module and the file whose import registers it, where torch knows."""
@@ -135,7 +113,7 @@ class FunctionOp(Op):
         return tuple(Argument(f"x{i}") for i in range(self.count))
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        return list(pytree.tree_leaves(self.overload(*args, **kwargs)))
+        return results(self.overload(*args, **kwargs))
 
 
 def _named(name: str, call: str) -> Any:
@@ -151,15 +129,6 @@ def _named(name: str, call: str) -> Any:
         raise NotARule(call, "op", repr(name), problem, f"Import the module that registers it. {_REMEDY}") from None
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a call in the order in which DTensor counts them: arguments by place, then by name; lists inside."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [x for one in value.values() for x in tensors_in(one)]
-    return [x for one in value for x in tensors_in(one)] if isinstance(value, list | tuple) else []
-
-
 def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
     """The same with `give(x)` in the place of each x that is no list, tuple or dict."""
     if isinstance(value, Mapping):
@@ -169,10 +138,9 @@ def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
     return give(value)
 
 
-def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """The arguments with these tensors in the place of theirs, in the order of `tensors_in`."""
-    left = iter(tensors)
-    return replaced(value, lambda one: next(left) if isinstance(one, Tensor) else one)
+def there(value: Any) -> Any:
+    """The arguments with tensors in the place of what was drawn."""
+    return replaced(value, lambda one: one.tensor() if isinstance(one, Drawn) else one)
 
 
 # How the shapes of an op's tensors go together, found by trying: each dim has a letter, and one letter is one size.
@@ -187,8 +155,6 @@ Shape = tuple[str, ...]
 BASE, MOST_DIMS = "abcde", 4
 MOST_TRIED, TURNS = 600, 2
 """Calls that are tried for each number of dims, and values of the other arguments for each way to put shapes together."""
-SIZES = {letter: size for size, letter in enumerate(("1", *BASE), 1)}
-_LISTED = ("Tensor[]", "List[Tensor]", "List[Optional[Tensor]]")
 
 
 @dataclass(frozen=True, slots=True)

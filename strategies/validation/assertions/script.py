@@ -6,7 +6,6 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +13,17 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import refusal
-from localtensor.layout import Mesh, Spec, StridedShard, rounds, short
-from localtensor.testing.hypothesis_strategies.layouts import cut
-from strategies.model.call_signature import text_of
-from strategies.model.code_text import literal, slack_text
-from strategies.validation.assertions.case import Ran, RuleCase, Wrong, call_text, placed_results
-from strategies.validation.assertions.ops import Op, replaced
+from localtensor.layout import StridedShard, cuts, rounds, short, split_axis
+from strategies.model.call_signature import arguments_text, indexed, text_of
+from strategies.model.code_text import FLAT, literal, slack_text, tensor_text
+from strategies.model.rule import written
+from strategies.validation.assertions.case import Ran, RuleCase, placed_results
+from strategies.validation.assertions.ops import Op
 from strategies.validation.assertions.rule import Rule, WrongRule, shard_dim
+from strategies.validation.difference import Difference
 
-_SCRIPT = '''"""{op}: {rule}
+_SCRIPT = (
+    '''"""{op}: {rule}
 
 This rule is wrong on {ranks} ranks: {problem}
 
@@ -36,10 +37,9 @@ from math import inf, nan  # noqa: F401 (some values below are not finite)
 import torch
 {imports}
 
-def flat(out):
-    """All that an op returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+'''
+    + FLAT
+    + '''
 
 def call(given):
     """The op on these tensors: what it returns, and the tensors that it writes to without returning them."""
@@ -80,41 +80,27 @@ for rank in range({ranks}):
 {comparisons}
 sys.exit(1 if wrong else 0)
 '''
+)
 
 
 def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
     """The text; `imports` are the lines that register the op."""
-    op, rule = Op.of(case.op), Rule.read(case.rule)
-    args, kwargs = case.real
-    numbers = iter(range(len(rule.inputs)))
-    named = replaced((args, kwargs), lambda one: _Name(f"x[{next(numbers)}]") if isinstance(one, Tensor) else one)
-    given = [*map(text_of, named[0]), *(f"{key}={text_of(value)}" for key, value in named[1].items())]
+    rule, leaves = Rule.read(case.rule), written(ran.sample.call)
     count = range(len(rule.inputs))
-    written = op.written(args, kwargs)
     wrong = ran.wrong.problem if ran.wrong else "it is right"
     return _SCRIPT.format(
-        op=op.name, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
-        and_more=" and the module of the op" if imports else "", arguments=", ".join(given),
-        written=", ".join(f"x[{i}]" for i in written), inputs="\n".join(_input(ran, rule, i) for i in count),
+        op=ran.sample.call.op, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
+        and_more=" and the module of the op" if imports else "", arguments=indexed(arguments_text(ran.sample.call)),
+        written=", ".join(f"x[{i}]" for i in leaves), inputs="\n".join(_input(ran, rule, i) for i in count),
         wholes=", ".join(f"x{i}" for i in count), pieces=", ".join(f"held{i}[rank]" for i in count),
-        comparisons="\n".join(_comparisons(case, ran, placed_results(rule, len(ran.truth.values), written))),
+        comparisons="\n".join(_comparisons(case, ran, placed_results(rule, len(ran.truth.outputs), leaves))),
     )  # fmt: skip
 
 
-class _Name:
-    """Prints as a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
-
 def _input(ran: Ran, rule: Rule, i: int) -> str:
-    whole, placement = ran.inputs[i], rule.inputs[i]
+    whole, placement = ran.truth.inputs[i], rule.inputs[i]
     if isinstance(placement, Replicate):
-        return f"x{i} = {literal(whole)}\nheld{i} = [x{i}] * {len(ran.gave)}  # R"
+        return f"x{i} = {literal(whole)}\nheld{i} = [x{i}] * {len(ran.held[i])}  # R"
     pieces = ", ".join(map(literal, ran.held[i]))
     return f"x{i} = {literal(whole)}\nheld{i} = [{pieces}]  # {short(placement)}"
 
@@ -122,7 +108,7 @@ def _input(ran: Ran, rule: Rule, i: int) -> str:
 def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -> list[str]:
     lines = []
     every = f"for rank in range({case.ranks}):"
-    for i, want in enumerate(ran.truth.values):
+    for i, want in enumerate(ran.truth.outputs):
         slack = slack_text(want, ran.truth.slack[i])
         placement = placed[i] if i < len(placed) else None
         if isinstance(want, Tensor) and isinstance(placement, Partial):
@@ -140,11 +126,9 @@ def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -
 
 def _rows(want: Tensor, placement: Placement, ranks: int) -> list[list[int]]:
     """Which rows of the cut dim each rank has."""
-    size = want.shape[shard_dim(placement) or 0]
-    factor = getattr(placement, "split_factor", None)
-    flat = Shard(0) if factor is None else StridedShard(0, split_factor=int(factor))
-    spec = Spec(Mesh((ranks,), ("a",)), (flat,), (size,), torch.int64)
-    return [piece.tolist() for piece in cut(torch.arange(size), spec, 0)]
+    dim, factor = cuts(placement) or (0, 1)
+    flat = Shard(0) if factor == 1 else StridedShard(0, split_factor=factor)
+    return [piece.tolist() for piece in split_axis(torch.arange(want.shape[dim]), flat, ranks)]
 
 
 def _total(kind: str, want: Tensor) -> str:
@@ -184,14 +168,11 @@ def caller(depth: int) -> tuple[str, str]:
 
 NAME = "wrong_rule.py"
 """What the script is called in its own text."""
-MOST = 24
-"""Elements of a tensor that are shown."""
 
 
 def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> WrongRule:
     """The error for that case, which is wrong."""
-    rule, wrong = Rule.read(case.rule), ran.wrong or Wrong("it is right")
-    args, kwargs = case.real
+    rule, wrong = Rule.read(case.rule), ran.wrong or Difference("it is right")
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
     said = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
     example = f"@example(case={case!r})"
@@ -200,7 +181,7 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
     lines = [
-        said, "", f"  the call  {call_text(case.op, args, kwargs, rule.inputs)} on {case.ranks} ranks"
+        said, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
         + (f", the smallest of {judged} tried" if judged > 1 else ""),
         *_held(ran, rule), *_results(wrong), "",
         "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
@@ -212,26 +193,16 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
 def _held(ran: Ran, rule: Rule) -> list[str]:
     lines = []
     for i, placement in enumerate(rule.inputs):
-        lines.append(f"  tensor {i}  {shown(ran.inputs[i])}")
+        lines.append(f"  tensor {i}  {tensor_text(ran.truth.inputs[i])}")
         if short(placement) != "R":
             lines.append(
-                f"    {short(placement)}: " + "; ".join(f"rank {r} {shown(x)}" for r, x in enumerate(ran.held[i]))
+                f"    {short(placement)}: " + "; ".join(f"rank {r} {tensor_text(x)}" for r, x in enumerate(ran.held[i]))
             )
     return lines
 
 
-def _results(wrong: Wrong) -> list[str]:
+def _results(wrong: Difference) -> list[str]:
     who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
-    if wrong.want is None:
+    if not wrong.shown:
         return []
-    return [f"  got   {shown(wrong.got)} ({who})", f"  want  {shown(wrong.want)}"]
-
-
-def shown(value: Any) -> str:
-    """The value in a line."""
-    if not isinstance(value, Tensor):
-        return repr(value)
-    numbers = ", ".join(
-        f"{v:.6g}" if not isinstance(v, bool | complex) else str(v) for v in value.flatten()[:MOST].tolist()
-    )
-    return f"[{numbers}{', ...' if value.numel() > MOST else ''}] of shape {tuple(value.shape)}"
+    return [f"  got   {tensor_text(wrong.got)} ({who})", f"  want  {tensor_text(wrong.want)}"]

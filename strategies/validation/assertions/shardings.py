@@ -1,8 +1,4 @@
-"""A function of DTensors under test: does it give these placements, and the right values, on real rank threads?
-
-torch's private part, as in rule_ops: torch.utils._pytree.tree_leaves, the results of the function, flat (read on 2.11 to
-2.15, run on 2.13).
-"""
+"""A function of DTensors under test: does it give these placements, and the right values, on real rank threads?"""
 
 from __future__ import annotations
 
@@ -17,22 +13,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial
-from torch.utils import _pytree as pytree
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from localtensor import run
-from localtensor.errors import LocalTensorError, ProgramFault, refusal
-from localtensor.layout import Layout, Mesh, Spec, has_meaning, shape_text, shorts
+from localtensor.errors import LocalTensorError, ProgramFault, in_a_line, refusal
+from localtensor.layout import (
+    UNSTABLE,
+    Layout,
+    Mesh,
+    Spec,
+    assemble,
+    has_meaning,
+    local_shapes,
+    rounds,
+    shape_text,
+    shorts,
+)
 from localtensor.testing.hypothesis_strategies.layouts import cut
-from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.model.call_signature import text_of
-from strategies.model.code_text import literal, slack_text
-from strategies.validation.assertions.case import Misfit, Skipped, Truth, Wrong, differs, tell
-from strategies.validation.assertions.ops import REFUSALS
+from strategies.model.code_text import COMPARED, FLAT, literal, placement_code, slack_text, tensor_text
+from strategies.model.oracle import Truth, agrees, tell_function
+from strategies.model.rule import results
+from strategies.validation.assertions.case import Misfit, Skipped, in_words
+from strategies.validation.assertions.ops import REFUSALS, there
 from strategies.validation.assertions.rule import WrongRule, shard_dim
-from strategies.validation.assertions.script import shown
+from strategies.validation.difference import Apart, Difference, misshapen, rounding
 
-_SCRIPT = '''"""{what}
+_SCRIPT = (
+    '''"""{what}
 
 Run:  torchrun --nproc-per-node {ranks} wrong_sharding.py
 It needs torch{and_more} only; exit code 1 as long as the claim is wrong.
@@ -55,10 +63,9 @@ mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
 {inputs}
 
 
-def flat(out):
-    """All the tensors that were returned, in one list."""
-    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
-
+'''
+    + FLAT
+    + """
 
 wants = flat(fn({wholes}))
 gots = flat(fn({given}))
@@ -66,14 +73,11 @@ wrong = False
 for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
     print(f"rank {{rank}} placements {{got.placements}}, claimed {{placements}}", flush=True)
     wrong |= tuple(got.placements) != placements
-    got = got.full_tensor()
-    same = got.shape == want.shape and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
-    wrong |= not same
-    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
-dist.barrier()
-dist.destroy_process_group()
-sys.exit(1 if wrong else 0)
-'''
+    if isinstance(want, torch.Tensor):
+        got = got.full_tensor()
+"""
+    + COMPARED
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class ShardingCase:
 
     @property
     def whole(self) -> list[Tensor]:
-        return [x.tensor() if isinstance(x, Drawn) else x for x in self.tensors]
+        return list(there(self.tensors))
 
     @property
     def ranks(self) -> int:
@@ -122,7 +126,7 @@ class Claim:
         return f"{name}: {ins} -> {outs}"
 
 
-def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Wrong | None], bool]:
+def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Difference | None], bool]:
     """The truth, what each rank gave, what is wrong.  Raises `Skipped` and `Misfit`."""
     whole, mesh = case.whole, Mesh.of(*case.mesh)
     if len(whole) != len(claim.inputs):
@@ -135,19 +139,19 @@ def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Wro
         if not has_meaning(layout, tuple(x.shape), x.dtype, case.mesh):
             raise Skipped(f"{shorts(layout)} means nothing for {shape_text(x.shape, x.dtype)}")
     try:
-        truth = tell(lambda given: pytree.tree_leaves(claim.fn(*given)), whole)
+        truth = tell_function(lambda given: results(claim.fn(*given)), whole)
     except REFUSALS as error:
-        raise Skipped(f"the function refuses it: {type(error).__name__}: {str(error).strip()[:200]}") from None
-    if len(truth.values) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.values):
-        raise Misfit(f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.values)} values")
-    if not truth.stable:
+        raise Skipped(f"the function refuses it: {in_a_line(error)}") from None
+    if len(truth.outputs) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.outputs):
+        raise Misfit(f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.outputs)} values")
+    if truth.unstable > UNSTABLE:
         raise Skipped("its result jumps when the inputs move by one unit in the last place")
-    if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.values, claim.outputs, strict=True)):
+    if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.outputs, claim.outputs, strict=True)):
         raise Skipped("a dim of a result is smaller than the axes that cut it")
     held = [cut(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
             for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))]  # fmt: skip
     gave = _run(claim, case, whole, held)
-    wrong = gave if isinstance(gave, Wrong) else _compared(claim, truth, gave, mesh)
+    wrong = gave if isinstance(gave, Difference) else _compared(claim, truth, gave, mesh)
     return (truth, held, wrong), wrong is None
 
 
@@ -169,7 +173,7 @@ def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequen
             DTensor.from_local(pieces[dist.get_rank()].clone(), mesh, layout, run_check=False, shape=x.shape, stride=x.contiguous().stride())
             for x, pieces, layout in zip(whole, held, claim.inputs, strict=True)
         ]  # fmt: skip
-        out = pytree.tree_leaves(claim.fn(*given))
+        out = results(claim.fn(*given))
         return [(tuple(x.placements), x.to_local()) if isinstance(x, DTensor) else (None, x) for x in out]
 
     try:
@@ -178,34 +182,60 @@ def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequen
         cause = fault.__cause__
         if isinstance(cause, LocalTensorError) and not isinstance(cause, ProgramFault):
             raise  # what rank threads do not serve says nothing about the rule
-        return Wrong(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
+        return Difference(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
 
 
-def _compared(claim: Claim, truth: Truth, gave: Sequence[Any], mesh: Mesh) -> Wrong | None:
+def _compared(claim: Claim, truth: Truth, gave: Sequence[Any], mesh: Mesh) -> Difference | None:
     for rank, out in enumerate(gave):
         if len(out) != len(claim.outputs):
-            return Wrong(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
+            return Difference(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
         for i, (placements, local) in enumerate(out):
             if placements is None:
-                return Wrong(f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local)
+                return Difference(f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local)
             if placements != claim.outputs[i]:
                 problem = f"result {i} has placements {shorts(placements)}, claimed are {shorts(claim.outputs[i])}"
-                return Wrong(problem, i, rank)
-    for i, want in enumerate(truth.values):
+                return Difference(problem, i, rank)
+    for i, want in enumerate(truth.outputs):
         pieces = [out[i][1] for out in gave]
         parts = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
         if not has_meaning(claim.outputs[i], tuple(want.shape), want.dtype, mesh.sizes):
-            return Wrong(
+            return Difference(
                 f"result {i}: {shorts(claim.outputs[i])} means nothing for {shape_text(want.shape, want.dtype)}", i
             )
         found = differs(pieces, want, truth.slack[i], claim.outputs[i], mesh, i, parts)
         if found:
-            return found
+            return in_words(found, claim.outputs)
+    return None
+
+
+def differs(
+    pieces: Sequence[Any], want: Tensor, slack: Tensor | None, placed: Layout, mesh: Mesh, i: int, split: bool
+) -> Difference | None:
+    """What is wrong with the pieces of one result: its local shapes and dtypes, then its values."""
+    spec = Spec(mesh, placed, tuple(want.shape), want.dtype)
+    found = misshapen(pieces, want, local_shapes(spec), i)
+    if found:
+        return found
+    room = slack if slack is not None else torch.zeros(())
+    parts = any(isinstance(p, Partial) for p in placed)
+    if parts:
+        room = room + rounding(pieces)
+    if (parts or split) and rounds(want):  # inf - inf, 0 * inf, and x / 0 of parts of both signs
+        tame = want.isfinite()
+        for piece in pieces if parts else ():
+            tame = tame & ~piece.isinf()
+        room = torch.where(tame, room, torch.inf)
+    wholes: list[tuple[int | None, Tensor]] = [(None, assemble(pieces, spec))]
+    if all(isinstance(p, Replicate) for p in placed):
+        wholes = [(rank, piece) for rank, piece in enumerate(pieces)]  # a list of another type than enumerate's
+    for who, got in wholes:
+        if not agrees(got, want, room):
+            return Difference("", i, who, got, want, Apart.of(got, want, room))
     return None
 
 
 def wrong_sharding(
-    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Wrong, judged: int
+    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Difference, judged: int
 ) -> WrongRule:
     """The error for that case."""
     remedy = "Correct the placements, the function, or the rule of the op that it calls."
@@ -219,9 +249,9 @@ def wrong_sharding(
     text = sharding_script(claim, case, truth, held, wrong)
     lines = [said, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
     for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
-        lines.append(f"  tensor {i}  {shorts(layout)}  {shown(x)}")
-    if wrong.want is not None:
-        lines += [f"  got   {shown(wrong.got)}", f"  want  {shown(wrong.want)}"]
+        lines.append(f"  tensor {i}  {shorts(layout)}  {tensor_text(x)}")
+    if wrong.shown:
+        lines += [f"  got   {tensor_text(wrong.got)}", f"  want  {tensor_text(wrong.want)}"]
     lines += [
         "",
         "  again:",
@@ -239,7 +269,7 @@ def _layout_code(layout: Layout) -> str:
 
 
 def sharding_script(
-    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Wrong
+    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Difference
 ) -> str:
     """A program for torchrun, of torch and of the function alone."""
     function, and_more = _function(claim.fn)
@@ -250,7 +280,7 @@ def sharding_script(
         inputs.append(
             f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
         )
-    slack = [slack_text(want, s) for want, s in zip(truth.values, truth.slack, strict=True)]
+    slack = [slack_text(want, s) for want, s in zip(truth.outputs, truth.slack, strict=True)]
     return _SCRIPT.format(
         what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
         names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
@@ -260,11 +290,7 @@ def sharding_script(
 
 
 def _torch_code(layout: Layout) -> str:
-    words = [
-        f"Partial({p.reduce_op!r})" if isinstance(p, Partial) else repr(p).replace("sf=", "split_factor=")
-        for p in layout
-    ]
-    return f"({', '.join(words)},)"
+    return f"({', '.join(map(placement_code, layout))},)"
 
 
 def _function(fn: Callable[..., Any]) -> tuple[str, str]:

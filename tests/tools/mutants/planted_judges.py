@@ -13,8 +13,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/probe.py",
-        'return [("the shards", torch.cat(list(held), placement.dim))]',
-        'return [("the shards", torch.cat(list(held)))]',
+        "return [(None, assemble_axis(held, placement))]",
+        "return [(None, torch.cat(list(held)))]",
         "shards are put together along the first dim, whatever the placement says",
     ),
     Planted(
@@ -36,15 +36,15 @@ PLANTED: tuple[Planted, ...] = (
         "results are remembered without the draw that they belong to",
     ),
     Planted(
-        "strategies/validation/probe.py",
+        "strategies/validation/difference.py",
         "max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse) * largest",
         "max(GENEROUS * torch.finfo(held[0].dtype).eps, SPLIT * coarse)",
         "large parts of a small total have no room to round",
     ),
     Planted(
         "strategies/validation/probe.py",
-        'return None if split and self.variant else (local, "", "")',
-        'return None if split or self.variant else (local, "", "")',
+        "return None if split and self.variant else Difference(local)",
+        "return None if split or self.variant else Difference(local)",
         "a rank that raises is excused wherever an input is partial",
     ),
     Planted(

@@ -5,7 +5,6 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.inputs.variants.call_edits import (
     changed,
     counts_dims,
-    holds_tensors,
     lists_changed,
     named,
     put,
@@ -14,6 +13,7 @@ from strategies.inputs.variants.call_edits import (
     with_tensors,
     without,
 )  # fmt: skip
+from strategies.model.call_signature import holds_tensor
 from strategies.model.oracle import tell
 from strategies.model.program import Program
 from strategies.model.rule import Leaf
@@ -68,6 +68,6 @@ def test_which_arguments_hold_dims(name, want):
     assert counts_dims(name) is want
 
 
-def test_what_holds_tensors():
-    assert holds_tensors(Leaf(0)) and holds_tensors([None, Leaf(1)])
-    assert not holds_tensors([1, 2]) and not holds_tensors(None)
+def test_what_holds_tensor():
+    assert holds_tensor(Leaf(0)) and holds_tensor([None, Leaf(1)])
+    assert not holds_tensor([1, 2]) and not holds_tensor(None)

@@ -14,8 +14,8 @@ from torch.distributed.tensor._ops._embedding_ops import _MaskPartial
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from localtensor.processes.pool import Pool
+from strategies.model.code_text import literal
 from strategies.programs.repro.script import script, usable
-from strategies.torch_api.script_code import literal
 from tests.strategies.cases import numbers, probe, rule, sample
 from tests.strategies.script_runner import run_script
 from tests.strategies.wrong_here import CUMPROD, if_cumprod_is_wrong

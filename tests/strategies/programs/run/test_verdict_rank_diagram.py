@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from strategies.model.code_text import tensor_text
 from strategies.programs.run.rank_run import Heard
-from strategies.programs.run.verdict import picture, text
+from strategies.programs.run.verdict import picture
 from tests.strategies.cases import probe, rule, sample
 
 ONE = sample("neg.default", torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -18,7 +19,7 @@ NEG = probe(ONE).case(rule(ONE, "S(0) -> S(0)"), 0)
     (None, "None"),
 ], ids=["float", "bool", "long", "complex", "empty", "none"])  # fmt: skip
 def test_a_tensor_is_shown_on_one_line(value, shown):
-    assert text(value) == shown
+    assert tensor_text(value) == shown
 
 
 def test_a_picture_of_a_case_that_could_not_be_assembled_says_so():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from strategies.validation.assertions.calls import TAME, filled, schema_calls, there
-from strategies.validation.assertions.ops import Op, Plan, accepted, cuts_one, fits, is_case_of
+from strategies.validation.assertions.calls import TAME, filled, schema_calls
+from strategies.validation.assertions.ops import Op, Plan, accepted, cuts_one, fits, is_case_of, there
 from strategies.validation.assertions.rule import Rule
 
 
