@@ -156,8 +156,6 @@ def idle_mode(world: int) -> Any:
 
 _rules: ContextVar[Any] = ContextVar("localtensor_rules", default=None)
 _process_rules: list[Any] = []
-_rules_turn = threading.Lock()
-_rules_users: list[None] = []
 
 
 def rules() -> Any | None:
@@ -186,28 +184,37 @@ def put_process_rules(rules: Any) -> None:
     _process_rules.append(rules)
 
 
-def begin_rules(first: Callable[[], None]) -> None:
-    """Somebody has rules; `first` is called if nobody had before."""
-    with _rules_turn:
-        if not _rules_users:
-            first()
-        _rules_users.append(None)
+class _Users:
+    """How many have something, for which the first prepares the process."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self._held: list[None] = []
+
+    def begin(self, first: Callable[[], None]) -> None:
+        """Somebody has it; `first` is called if nobody had before."""
+        with self.turn:
+            if not self._held:
+                first()
+            self._held.append(None)
+
+    def end(self, last: Callable[[], None]) -> None:
+        """Somebody has it no longer; `last` is called if nobody else has it."""
+        with self.turn:
+            self._held.pop()
+            if not self._held:
+                last()
 
 
-def end_rules(last: Callable[[], None]) -> None:
-    """Somebody has them no longer; `last` is called if nobody else has any."""
-    with _rules_turn:
-        _rules_users.pop()
-        if not _rules_users:
-            last()
+_rules_users, _guards_users = _Users(), _Users()
+begin_rules, end_rules = _rules_users.begin, _rules_users.end
 
 
 # -- explicit communication only: each thread and each task has its own guard; ranks have that of who runs them
 
 
 _guard: ContextVar[Any] = ContextVar("localtensor_guard", default=None)
-_guards_turn = threading.Lock()
-_guards_users: list[None] = []
+begin_guards, end_guards = _guards_users.begin, _guards_users.end
 
 
 def guard() -> Any | None:
@@ -218,22 +225,6 @@ def guard() -> Any | None:
 def put_guard(guard: Any | None) -> None:
     """Ops of this thread and task ask this one from here."""
     _guard.set(guard)
-
-
-def begin_guards(first: Callable[[], None]) -> None:
-    """Somebody has a guard; `first` is called if nobody had before."""
-    with _guards_turn:
-        if not _guards_users:
-            first()
-        _guards_users.append(None)
-
-
-def end_guards(last: Callable[[], None]) -> None:
-    """Somebody has it no longer; `last` is called if nobody else has any."""
-    with _guards_turn:
-        _guards_users.pop()
-        if not _guards_users:
-            last()
 
 
 class _Backward(threading.local):
@@ -269,8 +260,8 @@ def release_backward() -> None:
 
 def _forget_pools() -> None:
     """A forked child starts its own: the parent's processes know nothing of it."""
-    global _pools_turn, _rules_turn, _guards_turn  # a thread that the child does not have may hold them
-    _pools_turn, _rules_turn, _guards_turn = threading.Lock(), threading.Lock(), threading.Lock()
+    global _pools_turn  # a thread that the child does not have may hold it, and the next ones
+    _pools_turn, _rules_users.turn, _guards_users.turn = threading.Lock(), threading.Lock(), threading.Lock()
     _pools.clear()
 
 

@@ -54,16 +54,9 @@ def schema(op: str) -> tuple[Argument, ...]:
 
 def values(sample: Sample) -> dict[str, Any]:
     """Every argument by name, defaults included, with its tensors.  A keyword of no schema is kept as it is."""
-
-    def fill(value: Any) -> Any:
-        if type(value) is Leaf:
-            return sample.tensors[value.index]
-        return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
-
-    known = schema(sample.op)
+    known, (args, kwargs) = schema(sample.op), sample.call.filled(sample.tensors)
     found = {a.name: a.default for a in known if a.default is not ...}
-    found |= {a.name: fill(v) for a, v in zip(known, sample.call.args, strict=False)}
-    return found | {name: fill(v) for name, v in sample.call.kwargs}
+    return found | {a.name: v for a, v in zip(known, args, strict=False)} | kwargs
 
 
 def called(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:
