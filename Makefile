@@ -10,9 +10,9 @@ BUSY   := $(VENV)/.busy
 PYTEST := $(PY) -m pytest
 # Not before every commit: tests that type what the pages and the help say, build the wheel, plant bugs, start
 # processes by the dozen, or try every overload.
-LONG   := $(addprefix --ignore=tests/house/test_,readme.py help.py wheel.py mutants.py) \
-          $(addprefix --ignore=tests/localtensor/test_,script.py processes.py real_runs.py forked.py limits.py \
-          every_overload.py testing_programs.py testing_rule_shardings.py)
+LONG   := --ignore=tests/architecture/test_mutants.py --ignore=tests/localtensor/processes \
+          --ignore=tests/localtensor/runner/test_torchrun.py --ignore=tests/localtensor/threads/test_rank_world.py \
+          --ignore=tests/localtensor/lockstep/dispatch/test_every_overload.py --ignore=tests/localtensor/testing
 
 # The first of these that runs and is new enough makes .venv; `make setup PYTHON=...` asks for one.
 PYTHON  ?=
@@ -35,30 +35,31 @@ validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules 
 test: $(READY) ## the whole suite, on two workers; what CI runs  (under 15 minutes)
 	@$(PYTEST) -n 2
 
-check: $(READY) ## format, lint, types, staircase, fast tests; before every commit  (under two minutes)
+check: $(READY) ## format, lint, types, import contracts, fast tests; before every commit  (under two minutes)
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PYTEST) -q -n 2 $(LONG) tests/house tests/localtensor localtensor
+	$(VENV)/bin/lint-imports
+	$(PYTEST) -q -n 2 $(LONG) tests/architecture tests/localtensor localtensor
 
 fix: $(READY) ## format, and repair what the linter can repair by itself  (a second)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
 laws: $(READY) ## the properties, with new and many more draws than CI  (minutes)
-	$(PYTEST) -n 2 --slow --hypothesis-profile=thorough tests/laws tests/localtensor
+	$(PYTEST) -n 2 --slow --hypothesis-profile=thorough tests/properties tests/localtensor
 
 real: $(READY) ## everything that is held against real gloo processes  (minutes)
 	$(PYTEST) --slow tests/real
 
 bench: $(READY) ## side by side with torch's own validator, and the planted wrong rules  (minutes)
-	$(PY) -m tests.bench
+	$(PY) -m tests.tools.bench
 
 rankbugs: $(READY) ## planted faults in rank programs: how many lt.run finds, and explains  (under a minute)
-	@$(PY) -m tests.rankbugs
+	@$(PY) -m tests.tools.rankbugs
 
 overloads: $(READY) ## every aten overload in lockstep, against a plain loop over the ranks  (about 10 minutes)
-	@$(PY) -m tests.overloads
+	@$(PY) -m tests.tools.overloads
 
 rules: $(READY) ## every sharding rule of our own on trial, at full strength: the exit code is 1 if one is wrong  (tens of minutes)
 	@$(PY) -m strategies.ops
@@ -67,12 +68,12 @@ coverage: $(READY) ## our rules beside DTensor's on the 300 most used overloads 
 	@$(PY) -m strategies.ops --coverage
 
 races: $(READY) ## a million interleavings over the shared cache, and ten million operations on it  (some 20 minutes)
-	@$(PY) -m tests.races.nightly
-	@$(PY) -m tests.races.stress
+	@$(PY) -m tests.tools.races.nightly
+	@$(PY) -m tests.tools.races.stress
 
 plans: $(READY) ## 100,000 random redistributions and every legal step, beside the definition; 2,000 on gloo  (some 15 minutes)
-	@$(PY) -m tests.plans --steps --real 2000
-	@$(PY) -m tests.plans.optimal
+	@$(PY) -m tests.tools.plans --steps --real 2000
+	@$(PY) -m tests.tools.plans.optimal
 
 # What only these three need is installed when one of them first runs.
 $(TRIAL): $(READY)
@@ -80,19 +81,19 @@ $(TRIAL): $(READY)
 	@touch $(TRIAL)
 
 mutants: $(TRIAL) ## planted bugs, by hand and by Cosmic Ray: which do the tests not find?  (half an hour)
-	@$(PY) -m tests.mutants --minutes 30
+	@$(PY) -m tests.tools.mutants --minutes 30
 
 flaky: $(TRIAL) ## the suite in twenty random orders; stopped, it goes on from flaky.jsonl  (hours)
-	@$(PY) -m tests.flaky --times 20 --journal flaky.jsonl
+	@$(PY) -m tests.tools.flaky --times 20 --journal flaky.jsonl
 
 branches: $(TRIAL) ## branches of each room that the suite takes  (half an hour)
-	@$(PY) -m tests.branches
+	@$(PY) -m tests.tools.branches
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
-	@$(PY) -m tests.cuda
+	@$(PY) -m tests.tools.cuda
 
 docs: $(READY) ## every docstring example, every command and example of the pages and the help  (some minutes)
-	$(PYTEST) localtensor strategies $(addprefix tests/house/test_,readme.py docs.py help.py)
+	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/test_,readme.py docs.py help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info

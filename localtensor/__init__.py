@@ -10,8 +10,8 @@ plan, overlay_dtensor, ...  redistribution, and sharding rules inside the runnin
 Each name is imported on first use, so that `import localtensor` is quick.
 """
 
-from localtensor._util.doors import door
+from localtensor._util import lazy as _lazy
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = door(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)

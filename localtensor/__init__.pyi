@@ -6,9 +6,9 @@ from localtensor.concurrency.schedule import replay as replay
 from localtensor.concurrency.schedule import round_robin as round_robin
 from localtensor.concurrency.schedule import shuffled as shuffled
 from localtensor.errors.base import LocalTensorError as LocalTensorError
+from localtensor.layout.mesh import Mesh as Mesh
 from localtensor.layout.shards import assemble as assemble
 from localtensor.layout.shards import split as split
-from localtensor.layout.spec import Mesh as Mesh
 from localtensor.layout.spec import Spec as Spec
 from localtensor.layout.spec import parse as parse
 from localtensor.layout.spec import short as short
@@ -33,8 +33,6 @@ from localtensor.lockstep.mode import tensor_map as tensor_map
 from localtensor.runner.api import LeftoverWarning as LeftoverWarning
 from localtensor.runner.api import Run as Run
 from localtensor.runner.api import run as run
-from localtensor.testing.rules.api import assert_rule as assert_rule
-from localtensor.testing.rules.api import assert_sharding as assert_sharding
 from strategies.model.settings import Settings as Settings
 from strategies.planner.execute.lockstep import redistribute as redistribute
 from strategies.planner.search.api import plan as plan
@@ -42,3 +40,5 @@ from strategies.propagation.explicit.context import allow_implicit_communication
 from strategies.propagation.explicit.context import no_implicit_communication as no_implicit_communication
 from strategies.propagation.overlay.context import overlay_dtensor as overlay_dtensor
 from strategies.sweep.session import validate as validate
+from strategies.validation.assertions.api import assert_rule as assert_rule
+from strategies.validation.assertions.api import assert_sharding as assert_sharding

@@ -7,6 +7,6 @@ cheapest redistribution; `strategies.no_implicit_communication()` refuses one th
 is first asked for: most who come by this door want none of them.
 """
 
-from localtensor._util.doors import door
+from localtensor._util import lazy as _lazy
 
-__getattr__, __dir__, __all__ = door(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)

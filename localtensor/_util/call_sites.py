@@ -1,13 +1,14 @@
 """Where in the user's own program a call was made, and by which of torch's doors it came in."""
 
+import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -142,3 +143,15 @@ def raised_at(error: BaseException) -> Place | None:
     walk = traceback.walk_tb(error.__traceback__)
     lines = user_lines((frame, line) for frame, line in walk if not frame.f_locals.get("__tracebackhide__"))
     return lines[-1] if lines else None
+
+
+def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments by name."""
+    return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+
+
+def innermost(function: Any) -> Callable[..., Any]:
+    """The function within torch's logging decorators."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function  # type: ignore[no-any-return]

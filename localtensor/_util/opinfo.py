@@ -8,7 +8,7 @@
 | the switch set_seed of the iterator it returns   | it seeds all devices before each sample, alike | by feature  | 2.13   |
 
 `inspect.stack` reads a source file per frame and walks all modules: some 10 ms in a test of pytest's, beside the
-microseconds that most samples take.  `tests/localtensor/test_opinfo.py` names each part.
+microseconds that most samples take.  `tests/localtensor/_util/test_opinfo.py` names each part.
 """
 
 from __future__ import annotations

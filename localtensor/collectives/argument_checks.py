@@ -3,14 +3,14 @@
 Real backends refuse some of it here, too, and read or write the wrong bytes with the rest.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from localtensor.collectives import checks
 from localtensor.collectives.c10d_table import Brought
-from localtensor.errors import DtypeNotCarried, NegativeTag, NotContiguous
+from localtensor.errors import BadGroup, DtypeNotCarried, NegativeTag, NotContiguous
 from localtensor.layout.reductions import CARRIED, carrier, check_reducible
 
 # gloo works on the memory of these as it lies: gaps are filled with what belongs elsewhere, and the rest stays.
@@ -37,7 +37,7 @@ def check_offer(kind: str, brought: Brought, rank: int, members: Sequence[int]) 
         for x in brought.writes:
             checks.check_dense(kind, {"tensor": x})
             if not x.is_contiguous() and not _without_gaps(x):
-                raise NotContiguous(kind, "tensor", x.shape, x.stride())
+                raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
     elif kind in _IN_ORDER:
         for x in brought.writes:
             checks.check_contiguous(kind, {"output": x})
@@ -51,7 +51,7 @@ def check_message(kind: str, tensors: Sequence[Tensor], peer: int | None, tag: i
         raise NegativeTag(kind, tag)
     for x in tensors:
         if not x.is_contiguous():
-            raise NotContiguous(kind, "tensor", x.shape, x.stride())
+            raise NotContiguous(kind, "tensor", tuple(x.shape), x.stride())
 
 
 def flat(reads: Any) -> Iterator[Tensor]:
@@ -77,3 +77,11 @@ def _without_gaps(x: Tensor) -> bool:
             return x.numel() == 0
         expected *= size
     return True
+
+
+def must_fit(asked: Mapping[str, Any], rank: int, ranks: int) -> None:
+    """What init_process_group is asked for is what this run has, or nothing in particular."""
+    for name, actual in (("world_size", ranks), ("rank", rank)):
+        if asked.get(name, -1) not in (-1, actual):
+            remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
+            raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)

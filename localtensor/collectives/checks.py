@@ -100,7 +100,7 @@ def shapes_of(named: Named) -> dict[str, torch.Size]:
 def check_contiguous(call: str, named: Named) -> None:
     for name, x in named.items():
         if not x.is_contiguous():
-            raise NotContiguous(call, name, x.shape, x.stride())
+            raise NotContiguous(call, name, tuple(x.shape), x.stride())
 
 
 def check_rank(call: str, argument: str, rank: int, ranks: int) -> None:
@@ -153,7 +153,7 @@ def _checked(call: str, rank: int, sizes: Sequence[int], x: Tensor, ranks: int) 
     if len(sizes) != ranks:
         raise SplitCount(call, argument, sizes, ranks)
     if min(sizes) < 0:
-        raise NegativeSplit(call, argument, sizes)
+        raise NegativeSplit(call, argument, list(sizes))
     if sum(sizes) != x.shape[0]:
         raise SplitSum(call, argument, sizes, x.shape[0])
     return list(sizes)
@@ -166,4 +166,4 @@ def check_received(call: str, sent: list[list[int]], splits: Splits | None) -> N
         raise NotOnePerRank(call, "output_splits", f"{len(each)} lists for {len(sent)} ranks")
     for rank, (expected, column) in enumerate(zip(each, zip(*sent, strict=True), strict=True)):
         if len(set(column)) > 1 if expected is None else list(expected) != list(column):
-            raise SplitsDisagree(call, rank, "equal pieces" if expected is None else list(expected), column)
+            raise SplitsDisagree(call, rank, "equal pieces" if expected is None else list(expected), list(column))

@@ -128,7 +128,7 @@ def scatter(lists: Sequence[Sequence[Tensor]], root: int) -> list[Tensor]:
     checks.check_rank("scatter", "root", root, len(lists))
     for rank, pieces in enumerate(lists):
         if rank != root and pieces:
-            raise ListFromNonRoot("scatter", rank, root, len(pieces))
+            raise ListFromNonRoot("scatter", rank, len(pieces), root)
     checks.check_length("scatter", root, lists[root], len(lists))
     checks.check_shapes("scatter", checks.shapes_of(named))
     checks.check_contiguous("scatter", named)
@@ -325,5 +325,5 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], ranks: int) -> None:
         if sender == receiver:
             raise SelfSend("send_recv", sender)
         if receiver in sender_of:
-            raise TwoSenders("send_recv", (sender_of[receiver], sender), receiver)
+            raise TwoSenders("send_recv", sender_of[receiver], receiver, sender)
         sender_of[receiver] = sender

@@ -42,7 +42,7 @@ from localtensor.concurrency.single_flight_cells import (
     parts_of,
 )
 from localtensor.concurrency.sync import THREADS, Sync
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
 
 LIMIT = 16384
 SLICE = 0.05  # seconds: what another thread raises in one that waits lands between two slices
@@ -50,11 +50,8 @@ _NONE: tuple[Cell, ...] = ()
 V = TypeVar("V")
 
 
-class BadCache(LocalTensorError):
+class BadCache(Refusal, values="{value!r}"):
     """A cache that could keep nothing, or was not told how to compute."""
-
-    def __init__(self, call: str, argument: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal(call, argument, repr(value), problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from localtensor.concurrency.sync import Gate, Sync
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
 
 T = TypeVar("T")
 COMPUTING, KEPT, FAILED, GONE = "computing", "kept", "failed", "gone"
 
 
-class Circular(LocalTensorError):
+class Circular(Refusal):
     """A computation that waits for itself: by way of the same key, or of keys that other threads compute."""
 
     def __init__(self, name: str, keys: Sequence[object]) -> None:
@@ -24,7 +24,7 @@ class Circular(LocalTensorError):
         if others:
             problem = f"it waits for {', which waits for '.join(others)}, which this thread is computing"
         remedy = "Let a computation ask for smaller things only, never for one that may ask for it."
-        super().__init__(refusal(f"{name}.get", "key", first, problem, remedy))
+        super().__init__(f"{name}.get", "key", first, problem, remedy)
 
 
 class Nested(Exception):

@@ -8,6 +8,6 @@ lockstep                what one control flow for all ranks cannot do
 failure_report          the text of a run that failed
 """
 
-from localtensor._util.doors import door
+from localtensor._util import lazy as _lazy
 
-__getattr__, __dir__, __all__ = door(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)

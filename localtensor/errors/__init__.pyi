@@ -6,6 +6,7 @@ from localtensor.errors.base import NoSuchDim as NoSuchDim
 from localtensor.errors.base import NotReducible as NotReducible
 from localtensor.errors.base import OtherRows as OtherRows
 from localtensor.errors.base import ProgramFault as ProgramFault
+from localtensor.errors.base import Refusal as Refusal
 from localtensor.errors.base import WrongPieces as WrongPieces
 from localtensor.errors.base import WrongShape as WrongShape
 from localtensor.errors.base import in_a_line as in_a_line

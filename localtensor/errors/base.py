@@ -1,13 +1,14 @@
-"""What all refusals share: one class each, built from the facts of the case.
+"""What all errors share: a class for each case, built from its facts, and a message of five parts.
 
-A message has five parts: whose call, which argument, the values in short form, what does not
-fit, what to do.  `refusal` puts them in that order, so that no class can forget one.
+They are: whose call, which argument, the values in short form, what does not fit, what to do.  `refusal` puts them in
+that order, and `Refusal` is the base of the classes that say no more, so that none can forget one.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from string import Formatter
+from typing import Any, ClassVar
 
 from localtensor._util.events import Call, Place, Wait, Waiting
 
@@ -36,6 +37,33 @@ def refusal(call: str, argument: str, values: str, problem: str, remedy: str) ->
     'split: dim: dim=2 of (4, 4): there is no dim 2. Use 0 or 1.'
     """
     return f"{call}: {argument}: {values}: {problem}. {remedy}"
+
+
+class Refusal(LocalTensorError):
+    """An error whose message is one sentence of five parts.
+
+    A class writes down the parts that are the same in all its messages, with names in braces for the facts of a case:
+    the first three parts in its header, `PROBLEM` and `REMEDY` in its body.  Who raises it passes the facts, and the
+    parts that it leaves open, in the order in which the sentence first names them.  A class has a constructor of its
+    own where facts must be worked out, may be left out, or are kept as attributes.
+
+    >>> class NoSuchPage(Refusal, argument="page", values="page {number} of {pages}"):
+    ...     PROBLEM = "there is no page {number}"
+    >>> print(NoSuchPage("print", 7, 5, "Name one up to 5."))
+    print: page: page 7 of 5: there is no page 7. Name one up to 5.
+    """
+
+    SUBJECT: ClassVar[str] = "{call}: {argument}: {values}"
+    PROBLEM: ClassVar[str] = "{problem}"
+    REMEDY: ClassVar[str] = "{remedy}"
+
+    def __init_subclass__(cls, call: str = "{call}", argument: str = "{argument}", values: str = "{values}") -> None:
+        cls.SUBJECT = cls.SUBJECT.replace("{call}", call).replace("{argument}", argument).replace("{values}", values)
+
+    def __init__(self, *facts: object) -> None:
+        sentence = f"{self.SUBJECT}: {self.PROBLEM}. {self.REMEDY}"
+        names = dict.fromkeys(name for _, name, _, _ in Formatter().parse(sentence) if name)
+        super().__init__(sentence.format(**dict(zip(names, facts, strict=True))))
 
 
 # What all faults of a user's program share: a sentence of five parts, then a line for each rank, or for each few.
@@ -225,7 +253,7 @@ def suspicion(facts: Mapping[int, object]) -> list[str]:
 MOST_SHAPES = 8  # in a message; of more ranks, the first that differs is named
 
 
-class BadPlacement(LocalTensorError):
+class BadPlacement(Refusal):
     """A placement that cannot be read, or that the tensor cannot have."""
 
     def __init__(self, call: str, text: str, problem: str, remedy: str = "") -> None:
@@ -233,27 +261,27 @@ class BadPlacement(LocalTensorError):
             remedy
             or "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
         )
-        super().__init__(refusal(call, "placement", repr(text), problem, remedy))
+        super().__init__(call, "placement", repr(text), problem, remedy)
 
 
-class BadMesh(LocalTensorError):
+class BadMesh(Refusal):
     """Mesh sizes or names that make no mesh, or an axis, rank or place that a mesh does not have."""
 
     def __init__(self, call: str, values: str, problem: str, argument: str = "mesh", remedy: str = "") -> None:
         remedy = remedy or "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
-        super().__init__(refusal(call, argument, values, problem, remedy))
+        super().__init__(call, argument, values, problem, remedy)
 
 
-class NoSuchDim(LocalTensorError):
+class NoSuchDim(Refusal):
     """A tensor dim that the shape does not have."""
 
     def __init__(self, call: str, dim: int, shape: Sequence[int]) -> None:
         have = f"dims 0 to {len(shape) - 1}" if shape else "no dims"
         problem = f"a tensor of {len(shape)} dims has {have}"
-        super().__init__(refusal(call, "dim", f"dim={dim} of shape {tuple(shape)}", problem, "Name one of those dims."))
+        super().__init__(call, "dim", f"dim={dim} of shape {tuple(shape)}", problem, "Name one of those dims.")
 
 
-class WrongPieces(LocalTensorError):
+class WrongPieces(Refusal):
     """The ranks' pieces do not make up one tensor of the spec's shape."""
 
     def __init__(self, call: str, got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> None:
@@ -261,7 +289,7 @@ class WrongPieces(LocalTensorError):
         odd = [rank for rank, (mine, theirs) in enumerate(zip(got, want, strict=False)) if tuple(mine) != tuple(theirs)]
         if odd and len(got) > MOST_SHAPES:
             problem += f", {tuple(want[odd[0]])} and not {tuple(got[odd[0]])} of rank {odd[0]}"
-        super().__init__(refusal(call, "pieces", values, problem, "Give rank i the piece that split gives it."))
+        super().__init__(call, "pieces", values, problem, "Give rank i the piece that split gives it.")
 
 
 class WrongShape(WrongPieces):
@@ -270,7 +298,7 @@ class WrongShape(WrongPieces):
     def __init__(self, call: str, got: Sequence[int], want: Sequence[int]) -> None:
         remedy = "Pass a tensor of that shape, or a spec of this one."
         problem = f"the spec is of shape {tuple(want)}"
-        LocalTensorError.__init__(self, refusal(call, "x", f"shape {tuple(got)}", problem, remedy))
+        Refusal.__init__(self, call, "x", f"shape {tuple(got)}", problem, remedy)
 
 
 def _few(shapes: Sequence[Sequence[int]]) -> str:
@@ -279,26 +307,18 @@ def _few(shapes: Sequence[Sequence[int]]) -> str:
     return f"[{shown} and {over} more]" if over > 0 else f"[{shown}]"
 
 
-class NotReducible(LocalTensorError):
+class NotReducible(Refusal, argument="placement", values="P({kind}) of {dtype}"):
     """A partial value of this dtype has no meaning under this reduction."""
 
-    def __init__(self, call: str, kind: str, dtype: object) -> None:
-        problem = f"{kind} of {dtype} is not defined"
-        super().__init__(
-            refusal(call, "placement", f"P({kind}) of {dtype}", problem, "Choose another dtype or reduction.")
-        )
+    PROBLEM = "{kind} of {dtype} is not defined"
+    REMEDY = "Choose another dtype or reduction."
 
 
-class BadShardOrder(LocalTensorError):
+class BadShardOrder(Refusal, call="Spec", argument="shard_order"):
     """A shard order that names other axes than those that cut a dim."""
 
-    def __init__(self, values: str, problem: str) -> None:
-        remedy = "Give each such dim once, with the axes that cut it, as in ((0, (1, 0)),), or pass shard_order=()."
-        super().__init__(refusal("Spec", "shard_order", values, problem, remedy))
+    REMEDY = "Give each such dim once, with the axes that cut it, as in ((0, (1, 0)),), or pass shard_order=()."
 
 
-class OtherRows(LocalTensorError):
+class OtherRows(Refusal, argument="spec"):
     """A spec that cannot be written in another way without some rank holding other rows."""
-
-    def __init__(self, call: str, values: str, problem: str, remedy: str, argument: str = "spec") -> None:
-        super().__init__(refusal(call, argument, values, problem, remedy))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import ClassVar
 
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
 
 
 def _first_two(facts: Mapping[str, object], noun: str) -> str:
@@ -18,56 +18,49 @@ def _argument(facts: Mapping[str, object]) -> str:
     return next(iter(facts)).partition("[")[0]
 
 
-class NotOnePerRank(LocalTensorError):
+class NotOnePerRank(Refusal):
     """What should hold an entry for each rank is a single tensor, is empty, or has another length."""
 
-    def __init__(self, call: str, argument: str, got: str) -> None:
-        problem = "a collective needs what each rank of the group brings"
-        remedy = "Pass a list with an entry for each rank, in group order."
-        super().__init__(refusal(call, argument, got, problem, remedy))
+    PROBLEM = "a collective needs what each rank of the group brings"
+    REMEDY = "Pass a list with an entry for each rank, in group order."
 
 
-class WrongListLength(LocalTensorError):
+class WrongListLength(Refusal, argument="lists[{rank}]", values="{got} tensors"):
     """A rank brings too many or too few tensors."""
 
-    def __init__(self, call: str, rank: int, got: int, want: int) -> None:
-        problem = f"the call needs {want} of this rank"
-        remedy = f"Let rank {rank} bring a list of {want}."
-        super().__init__(refusal(call, f"lists[{rank}]", f"{got} tensors", problem, remedy))
+    PROBLEM = "the call needs {want} of this rank"
+    REMEDY = "Let rank {rank} bring a list of {want}."
 
 
-class NothingToReduce(LocalTensorError):
+class NothingToReduce(Refusal, argument="lists", values="empty lists"):
     """A coalesced reduction to which no rank brings a tensor."""
 
-    def __init__(self, call: str) -> None:
-        problem = "gloo refuses a coalesced call of no tensors"
-        super().__init__(refusal(call, "lists", "empty lists", problem, "Leave the call out."))
+    PROBLEM = "gloo refuses a coalesced call of no tensors"
+    REMEDY = "Leave the call out."
 
 
-class ListsDiffer(LocalTensorError):
+class ListsDiffer(Refusal):
     """A coalesced call to which the ranks bring different numbers of tensors."""
 
     def __init__(self, call: str, lengths: Mapping[str, int]) -> None:
         remedy = f"Bring the first {min(lengths.values())} on every rank, and the rest in calls of their own."
         problem = "each tensor needs its partner on every rank"
-        super().__init__(refusal(call, "lists", _first_two(lengths, "length"), problem, remedy))
+        super().__init__(call, "lists", _first_two(lengths, "length"), problem, remedy)
 
 
-class ListFromNonRoot(LocalTensorError):
+class ListFromNonRoot(Refusal, argument="lists[{rank}]", values="rank {rank} brings {count} tensors, root={root}"):
     """A rank other than the root brings pieces to a scatter."""
 
-    def __init__(self, call: str, rank: int, root: int, count: int) -> None:
-        values = f"rank {rank} brings {count} tensors, root={root}"
-        problem = "only the root has something to scatter"
-        super().__init__(refusal(call, f"lists[{rank}]", values, problem, f"Let rank {rank} bring an empty list."))
+    PROBLEM = "only the root has something to scatter"
+    REMEDY = "Let rank {rank} bring an empty list."
 
 
-class ShapesDiffer(LocalTensorError):
+class ShapesDiffer(Refusal):
     """Different shapes in a call that needs one; on the wire, rows would be cut short or read as others."""
 
     def __init__(self, call: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         values, remedy = _first_two(shapes, "shape"), self._remedy(list(shapes.values()))
-        super().__init__(refusal(call, _argument(shapes), values, "the call needs one shape throughout", remedy))
+        super().__init__(call, _argument(shapes), values, "the call needs one shape throughout", remedy)
 
     @staticmethod
     def _remedy(shapes: list[tuple[int, ...]]) -> str:
@@ -79,64 +72,59 @@ class ShapesDiffer(LocalTensorError):
         return f"Flatten each of them and pad it to {(max(sizes),)}."
 
 
-class DtypesDiffer(LocalTensorError):
+class DtypesDiffer(Refusal):
     """Different dtypes in one call; on the wire, one rank's bits would be read as another's numbers."""
 
     def __init__(self, call: str, dtypes: Mapping[str, object], common: object) -> None:
         values, remedy = _first_two(dtypes, "dtype"), f"Convert each of them to {common}."
-        super().__init__(refusal(call, _argument(dtypes), values, "the call needs one dtype throughout", remedy))
+        super().__init__(call, _argument(dtypes), values, "the call needs one dtype throughout", remedy)
 
 
-class DevicesDiffer(LocalTensorError):
+class DevicesDiffer(Refusal):
     """Tensors from different devices."""
 
     def __init__(self, call: str, devices: Mapping[str, object]) -> None:
         values, remedy = _first_two(devices, "device"), f"Move each of them to {next(iter(devices.values()))}."
-        super().__init__(refusal(call, _argument(devices), values, "all ranks are simulated on one device", remedy))
+        super().__init__(call, _argument(devices), values, "all ranks are simulated on one device", remedy)
 
 
-class NotDense(LocalTensorError):
+class NotDense(Refusal):
     """A sparse tensor."""
 
-    def __init__(self, call: str, argument: str, layout: object) -> None:
-        problem = "only strided tensors have a definition here"
-        super().__init__(refusal(call, argument, str(layout), problem, "Pass x.to_dense()."))
+    PROBLEM = "only strided tensors have a definition here"
+    REMEDY = "Pass x.to_dense()."
 
 
-class NotContiguous(LocalTensorError):
+class NotContiguous(Refusal, values="shape {shape} with strides {stride}"):
     """A tensor with gaps or another order in memory, in a call where gloo refuses it or moves the wrong bytes."""
 
-    def __init__(self, call: str, argument: str, shape: Sequence[int], stride: Sequence[int]) -> None:
-        values = f"shape {tuple(shape)} with strides {tuple(stride)}"
-        problem = "the call moves memory as it lies"
-        super().__init__(refusal(call, argument, values, problem, "Pass x.contiguous()."))
+    PROBLEM = "the call moves memory as it lies"
+    REMEDY = "Pass x.contiguous()."
 
 
-class DtypeNotCarried(LocalTensorError):
+class DtypeNotCarried(Refusal):
     """A dtype that gloo's collectives do not take."""
 
-    def __init__(self, call: str, argument: str, dtype: object, carrier: object) -> None:
-        remedy = f"Pass x.to({carrier}) and convert the answer back."
-        super().__init__(refusal(call, argument, str(dtype), "gloo carries no such dtype in a collective", remedy))
+    PROBLEM = "gloo carries no such dtype in a collective"
+    REMEDY = "Pass x.to({carrier}) and convert the answer back."
 
 
-class ComplexNotGathered(LocalTensorError):
+class ComplexNotGathered(Refusal, argument="held"):
     """Complex numbers in gather, the one collective for which torch does not view them as pairs of reals."""
 
-    def __init__(self, call: str, dtype: object) -> None:
-        problem = "gloo's gather carries no complex numbers"
-        super().__init__(refusal(call, "held", str(dtype), problem, "Pass torch.view_as_real(x), or use all_gather."))
+    PROBLEM = "gloo's gather carries no complex numbers"
+    REMEDY = "Pass torch.view_as_real(x), or use all_gather."
 
 
-class UnknownReduction(LocalTensorError):
+class UnknownReduction(Refusal):
     """A reduction that is in no table."""
 
     def __init__(self, call: str, op: object, known: Sequence[str]) -> None:
         remedy = f"Write {', '.join(map(repr, known))}, or pass PremulSum(factor)."
-        super().__init__(refusal(call, "op", repr(op), "there is no such reduction", remedy))
+        super().__init__(call, "op", repr(op), "there is no such reduction", remedy)
 
 
-class DtypeNotReducible(LocalTensorError):
+class DtypeNotReducible(Refusal):
     """A reduction that has no meaning, or no backend, for this kind of number."""
 
     _REMEDIES: ClassVar[dict[tuple[str, str], str]] = {
@@ -151,100 +139,92 @@ class DtypeNotReducible(LocalTensorError):
 
     def __init__(self, call: str, op: str, dtype: object, kind: str) -> None:
         remedy = self._REMEDIES.get((op, kind)) or "Pass integers, as x.real.to(torch.int64) makes them."
-        super().__init__(refusal(call, "op", f"{op!r} of {dtype}", f"there is no {op} of {kind} tensors", remedy))
+        super().__init__(call, "op", f"{op!r} of {dtype}", f"there is no {op} of {kind} tensors", remedy)
 
 
-class RankOutside(LocalTensorError):
+class RankOutside(Refusal):
     """A root, sender or receiver that is not in the group."""
 
     def __init__(self, call: str, argument: str, rank: int, ranks: int) -> None:
         problem = f"the group has {ranks} ranks"
         remedy = f"Name a rank from 0 to {ranks - 1}, counted within the group."
-        super().__init__(refusal(call, argument, f"{argument}={rank}", problem, remedy))
+        super().__init__(call, argument, f"{argument}={rank}", problem, remedy)
 
 
-class UnevenDim(LocalTensorError):
+class UnevenDim(Refusal):
     """A dim that does not divide into one equal piece for each rank."""
 
     def __init__(self, call: str, dim: int, shape: Sequence[int], ranks: int, instead: str = "") -> None:
         over = shape[dim] % ranks
         values = f"dim {dim} of shape {tuple(shape)}, {ranks} ranks"
         remedy = f"Pad dim {dim} to {shape[dim] - over + ranks}{instead and ', or ' + instead}."
-        super().__init__(refusal(call, "held", values, f"{shape[dim]} rows leave {over} over", remedy))
+        super().__init__(call, "held", values, f"{shape[dim]} rows leave {over} over", remedy)
 
 
-class ScalarTensor(LocalTensorError):
+class ScalarTensor(Refusal, argument="held", values="shape ()"):
     """A tensor of no dims, in a call that joins or cuts along one."""
 
-    def __init__(self, call: str, remedy: str) -> None:
-        super().__init__(refusal(call, "held", "shape ()", "a tensor of no dims has none to join or cut along", remedy))
+    PROBLEM = "a tensor of no dims has none to join or cut along"
 
 
-class SplitCount(LocalTensorError):
+class SplitCount(Refusal):
     """A rank names too many or too few split sizes."""
 
     def __init__(self, call: str, argument: str, splits: Sequence[int], ranks: int) -> None:
         problem = f"{len(splits)} sizes for {ranks} ranks"
         remedy = f"Name {ranks} sizes, 0 where nothing is sent, or None for equal pieces."
-        super().__init__(refusal(call, argument, str(list(splits)), problem, remedy))
+        super().__init__(call, argument, str(list(splits)), problem, remedy)
 
 
-class NegativeSplit(LocalTensorError):
+class NegativeSplit(Refusal):
     """A split size below zero."""
 
-    def __init__(self, call: str, argument: str, splits: Sequence[int]) -> None:
-        remedy = "Write 0 where nothing is sent."
-        super().__init__(refusal(call, argument, str(list(splits)), "a piece has no fewer than 0 rows", remedy))
+    PROBLEM = "a piece has no fewer than 0 rows"
+    REMEDY = "Write 0 where nothing is sent."
 
 
-class SplitSum(LocalTensorError):
+class SplitSum(Refusal):
     """Split sizes that do not add up to the rows that the rank has."""
 
     def __init__(self, call: str, argument: str, splits: Sequence[int], rows: int) -> None:
         values = f"{list(splits)} of {rows} rows"
         problem = f"the sizes add up to {sum(splits)}"
         remedy = f"Let them add up to {rows}, or pass {sum(splits)} rows."
-        super().__init__(refusal(call, argument, values, problem, remedy))
+        super().__init__(call, argument, values, problem, remedy)
 
 
-class SplitsDisagree(LocalTensorError):
+class SplitsDisagree(Refusal, argument="output_splits[{rank}]", values="{expected} expected, {sent} sent"):
     """A rank expects other sizes than its peers send."""
 
-    def __init__(self, call: str, rank: int, expected: object, sent: Sequence[int]) -> None:
-        values = f"{expected} expected, {list(sent)} sent"
-        problem = f"rank {rank} waits for rows that nobody sends, or gets rows that it has no room for"
-        super().__init__(refusal(call, f"output_splits[{rank}]", values, problem, f"Write {list(sent)}."))
+    PROBLEM = "rank {rank} waits for rows that nobody sends, or gets rows that it has no room for"
+    REMEDY = "Write {sent}."
 
 
-class NotAPermutation(LocalTensorError):
+class NotAPermutation(Refusal):
     """Destinations that do not reach each rank once."""
 
     def __init__(self, call: str, destinations: Sequence[int], ranks: int) -> None:
         problem = "each rank must be named once"
         remedy = f"Order the ranks 0 to {ranks - 1} in another way, or use send_recv."
-        super().__init__(refusal(call, "destinations", f"{list(destinations)} for {ranks} ranks", problem, remedy))
+        super().__init__(call, "destinations", f"{list(destinations)} for {ranks} ranks", problem, remedy)
 
 
-class SelfSend(LocalTensorError):
+class SelfSend(Refusal, argument="pairs", values="({rank}, {rank})"):
     """A rank that sends to itself."""
 
-    def __init__(self, call: str, rank: int) -> None:
-        problem = f"rank {rank} would wait for itself"
-        remedy = f"Leave the pair ({rank}, {rank}) out: rank {rank} keeps its tensor."
-        super().__init__(refusal(call, "pairs", f"({rank}, {rank})", problem, remedy))
+    PROBLEM = "rank {rank} would wait for itself"
+    REMEDY = "Leave the pair ({rank}, {rank}) out: rank {rank} keeps its tensor."
 
 
-class NegativeTag(LocalTensorError):
+class NegativeTag(Refusal, argument="tag", values="tag={tag}"):
     """A message with a tag below zero."""
 
-    def __init__(self, call: str, tag: int) -> None:
-        super().__init__(refusal(call, "tag", f"tag={tag}", "a tag is 0 or more", "Count tags from 0."))
+    PROBLEM = "a tag is 0 or more"
+    REMEDY = "Count tags from 0."
 
 
-class TwoSenders(LocalTensorError):
+class TwoSenders(Refusal, argument="pairs", values="[({one}, {receiver}), ({other}, {receiver})]"):
     """Two ranks send to the same rank in one call."""
 
-    def __init__(self, call: str, senders: Sequence[int], receiver: int) -> None:
-        pairs = [(sender, receiver) for sender in senders]
-        problem = f"rank {receiver} holds one tensor afterwards"
-        super().__init__(refusal(call, "pairs", str(pairs), problem, "Make a call for each sender."))
+    PROBLEM = "rank {receiver} holds one tensor afterwards"
+    REMEDY = "Make a call for each sender."

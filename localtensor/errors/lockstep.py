@@ -4,14 +4,15 @@ import linecache
 from collections.abc import Iterable, Mapping
 
 from localtensor._util.events import Place
-from localtensor.errors.base import LocalTensorError, at, first_line, folded, minority_first, rank_names, refusal, said
+from localtensor.errors.base import Refusal, at, first_line, folded, minority_first, rank_names, said
 
 MOST_IN_SENTENCE = 4  # values; more of them have a line each
 LONGEST_SOURCE = 100  # characters of the user's line
 _OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank has a control flow of its own"
+_WITHOUT_BRANCH = "by torch.where, or by torch.sym_max, sym_min or sym_ite for ints"
 
 
-class RanksDiverge(LocalTensorError):
+class RanksDiverge(Refusal):
     """What must be one value in one control flow differs between ranks; `values` holds what each rank has.
 
     `what` is the condition in words, if there are any; the user's line is quoted if its file can be read.
@@ -23,88 +24,79 @@ class RanksDiverge(LocalTensorError):
         kinds = minority_first(facts)
         many = len(kinds) > MOST_IN_SENTENCE
         source = _source(place)
-        sentence = refusal(
-            call, what or "value", f"{len(kinds)} values on {rank_names(facts)}" if many else said(facts),
-            f"all ranks share one control flow, and it needs one value{at(place)}{source and f', `{source}`'}",
-            f"{_OWN_FLOW}, or choose without a branch: by torch.where, or by torch.sym_max, sym_min or sym_ite for ints.",
-        )  # fmt: skip
-        super().__init__("\n".join([sentence, *(folded(facts.items()) if many else [])]))
+        shown = f"{len(kinds)} values on {rank_names(facts)}" if many else said(facts)
+        problem = f"all ranks share one control flow, and it needs one value{at(place)}{source and f', `{source}`'}"
+        remedy = f"{_OWN_FLOW}, or choose without a branch: {_WITHOUT_BRANCH}."
+        lines = folded(facts.items()) if many else []
+        super().__init__(call, what or "value", shown, problem, "\n".join([remedy, *lines]))
 
 
-class OutsideWrite(LocalTensorError):
+class OutsideWrite(Refusal):
     """An op writes values that differ by rank into a tensor that all ranks share; `shown` is it in short form."""
 
     def __init__(self, op: str, place: Place | None, shown: str) -> None:
         self.place = place
         problem = "it was made outside the mode and is one tensor for all ranks, whose values for it differ"
         remedy = "Make it inside the mode, or write to a clone of it that is made there."
-        super().__init__(refusal(op, "the tensor written", f"{shown}{at(place)}", problem, remedy))
+        super().__init__(op, "the tensor written", f"{shown}{at(place)}", problem, remedy)
 
 
-class AnotherMode(LocalTensorError):
+class AnotherMode(Refusal):
     """What belongs to one LocalTensorMode is used in another."""
 
     def __init__(self, op: str, place: Place | None = None) -> None:
         self.place = place
         problem = "it belongs to another LocalTensorMode, and each mode has ranks of its own"
         remedy = "Make it in the mode in which it is used."
-        super().__init__(refusal(op, "an input", f"used{at(place) or ' here'}", problem, remedy))
+        super().__init__(op, "an input", f"used{at(place) or ' here'}", problem, remedy)
 
 
-class NoMode(LocalTensorError):
+class NoMode(Refusal):
     """What needs a LocalTensorMode is called outside of any."""
 
     def __init__(self, call: str, place: Place | None = None) -> None:
         self.place = place
         problem = "no LocalTensorMode is entered in this thread, so there are no ranks"
         remedy = "Call it inside `with LocalTensorMode(ranks):`."
-        super().__init__(refusal(call, "mode", f"called{at(place) or ' here'}", problem, remedy))
+        super().__init__(call, "mode", f"called{at(place) or ' here'}", problem, remedy)
 
 
-class NotHeld(LocalTensorError):
+class NotHeld(Refusal):
     """Ranks are asked for a value, and they hold none."""
 
     def __init__(self, call: str, ranks_missing: Iterable[int], ranks_held: Iterable[int]) -> None:
         missing, held = sorted(ranks_missing), sorted(ranks_held)
         problem = f"no value is held there, {f'only on {rank_names(held)}' if held else 'nor anywhere else'}"
         remedy = "Name only ranks that hold one, or make the value on all ranks that are to have it."
-        super().__init__(refusal(call, "ranks", rank_names(missing), problem, remedy))
+        super().__init__(call, "ranks", rank_names(missing), problem, remedy)
 
 
-class NotInLockstep(LocalTensorError):
+class NotInLockstep(Refusal, call="LocalTensorMode", argument="ranks in lockstep"):
     """Something that one control flow for all ranks cannot do; `why` is a clause."""
 
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(refusal("LocalTensorMode", "ranks in lockstep", what, why, f"{_OWN_FLOW}."))
+    REMEDY = f"{_OWN_FLOW}."
 
 
-class ValuesDiffer(LocalTensorError):
+class ValuesDiffer(Refusal, values="{mine} on rank {rank}, {theirs} on rank {other}"):
     """The tensors of two ranks that are offered for one LocalTensor differ in `argument`: dtype, device and the like."""
 
-    def __init__(self, call: str, argument: str, rank: int, other: int, mine: object, theirs: object) -> None:
-        problem = "one LocalTensor has one dtype, device, layout and number of dims for all ranks"
-        remedy = f"Give all ranks the same {argument} first."
-        super().__init__(refusal(call, argument, f"{mine} on rank {rank}, {theirs} on rank {other}", problem, remedy))
+    PROBLEM = "one LocalTensor has one dtype, device, layout and number of dims for all ranks"
+    REMEDY = "Give all ranks the same {argument} first."
 
 
-class NotATensor(LocalTensorError):
+class NotATensor(Refusal, argument="value", values="a {kind} on rank {rank}"):
     """What is to be a rank's value of a LocalTensor is something else."""
 
-    def __init__(self, call: str, rank: int, kind: str) -> None:
-        problem = "each rank's value of a LocalTensor is a tensor"
-        super().__init__(
-            refusal(call, "value", f"a {kind} on rank {rank}", problem, "Give a torch.Tensor for each rank.")
-        )
+    PROBLEM = "each rank's value of a LocalTensor is a tensor"
+    REMEDY = "Give a torch.Tensor for each rank."
 
 
-class ModeBusy(LocalTensorError):
+class ModeBusy(
+    Refusal, call="LocalTensorMode", argument="simulation", values="a second one while the first is at work"
+):
     """Two simulations at once; `problem` is a clause that says which."""
 
-    def __init__(self, problem: str) -> None:
-        values = "a second one while the first is at work"
-        super().__init__(
-            refusal("LocalTensorMode", "simulation", values, problem, "Let the first end before the second.")
-        )
+    REMEDY = "Let the first end before the second."
 
 
 def _source(place: Place | None) -> str:

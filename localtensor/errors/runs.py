@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from localtensor._util.events import Place, Wait, Waiting
 from localtensor.errors.base import (
-    LocalTensorError,
     ProgramFault,
+    Refusal,
     at,
     busy_lines,
     first_line,
@@ -15,25 +15,25 @@ from localtensor.errors.base import (
 )
 
 
-class NotCallableWith(LocalTensorError):
+class NotCallableWith(Refusal):
     """What should run on each rank is no function, or takes other arguments."""
 
     def __init__(self, fn: object, problem: str) -> None:
         name = getattr(fn, "__qualname__", None) or first_line(repr(fn), 60)
         remedy = "Pass a function, and after it the arguments that it takes on one rank."
-        super().__init__(refusal("run", "fn", str(name), problem, remedy))
+        super().__init__("run", "fn", str(name), problem, remedy)
 
 
-class PiecesDiffer(LocalTensorError):
+class PiecesDiffer(Refusal):
     """A list does not have one piece for each rank."""
 
     def __init__(self, argument: str, length: int, ranks: int) -> None:
         problem = "a list is dealt out, one piece for each rank"
         remedy = f"Make it {ranks} long, or pass a tuple to give it whole to every rank."
-        super().__init__(refusal("run", argument, f"a list of {length} for {_ranks(ranks)}", problem, remedy))
+        super().__init__("run", argument, f"a list of {length} for {_ranks(ranks)}", problem, remedy)
 
 
-class NotCopyable(LocalTensorError):
+class NotCopyable(Refusal):
     """An argument of which no rank can have its own copy."""
 
     def __init__(self, argument: str, kind: str, detail: str) -> None:
@@ -41,16 +41,16 @@ class NotCopyable(LocalTensorError):
         remedy = (
             "Make it inside the function, or bind it there by a closure or functools.partial: then the ranks share it."
         )
-        super().__init__(refusal("run", argument, kind, problem, remedy))
+        super().__init__("run", argument, kind, problem, remedy)
 
 
-class NestedRun(LocalTensorError):
+class NestedRun(Refusal):
     """A rank starts a run of its own."""
 
     def __init__(self, rank: int, place: Place | None = None) -> None:
         problem = "the ranks of a run cannot start another"
         remedy = "Call run where no run is going on, or make a process group inside this one with new_group."
-        super().__init__(refusal("run", "fn", f"called by rank {rank}{at(place)}", problem, remedy))
+        super().__init__("run", "fn", f"called by rank {rank}{at(place)}", problem, remedy)
 
 
 class NeverEnded(ProgramFault):
@@ -86,7 +86,7 @@ class NeverEnded(ProgramFault):
         super().__init__(sentence, lines, [running, *(wait.call.place for wait in waits)], ranks)
 
 
-class NotServed(LocalTensorError):
+class NotServed(Refusal):
     """A call of torch.distributed that has no meaning on rank threads here."""
 
     def __init__(self, call: str, detail: str, gloo_has_it: bool = True) -> None:
@@ -94,38 +94,36 @@ class NotServed(LocalTensorError):
         remedy = "Run the program on real processes, with on='gloo'."
         if not gloo_has_it:  # as far as anybody here knows
             remedy = f"Use another call, or {remedy[0].lower()}{remedy[1:-1]}, if gloo has this one."
-        super().__init__(refusal(call, "on", "rank threads", problem, remedy))
+        super().__init__(call, "on", "rank threads", problem, remedy)
 
 
-class ForeignThread(LocalTensorError):
+class ForeignThread(Refusal, argument="thread", values="called from {thread}"):
     """A collective called from a thread that is no rank's."""
 
-    def __init__(self, call: str, thread: str) -> None:
-        problem = "a collective belongs to a rank, and this thread is none"
-        remedy = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
-        super().__init__(refusal(call, "thread", f"called from {thread}", problem, remedy))
+    PROBLEM = "a collective belongs to a rank, and this thread is none"
+    REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
 
 
-class NoSuchScript(LocalTensorError):
+class NoSuchScript(Refusal):
     """A script that is not there."""
 
     def __init__(self, name: object, kind: str = "file") -> None:
         remedy = "Give the path of a Python file that exists."
         if kind == "module":
             remedy = "Give the dotted name of a module or package that can be imported and run from here."
-        super().__init__(refusal("run", "script", str(name), f"there is no such {kind}", remedy))
+        super().__init__("run", "script", str(name), f"there is no such {kind}", remedy)
 
 
-class ThreadsOnly(LocalTensorError):
+class ThreadsOnly(Refusal):
     """An option that has a meaning on rank threads only."""
 
     def __init__(self, option: str, value: object, on: str) -> None:
         problem = f"it says who runs next, and with on={on!r} that is up to the operating system"
         remedy = "Leave it out, or run on threads."
-        super().__init__(refusal("run", option, f"{option}={first_line(str(value), 60)}", problem, remedy))
+        super().__init__("run", option, f"{option}={first_line(str(value), 60)}", problem, remedy)
 
 
-class ScriptFailed(LocalTensorError):
+class ScriptFailed(Refusal):
     """A script that ended with an error; `exit_codes` are by rank."""
 
     def __init__(self, exit_codes: Mapping[int, int]) -> None:
@@ -134,157 +132,132 @@ class ScriptFailed(LocalTensorError):
         codes = sorted(set(bad.values()))
         told = [f"{rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
         remedy = "See what it printed: the first rank to fail is the one to repair."
-        super().__init__(refusal("run", "script", "; ".join(told), "these ranks ended with an error", remedy))
+        super().__init__("run", "script", "; ".join(told), "these ranks ended with an error", remedy)
 
 
-class TooFewGpus(LocalTensorError):
+class TooFewGpus(Refusal):
     """More ranks than this machine has GPUs, for a backend that wants one for each."""
 
     def __init__(self, ranks: int, gpus: int) -> None:
         problem = f"NCCL wants a GPU for each rank, and this machine has {gpus}"
         remedy = f"Ask for {gpus} ranks, or" if gpus > 1 else "Use"
-        super().__init__(refusal("run", "ranks", f"ranks={ranks}", problem, f"{remedy} on='gloo'."))
+        super().__init__("run", "ranks", f"ranks={ranks}", problem, f"{remedy} on='gloo'.")
 
 
-class UnknownWay(LocalTensorError):
+class UnknownWay(Refusal):
     """A word that is in no table: of what to run on, or of what becomes of leftovers."""
 
     def __init__(self, word: object, known: Sequence[object], argument: str = "on") -> None:
         remedy = f"Write {', '.join(map(repr, known))}."
         problem = "there is no such way to run" if argument == "on" else "there is no such choice"
-        super().__init__(refusal("run", argument, f"{argument}={first_line(repr(word), 60)}", problem, remedy))
+        super().__init__("run", argument, f"{argument}={first_line(repr(word), 60)}", problem, remedy)
 
 
-class BadSchedule(LocalTensorError):
+class BadSchedule(Refusal):
     """A schedule that cannot be read."""
 
     def __init__(self, text: str, problem: str) -> None:
         remedy = "Copy the text after 'Replay:' in an error's message whole."
-        super().__init__(refusal("run", "schedule", first_line(repr(text), 80), problem, remedy))
+        super().__init__("run", "schedule", first_line(repr(text), 80), problem, remedy)
 
 
-class ReplayDiverged(LocalTensorError):
+class ReplayDiverged(Refusal, call="run", argument="schedule", values="a replay"):
     """A program that does not do what it did when the schedule was written."""
 
-    def __init__(self, problem: str) -> None:
-        remedy = (
-            "Replay the program, ranks and torch that wrote it, and seed what draws random numbers, reads clocks or "
-            "walks over sets."
-        )
-        super().__init__(refusal("run", "schedule", "a replay", problem, remedy))
+    REMEDY = (
+        "Replay the program, ranks and torch that wrote it, and seed what draws random numbers, reads clocks or "
+        "walks over sets."
+    )
 
 
 def _ranks(count: int) -> str:
     return f"{count} rank{'s' if count != 1 else ''}"
 
 
-class BadGroup(LocalTensorError):
+class BadGroup(Refusal):
     """A process group that a rank cannot have."""
 
-    def __init__(self, call: str, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal(call, argument, values, problem, remedy))
 
-
-class TorchChanged(LocalTensorError):
+class TorchChanged(Refusal, call="localtensor", argument="torch"):
     """A private part of torch that this version no longer has as we know it."""
 
-    def __init__(self, part: str, problem: str) -> None:
-        remedy = "Use torch 2.13, with which this was tried, and report it with your version."
-        super().__init__(refusal("localtensor", "torch", part, problem, remedy))
+    REMEDY = "Use torch 2.13, with which this was tried, and report it with your version."
 
 
 # Refusals of a pool of real processes.
 
 
-class NoRanks(LocalTensorError):
+class NoRanks(Refusal, argument="ranks", values="ranks={ranks!r}"):
     """A pool of processes with nobody in it."""
 
-    def __init__(self, call: str, ranks: object) -> None:
-        problem = "a group has at least one rank, and a whole number of them"
-        super().__init__(refusal(call, "ranks", f"ranks={ranks!r}", problem, "Ask for 1 rank or more."))
+    PROBLEM = "a group has at least one rank, and a whole number of them"
+    REMEDY = "Ask for 1 rank or more."
 
 
-class NoSuchBackend(LocalTensorError):
+class NoSuchBackend(Refusal):
     """A communication backend that worker processes cannot use here."""
 
     def __init__(self, call: str, backend: object, problem: str, known: Sequence[str]) -> None:
         remedy = f"Choose one of {', '.join(known)}."
-        super().__init__(refusal(call, "backend", f"backend={backend!r}", problem, remedy))
+        super().__init__(call, "backend", f"backend={backend!r}", problem, remedy)
 
 
-class NoTime(LocalTensorError):
+class NoTime(Refusal, values="{argument}={seconds!r}"):
     """A limit that ends a call before it begins, or never."""
 
-    def __init__(self, call: str, argument: str, seconds: object) -> None:
-        problem = "a limit is more than 0 seconds, and at most a day"
-        super().__init__(refusal(call, argument, f"{argument}={seconds!r}", problem, "Give it 30, say."))
+    PROBLEM = "a limit is more than 0 seconds, and at most a day"
+    REMEDY = "Give it 30, say."
 
 
-class WrongArguments(LocalTensorError):
+class WrongArguments(Refusal, argument="args_per_rank"):
     """Not one tuple of arguments for each rank."""
 
-    def __init__(self, call: str, values: str, problem: str) -> None:
-        remedy = "Give one tuple of arguments for each rank, in rank order."
-        super().__init__(refusal(call, "args_per_rank", values, problem, remedy))
+    REMEDY = "Give one tuple of arguments for each rank, in rank order."
 
 
-class NotImportable(LocalTensorError):
+class NotImportable(Refusal, argument="fn"):
     """A function that another process cannot find by its name."""
 
-    def __init__(self, call: str, fn: str, detail: str) -> None:
-        problem = f"worker processes find a function by module and name, and this failed ({detail})"
-        remedy = "Define it at the top level of a module that can be imported."
-        super().__init__(refusal(call, "fn", fn, problem, remedy))
+    PROBLEM = "worker processes find a function by module and name, and this failed ({detail})"
+    REMEDY = "Define it at the top level of a module that can be imported."
 
 
-class NotSendable(LocalTensorError):
+class NotSendable(Refusal, values="a {kind} of rank {rank}"):
     """A value that cannot travel between the caller and a rank."""
 
-    def __init__(self, call: str, argument: str, rank: int, kind: str, detail: str) -> None:
-        problem = f"it cannot be pickled or read back ({detail})"
-        remedy = "Send plain data and tensors, and make live objects inside the function."
-        super().__init__(refusal(call, argument, f"a {kind} of rank {rank}", problem, remedy))
+    PROBLEM = "it cannot be pickled or read back ({detail})"
+    REMEDY = "Send plain data and tensors, and make live objects inside the function."
 
 
-class PoolClosed(LocalTensorError):
+class PoolClosed(Refusal, argument="pool", values="Pool({ranks})"):
     """A call on a pool whose processes were given up."""
 
-    def __init__(self, call: str, ranks: int) -> None:
-        problem = "this pool was closed"
-        super().__init__(refusal(call, "pool", f"Pool({ranks})", problem, "Make a new Pool, or call before close()."))
+    PROBLEM = "this pool was closed"
+    REMEDY = "Make a new Pool, or call before close()."
 
 
-class PoolDidNotStart(LocalTensorError):
+class PoolDidNotStart(Refusal, argument="pool", values="Pool({ranks})"):
     """Worker processes that ended, failed or hung before their first job."""
 
-    def __init__(self, call: str, ranks: int, detail: str) -> None:
-        problem = f"the worker processes did not come up ({detail})"
-        remedy = "In a script, start it under `if __name__ == '__main__':`; else see what the workers printed."
-        super().__init__(refusal(call, "pool", f"Pool({ranks})", problem, remedy))
+    PROBLEM = "the worker processes did not come up ({detail})"
+    REMEDY = "In a script, start it under `if __name__ == '__main__':`; else see what the workers printed."
 
 
 # What keeps a program from being explored: it is none, it waits outside of a run, or its schedule is unreadable.
 
 
-class BadProgram(LocalTensorError):
+class BadProgram(Refusal, call="explore", argument="program"):
     """What was handed to `explore` is no program of threads."""
 
-    def __init__(self, values: str, problem: str) -> None:
-        remedy = "Pass a function of a Sync that returns Program(threads=[...], check=...), with new objects each time."
-        super().__init__(refusal("explore", "program", values, problem, remedy))
+    REMEDY = "Pass a function of a Sync that returns Program(threads=[...], check=...), with new objects each time."
 
 
-class BadExploration(LocalTensorError):
+class BadExploration(Refusal, call="explore"):
     """A setting of `explore` that nothing can be done with."""
 
-    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("explore", argument, values, problem, remedy))
 
-
-class WaitsAlone(LocalTensorError):
+class WaitsAlone(Refusal, call="explore", argument="program"):
     """A lock or a gate that is waited for while no thread of the program runs, so that nobody will ever come."""
 
-    def __init__(self, name: str) -> None:
-        problem = "it is waited for outside of the threads, and nobody would ever come"
-        remedy = "Let the function that makes the program, and its check, take only what is free."
-        super().__init__(refusal("explore", "program", name, problem, remedy))
+    PROBLEM = "it is waited for outside of the threads, and nobody would ever come"
+    REMEDY = "Let the function that makes the program, and its check, take only what is free."

@@ -1,3 +1,4 @@
+from localtensor.layout.mesh import Mesh as Mesh
 from localtensor.layout.reductions import CARRIED as CARRIED
 from localtensor.layout.reductions import agreed as agreed
 from localtensor.layout.reductions import fold as fold
@@ -26,7 +27,6 @@ from localtensor.layout.shards import split_axis as split_axis
 from localtensor.layout.shards import spread as spread
 from localtensor.layout.shards import strided_bounds as strided_bounds
 from localtensor.layout.spec import KINDS as KINDS
-from localtensor.layout.spec import Mesh as Mesh
 from localtensor.layout.spec import ShardOrder as ShardOrder
 from localtensor.layout.spec import Spec as Spec
 from localtensor.layout.spec import StridedShard as StridedShard

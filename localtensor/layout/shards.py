@@ -20,10 +20,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement, NoSuchDim, WrongPieces, WrongShape
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.reductions import parts, reducible
 from localtensor.layout.row_intervals import cut_alike
-from localtensor.layout.spec import Mesh, Spec, StridedShard, cuts, is_defined, short
+from localtensor.layout.spec import Spec, StridedShard, cuts, is_defined, short
 
 T = TypeVar("T")
 

@@ -240,11 +240,11 @@ def _check_alike(values: Mapping[int, Any], call: str) -> None:
     first = min(values)
     for rank, value in sorted(values.items()):
         if not isinstance(value, Tensor):
-            raise NotATensor(call, rank, type(value).__name__)
+            raise NotATensor(call, type(value).__name__, rank)
         for name in ("dtype", "device", "layout", "ndim"):
             mine, theirs = getattr(value, name), getattr(values[first], name)
             if mine != theirs:
-                raise ValuesDiffer(call, name, rank, first, mine, theirs)
+                raise ValuesDiffer(call, name, mine, rank, theirs, first)
 
 
 def _metadata(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,12 +11,10 @@ import io
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import CDLL
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -29,13 +27,12 @@ import torch.distributed as dist
 from localtensor._util import ambient
 from localtensor._util.call_sites import place_of, raised_at
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
-from localtensor.errors import LocalTensorError, NestedRun
-from localtensor.errors.base import refusal
+from localtensor.errors import LocalTensorError, NestedRun, Refusal
 from localtensor.errors.programs import RankRaised
 from localtensor.processes import pool
 from localtensor.processes.job import Home, home, live
 from localtensor.processes.pool import GRACE, LEAVE
-from localtensor.processes.worker import PATIENCE, Answer, Reply, Seat, heed_no_interrupt, serve, told
+from localtensor.processes.worker import PATIENCE, Answer, Reply, Seat, end_with_parent, serve, told
 from localtensor.processes.worker_group import Crew
 
 # An exception on its way out of a forked process: what can be said of it there, and what it is made again from.
@@ -157,15 +154,10 @@ def _kinds(kind: type[BaseException]) -> Iterator[type[BaseException]]:
 
 
 Tell = Callable[[BaseException], str]
-SYSTEM = sys.platform
-_DIE_WITH_PARENT = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
 
 
-class NoFork(LocalTensorError):
+class NoFork(Refusal, call="run_forked", argument="on", values="on={on!r}"):
     """Ranks that cannot be forked from this process."""
-
-    def __init__(self, on: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("run_forked", "on", f"on={on!r}", problem, remedy))
 
 
 def run_forked(
@@ -241,14 +233,10 @@ def _sit(
     answer: Answer, parent: int, ends: Sequence[Connection], seat: Seat, jobs: Connection, side: Connection
 ) -> None:
     """The forked process becomes a rank, and ends with its parent."""
-    heed_no_interrupt()
+    end_with_parent(parent)
     gc.freeze()  # what is garbage of the parent's stays its own: a file would be written twice, a folder removed
     for end in ends:
         end.close()  # else a rank would hold open the pipe whose end tells it, or another, that the parent is gone
-    if SYSTEM == "linux":
-        CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
     serve(seat, jobs, side, answer)
 
 

@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from localtensor._util.call_sites import named
+from localtensor.collectives.argument_checks import must_fit
 from localtensor.processes.worker import PATIENCE
-from localtensor.threads.dist_patches import inside, must_fit, named
+from localtensor.threads.dist_patches import inside
 from localtensor.threads.state.slots import FLAGS
 from localtensor.threads.state.special_slots import torchrun_environment
 from localtensor.threads.state.swap import OutsideState, RankState, switch

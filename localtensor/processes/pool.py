@@ -33,9 +33,10 @@ from localtensor import errors
 from localtensor._util import ambient
 from localtensor._util.call_sites import is_user_file, place_of
 from localtensor._util.events import Died, Outcome, Place, Raised, Returned, Waiting
+from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
 from localtensor.processes.job import Lost, home, live
-from localtensor.processes.worker import PATIENCE, Reply, packed
+from localtensor.processes.worker import PATIENCE, Reply
 from localtensor.processes.worker_group import Crew, tidy
 from localtensor.processes.worker_group import prepare as start_early
 
@@ -150,7 +151,7 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
             try:
                 return Returned(rank, pickle.loads(body))
             except Exception as error:  # why: reading a value back runs its own code
-                raise errors.NotSendable("Pool.call", "returned value", rank, "value", _brief(error)) from error
+                raise errors.NotSendable("Pool.call", "returned value", "value", rank, _brief(error)) from error
         case "raised":
             return Raised(rank, *body)
         case "died":
@@ -158,9 +159,9 @@ def _outcome(rank: int, reply: Reply, fn: Callable[..., object]) -> Outcome:
         case "no_function":
             raise errors.NotImportable("Pool.call", name_of(fn), f"{body[0]}: {body[1]}")
         case "no_arguments":
-            raise errors.NotSendable("Pool.call", "args_per_rank", rank, "tuple", f"{body[0]}: {body[1]}")
+            raise errors.NotSendable("Pool.call", "args_per_rank", "tuple", rank, f"{body[0]}: {body[1]}")
     kind, detail = body
-    raise errors.NotSendable("Pool.call", "returned value", rank, kind, detail)
+    raise errors.NotSendable("Pool.call", "returned value", kind, rank, detail)
 
 
 def _check_backend(backend: str, ranks: int) -> None:
@@ -198,15 +199,15 @@ def _packed(rank: int, args: Args) -> bytes:
         problem = "the arguments of a rank are a tuple or a list"
         raise errors.WrongArguments("Pool.call", f"{type(args).__name__} for rank {rank}", problem)
     try:
-        return packed(args)
+        return dumps(args, views=True)
     except Exception as error:  # why: pickling an argument runs its own code
-        raise errors.NotSendable("Pool.call", "args_per_rank", rank, _culprit(args), _brief(error)) from error
+        raise errors.NotSendable("Pool.call", "args_per_rank", _culprit(args), rank, _brief(error)) from error
 
 
 def _culprit(args: Args) -> str:
     for arg in args:
         try:
-            packed(arg)
+            dumps(arg, views=True)
         except Exception:  # why: it is the exception that we look for
             return type(arg).__name__
     return "tuple"

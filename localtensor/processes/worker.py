@@ -20,20 +20,22 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    import torch
+from localtensor._util.pickling import dumps
 
 Steps: TypeAlias = tuple[int, int]  # how many operations the default group had begun: before the job, after it
 
 PATIENCE = 86400  # seconds that a group waits for its members: longer than any call may last
 FENCE = b""  # the message that asks for a fence, where others bring a job
+SYSTEM = sys.platform
+_PDEATHSIG = 1  # Linux: PR_SET_PDEATHSIG of prctl(2)
 LITTER = 400  # files that jobs may leave open in one process; each group left behind holds 5, and 3 threads
 
 
@@ -88,6 +90,18 @@ def serve(seat: Seat, jobs: Connection, side: Connection, answer: Answer | None 
     except (EOFError, OSError):
         pass
     _leave(seat.folder)
+
+
+def end_with_parent(parent: int) -> None:
+    """Ctrl-C does not end this process, and Linux ends it with its parent, even while it hangs in native code.
+
+    With the thread that started it, to be exact: who starts processes in a thread ends them there.
+    """
+    heed_no_interrupt()
+    if SYSTEM == "linux":
+        CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def heed_no_interrupt() -> None:
@@ -171,7 +185,7 @@ def _answer(message: bytes, room: int) -> Reply:
         why: tuple[Any, ...] = (*told(error), time.monotonic()) if kind == "raised" else told(error)
         return Reply(kind, why, _steps(before, room))
     try:
-        body = packed(value)
+        body = dumps(value, views=True)
     except BaseException as error:  # why: a value's own pickling may raise anything
         return Reply("unsendable", (type(value).__name__, told(error)[1]), _steps(before, room))
     return Reply("returned", body, _steps(before, room))
@@ -250,39 +264,3 @@ def _plumbing() -> Iterator[str]:
     yield "<frozen "
     if "torch" in sys.modules:
         yield os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
-
-
-def packed(value: object) -> bytes:
-    """Pickle bytes for the pipe."""
-    stream = io.BytesIO()
-    _Packer(stream, pickle.HIGHEST_PROTOCOL).dump(value)
-    return stream.getvalue()
-
-
-class _Packer(pickle.Pickler):
-    """Plain pickle, with a short way for plain tensors: torch's own goes through a file format, at 0.2 ms each."""
-
-    def reducer_override(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or type(value) is not torch.Tensor or not _is_plain(value):
-            return NotImplemented
-        raw = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return rebuilt, (bytearray(raw), value.dtype, tuple(value.shape), value.requires_grad)
-
-
-def _is_plain(value: "torch.Tensor") -> bool:
-    """Whether bytes, dtype and shape are all there is to it."""
-    if value.device.type != "cpu" or str(value.layout) != "torch.strided" or value.is_quantized:
-        return False
-    odd = value.is_conj() or value.is_neg() or value.__dict__ or value._backward_hooks
-    return value.is_contiguous() and not odd
-
-
-def rebuilt(raw: bytearray, dtype: "torch.dtype", shape: Sequence[int], requires_grad: bool) -> "torch.Tensor":
-    """The tensor that `raw` was made of, in memory of torch's own (a borrowed buffer could not be resized)."""
-    import torch
-
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    if raw:
-        made.view(-1).view(torch.uint8).copy_(torch.frombuffer(raw, dtype=torch.uint8))
-    return made.requires_grad_(requires_grad)

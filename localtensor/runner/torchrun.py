@@ -16,12 +16,13 @@ from typing import Any, TextIO
 import torch.distributed as dist
 
 from localtensor import errors
-from localtensor._util.rank_output import RankLines, Tagged
 from localtensor.concurrency.schedule import replay, round_robin
-from localtensor.errors.base import refusal
+from localtensor.errors.base import Refusal
 from localtensor.runner.torchrun_processes import (
     UNREAD,
+    RankLines,
     Script,
+    Tagged,
     execute,
     nobody_reads,
     read,
@@ -52,11 +53,8 @@ class Asked:
     prefix: bool = True
 
 
-class Unfit(errors.LocalTensorError):
+class Unfit(Refusal, call="run", values="{argument}={value}"):
     """A number that `localtensor run` cannot take."""
-
-    def __init__(self, argument: str, value: int, problem: str, remedy: str) -> None:
-        super().__init__(refusal("run", argument, f"{argument}={value}", problem, remedy))
 
 
 def run_script(asked: Asked) -> int:

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import random
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -19,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import torch.distributed as dist
 
 from localtensor._util.events import Waiting
-from localtensor._util.rank_output import RankLines, Tagged
 from localtensor.errors import NeverEnded, ScriptFailed
+from localtensor.processes.worker import heed_no_interrupt
 from localtensor.processes.worker_group import deaf, environ
 from localtensor.threads.state.special_slots import torchrun_environment
 
@@ -34,6 +33,49 @@ LOOK = 0.02  # seconds between two looks at who has ended
 _HOME = str(Path(__file__).parents[2])
 _RANK = f"import sys; sys.path.append({_HOME!r}); from localtensor.runner.torchrun_processes import main; main(sys.argv[1:])"
 DRAIN = 2.0  # seconds for what the ranks have printed; a grandchild may hold the pipe for ever
+
+
+class RankLines:
+    """A stream that ranks share: whole lines only, each with its rank in front."""
+
+    def __init__(self, stream: TextIO, *, prefix: bool) -> None:
+        self.stream, self.prefix = stream, prefix
+        self.turn = threading.Lock()
+
+    @contextmanager
+    def of(self, rank: int) -> Iterator["Tagged"]:
+        """Where this rank writes; a line that it has not ended is out when the block ends."""
+        tagged = Tagged(self, f"[rank {rank}] " if self.prefix else "")
+        try:
+            yield tagged
+        finally:
+            tagged.end()
+
+
+class Tagged:
+    r"""What one rank writes.
+
+    >>> import sys
+    >>> with RankLines(sys.stdout, prefix=True).of(3) as lines:
+    ...     lines.write("one ")
+    ...     lines.write("line\ntwo")
+    [rank 3] one line
+    [rank 3] two
+    """
+
+    def __init__(self, shared: RankLines, tag: str) -> None:
+        self._shared, self._tag, self._begun = shared, tag, ""
+
+    def write(self, text: str) -> None:
+        *whole, self._begun = (self._begun + text).split("\n")
+        if whole:
+            with self._shared.turn:
+                self._shared.stream.write("".join(f"{self._tag}{line}\n" for line in whole))
+                self._shared.stream.flush()
+
+    def end(self) -> None:
+        if self._begun:
+            self.write("\n")
 
 
 @dataclass
@@ -266,9 +308,7 @@ def _seed(seed: int) -> None:
 
 def main(words: list[str]) -> None:
     """`pipe seed -m|-f script arguments...`"""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us; it has it blocked until here
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    heed_no_interrupt()
     pipe, seed, how, name, *arguments = words
     _stay_with_parent(int(pipe))
     module = how == "-m"

@@ -4,9 +4,8 @@ A function that a program has imported by name is reached as well: ours goes ins
 """
 
 import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch.distributed.nn.functional  # noqa: F401  # binds the default group 
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from localtensor._util.call_sites import origin
+from localtensor._util.call_sites import innermost, named, origin
 from localtensor._util.events import Place
 from localtensor._util.patching import replaced, wrapped
+from localtensor.collectives.argument_checks import must_fit
 from localtensor.collectives.rendezvous import Group, Line
 from localtensor.errors import BadGroup, GroupMismatch, TorchChanged
-from localtensor.threads.rank_world import BACKEND, DEVICES, RankWorld, c10d_cpp, init, innermost, show, world_now
+from localtensor.threads.rank_world import BACKEND, DEVICES, RankWorld, c10d_cpp, init, show, world_now
 
 FAKE = "fake"  # a backend of torch that does nothing: who wants no real communication gets none
 
@@ -46,14 +46,6 @@ def _init_process_group(original: Callable[..., None], *args: Any, **kwargs: Any
         init(world, shown)
     world.made[world.pg_names[c10d._get_default_group()]] = (tuple(range(world.simulation.ranks)), _user_line())
     return None
-
-
-def must_fit(asked: Mapping[str, Any], rank: int, ranks: int) -> None:
-    """What init_process_group is asked for is what this run has, or nothing in particular."""
-    for name, actual in (("world_size", ranks), ("rank", rank)):
-        if asked.get(name, -1) not in (-1, actual):
-            remedy = "Leave it out, or read it from the environment (RANK, WORLD_SIZE) as under torchrun."
-            raise BadGroup("init_process_group", name, f"{name}={asked[name]}", f"this run has {actual}", remedy)
 
 
 def _split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -215,8 +207,3 @@ def inside(decorated: Any, ours: Callable[..., Any]) -> Iterator[None]:
     raise TorchChanged(
         f"torch.distributed.{original.__name__}", "it is no longer wrapped in torch's logging decorators"
     )
-
-
-def named(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments by name."""
-    return dict(inspect.signature(function).bind(*args, **kwargs).arguments)

@@ -20,6 +20,7 @@ from torch.autograd import profiler
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import of_rank, running
+from localtensor._util.call_sites import innermost
 from localtensor._util.patching import OwnWorld, wrapped
 from localtensor.collectives.rendezvous import Group, Line
 from localtensor.errors import NotServed
@@ -113,13 +114,6 @@ def init(world: RankWorld, shown: str) -> None:
 def show(world: RankWorld, group: Any, backend: str) -> None:
     _, store = world.pg_map[group]
     world.pg_map[group] = (backend, store)
-
-
-def innermost(function: Any) -> Callable[..., Any]:
-    """The function within torch's logging decorators."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function  # type: ignore[no-any-return]
 
 
 # What torch keeps once per process and no hand-over can swap: made harmless while ranks share the process, or refused.

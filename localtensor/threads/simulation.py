@@ -28,7 +28,7 @@ from localtensor.threads.run_token import Abort, Baton
 # Rank threads on one core: only one of them runs at a time, and its caches are where the last one left them.
 #
 # Left to itself, the system wakes each thread on the core that is idle, which is always another than the one that
-# hands over; a step of 16 ranks then takes twice as long (`python -m tests.bench --only ranks`, with and without
+# hands over; a step of 16 ranks then takes twice as long (`python -m tests.tools.bench --only ranks`, with and without
 # LOCALTENSOR_CORES=all).  So the threads of a run keep to one core, and move together when others keep it busy.
 
 LOOK = 0.05  # seconds between two looks at whether the core is ours

@@ -7,7 +7,7 @@ from typing import Any
 from torch.testing._internal import common_distributed
 
 from localtensor._util.patching import replaced
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
 from localtensor.torch_suites import continuous, multi_process, multi_threaded
 from localtensor.torch_suites.rank_run import How
 
@@ -27,14 +27,14 @@ def on_threads(how: How) -> Iterator[None]:
         yield
 
 
-class NotASuite(LocalTensorError):
+class NotASuite(Refusal):
     """A class over none of torch's bases was to run on rank threads."""
 
     def __init__(self, cls: object) -> None:
         names = ", ".join(room.base().__name__ for room in ROOMS)
         shown = getattr(cls, "__qualname__", type(cls).__name__)
         super().__init__(
-            refusal("on_rank_threads", "cls", shown, "it is over none of torch's test bases", f"Use one of {names}.")
+            "on_rank_threads", "cls", shown, "it is over none of torch's test bases", f"Use one of {names}."
         )
 
 

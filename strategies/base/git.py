@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 
 CALL = "localtensor gate"
 UNSET = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
@@ -20,25 +20,19 @@ UNSET = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "
 QUIET = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false")
 
 
-class NoGit(LocalTensorError):
+class NoGit(Refusal, call=CALL, argument="--changed", values="git"):
     """The command `git` is not installed, or not on the path."""
 
-    def __init__(self) -> None:
-        super().__init__(refusal(CALL, "--changed", "git", "there is no such command", "Install git."))
+    PROBLEM = "there is no such command"
+    REMEDY = "Install git."
 
 
-class NoRepository(LocalTensorError):
+class NoRepository(Refusal, call=CALL, argument="folder"):
     """A folder that is in the work tree of no git repository."""
 
-    def __init__(self, folder: Path, problem: str, remedy: str) -> None:
-        super().__init__(refusal(CALL, "folder", str(folder), problem, remedy))
 
-
-class BadRevision(LocalTensorError):
+class BadRevision(Refusal, call=CALL, argument="--changed", values="{rev!r}"):
     """A revision that git does not know."""
-
-    def __init__(self, rev: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal(CALL, "--changed", repr(rev), problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

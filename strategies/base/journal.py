@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes
 
 FORMAT = 1
@@ -26,12 +26,12 @@ WRITES = "localtensor validate"
 Line = dict[str, Any]
 
 
-class BadJournal(LocalTensorError):
+class BadJournal(Refusal):
     """A journal that cannot be read, continued or written to.  `call` is the command that was given it."""
 
     def __init__(self, path: Path, problem: str, remedy: str, call: str = WRITES) -> None:
         argument = "--journal" if call == WRITES else "JOURNAL"
-        super().__init__(refusal(call, argument, str(path), problem, remedy))
+        super().__init__(call, argument, str(path), problem, remedy)
 
 
 class DiskFull(BadJournal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Protocol
 
 import rich.progress
@@ -79,3 +80,20 @@ def bar(console: Console, quiet: bool) -> Bar:
         return Bar(None, console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Bar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)
+
+
+_UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def printable(text: str) -> str:
+    """The text, with a mark for each character that XML cannot hold: control characters and lone surrogates.
+
+    >>> printable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    True
+    """
+    return _UNFIT.sub("\ufffd", text)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 overload`, `2 overloads`."""
+    return f"{number} {what}{'s' if number != 1 else ''}"

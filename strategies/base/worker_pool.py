@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import mmap
 import multiprocessing as mp
 import os
-import selectors
 import signal
-import struct
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import IO, Any
+from typing import Any, Protocol
 
 import torch
 
-from localtensor._util import patching
+from localtensor._util import pickling
+from localtensor.processes import deaf, end_with_parent
 
 RETIRE = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
@@ -66,12 +67,10 @@ Answer = Done | Failed | Lost
 
 
 class _Worker:
-    def __init__(self, context: Any) -> None:
-        self.noted = context.RawValue("q", -1)
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.noted), daemon=True)
-        self.process.start()
-        theirs.close()
+    """A process that does one unit at a time, over a pipe; what it notes is in memory that it shares with us."""
+
+    def __init__(self, process: Any, pipe: Connection, noted: Any) -> None:
+        self.process, self.pipe, self.noted = process, pipe, noted
         self.unit = -1
         self.done = 0
         self.since = 0.0
@@ -80,11 +79,12 @@ class _Worker:
     def give(self, unit: int, work: Work, task: Any) -> None:
         self.unit, self.since, self.seen, self.noted.value = unit, time.monotonic(), -1, -1
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is gone: `take` says how
-            self.pipe.send_bytes(patching.dumps((work, task)))
+            self.pipe.send_bytes(pickling.dumps((work, task)))
 
     def take(self) -> Answer:
+        self.done += 1
         try:
-            return patching.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+            return pickling.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, ConnectionResetError):
             self.process.join(5)
             return Lost(death(self.process.exitcode), self.noted.value)
@@ -97,6 +97,10 @@ class _Worker:
         if now - self.since > limit:
             return f"{LATE} {limit:g} s"
         return f"it used more than {MEMORY >> 20} MiB" if own_memory(self.process.pid) > MEMORY else ""
+
+    def serves(self) -> bool:
+        """Whether it may have another unit: not if it was ended, is due to retire, or somebody killed it meanwhile."""
+        return not self.pipe.closed and self.done < RETIRE and self.process.is_alive()
 
     def kill(self) -> None:
         if self.process.is_alive():
@@ -111,10 +115,9 @@ def death(code: int | None) -> str:
     return f"the process left with code {code}"
 
 
-def _serve(pipe: Connection, noted: Any) -> None:
+def _serve(pipe: Connection, noted: Any, parent: int) -> None:
     """A worker's life: one unit after another, until the parent closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    _end_with_parent()
+    end_with_parent(parent)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     mute()
@@ -122,33 +125,19 @@ def _serve(pipe: Connection, noted: Any) -> None:
     def note(number: int) -> None:
         noted.value = number
 
-    parent = mp.parent_process()
     while True:
         try:
             while not pipe.poll(1.0):  # a sibling may hold a copy of the other end: then no end of file tells us
-                if parent is not None and os.getppid() != parent.pid:
+                if os.getppid() != parent:
                     return
-            work, task = patching.loads(pipe.recv_bytes())
+            work, task = pickling.loads(pipe.recv_bytes())
         except EOFError:
             return
         try:
-            sent = patching.dumps(Done(work(task, note)))
+            sent = pickling.dumps(Done(work(task, note)))
         except Exception as error:  # why: the unit's own failure, sent home with its traceback and shown as Crashed
-            sent = patching.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+            sent = pickling.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
         pipe.send_bytes(sent)
-
-
-def _end_with_parent() -> None:
-    """On Linux the system ends this process with its parent, even where it hangs in native code.
-
-    With the thread that forked it, to be exact: a crew lives and ends in one thread.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PDEATHSIG, signal.SIGKILL)
-
-
-_PDEATHSIG = 1
-"""PR_SET_PDEATHSIG, prctl(2)."""
 
 
 def mute() -> None:
@@ -167,8 +156,7 @@ class Crew:
     """
 
     def __init__(self, workers: int, *, cuda: bool = False) -> None:
-        forks = "fork" in mp.get_all_start_methods() and not cuda
-        self._context = mp.get_context("fork" if forks else "spawn")
+        self._forks = "fork" in mp.get_all_start_methods() and not cuda
         self._most = workers
         self._hands: list[_Worker] = []
 
@@ -192,37 +180,48 @@ class Crew:
         """
         waiting = iter(range(len(tasks)))
         answers: dict[int, Answer] = {}
-        told = 0
+        given = 0
         self._hire(len(tasks))
         for at in range(len(self._hands)):
-            _next(self._living(at), waiting, work, tasks)
-        while told < len(tasks):
-            for at, answer in _heard(self._hands, limit):
+            self._next(at, waiting, work, tasks)
+        while given < len(tasks):
+            for at, answer in _finished(self._hands, limit):
                 answers[self._hands[at].unit] = answer
-                self._hands[at].done += 1
-                if isinstance(answer, Lost) or self._hands[at].done >= RETIRE:
-                    self._replace(at)
-                _next(self._living(at), waiting, work, tasks)
+                if isinstance(answer, Lost):
+                    self._hands[at].kill()
+                self._next(at, waiting, work, tasks)
                 if tick:
                     tick(1)
-            while told in answers:
-                yield answers.pop(told)
-                told += 1
+            while given in answers:
+                yield answers.pop(given)
+                given += 1
 
-    def _living(self, at: int) -> _Worker:
-        """The worker of that number, or another in its place: somebody may have killed it while it was idle."""
-        if not self._hands[at].process.is_alive():
-            self._replace(at)
-        return self._hands[at]
-
-    def _replace(self, at: int) -> None:
-        self._hands[at].kill()
-        self._hands[at] = _Worker(self._context)
+    def _next(self, at: int, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
+        """The worker of that number, or another in its place, has the next task, if there is one."""
+        worker = self._hands[at]
+        worker.unit = -1
+        unit = next(waiting, -1)
+        if unit < 0:
+            return
+        if not worker.serves():
+            worker.kill()
+            worker = self._hands[at] = self._worker()
+        worker.give(unit, work, tasks[unit])
 
     def _hire(self, tasks: int) -> None:
-        gc.freeze()  # what is there by now is shared: a child's collector must not write to it
+        if self._forks:
+            gc.freeze()  # what is there by now is shared: a child's collector must not write to it
         while len(self._hands) < min(self._most, tasks):
-            self._hands.append(_Worker(self._context))
+            self._hands.append(self._worker())
+
+    def _worker(self) -> _Worker:
+        context: Any = mp.get_context("fork" if self._forks else "spawn")
+        noted = context.RawValue("q", -1)
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, noted, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()
+        return _Worker(process, pipe, noted)
 
 
 def run(
@@ -233,22 +232,15 @@ def run(
         yield from crew.run(work, tasks, limit=limit, tick=tick)
 
 
-def _next(worker: _Worker, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
-    unit = next(waiting, -1)
-    worker.unit = -1
-    if unit >= 0:
-        worker.give(unit, work, tasks[unit])
-
-
-def _heard(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
+def _finished(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
     """What has come back by now, or within a quarter of a second; tasks past their limit are lost."""
-    busy = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
-    heard = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
-    known = {at for at, _ in heard}
+    busy: dict[Any, int] = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
+    finished = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
+    known = {at for at, _ in finished}
     for at, worker in enumerate(crew):
         if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
-            heard.append((at, Lost(why, worker.noted.value)))
-    return heard
+            finished.append((at, Lost(why, worker.noted.value)))
+    return finished
 
 
 def own_memory(pid: int | None) -> int:
@@ -261,136 +253,82 @@ def own_memory(pid: int | None) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-# A worker that any process may have, in any thread: one child over two pipes, replaced when it dies.
-#
-# `workers` forks, which a process with threads, or one that may have no children of its own, must not do.  Here the
-# child is a fresh Python (`python -m strategies.base.worker_pool`), as it is wanted inside the workers of somebody's executor.
+class Sealed(Crew):
+    """A crew of one that any process may have, in any thread; `path` is what its worker is to find modules by.
 
-_SIZE = struct.Struct("!Bq")
-_NOTE, _ANSWER = 0, 1
-BRIEF = 0.25
-"""Seconds between two looks at a child that is silent."""
-
-
-class Sealed:
-    """One child process, started at the first task; `path` is what it is to find modules by."""
+    A process with threads, or one that may have no children of multiprocessing's, must not fork or spawn.  Here the
+    worker is a fresh Python, as it is wanted inside the workers of somebody's executor.
+    """
 
     def __init__(self, path: Sequence[str] = ()) -> None:
+        super().__init__(1)
+        self._forks = False
         self._path = tuple(path)
-        self._child: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Sealed:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def run(self, work: Work, tasks: Sequence[Any], limit: float) -> Iterator[Answer]:
-        """The answer to each task, in order.  `limit` is seconds between two notes, the child's start apart."""
-        for task in tasks:
-            answer = self._one(patching.dumps((work, task)), limit)
-            if isinstance(answer, Lost):
-                self._end()
-            yield answer
-
-    def _one(self, sent: bytes, limit: float) -> Answer:
-        if self._child is not None and self._child.poll() is not None:  # somebody killed it while it was idle
-            self._end()
-        child = self._child = self._child or _started(self._path)
-        if child.stdin is None or child.stdout is None:
-            raise RuntimeError("a child without pipes")
-        try:
-            left = memoryview(_SIZE.pack(_ANSWER, len(sent)) + sent)
-            while left:
-                left = left[child.stdin.write(left) :]
-        except BrokenPipeError:
-            return Lost(death(child.wait()), -1)
-        noted, since = -1, time.monotonic()
-        while True:
-            why = _waited(child, since + limit, limit)
-            if why:
-                return Lost(why, noted)
-            head = _exactly(child.stdout, _SIZE.size)
-            if len(head) < _SIZE.size:
-                return Lost(death(child.wait()), noted)
-            kind, size = _SIZE.unpack(head)
-            if kind == _NOTE:
-                noted, since = size, time.monotonic()
-                continue
-            body = _exactly(child.stdout, size)
-            return patching.loads(body) if len(body) == size else Lost(death(child.wait()), noted)
-
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.communicate()
+    def _worker(self) -> _Worker:
+        pipe, theirs = mp.Pipe()
+        with tempfile.TemporaryFile() as file, theirs, deaf():
+            file.write(b"\xff" * ctypes.sizeof(ctypes.c_longlong))  # -1, and the place for it is there
+            file.flush()
+            shared = theirs.fileno(), file.fileno()
+            process = _Fresh(
+                [sys.executable, "-c", _FRESH, *map(str, shared), str(os.getpid())], pass_fds=shared,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([*self._path, *sys.path])},
+            )  # fmt: skip
+            noted = _mapped(file.fileno())
+        with contextlib.suppress(EOFError, OSError):  # it is gone: `take` says how
+            pipe.recv_bytes()  # it has imported torch: from here on the clock of a task runs
+        return _Worker(process, pipe, noted)
 
 
-def _exactly(pipe: IO[bytes], size: int) -> bytes:
-    """So many bytes, or fewer where the other end is closed.  The pipe has no buffer, so that one can wait for it."""
-    parts = []
-    while size and (part := pipe.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+class _Fresh(subprocess.Popen[bytes]):
+    """A child with the methods of multiprocessing's own."""
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+    def is_alive(self) -> bool:
+        return self.poll() is None
+
+    def join(self, timeout: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(timeout)
 
 
-def _started(path: Sequence[str]) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, *sys.path])}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "strategies.base.worker_pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=environment, bufsize=0,
-    )  # fmt: skip
-    if child.stdout is not None:
-        child.stdout.read(1)  # it has imported torch: from here on the clock of a task runs
-    return child
+_FRESH = "import sys; from strategies.base.worker_pool import fresh; fresh(*map(int, sys.argv[1:]))"
 
 
-def _waited(child: subprocess.Popen[bytes], end: float, limit: float) -> str:
-    """Returns when the child has something to say: empty; or why nobody waits for it any longer."""
-    with selectors.DefaultSelector() as ears:
-        if child.stdout is not None:
-            ears.register(child.stdout, selectors.EVENT_READ)
-        while not ears.select(BRIEF):
-            if time.monotonic() > end:
-                return f"{LATE} {limit:g} s"
-            if own_memory(child.pid) > MEMORY:
-                return f"it used more than {MEMORY >> 20} MiB"
-    return ""
+def fresh(pipe: int, noted: int, parent: int) -> None:
+    """What a fresh Python does."""
+    os.set_inheritable(pipe, False)
+    ours = Connection(pipe)
+    ours.send_bytes(b"")
+    _serve(ours, _mapped(noted), parent)
+
+
+def _mapped(file: int) -> ctypes.c_longlong:
+    """The number in that file, shared by all who have it."""
+    return ctypes.c_longlong.from_buffer(mmap.mmap(file, ctypes.sizeof(ctypes.c_longlong)))
 
 
 def serve(sent: bytes) -> bytes:
     """What an executor's worker is given: tasks for one function.  Sends back all answers; a crash costs one task."""
-    work, tasks, limit, path = patching.loads(sent)
+    work, tasks, limit, path = pickling.loads(sent)
     with Sealed(path) as sealed:
-        return patching.dumps(list(sealed.run(work, tasks, limit)))
+        return pickling.dumps(list(sealed.run(work, tasks, limit=limit)))
 
 
-def _live(tasks: IO[bytes], answers: IO[bytes]) -> None:
-    """The child: one task after another, until the parent closes the pipe."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    answers.write(b"!")
-    answers.flush()
+class Hands(Protocol):
+    """Who does the work: `workers.Crew`, or somebody's executor."""
 
-    def note(number: int) -> None:
-        answers.write(_SIZE.pack(_NOTE, number))
-        answers.flush()
+    def __enter__(self) -> Hands: ...
 
-    while len(head := tasks.read(_SIZE.size)) == _SIZE.size:
-        work, task = patching.loads(tasks.read(_SIZE.unpack(head)[1]))
-        try:
-            body = patching.dumps(Done(work(task, note)))
-        except Exception as error:  # why: the task's own failure, sent home with its traceback and shown as Crashed
-            body = patching.dumps(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
-        answers.write(_SIZE.pack(_ANSWER, len(body)) + body)
-        answers.flush()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
-
-if __name__ == "__main__":
-    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    mute()
-    _live(*pipes)
+    def run(
+        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
+    ) -> Iterator[Answer]: ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.base.atomic_files import read_bytes, write_whole
 from strategies.gate.model import Entry, Key
 from strategies.model.verdict import CLASSES
@@ -26,11 +26,8 @@ _MESH = re.compile(r"any|1 axis|[1-9][0-9]* axes")
 _NAMES = ("op", "rule", "dtypes", "mesh", "reason")
 
 
-class BadBaseline(LocalTensorError):
+class BadBaseline(Refusal, call="localtensor gate", argument="--baseline"):
     """A baseline that cannot be used: the file, which entry, what is the matter with it."""
-
-    def __init__(self, path: Path, problem: str, remedy: str) -> None:
-        super().__init__(refusal("localtensor gate", "--baseline", str(path), problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.base.atomic_files import unwritable
 from strategies.gate.baseline import date, is_text
 
@@ -16,11 +16,8 @@ CALL = "localtensor gate"
 _BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")
 
 
-class BadGate(LocalTensorError):
+class BadGate(Refusal, call=CALL):
     """An option of the gate that cannot be used."""
-
-    def __init__(self, option: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal(CALL, option, str(value), problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

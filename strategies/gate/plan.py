@@ -18,7 +18,7 @@ import torch
 
 from strategies.base.git import NoGit, NoRepository, repository
 from strategies.base.journal import Line, of_kind, open_journal
-from strategies.base.progress import Progress
+from strategies.base.progress import Progress, counted
 from strategies.cli.commands.validate import meshes
 from strategies.gate import decision, verdict_cache
 from strategies.gate.baseline import Baseline
@@ -26,7 +26,6 @@ from strategies.gate.changes.project import written_now
 from strategies.gate.changes.select import select
 from strategies.gate.changes.version_view import OUTSIDE, digests
 from strategies.gate.decision import Places, Tried, nowhere
-from strategies.gate.formats.terminal import counted
 from strategies.gate.model import Choice, GateResult, SourceLine
 from strategies.gate.options import Asked
 from strategies.gate.verdict_cache import VerdictCache, remembered

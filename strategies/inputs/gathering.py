@@ -13,6 +13,7 @@ from typing import Any
 
 from strategies.base import worker_pool
 from strategies.base.progress import Progress
+from strategies.base.worker_pool import Hands
 from strategies.inputs import opinfo_samples, schema_samples, selection
 from strategies.inputs.diverse_subset import choose
 from strategies.inputs.selection import Pick
@@ -20,9 +21,8 @@ from strategies.model import codec
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import DTYPES, BadSetting, Settings
 from strategies.model.verdict import Crash
-from strategies.programs.run.rank_run import at_home
-from strategies.sweep.executors import Hands
 from strategies.torch_api import dtensor, population, user_modules
+from strategies.torch_api.user_modules import at_home
 
 SECONDS = 60.0
 """Time limit of one pass, and of one op that is drawn for."""

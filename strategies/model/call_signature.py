@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from strategies.model.code_text import literal
 from strategies.model.rule import Call, Leaf, Sample, overload
 
 
@@ -119,9 +121,13 @@ _NAMES = {"inf": float("inf"), "nan": float("nan")}
 
 
 def text_of(value: Any, letter: str = "x") -> str:
-    """Python text of an argument, `x0` where the first tensor goes."""
+    """Python text of an argument, `x0` where the first tensor goes; of a tensor that stands there itself, its values."""
     if isinstance(value, Leaf):
         return f"{letter}{value.index}"
+    if isinstance(value, Tensor):
+        return literal(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {text_of(one, letter)}' for name, one in value.items())}}}"
     if isinstance(value, (list, tuple)):
         inner = ", ".join(text_of(v, letter) for v in value)
         return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if inner else "()"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 
 CALL = "localtensor validate"
@@ -23,20 +23,20 @@ DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
 """float64 and not float32: what differs there differs by rounding, and a wrong rule is off by far more."""
 
 
-class BadSetting(LocalTensorError):
+class BadSetting(Refusal):
     """A setting that cannot be used."""
 
     def __init__(self, option: str, value: object, problem: str, remedy: str, call: str = CALL) -> None:
-        super().__init__(refusal(call, option, str(value), problem, remedy))
+        super().__init__(call, option, str(value), problem, remedy)
 
 
-class UnknownOp(LocalTensorError):
+class UnknownOp(Refusal):
     """A name that no OpInfo and no overload bears."""
 
     def __init__(self, name: str, known: Collection[str]) -> None:
         near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
         remedy = f"Did you mean {' or '.join(near)}?" if near else "`localtensor validate --all` tries every op."
-        super().__init__(refusal(CALL, "OP", repr(name), "no op and no overload has this name", remedy))
+        super().__init__(CALL, "OP", repr(name), "no op and no overload has this name", remedy)
 
 
 @dataclass(frozen=True, slots=True)

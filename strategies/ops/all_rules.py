@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.ops.index import embedding, indexing, scatter, sorting
 from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops
@@ -31,13 +31,13 @@ FOREACH_RULES = on_lists(
 CALL = "strategies.ops.collected"
 
 
-class TwoRules(LocalTensorError):
+class TwoRules(Refusal):
     """Two entries for one overload: which of them holds would depend on the order of the imports."""
 
     def __init__(self, first: Entry, second: Entry) -> None:
         value = f"{first.op} of the families {first.family} ({first.where}) and {second.family} ({second.where})"
         problem = "an overload has one rule, and these are two"
-        super().__init__(refusal(CALL, "entries", value, problem, "Take it out of one of the two families."))
+        super().__init__(CALL, "entries", value, problem, "Take it out of one of the two families.")
 
 
 def collected(entries: Iterable[Entry]) -> Book:

@@ -1,5 +1,5 @@
 """Redistribution: steps, cost, search, execution, audit of DTensor's own."""
 
-from localtensor._util.doors import door
+from localtensor._util import lazy as _lazy
 
-__getattr__, __dir__, __all__ = door(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)

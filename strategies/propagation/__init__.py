@@ -1,5 +1,5 @@
 """The propagator: how a call runs on a mesh; key, cache, expansion."""
 
-from localtensor._util.doors import door
+from localtensor._util import lazy as _lazy
 
-__getattr__, __dir__, __all__ = door(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy.exports(__name__, __file__)

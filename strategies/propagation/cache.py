@@ -20,7 +20,7 @@ from localtensor.concurrency import AS_IT_IS as _AS_IT_IS
 from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Same, Stats, Sync, brief, clear_all
 from localtensor.concurrency import rare_key as _rare_key
 from localtensor.concurrency import value_key as _value_key
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Spec, is_plain, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
 from localtensor.threads import SETTINGS, ambient
@@ -32,12 +32,12 @@ SPECS_LIMIT = 4096
 """So many specs are known by identity; then all of them are forgotten, which costs time only."""
 
 
-class NoKey(LocalTensorError):
+class NoKey(Refusal):
     """A call has an argument that cannot be part of a key."""
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
         remedy = "Propagate this call without a cache, or pass a plain value"
-        super().__init__(refusal("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + "."))
+        super().__init__("key_of", argument, f"{type(value).__name__} {_brief(value)}", problem, remedy + ".")
 
 
 class Key(NamedTuple):

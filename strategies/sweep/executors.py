@@ -13,9 +13,9 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.processes import deaf
 from strategies.base.signals import gently
 from strategies.base.worker_pool import Answer, Lost, Work, serve
@@ -28,20 +28,6 @@ TRIES = 3
 """Times that a batch is given to an executor whose worker is lost each time."""
 PATIENCE = 120.0
 """Seconds that a batch may take beside the limits of its tasks: to be sent, and to start a child."""
-
-
-class Hands(Protocol):
-    """Who does the work: `workers.Crew`, or somebody's executor."""
-
-    def __enter__(self) -> Hands: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-    def run(
-        self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
-    ) -> Iterator[Answer]: ...
 
 
 class Borrowed:
@@ -72,7 +58,7 @@ class Borrowed:
     ) -> Iterator[Answer]:
         """The answer to every task, in order.  `work` is a function that can be imported by name, wherever it runs."""
         batches = [tasks[i : i + BATCH] for i in range(0, len(tasks), BATCH)]
-        sent = [patching.dumps((work, list(batch), limit, self._path)) for batch in batches]
+        sent = [pickling.dumps((work, list(batch), limit, self._path)) for batch in batches]
         futures = [self._give(body) for body in sent]
         for at, batch in enumerate(batches):
             answers = self._taken(futures, at, sent, len(batch), limit)
@@ -98,7 +84,7 @@ class Borrowed:
         why = ""
         for _ in range(TRIES):
             try:
-                return patching.loads(futures[at].result(limit * many + PATIENCE))  # type: ignore[no-any-return]
+                return pickling.loads(futures[at].result(limit * many + PATIENCE))  # type: ignore[no-any-return]
             except (Exception, CancelledError) as error:  # why: each engine has errors of its own for a lost worker
                 why = "no answer in time" if isinstance(error, Late) else f"{type(error).__name__}: {error}"
             self._leave(wait=False)

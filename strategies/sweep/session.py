@@ -15,7 +15,7 @@ from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import DiskFull, Journal, of_kind, open_journal
 from strategies.base.progress import Progress, Silent
-from strategies.base.worker_pool import LATE, Done, Failed, Lost
+from strategies.base.worker_pool import LATE, Done, Failed, Hands, Lost
 from strategies.inputs import gathering
 from strategies.inputs.gathering import Shelf, capture
 from strategies.inputs.selection import matching
@@ -23,12 +23,11 @@ from strategies.model.rule import Sample
 from strategies.model.settings import Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, class_of, digest, read_unit
 from strategies.programs.chained import on_meshes, with_followers
-from strategies.programs.run.rank_run import at_home
 from strategies.programs.run.real_run import Court
 from strategies.programs.shrink.search import Doubt, regrouped, shrunk
 from strategies.sweep import aggregate, confirmation, executors
-from strategies.sweep.executors import Hands
 from strategies.torch_api import user_modules
+from strategies.torch_api.user_modules import at_home
 from strategies.validation import finding
 from strategies.validation.finding import Docket, Hearing, Settled, Suspect
 from strategies.validation.overload import Note, alone

@@ -19,7 +19,7 @@
 | _ops.single_dim_strategy._SingleDimStrategyInfo, its fields     | by feature     | 2.14   |
 | device_mesh.DeviceMesh(_init_backend=False, _rank=r)            | 2.11 - 2.15    | 2.13   |
 
-`tests/strategies/test_torch_dtensor.py` names each part and says which one went when torch changes.
+`tests/strategies/torch_api/test_dtensor.py` names each part and says which one went when torch changes.
 """
 
 from __future__ import annotations

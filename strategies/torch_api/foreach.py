@@ -8,7 +8,7 @@
 | a single-dim strategy's `func(op, args_meta, kwargs_meta)` on one element       | 2.12, 2.13 | 2.13   |
 | TupleStrategy.children                                                          | by feature | 2.13   |
 
-`tests/strategies/test_torch_lists.py` names each part.
+`tests/strategies/torch_api/test_foreach.py` names each part.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ overlay that was entered before.
 | ._custom_op_handlers: a dict by overload, asked for at each call (C++), read | 2.11 - 2.15 | 2.13   |
 | as a plain dict: a subclass's own `get` is not called                        |             |        |
 
-`tests/strategies/test_overlay_table.py` names each part.
+`tests/strategies/torch_api/test_handler_table.py` names each part.
 """
 
 from __future__ import annotations

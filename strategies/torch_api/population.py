@@ -16,7 +16,7 @@ from strategies.torch_api import dtensor
 # | _dispatch_has_computed_kernel_for_dispatch_key(name, key): composite      |             |        |
 # | kernels count                                                             | 2.11 - 2.15 | 2.13   |
 #
-# `tests/strategies/test_cpu_kernels.py` names it.
+# `tests/strategies/torch_api/test_population_cpu_kernels.py` names it.
 
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 

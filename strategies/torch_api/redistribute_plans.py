@@ -17,7 +17,7 @@
 | tensor.placement_types.Partial._partition_value         | whether R turns into it        | 2.11 - 2.15 | 2.13   |
 | tensor.placement_types.Shard._to_partial_tensor         | whether a shard turns into P   | by feature  | none   |
 
-`tests/plans/test_dtensor_transforms.py` names each part.
+`tests/strategies/torch_api/test_redistribute_plans.py` names each part.
 """
 
 from __future__ import annotations

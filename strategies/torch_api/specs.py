@@ -26,18 +26,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry, TensorMeta
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, StridedShard, factors_of, lies_alike, order_of
 
 READINGS = ("cuts", "order")
 """Strided shards as cuts from left to right, or as the order that their split factors encode."""
 
 
-class NoSuchSpec(LocalTensorError):
+class NoSuchSpec(Refusal):
     """A spec that the other side cannot have, or that means two things there."""
-
-    def __init__(self, call: str, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal(call, argument, values, problem, remedy))
 
 
 def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTensorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import LocalTensorError, Refusal
 from strategies.torch_api import dtensor
 
 Key = tuple[str, torch._ops.OpOverload]
@@ -25,11 +26,8 @@ LONGEST = 300
 SINGLE_DIM = "single-dim strategy"
 
 
-class BadRules(LocalTensorError):
+class BadRules(Refusal, call="localtensor validate", argument="--rules"):
     """A rules module that cannot be imported or that registers nothing."""
-
-    def __init__(self, module: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("localtensor validate", "--rules", module, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +132,11 @@ def _place(error: BaseException) -> str:
 
 
 _LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirname(importlib.__file__))
+
+
+@functools.cache
+def at_home(module: str, folder: str) -> None:
+    """The user's rules module is imported in this process, too."""
+    if module:
+        sys.path.insert(0, folder)
+        importlib.import_module(module)

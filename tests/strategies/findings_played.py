@@ -25,11 +25,12 @@ from strategies.model import codec
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.program import Program
 from strategies.model.rule import Sample
-from strategies.programs.run import simulated_run
 from strategies.programs.run.program_oracle import call_of_program, truth_about
 from strategies.programs.run.rank_run import Part
+from strategies.programs.run.simulated_run import right, work_of
 from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api.mesh_and_caches import averages
+from strategies.torch_api.rank_runs import Work, on_threads, simulated
 
 FILE = Path(__file__).parent / "findings_torch_2_13.json"
 
@@ -96,17 +97,17 @@ def play(found: Sequence[Found], *, lockstep: bool = False) -> dict[str, Confirm
         before = logging.root.manager.disable
         logging.disable()
         try:
-            groups: dict[Any, list[simulated_run._Job]] = {}
-            for number, one in enumerate(found):
+            groups: dict[Any, dict[str, Work[Confirmation]]] = {}
+            for one in found:
                 try:
-                    job = simulated_run._Job(number, one.program, one.truth(), one.fresh_parts())
+                    work = work_of(one.program, one.truth(), one.fresh_parts())
                 except (*REFUSALS, LocalTensorError) as error:
                     heard[one.rule] = Confirmation("", f"no such program: {in_a_line(error)}")
                     continue
-                groups.setdefault((one.program.mesh, one.program.flattened), []).append(job)
-            for jobs in groups.values():
-                verdicts = simulated_run._played(jobs) if lockstep else simulated_run.on_threads(jobs)
-                heard.update({found[number].rule: verdict for number, verdict in verdicts.items()})
+                groups.setdefault(work.mesh, {})[one.rule] = work
+            for named in groups.values():
+                works = list(named.values())
+                heard.update(zip(named, simulated(works, right) if lockstep else on_threads(works), strict=True))
         finally:
             logging.disable(before)
     return heard

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor.concurrency.sync import THREADS
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, local_shapes, split
-from localtensor.layout.spec import KINDS, Mesh, Spec, parse
+from localtensor.layout.spec import KINDS, Spec, parse
 from strategies.model.rule import LEAVES, Call, results
 from strategies.ops.semantics.rulebook import Ask, Book, Line, rules
 from strategies.planner.steps.alpha_beta import NETWORK

@@ -79,7 +79,7 @@ UNSAID_WRITES = dict.fromkeys(
 )
 
 # Overloads whose batching rule says something else than the op does, row by row.  Found by the sweep in
-# tests/localtensor/test_every_overload.py, tried on torch 2.13.0; the last also on 2.14.1.
+# tests/localtensor/lockstep/dispatch/test_every_overload.py, tried on torch 2.13.0; the last also on 2.14.1.
 RANK_BY_RANK: dict[str, str] = {
     "aten::index_fill.int_Tensor": "a scalar that differs is filled into a tensor of no dims that is shared",
     "aten::linalg_pinv.atol_rtol_tensor": "the rows of an empty matrix are lost",

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 from torch.utils import _pytree
 
+from localtensor._util.call_sites import named
 from localtensor.errors import NotInLockstep, WrongListLength
 from localtensor.lockstep.comms import c10d_dispatch, collectives
 from localtensor.lockstep.comms.collectives import value_of
@@ -28,7 +29,6 @@ from localtensor.lockstep.dispatch.dispatcher import plainly
 from localtensor.lockstep.patches.rank_queries import Door, route, route_call
 from localtensor.lockstep.values.local_tensor import wrap
 from localtensor.lockstep.values.rank_int import is_rank_int, rank_int
-from localtensor.threads.dist_patches import named
 
 # Python objects that travel between ranks in lockstep: one object for all ranks, whose parts may differ by rank.
 #

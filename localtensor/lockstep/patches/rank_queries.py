@@ -16,13 +16,13 @@ import torch.utils._device
 from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util import ambient
+from localtensor._util.call_sites import innermost, named
+from localtensor.collectives.argument_checks import must_fit
 from localtensor.errors import BadGroup, TorchChanged
 from localtensor.lockstep.comms.process_groups import LockstepGroup, RoutedWorld, group_of
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.rank_int import values_of
 from localtensor.lockstep.values.stacks import stacked
-from localtensor.threads.dist_patches import must_fit, named
-from localtensor.threads.rank_world import innermost
 
 _installed: list[bool] = []
 

@@ -18,10 +18,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import BadPlacement
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.reductions import agreed, parts
 from localtensor.layout.shards import COMMUTING, Layout, by_rank, has_meaning, in_sequence, split_axis, spread
 from localtensor.layout.spec import KINDS as REDUCTIONS
-from localtensor.layout.spec import Mesh, ShardOrder, Spec, StridedShard, cuts, parse, shape_text, short, shorts
+from localtensor.layout.spec import ShardOrder, Spec, StridedShard, cuts, parse, shape_text, short, shorts
 from localtensor.testing.hypothesis_strategies.values import DTYPES, BadDraw, Drawn, bound, real_dtype, unit
 
 FACTORS = (2, 3)

@@ -7,7 +7,7 @@
 | OpInfo.supported_dtypes, .supports_autograd                   | what it can be asked for   | 2.11 - 2.15 | 2.13   |
 | .input, .args, .kwargs of a sample                            | the arguments              | 2.11 - 2.15 | 2.13   |
 
-`tests/localtensor/test_testing_draws_ops.py` names each part.
+`tests/localtensor/testing/hypothesis_strategies/test_draws_ops.py` names each part.
 """
 
 from __future__ import annotations

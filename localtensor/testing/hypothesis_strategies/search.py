@@ -16,8 +16,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial
 
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import Layout, in_order
-from localtensor.layout.spec import Mesh, ShardOrder, Spec, StridedShard
+from localtensor.layout.spec import ShardOrder, Spec, StridedShard
 from localtensor.testing.hypothesis_strategies.layouts import (
     HALVES,
     Sharded,

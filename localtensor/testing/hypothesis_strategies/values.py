@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
+from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import KINDS as REDUCTIONS
-from localtensor.layout.spec import Mesh
 
 # What a caller of a strategy may pass: each argument is checked when the strategy is made, before anything is drawn.
 
@@ -28,11 +28,8 @@ KINDS = ("R", "S", "SS", "P", *(f"P({reduction})" for reduction in REDUCTIONS))
 """The kinds of placement that can be asked for: `P` stands for each of the five that follow it."""
 
 
-class BadDraw(LocalTensorError):
+class BadDraw(Refusal, call="draws.{call}", values="{argument}={value!r}"):
     """An argument with which nothing can be drawn."""
-
-    def __init__(self, call: str, argument: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal(f"draws.{call}", argument, f"{argument}={value!r}", problem, remedy))
 
 
 def check_count(call: str, argument: str, value: object, least: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from localtensor.errors.base import LocalTensorError, refusal
+from localtensor.errors.base import Refusal
 from localtensor.testing.programs.model import (
     FUNCTIONAL,
     IN_PLACE,
@@ -37,11 +37,8 @@ LOCAL = "local"
 """An op on each rank for itself."""
 
 
-class NoProgram(LocalTensorError):
+class NoProgram(Refusal, call="rank_programs", values="{argument}={value!r}"):
     """A request for programs that there are none of."""
-
-    def __init__(self, argument: str, value: object, problem: str, remedy: str) -> None:
-        super().__init__(refusal("rank_programs", argument, f"{argument}={value!r}", problem, remedy))
 
 
 def rank_programs(

@@ -2,7 +2,7 @@
 
 `FLAGS` are switches in torch's C++, each with a getter and a setter; `NAMES` are names in the namespace of a module
 or object.  What takes more than that is in threads/state/generators.py and threads/state/special_slots.py; what is not swapped, and why, in
-threads/state/special_slots.py.  A part that the installed torch does not have is left out; tests/localtensor/test_rank_state.py says
+threads/state/special_slots.py.  A part that the installed torch does not have is left out; tests/localtensor/threads/state/test_swap.py says
 which those are.
 """
 

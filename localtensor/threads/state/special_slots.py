@@ -185,7 +185,7 @@ SPECIALS = (*PATCHES, MainModule, Environment, Warnings, ContextParallelRules, S
 
 @dataclass(frozen=True)
 class Shared:
-    """`why` it is not swapped.  tests/localtensor/test_rank_state.py proves each entry of `PER_THREAD`."""
+    """`why` it is not swapped.  tests/localtensor/threads/state/test_swap.py proves each entry of `PER_THREAD`."""
 
     name: str
     why: str

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.base.atomic_files import unwritable, write_whole
 from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, USAGE, WRONG, gently, wrote
@@ -26,11 +26,8 @@ PLANNERS = {"greedy": ("greedy",), "graph": ("graph",), "both": MODES}
 MOST_RANKS = 64
 
 
-class BadPlans(LocalTensorError):
+class BadPlans(Refusal, call="localtensor validate --plans"):
     """Options of `localtensor validate --plans` that cannot be followed."""
-
-    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("localtensor validate --plans", argument, values, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import LocalTensorError, Refusal
 from strategies.base.atomic_files import unwritable, write_whole
 from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, say, wrote
@@ -26,11 +26,8 @@ THREADS, PER_SCRIPT, LEAST = 8, 60.0, 20.0
 """Free-running threads; seconds that a script may take, and with less than so many none is begun."""
 
 
-class BadRaces(LocalTensorError):
+class BadRaces(Refusal, call="localtensor races"):
     """Options of `localtensor races` that cannot be followed."""
-
-    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("localtensor races", argument, values, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

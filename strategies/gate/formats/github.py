@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from strategies.gate.formats.wording import BASELINE, accepted, happens, printable, stale, where
+from strategies.base.progress import printable
+from strategies.gate.formats.wording import BASELINE, accepted, happens, stale, where
 from strategies.gate.model import GateResult
 from strategies.sweep.report.text_and_json import call_text, silent
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from xml.etree import ElementTree as ET
 
-from strategies.gate.formats.wording import happens, printable, stale, where
+from strategies.base.progress import printable
+from strategies.gate.formats.wording import happens, stale, where
 from strategies.gate.model import GateResult
 
 GATE = "localtensor.gate"

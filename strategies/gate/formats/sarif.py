@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
+from strategies.base.progress import printable
 from strategies.gate.decision import IGNORED
-from strategies.gate.formats.wording import BASELINE, fingerprint, happens, printable, stale
+from strategies.gate.formats.wording import BASELINE, fingerprint, happens, stale
 from strategies.gate.model import Entry, GateResult, Judged, Key, SourceLine
 from strategies.sweep.report.text_and_json import silent
 

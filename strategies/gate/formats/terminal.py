@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from strategies.base.progress import counted
 from strategies.gate.formats.wording import accepted, where
 from strategies.gate.model import GateResult, Judged
 from strategies.model.verdict import Verdict
@@ -40,11 +41,6 @@ def show(result: GateResult, console: Console, *, done: Sequence[str] = ()) -> N
     ):
         _lines(console, (Text.assemble((title, style), f" {text}") for text in told))
     console.print(verdict(result), soft_wrap=True)
-
-
-def counted(number: int, what: str) -> str:
-    """`1 overload`, `2 overloads`."""
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def verdict(result: GateResult) -> Text:

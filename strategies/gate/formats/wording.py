@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 
 from strategies.gate.baseline import ANY
@@ -12,17 +11,6 @@ from strategies.sweep.report.text_and_json import call_text
 
 BASELINE = "localtensor-baseline.json"
 """Where a reader is sent for what stands in no other file."""
-
-_UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def printable(text: str) -> str:
-    """The text, with a mark for each character that XML cannot hold: control characters and lone surrogates.
-
-    >>> printable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
-    True
-    """
-    return _UNFIT.sub("\ufffd", text)
 
 
 def happens(judged: Judged) -> str:

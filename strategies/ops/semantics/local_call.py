@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import cuts, is_defined, reducible, short
 from strategies.model.rule import Call, Leaf, frozen, overload
 from strategies.ops.semantics.rulebook import Ask, Book, Cut, Entry, Line, Meta, OwnArguments, bound, exists
@@ -183,41 +183,32 @@ def written_leaves(call: Call) -> dict[int, int | None]:
 # What a propagator refuses: calls that it cannot answer, and rules that say what cannot be.
 
 
-class BadCall(LocalTensorError):
+class BadCall(Refusal, call="propagate {op}"):
     """Specs or arguments that are no call of the op on one mesh."""
 
-    def __init__(self, op: str, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal(f"propagate {op}", argument, values, problem, remedy))
 
-
-class NoRule(LocalTensorError):
+class NoRule(Refusal, call="propagate {op}", argument="op"):
     """Nothing says how this op may be sharded; the message lists what was tried."""
 
-    def __init__(self, op: str, specs: str, tried: str, remedy: str) -> None:
-        super().__init__(refusal(f"propagate {op}", "op", specs, f"there is no rule for it; tried: {tried}", remedy))
+    PROBLEM = "there is no rule for it; tried: {tried}"
 
 
-class BadRule(LocalTensorError):
+class BadRule(Refusal):
     """A rule that says nonsense; `where` is its file and line."""
 
     def __init__(self, op: str, where: str, values: str, problem: str, remedy: str) -> None:
         self.where = where
-        super().__init__(refusal(f"rule of {op} at {where}", "line", values, problem, remedy))
+        super().__init__(f"rule of {op} at {where}", "line", values, problem, remedy)
 
 
-class WouldMoveWritten(LocalTensorError):
+class WouldMoveWritten(Refusal, call="propagate {op}"):
     """The call writes to a tensor that would have to be redistributed first, so that its owner would not see it."""
 
-    def __init__(self, op: str, argument: str, values: str, remedy: str) -> None:
-        problem = "the op writes to it, so it stays where it lies, and no line of the rule leaves it there"
-        super().__init__(refusal(f"propagate {op}", argument, values, problem, remedy))
+    PROBLEM = "the op writes to it, so it stays where it lies, and no line of the rule leaves it there"
 
 
-class NoMetadata(LocalTensorError):
+class NoMetadata(Refusal, call="propagate {op}", argument="outputs"):
     """The shapes of the results cannot be known before the op runs."""
-
-    def __init__(self, op: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal(f"propagate {op}", "outputs", values, problem, remedy))
 
 
 _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.semantics.rulebook has it."

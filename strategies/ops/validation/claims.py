@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from localtensor.layout import UNSTABLE
+from strategies.base.worker_pool import Hands
 from strategies.inputs import opinfo_samples
 from strategies.inputs.diverse_subset import choose
 from strategies.inputs.opinfo_samples import gather
@@ -23,7 +24,6 @@ from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
 from strategies.ops.semantics.local_call import Piece, checked_own, made_instead, piece_at, unfit
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, ask_of
-from strategies.sweep.executors import Hands
 from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import Turns
 from strategies.validation.probe import try_claims

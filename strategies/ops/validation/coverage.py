@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import UNSTABLE, shorts
-from strategies.base.worker_pool import Done, Failed
+from strategies.base.worker_pool import Done, Failed, Hands
 from strategies.inputs.variants import adversarial as adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import REFUSALS, Truth, tell
@@ -28,14 +28,13 @@ from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.lib.overload_variants import ALONE
 from strategies.ops.semantics.rulebook import Entry, Placements, exists
 from strategies.ops.validation.claims import own_claims
-from strategies.sweep.executors import Hands
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims
 from strategies.validation.probe import try_claims
 
 # The overloads that programs use most, most used first: a list that is made by running programs, and kept as data.
 #
-# `tests/bench/most_used.py` makes it and says how; the file says with which torch.
+# `tests/tools/bench/most_used.py` makes it and says how; the file says with which torch.
 
 MOST = 300
 """How many there are."""

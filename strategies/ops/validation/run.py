@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import agreed, short
-from strategies.base.worker_pool import Done, Failed, Lost
+from strategies.base.worker_pool import Done, Failed, Hands, Lost
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.rulebook import Ask, Entry, Line
 from strategies.ops.validation.claims import judge
-from strategies.sweep.executors import Hands
 
 SECONDS = 60.0
 """Time limit of one call, its forms and values included."""

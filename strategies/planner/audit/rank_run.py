@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, _redistribute, distribute_tensor
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.errors import in_a_line
 from localtensor.layout import Mesh, Spec
 from strategies.base.signals import quiet
@@ -96,22 +96,18 @@ def _mesh(mesh: Mesh, flattened: tuple[tuple[str, ...], ...]) -> DeviceMesh:
 
 
 def play(sent: bytes) -> bytes:
-    """A rank of a real run plays its parts one after the other, and sends back what it was `Told` of each."""
-    parts: list[Part] = patching.loads(sent)
+    """A rank of a real run does its part, and sends back what it was `Told`."""
+    part: Part = pickling.loads(sent)
     with quiet(), averages(dist.get_backend()):
-        return patching.dumps([_one(part) for part in parts])
-
-
-def _one(part: Part) -> Told:
-    mesh = _mesh(part.src.mesh, part.flattened)
-    forget()
-    with planner(part.mode):
-        told = heard(part, mesh)
-    flags = torch.tensor([float(bool(told.error))])
-    dist.all_reduce(flags)  # nobody goes on to the next before all are through, or have raised
-    if flags.item() or part.whole is None:
-        return told
-    return replace(told, dealt=_dealt(part.whole, part.dst, mesh), given=_dealt(part.whole, part.src, mesh))
+        mesh = _mesh(part.src.mesh, part.flattened)
+        forget()
+        with planner(part.mode):
+            told = heard(part, mesh)
+        flags = torch.tensor([float(bool(told.error))])
+        dist.all_reduce(flags)  # nobody goes on before all are through, or have raised
+        if not flags.item() and part.whole is not None:
+            told = replace(told, dealt=_dealt(part.whole, part.dst, mesh), given=_dealt(part.whole, part.src, mesh))
+        return pickling.dumps(told)
 
 
 def _dealt(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:

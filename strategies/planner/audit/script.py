@@ -10,11 +10,11 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import Spec, split
+from strategies.model.code_text import literal
 from strategies.planner.audit.compare import slack
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.report import Cause
 from strategies.planner.audit.verdict import Job
-from strategies.programs.repro.script import literal
 from strategies.programs.run.follow_ups import placement_code
 from strategies.torch_api import mesh_and_caches
 

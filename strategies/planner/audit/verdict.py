@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,30 +9,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 import localtensor as lt
-from localtensor._util import Died, Raised, Returned, Waiting, patching
-from localtensor._util import Outcome as Event
-from localtensor.errors import LocalTensorError, in_a_line
+from localtensor.errors import LocalTensorError
 from localtensor.layout import assemble, split
-from localtensor.processes import Pool
 from strategies.base.signals import quiet
 from strategies.planner.audit.compare import compared
 from strategies.planner.audit.pairs import Pair, Refused, for_dtensor, paid
-from strategies.planner.audit.rank_run import Part, Told, heard, mesh_on, planner, play
+from strategies.planner.audit.rank_run import Part, Told, heard, mesh_on, planner, play, redistributed
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import TorchPrice
-from strategies.torch_api.mesh_and_caches import averages, forget, remembering
+from strategies.torch_api import rank_runs
+from strategies.torch_api.mesh_and_caches import averages
+from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
 
 # Pairs played in this process, many at a time: DTensor's own redistribution, in one control flow for all ranks.
 #
 # A pair that does not get through in lockstep, or comes to something wrong there, is played once more on rank threads,
 # where each rank has its own control flow and may raise alone, before anybody hears of it.
-
-SECONDS = 60.0
-"""Time limit of a run of one pair on rank threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,67 +86,31 @@ def judged(job: Job, told: Sequence[Told]) -> Outcome:
 
 
 def play_all(jobs: Sequence[Job], mode: str) -> list[Outcome]:
-    """What DTensor makes of each, in their order, played on simulated ranks."""
-    found: dict[int, Outcome] = {}
+    """What DTensor makes of each, in their order, on simulated ranks."""
     with quiet(), averages("simulated"), planner(mode):
-        for numbers_of in _grouped(jobs).values():
-            found.update(_in_lockstep(jobs, numbers_of, mode))
-        for number, job in enumerate(jobs):
-            if number not in found or found[number].kind != "right":
-                found[number] = on_threads(job, mode)
-    return [found[number] for number in range(len(jobs))]
+        works = [work_of(job, mode) for job in jobs]
+        return rank_runs.simulated(works, lambda outcome: outcome.kind == "right", alone=True)
 
 
-def _grouped(jobs: Sequence[Job]) -> dict[Any, list[int]]:
-    groups: dict[Any, list[int]] = {}
-    for number, job in enumerate(jobs):
-        groups.setdefault((job.pair.mesh, job.pair.flattened), []).append(number)
-    return groups
+def work_of(job: Job, mode: str) -> rank_runs.Work[Outcome]:
+    """What the ranks do for a pair, and the verdict; to be run within `planner(mode)`."""
+    pair = job.pair
 
+    def flow(mesh: DeviceMesh) -> list[Told]:
+        pieces = lt.LocalTensor([piece.clone() for piece in job.pieces])
+        held = redistributed(job.part(mode, pieces), mesh)
+        return [Told("", piece) for piece in rank_runs.by_rank(held, pair.mesh.ranks)]
 
-def _in_lockstep(jobs: Sequence[Job], which: Sequence[int], mode: str) -> dict[int, Outcome]:
-    """The verdicts on those that get through."""
-    found: dict[int, Outcome] = {}
-    pair = jobs[which[0]].pair
-    ranks = pair.mesh.ranks
-    with contextlib.suppress(LocalTensorError), remembering(), lt.LocalTensorMode(ranks):  # works may be left
-        mesh = mesh_on(pair.mesh, pair.flattened)
-        for number in which:
-            forget()
-            job = jobs[number]
-            told = heard(job.part(mode, lt.LocalTensor([piece.clone() for piece in job.pieces])), mesh)
-            if not told.error:
-                found[number] = judged(job, [Told("", piece) for piece in _by_rank(told.piece, ranks)])
-    forget()
-    return found
+    def on_rank(mesh: DeviceMesh, rank: int) -> Told:
+        return heard(job.part(mode, job.pieces[rank].clone()), mesh)
 
+    def verdict(given: dict[int, Told], fault: str) -> Outcome:
+        raised = [rank for rank, one in given.items() if one.error]
+        if fault and raised:
+            fault = f"rank {raised[0]} raises {given[raised[0]].error}; its peers wait for it"
+        return Outcome("stops", fault, tuple(raised)) if fault else judged(job, list(given.values()))
 
-def _by_rank(x: Any, ranks: int) -> list[Any]:
-    if not isinstance(x, lt.LocalTensor):
-        return [x] * ranks
-    table = {rank: value for holders, value in x.values() for rank in holders}
-    return [table[rank] for rank in range(ranks)]
-
-
-def on_threads(job: Job, mode: str) -> Outcome:
-    """The verdict with a control flow for each rank; to be called within `planner(mode)`."""
-    told: list[Told | None] = [None] * job.pair.mesh.ranks
-
-    def body() -> None:
-        mesh = mesh_on(job.pair.mesh, job.pair.flattened)
-        rank = mesh.get_rank()
-        forget()
-        told[rank] = heard(job.part(mode, job.pieces[rank].clone()), mesh)
-
-    try:
-        lt.run(body, ranks=job.pair.mesh.ranks, timeout=SECONDS, leftovers="ignore")
-    except LocalTensorError as error:
-        raised = {rank: one for rank, one in enumerate(told) if one is not None and one.error}
-        if raised:
-            rank, one = next(iter(raised.items()))
-            return Outcome("stops", f"rank {rank} raises {one.error}; its peers wait for it", tuple(raised))
-        return Outcome("stops", in_a_line(error))
-    return judged(job, [one for one in told if one is not None])
+    return rank_runs.Work(pair.mesh.ranks, (mesh_on, pair.mesh, pair.flattened), flow, on_rank, verdict)
 
 
 BATCH = 64
@@ -272,60 +232,18 @@ def _collectives(plan: Plan) -> int:
 # The referee besides our definition is `distribute_tensor` of the whole tensor: where that deals other pieces than
 # `split` does, by the source or by the destination, nobody is called wrong, or right.
 
-SECONDS_ON_GLOO = 20.0
-"""Time limit of a pair, or of a batch of pairs that do not stop."""
-FIRST = 120.0
-BATCH_ON_GLOO = 24
 
-
-class Bench:
-    """A pool of real processes, of as many ranks as were asked for last."""
-
-    def __init__(self, backend: str = "gloo", seconds: float = SECONDS_ON_GLOO) -> None:
-        self.backend, self.seconds = backend, seconds
-        self._pool: Pool | None = None
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+class Bench(RankProcesses):
+    """Real processes on which pairs are confirmed."""
 
     def confirm(self, jobs: Sequence[Job], mode: str) -> list[Outcome]:
         """What becomes of each on real processes, in their order.  Never hangs: the pool ends what does."""
-        found: dict[int, Outcome] = {}
-        groups: dict[int, list[int]] = {}
-        for number, job in enumerate(jobs):
-            groups.setdefault(job.pair.mesh.ranks, []).append(number)
-        for ranks, numbers in sorted(groups.items()):
-            for start in range(0, len(numbers), BATCH_ON_GLOO):
-                batch = numbers[start : start + BATCH_ON_GLOO]
-                found.update(zip(batch, self._batch([jobs[n] for n in batch], mode, ranks), strict=True))
-        return [found[number] for number in range(len(jobs))]
+        return [self._one(job, mode) for job in jobs]
 
-    def _batch(self, jobs: Sequence[Job], mode: str, ranks: int) -> list[Outcome]:
-        events = self._call(jobs, mode, ranks)
-        if not all(isinstance(event, Returned) for event in events):
-            if len(jobs) == 1:
-                return [_lost(events)]
-            return [self._batch([job], mode, ranks)[0] for job in jobs]
-        columns = [patching.loads(event.value) for event in events if isinstance(event, Returned)]  # type: ignore[arg-type]
-        return [_heard(job, told) for job, told in zip(jobs, zip(*columns, strict=True), strict=True)]
-
-    def _call(self, jobs: Sequence[Job], mode: str, ranks: int) -> list[Event]:
-        if self._pool is None or self._pool.ranks != ranks:
-            self.close()
-            self._pool = Pool(ranks, backend=self.backend, timeout=self.seconds)
-            self._pool.call(
-                play, [(patching.dumps([]),)] * ranks, timeout=FIRST
-            )  # imports are no part of a pair's time
-        sent = [[job.part(mode, job.pieces[rank], job.whole) for job in jobs] for rank in range(ranks)]
-        return self._pool.call(play, [(patching.dumps(parts),) for parts in sent])
+    def _one(self, job: Job, mode: str) -> Outcome:
+        outcomes = self.run(play, [job.part(mode, piece, job.whole) for piece in job.pieces])
+        fault = lost(outcomes)
+        return Outcome("stops", fault.text, fault.ranks) if fault else _heard(job, unpacked(outcomes))
 
 
 def _heard(job: Job, told: Sequence[Told]) -> Outcome:
@@ -338,17 +256,3 @@ def _heard(job: Job, told: Sequence[Told]) -> Outcome:
             text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
             return replace(outcome, kind="disputed", text=text)
     return outcome
-
-
-def _lost(events: Sequence[Event]) -> Outcome:
-    for event in events:
-        if isinstance(event, Died):
-            return Outcome(
-                "stops", f"the process of rank {event.rank} dies (exit code {event.exitcode})", (event.rank,)
-            )
-    for event in events:
-        if isinstance(event, Raised):
-            return Outcome("stops", f"rank {event.rank} raises {event.kind}: {event.message}", (event.rank,))
-    waiting = [event for event in events if isinstance(event, Waiting)]
-    where = "; ".join(f"rank {event.rank} waits at {event.where}" for event in waiting)
-    return Outcome("stops", f"hangs: {where}", tuple(event.rank for event in waiting))

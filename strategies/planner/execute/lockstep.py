@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.collectives import reference
-from localtensor.errors import LocalTensorError, WrongPieces, refusal
+from localtensor.errors import Refusal, WrongPieces
 from localtensor.layout import CARRIED, Spec, StridedShard, cuts, local_shapes, short
 from localtensor.lockstep import (
     LocalTensor,
@@ -32,12 +32,11 @@ from strategies.planner.steps.legal_steps import size_of
 from strategies.planner.steps.plan import Plan, Step
 
 
-class OtherDtype(LocalTensorError):
+class OtherDtype(Refusal, call="redistribute", argument="held"):
     """What ranks hold is of another dtype than the tensor that a plan was made for."""
 
-    def __init__(self, found: torch.dtype, plan: Plan) -> None:
-        remedy = "Plan for the dtype that the ranks hold: what is legal, and how it is reduced, hangs on it."
-        super().__init__(refusal("redistribute", "held", str(found), f"the plan is for {plan.src}", remedy))
+    PROBLEM = "the plan is for {src}"
+    REMEDY = "Plan for the dtype that the ranks hold: what is legal, and how it is reduced, hangs on it."
 
 
 @overload
@@ -122,7 +121,7 @@ def _check(held: Sequence[Tensor], plan: Plan) -> None:
         raise WrongPieces("redistribute", got, want)
     others = [x.dtype for x in held if x.dtype != plan.src.dtype]
     if others:
-        raise OtherDtype(others[0], plan)
+        raise OtherDtype(others[0], plan.src)
 
 
 # -- folded

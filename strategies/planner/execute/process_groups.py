@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Mesh
 from strategies.planner.execute.rows import block
 from strategies.planner.execute.rows import groups as lines
@@ -30,11 +30,8 @@ _gather = getattr(_ours, "all_gather_single", None) or _ours.all_gather_into_ten
 _scatter = getattr(_ours, "reduce_scatter_single", None) or _ours.reduce_scatter_tensor
 
 
-class NotPlanned(LocalTensorError):
+class NotPlanned(Refusal, call="redistribute_local"):
     """A rank's tensor or groups are not those that a plan was made for."""
-
-    def __init__(self, argument: str, value: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("redistribute_local", argument, value, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

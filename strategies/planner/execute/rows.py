@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Runs, Spec, chunk, cuts
 
 Cuts = tuple[tuple[int, int, int], ...]
 """Cuts of one dim, one after the other: its split factor, the ranks of the axis, and which of them this one is."""
 
 
-class NotInnermost(LocalTensorError):
+class NotInnermost(Refusal):
     """A step of a plan undoes or makes a cut within which another axis cuts."""
 
     def __init__(self, spec: Spec, axes: tuple[int, ...], dim: int) -> None:
@@ -34,7 +34,7 @@ class NotInnermost(LocalTensorError):
         inner = spec.mesh.names[next(axis for axis in reversed(spec.cut_by(dim)) if axis not in axes)]
         problem = f"{inner} cuts what {names} has left of dim {dim}, so their pieces are no pieces of one block"
         super().__init__(
-            refusal("redistribute", "plan", str(spec), problem, "Make plans with strategies.planner.search.api.plan.")
+            "redistribute", "plan", str(spec), problem, "Make plans with strategies.planner.search.api.plan."
         )
 
 

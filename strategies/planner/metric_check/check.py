@@ -32,7 +32,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, short
 from strategies.planner.metric_check.report import Checked, Detour, Odd, sides
 from strategies.planner.search.api import plan
@@ -145,11 +145,8 @@ KEPT = 100
 """Broken triples that are told, the worst first; those where an infinite cost is to blame say least and come last."""
 
 
-class BadCost(LocalTensorError):
+class BadCost(Refusal, call="localtensor cost check"):
     """A cost function that cannot be asked."""
-
-    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("localtensor cost check", argument, values, problem, remedy))
 
 
 def check(

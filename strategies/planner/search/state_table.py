@@ -15,7 +15,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Spec, StridedShard, strided_bounds
 from strategies.planner.steps.alpha_beta import REPLICATE, commute
 from strategies.planner.steps.legal_steps import LEGAL, reduces, unmade
@@ -34,12 +34,12 @@ Facts = tuple[str, int, int, str]
 """All that tells one placement from another: its letter, the dim that it cuts, its split factor, its reduction."""
 
 
-class BadPrice(LocalTensorError):
+class BadPrice(Refusal):
     """A price that is no whole number, or less than nothing."""
 
     def __init__(self, name: str, move: Move, got: object) -> None:
         problem = f"it asks {got!r} for {move}, and a price is a whole number of 0 or more"
-        super().__init__(refusal("plan", "price", name, problem, "Round it up, to picoseconds or bytes."))
+        super().__init__("plan", "price", name, problem, "Round it up, to picoseconds or bytes.")
 
 
 REPLICATED: Facts = "R", -1, 0, ""

@@ -26,19 +26,17 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import cuts, short
 
 REPLICATE = Replicate()
 
 
-class BadNetwork(LocalTensorError):
+class BadNetwork(Refusal, call="Network", values="{value!r}"):
     """A link that no message could take."""
 
-    def __init__(self, argument: str, value: object) -> None:
-        problem = "this is no number of seconds from 0 to 1000"
-        remedy = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
-        super().__init__(refusal("Network", argument, repr(value), problem, remedy))
+    PROBLEM = "this is no number of seconds from 0 to 1000"
+    REMEDY = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
 
 
 TRIPS = MappingProxyType({"local": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2})

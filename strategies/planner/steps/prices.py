@@ -172,7 +172,7 @@ def memory(move: Move, before: int, after: int) -> int:
 # The facts are those of `torch.distributed.tensor._collective_utils` (read on 2.13): rings, 87.7 GiB/s and 0.6 us a hop
 # along axes whose groups stay within a host, 0.22 of that and 2.7 us along others, 6.6 us to begin with.  Of sizes it
 # knows one alone, `Move.even`.  This is a copy of what it computes, digit for digit, and needs neither mesh nor group;
-# `tests/plans/test_price_torch.py` holds it against torch itself, and names the parts.
+# `tests/strategies/planner/steps/test_prices_torch_price.py` holds it against torch itself, and names the parts.
 #
 # | step                        | microseconds by torch; b is the bytes of a rank's piece before, p the ranks               |
 # |-----------------------------|---------------------------------------------------------------------------------------------|

@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Mesh
 from strategies.base.atomic_files import read_bytes
 from strategies.planner.steps.alpha_beta import NETWORK, Network
@@ -43,11 +43,8 @@ REQUIRED, OPTIONAL, LINK = (
 )
 
 
-class BadTopology(LocalTensorError):
+class BadTopology(Refusal, call="topology"):
     """A description of a cluster that cannot be used."""
-
-    def __init__(self, where: str, value: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("topology", where, value, problem, remedy))
 
 
 @dataclass(frozen=True, slots=True)

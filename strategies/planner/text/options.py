@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import Spec
 from strategies.planner.metric_check.check import Tried, trials
 from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
@@ -29,11 +29,11 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _LINK = re.compile(r" *([0-9.eE+-]+) *, *([0-9.eE+-]+) *")
 
 
-class BadPlanOption(LocalTensorError):
+class BadPlanOption(Refusal):
     """An option of `localtensor plan` that cannot be followed."""
 
     def __init__(self, option: str, value: str, problem: str, remedy: str, call: str = "plan") -> None:
-        super().__init__(refusal(call, option, value, problem, remedy))
+        super().__init__(call, option, value, problem, remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from torch.distributed.tensor import Partial
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import KINDS, Mesh, Spec, agreed, cuts, parse, shape_text, short
 from strategies.planner.steps.alpha_beta import commute
 from strategies.planner.steps.plan import placed
@@ -50,11 +50,8 @@ _TURN = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
 _COUNT = re.compile(r"[0-9]+")
 
 
-class BadPlanText(LocalTensorError):
+class BadPlanText(Refusal, call="plan"):
     """A text that is no redistribution.  Says which piece is at fault and, if one was found, a right text near it."""
-
-    def __init__(self, argument: str, value: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("plan", argument, value, problem, remedy))
 
 
 def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:

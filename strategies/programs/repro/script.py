@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
-from localtensor.layout import StridedShard, is_defined, is_plain, scale_of, short
+from localtensor.layout import StridedShard, is_defined, is_plain, short
 from strategies.model.call_signature import arguments_text, before
+from strategies.model.code_text import literal, slack_text
 from strategies.model.oracle import Truth
 from strategies.model.program import Program, held_text
 from strategies.model.rule import overload, written
@@ -124,25 +123,9 @@ def _input(case: Case, i: int) -> str:
     return "\n".join(lines)
 
 
-def literal(x: Tensor) -> str:
-    """Python text that makes the same tensor, to the last bit; strides of a dense layout included."""
-    if x.is_complex():  # Python's own way to write a complex number loses the sign of a zero, and nan
-        return f"torch.complex({literal(x.detach().real.clone())}, {literal(x.detach().imag.clone())})"
-    made = f"torch.tensor({x.detach().cpu().tolist()!r}, dtype={x.dtype})"
-    if x.numel() == 0:
-        made = f"torch.empty({tuple(x.shape)}, dtype={x.dtype})"
-    if not x.is_contiguous():
-        made = f"torch.empty_strided({tuple(x.shape)}, {tuple(x.stride())}, dtype={x.dtype}).copy_({made})"
-    return made
-
-
 def slacks(truth: Truth) -> str:
     """How far each output may be off, as a list in Python: the largest finite slack, and a little of its scale."""
-    shown = []
-    for want, slack in zip(truth.outputs, truth.slack, strict=True):
-        finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
-        real = isinstance(want, Tensor) and (want.dtype.is_floating_point or want.dtype.is_complex)
-        shown.append(f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}")
+    shown = (slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True))
     return f"[{', '.join(shown)}]"
 
 

@@ -6,9 +6,7 @@ This file is imported by the workers of `localtensor.processes.pool`; it must no
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,12 +20,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.errors import NoSuchDim, in_a_line
 from localtensor.layout import is_plain, shapes_on, short, shorts
 from strategies.model.rule import Call, results, written
 from strategies.programs.run.follow_ups import Followed
 from strategies.torch_api.mesh_and_caches import averages, forget, mesh_of
+from strategies.torch_api.user_modules import at_home
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def _mesh(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
 
 def play(sent: bytes) -> bytes:
     """Runs one part and sends back what was `Heard`.  All ranks leave together, whoever raised."""
-    part: Part = patching.loads(sent)
+    part: Part = pickling.loads(sent)
     at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,15 +87,7 @@ def play(sent: bytes) -> bytes:
         mesh = _mesh(part.device, part.mesh, part.flattened)
         forget()
         with averages(dist.get_backend()):
-            return patching.dumps(played(part, mesh))
-
-
-@functools.cache
-def at_home(module: str, folder: str) -> None:
-    """The user's rules module is imported in this process, too."""
-    if module:
-        sys.path.insert(0, folder)
-        importlib.import_module(module)
+            return pickling.dumps(played(part, mesh))
 
 
 def played(part: Part, mesh: DeviceMesh) -> Heard:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from localtensor._util import patching
+from localtensor._util import pickling
 from localtensor.layout import is_plain
 from strategies.model.oracle import REFUSALS
 from strategies.model.program import Program
 from strategies.model.rule import Rule
 from strategies.model.verdict import Instance
-from strategies.programs.run.rank_run import at_home
 from strategies.programs.run.simulated_run import play_all
 from strategies.programs.shrink.sizes import STAGES, Stage
 from strategies.programs.shrink.still_fails import Inputs, Witness, program_of, still
+from strategies.torch_api.user_modules import at_home
 from strategies.validation.finding import Settled, Suspect, case_of
 
 BUDGET = 200
@@ -86,7 +86,7 @@ class _Search:
         return self.tried < self.budget
 
     def ask(self, program: Program) -> bool:
-        key = patching.dumps(program)
+        key = pickling.dumps(program)
         if key in self._asked or not self.left:
             return False
         self._asked.add(key)

@@ -37,7 +37,7 @@ import torch
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from localtensor._util import ambient
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.propagation.explicit import handlers
 from strategies.propagation.explicit.handlers import watched
 from strategies.propagation.explicit.redistribution_text import (
@@ -96,13 +96,13 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
     )
 
 
-class NotDecorated(LocalTensorError):
+class NotDecorated(Refusal):
     """A decorator that would guard nothing: the body runs when the call is over."""
 
     def __init__(self, mode: Explicit, fn: Any, what: str) -> None:
         call, name = repr(mode), getattr(fn, "__qualname__", repr(fn))
         problem = f"it is a {what}, whose body does not run while it is called"
-        super().__init__(refusal(call.partition("(")[0], "fn", name, problem, f"Write `with {call}:` in its body."))
+        super().__init__(call.partition("(")[0], "fn", name, problem, f"Write `with {call}:` in its body.")
 
 
 class Explicit(contextlib.ContextDecorator):

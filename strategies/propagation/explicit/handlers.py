@@ -10,7 +10,7 @@ where DTensor redistributes the arguments of an op.
 | distributed_c10d._resolve_process_group: the group of a name           | 2.13        | 2.13   |
 | aten.equal's tail in DTensor's dispatcher: an all-reduce in the world  | 2.13        | 2.13   |
 
-`tests/plans/test_explicit_handlers.py` names each part.
+`tests/strategies/propagation/explicit/test_handlers.py` names each part.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 # | _api.redistribute_local_tensor: `from_local`'s backward calls it, and nobody else         | 2.13        | 2.13   |
 # | torch.utils._pytree: how DTensor flattens lists of tensors                                | 2.11 - 2.15 | 2.13   |
 #
-# `tests/plans/test_explicit_seams.py` names each part.
+# `tests/strategies/propagation/explicit/test_handlers_hooks.py` names each part.
 
 ARGS, LOCAL = "redistribute_local_args", "redistribute_local_tensor"
 _THEIRS: Any = getattr(type(DTensor._op_dispatcher), ARGS)

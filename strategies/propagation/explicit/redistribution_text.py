@@ -11,7 +11,7 @@ ranks of a mesh come to the same.
 | _dtensor_spec.DTensorSpec, .shard_order                   | 2.11 - 2.15 | 2.13   |
 | torch._C._current_autograd_node: which backward runs      | 2.13        | 2.13   |
 
-`tests/plans/test_explicit_asked.py` names each part.
+`tests/strategies/propagation/explicit/test_redistribution_text.py` names each part.
 """
 
 from __future__ import annotations

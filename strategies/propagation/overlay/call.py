@@ -18,7 +18,7 @@ it lies; and a whole value becomes a partial one exactly, in its own dtype.
 | torch.utils._python_dispatch.return_and_correct_aliasing                      | 2.11 - 2.15 | 2.13   |
 | torch.utils._mode_utils.no_dispatch                                           | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/test_overlay_call.py` names each part.
+`tests/strategies/propagation/overlay/test_call.py` names each part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from localtensor._util import ambient
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import cuts
 from strategies.model.rule import Call, Leaf, call_of, overload
 from strategies.ops.semantics.local_call import own_of, with_arguments
@@ -53,12 +53,11 @@ _DISPATCHER: Any = DTensor._op_dispatcher
 _Placements = Sequence[Placement]
 
 
-class TwoMeshes(LocalTensorError, RuntimeError):
+class TwoMeshes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
     """A call of tensors that lie on different meshes; a `RuntimeError`, as DTensor's own refusals are."""
 
-    def __init__(self, op: str, values: str) -> None:
-        problem, remedy = "they are on two meshes", "Redistribute to one of them first."
-        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+    PROBLEM = "they are on two meshes"
+    REMEDY = "Redistribute to one of them first."
 
 
 class Runner:

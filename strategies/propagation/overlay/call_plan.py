@@ -8,7 +8,7 @@ the same, each for itself.  It is kept by all of that, each argument with its ty
 | _dtensor_spec.DTensorSpec, TensorMeta                   | 2.11 - 2.15 | 2.13   |
 | DTensorSpec.shard_order, .is_default_device_order       | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/test_torch_dtensor.py` names them, for `torch_dtensor` asks for both, too.
+`tests/strategies/torch_api/test_dtensor.py` names them, for `torch_dtensor` asks for both, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.concurrency import THREADS, Once, Same
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import is_plain, short, shorts
 from strategies.model.rule import Call, frozen, out_leaves, overload, results
 from strategies.ops.semantics.local_call import (
@@ -48,21 +48,18 @@ from strategies.torch_api.specs import contiguous_strides
 _STATELESS = (Replicate, Shard, Partial)
 
 
-class NoSizes(LocalTensorError, RuntimeError):
+class NoSizes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
     """A tensor whose sizes are symbols, as where a program is traced; a `RuntimeError`, as DTensor's refusals are."""
 
-    def __init__(self, op: str, values: str) -> None:
-        problem, remedy = "its sizes are no integers", "Trace with static shapes, or outside of the overlay."
-        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+    PROBLEM = "its sizes are no integers"
+    REMEDY = "Trace with static shapes, or outside of the overlay."
 
 
-class TurnedAxes(LocalTensorError, RuntimeError):
+class TurnedAxes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
     """A tensor whose axes do not cut a dim from left to right; a `RuntimeError`, as DTensor's own refusals are."""
 
-    def __init__(self, op: str, values: str) -> None:
-        problem = "its axes do not cut from left to right, in which order rules are taken for them"
-        remedy = "Redistribute it to replicas first: to the same placements DTensor moves nothing, and the order stays."
-        super().__init__(refusal(f"{op} under overlay_dtensor", "tensors", values, problem, remedy))
+    PROBLEM = "its axes do not cut from left to right, in which order rules are taken for them"
+    REMEDY = "Redistribute it to replicas first: to the same placements DTensor moves nothing, and the order stays."
 
 
 @dataclass(frozen=True, slots=True)

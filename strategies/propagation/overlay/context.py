@@ -32,7 +32,7 @@ from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import ambient
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from strategies.model.rule import Call, Leaf, overload
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import fault_of, unfit
@@ -42,11 +42,8 @@ from strategies.propagation.overlay.call_plan import CallPlanner, Lines, global_
 from strategies.torch_api import dtensor, handler_table
 
 
-class BadOverlay(LocalTensorError):
+class BadOverlay(Refusal, call="overlay_dtensor"):
     """Rules that cannot be put over DTensor's, or names of none."""
-
-    def __init__(self, argument: str, values: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal("overlay_dtensor", argument, values, problem, remedy))
 
 
 def overlay_dtensor(
@@ -168,7 +165,7 @@ def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
 # | _op_schema.OpSchema, OpSpec, OpStrategy, TupleStrategy, RuntimeSchemaInfo       | 2.11 - 2.15 | 2.13   |
 # | _ops.utils.generate_redistribute_costs                                          | 2.11 - 2.15 | 2.13   |
 #
-# `tests/strategies/test_overlay_strategy.py` names each part.
+# `tests/strategies/propagation/overlay/test_context_strategies.py` names each part.
 
 Strategy = Callable[[OpSchema], OpStrategy]
 _PREEMPTING = (

@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from strategies.base.journal import Line
-from strategies.gate.formats.wording import printable
+from strategies.base.progress import printable
 from strategies.model.verdict import Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_pictures import GIVES, TAKES, Part, columns_of, families, parts

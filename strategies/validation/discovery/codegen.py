@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import shorts
 from strategies.model.call_signature import source
 from strategies.model.rule import overload
@@ -29,11 +29,8 @@ from strategies.validation.discovery.discover import CALL, Discovery
 from strategies.validation.discovery.rule_inference import Line, lines
 
 
-class NotEmitted(LocalTensorError):
+class NotEmitted(Refusal, call=CALL, argument="--emit"):
     """An op whose rules cannot be taught to DTensor by a module."""
-
-    def __init__(self, op: str, problem: str, remedy: str) -> None:
-        super().__init__(refusal(CALL, "--emit", op, problem, remedy))
 
 
 def emit(discovery: Discovery) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from localtensor.errors import LocalTensorError, refusal
+from localtensor.errors import Refusal
 from localtensor.layout import UNSTABLE
 from strategies.inputs import opinfo_samples, schema_samples
 from strategies.inputs.diverse_subset import choose
@@ -27,12 +27,12 @@ MOST = 24
 """Samples of an overload that are searched."""
 
 
-class NoSuchOp(LocalTensorError):
+class NoSuchOp(Refusal):
     """A name that no overload of torch bears."""
 
     def __init__(self, name: str, near: Sequence[str]) -> None:
         remedy = f"Did you mean {' or '.join(near)}?" if near else "Name an overload, such as aten.add.Tensor."
-        super().__init__(refusal(CALL, "OP", repr(name), "no op and no overload has this name", remedy))
+        super().__init__(CALL, "OP", repr(name), "no op and no overload has this name", remedy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""assert_rule and assert_sharding."""

@@ -1,0 +1,1 @@
+"""assert_rule and assert_sharding: rules and placements under property-based test."""

@@ -1,0 +1,378 @@
+"""A sharding rule under property-based test, in two lines.
+
+    import localtensor.testing as testing
+
+    def test_the_rule_of_scale():
+        testing.assert_rule(torch.ops.mylib.scale.default, "S(0), R -> S(0)")
+
+A rule holds if each rank may run the op on its pieces, split as the rule says, and the results, put together as the
+rule says, are what the op gives for whole tensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import hypothesis
+import torch
+from hypothesis import HealthCheck, Phase, Verbosity, settings
+from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure, Unsatisfiable
+from torch.distributed.tensor import Partial
+
+from localtensor.testing.hypothesis_strategies.search import Draw, one_of
+from strategies.validation.assertions.calls import Call, given_calls, known_calls, one_of_calls, schema_calls, there
+from strategies.validation.assertions.case import Misfit, Ran, RuleCase, Skipped
+from strategies.validation.assertions.ops import FunctionOp, Op
+from strategies.validation.assertions.rule import NotARule, NothingTested, Rule, layouts
+from strategies.validation.assertions.script import caller, imports_of, wrong_rule
+from strategies.validation.assertions.shardings import Claim, ShardingCase, judge, wrong_sharding
+
+# Hypothesis looks for the smallest case that is wrong, and counts what was judged and what was not.
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+HOPELESS = 200
+"""If so many cases say nothing before one is judged, none will."""
+
+
+class _Found(Exception):
+    """Ends an example that is wrong."""
+
+
+class _Hopeless(Exception):
+    """Ends a search that judges nothing."""
+
+
+@dataclass
+class Search(Generic[C, R]):
+    """What a search has come to: the smallest wrong case and what it gave, how many were judged, why others were not."""
+
+    wrong: tuple[C, R] | None = None
+    judged: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    misfits: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def excuse(self) -> str:
+        """Why nothing was judged, in the words of most."""
+        for found in (self.misfits, self.skipped):
+            if found:
+                return found.most_common(1)[0][0]
+        return "no call could be drawn"
+
+
+def search(
+    cases: st.SearchStrategy[C], judge: Callable[[C], tuple[R, bool]], *, max_examples: int, seed: int
+) -> Search[C, R]:
+    """The same for a seed in every run.  `judge` gives what came out and whether that is right, or raises `Skipped`."""
+    found: Search[C, R] = Search()
+
+    @hypothesis.seed(seed)
+    @settings(
+        database=None, phases=(Phase.generate, Phase.shrink), max_examples=max_examples, deadline=None,
+        derandomize=False, suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+    )  # fmt: skip
+    @hypothesis.given(cases)
+    def example(case: C) -> None:
+        try:
+            ran, right = judge(case)
+        except (Skipped, Misfit) as why:
+            kind = found.misfits if isinstance(why, Misfit) else found.skipped
+            kind[str(why)] += 1
+            if not found.judged and found.skipped.total() + found.misfits.total() >= HOPELESS:
+                raise _Hopeless from None
+            hypothesis.reject()
+        found.judged += 1
+        if not right:
+            found.wrong = case, ran
+            raise _Found
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=hypothesis.errors.HypothesisWarning)
+        try:
+            example()
+        except (_Found, _Hopeless, Unsatisfiable):
+            pass  # what was found is kept; if nothing was judged, the counts say why
+        except FlakyFailure:
+            pass  # wrong once, and right when it was judged again: the case that was wrong is kept
+    return found
+
+
+RANKS, EXAMPLES, SPLITS = (2, 3, 4), 100, range(100)
+KNOWN = 40
+"""Of these calls at most so many are torch's own samples."""
+DTYPES = (torch.float64, torch.int64, torch.bool, torch.float32)
+"""Of the tensors: the first of these that the op takes, unless others are asked for."""
+
+
+def assert_rule(
+    op: Any,
+    rule: Any,
+    *,
+    calls: Any = None,
+    where: Callable[..., bool] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    ranks: Sequence[int] = RANKS,
+    uneven: bool = True,
+    splits: Sequence[int] = SPLITS,
+    max_examples: int = EXAMPLES,
+    seed: int = 0,
+) -> None:
+    """The rule holds on every call that is tried; else `WrongRule`, an `AssertionError`, shows the smallest one.
+
+    op            `torch.ops.mylib.scale.default`, "mylib::scale", or what `torch.library.custom_op` returned.
+    rule          "S(0), R -> S(0)": a placement for each tensor of the call (lists count one by one), then for each
+                  result, "-" for one that is no tensor; or (inputs, outputs).  Arguments that the op writes to
+                  without returning them are judged, too, under the placement with which they came.
+    calls         which calls: a list of (args, kwargs), or a Hypothesis strategy of them.  By default they are drawn
+                  from the op's schema, and of torch's own ops from torch's samples, too.
+    where         of these only those for which `where(*args, **kwargs)` is true.
+    dtypes        of drawn tensors; by default float64, or if the op takes none of those int64, bool, float32.
+    ranks         how many ranks there may be, the simplest first.
+    uneven        whether ranks may hold shards of different sizes, and empty ones.
+    splits        seeds of the ways in which partial values are decomposed: they cancel, and change their sign.
+    max_examples  calls to judge; the same `seed` judges the same ones.
+
+    Raises `NotARule` for what cannot be read or does not fit the op, `BadPlacement` for a placement that is none, and
+    `NothingTested` if no call could be judged: that is no pass.
+
+    >>> assert_rule("aten.neg.default", "S(0) -> S(0)", max_examples=20)
+    >>> assert_rule("aten.abs.default", "P(sum) -> P(sum)")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    strategies.validation.assertions.rule.WrongRule: assert_rule: rule: aten.abs.default: P(sum) -> P(sum): on 2 ranks...
+    """
+    found = _searched("assert_rule", op, rule, calls, where, dtypes, ranks, uneven, splits, max_examples, seed)
+    if found.wrong is not None:
+        case, ran = found.wrong
+        raise wrong_rule(case, ran, imports_of(Op.of(op), caller(1)), found.judged)
+
+
+def assert_sharding(
+    fn: Callable[..., Any],
+    in_placements: Any,
+    out_placements: Any,
+    *,
+    inputs: Any = None,
+    meshes: Sequence[tuple[int, ...]] | None = None,
+    dtypes: Sequence[torch.dtype] = DTYPES[:1],
+    empty: bool = False,
+    splits: Sequence[int] = SPLITS,
+    max_examples: int = 20,
+    seed: int = 0,
+) -> None:
+    """`fn`, run on DTensors with these placements, gives DTensors with those, and the values that it gives for plain
+    tensors; else `WrongRule` shows the smallest case.  Each example runs on rank threads, with torch's own DTensor.
+
+    fn              a function of tensors, that gives a tensor or several.
+    in_placements   for each tensor: "S(0)", or a tuple with a placement for each axis of the mesh.
+    out_placements  the same for each result.  Both may be one text, "S(0), R", for tensors on one axis.
+    inputs          which tensors: a list of tuples, or a Hypothesis strategy of them; by default they are drawn, of
+                    shapes that `fn` takes, uneven shards among them.
+    meshes          sizes of the axes, the simplest first; by default up to four ranks.
+    empty           whether a dim may be smaller than the axes that cut it: DTensor then prefers other placements.
+
+    The other arguments, and what is raised, are as in `assert_rule`.
+
+    >>> assert_sharding(torch.mm, ["S(0)", "R"], ["S(0)"], max_examples=3)
+    >>> assert_sharding(torch.mm, [("S(0)", "R"), ("R", "S(1)")], [("S(0)", "S(1)")], max_examples=3)
+    """
+    call = "assert_sharding"
+    claim = Claim(fn, layouts(in_placements, call, "in_placements"), layouts(out_placements, call, "out_placements"))
+    sizes = _meshes(claim, meshes)
+    _check(call, (2,), splits, max_examples)
+    if not callable(fn):
+        raise NotARule(call, "fn", repr(fn), "it is no function", "Pass a function of tensors.")
+    drawn, why = _tensors(claim, inputs, dtypes)
+    found: Search[ShardingCase, Any] = Search()
+    if drawn is not None:
+        found = search(_sharding_cases(claim, drawn, sizes, tuple(splits), empty), lambda case: judge(claim, case),
+                       max_examples=max_examples, seed=seed)  # fmt: skip
+        why = found.excuse
+    if found.misfits and not found.judged:
+        raise NotARule(call, "placements", str(claim), why, "Write placements for each tensor and each result.")
+    if not found.judged:
+        raise NothingTested(call, str(claim), why, "Give inputs= that the function takes.")
+    if found.wrong is not None:
+        case, (truth, held, wrong) = found.wrong
+        raise wrong_sharding(claim, case, truth, held, wrong, found.judged)
+
+
+def _tensors(claim: Claim, inputs: Any, dtypes: Sequence[torch.dtype]) -> tuple[st.SearchStrategy[Any] | None, str]:
+    if isinstance(inputs, st.SearchStrategy):
+        return inputs, ""
+    if inputs is not None:
+        listed = list(inputs)
+        return (st.sampled_from(range(len(listed))).map(lambda i: listed[i]) if listed else None), "inputs= is empty"
+    first = Rule(tuple(layout[0] for layout in claim.inputs), ())
+    found: list[st.SearchStrategy[Call]] = []
+    why = ""
+    for dtype in dtypes:
+        drawn, no = schema_calls(FunctionOp(claim.fn, len(claim.inputs)), first, dtype)
+        found, why = [*found, *([drawn] if drawn is not None else [])], why or no
+    return (st.one_of(found).map(lambda call: call[0]), "") if found else (None, why)
+
+
+def _sharding_cases(
+    claim: Claim,
+    tensors: st.SearchStrategy[Any],
+    meshes: tuple[tuple[int, ...], ...],
+    splits: tuple[int, ...],
+    empty: bool,
+) -> st.SearchStrategy[ShardingCase]:
+    partial = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
+
+    @st.composite
+    def cases(draw: Draw) -> ShardingCase:
+        mesh, given = draw(one_of(meshes)), draw(tensors)
+        return ShardingCase(tuple(given), mesh, draw(one_of(splits)) if partial else 0, empty)
+
+    return cases()
+
+
+def _meshes(claim: Claim, meshes: Any) -> tuple[tuple[int, ...], ...]:
+    axes = claim.axes
+    usual = {1: ((2,), (3,), (4,)), 2: ((2, 2), (1, 3), (3, 1))}.get(axes, ((2,) * axes,))
+    found = usual if meshes is None else tuple(map(tuple, meshes))
+    wanted = {len(layout) for layout in (*claim.inputs, *claim.outputs)} | {len(mesh) for mesh in found}
+    if not found or wanted != {axes} or any(size < 1 for mesh in found for size in mesh):
+        problem = f"the inputs are placed on {axes} axes"
+        raise NotARule("assert_sharding", "meshes", repr(found), problem, "Give sizes and out_placements for as many.")
+    return found
+
+
+def check_case(case: RuleCase) -> None:
+    """The rule holds in this one case; else `WrongRule`.  What says nothing about the rule is `NothingTested`."""
+    try:
+        ran = case.judged()
+    except Skipped as why:
+        raise NothingTested("check_case", repr(case), str(why), "Take another case.") from None
+    if ran.wrong is not None:
+        raise wrong_rule(case, ran, imports_of(Op.of(case.op), caller(1)))
+
+
+def rule_cases(
+    op: Any,
+    rule: Any,
+    *,
+    calls: Any = None,
+    where: Callable[..., bool] | None = None,
+    dtypes: Sequence[torch.dtype] | None = None,
+    ranks: Sequence[int] = RANKS,
+    uneven: bool = True,
+    splits: Sequence[int] = SPLITS,
+) -> st.SearchStrategy[RuleCase]:
+    """What `assert_rule` tries, as a strategy for a test of your own, above which an `@example` can stand.
+
+    >>> from hypothesis import given
+    >>> @given(case=rule_cases("aten.neg.default", "S(0) -> S(0)"))
+    ... def test_neg(case):
+    ...     check_case(case)
+    """
+    overload, read = Op.of(op, "rule_cases"), Rule.read(rule, "rule_cases")
+    _check("rule_cases", ranks, splits, 1)
+    sources = list(_sources(overload, read, calls, tuple(dtypes or DTYPES[:1])))
+    found = next((strategy for strategy, _ in sources if strategy is not None), None)
+    if found is None:
+        raise NothingTested("rule_cases", f"{overload.name}: {read}", sources[0][1], "Give calls= or dtypes=.")
+    wanted = found if where is None else found.filter(lambda call: _asked(where, call))
+    return _cases(overload, read, wanted, tuple(ranks), uneven, tuple(splits))
+
+
+def _searched(
+    call: str, op: Any, rule: Any, calls: Any, where: Any, dtypes: Any, ranks: Any, uneven: bool, splits: Any,
+    max_examples: int, seed: int,
+) -> Search[RuleCase, Ran]:  # fmt: skip
+    overload, read = Op.of(op, call), Rule.read(rule, call)
+    _check(call, ranks, splits, max_examples)
+    if overload.random:
+        why = "it draws random numbers, so that no two calls give the same"
+        raise NothingTested(call, overload.name, why, "Compare its distribution in a test of your own.")
+    judged, excuse = 0, ""
+    for some in ((),) if calls is not None else (tuple(dtypes),) if dtypes else [(dtype,) for dtype in DTYPES]:
+        for turn, (drawn, why) in enumerate(_sources(overload, read, calls, some)):
+            excuse = excuse or why
+            if drawn is None:
+                continue
+            cases = _cases(overload, read, drawn, tuple(ranks), uneven, tuple(splits))
+            found: Search[RuleCase, Ran] = search(
+                cases,
+                lambda case: _judge(case, where),
+                max_examples=min(max_examples, KNOWN) if turn else max_examples,
+                seed=seed,
+            )
+            if found.misfits and (not found.judged or isinstance(calls, list | tuple)):
+                remedy = "Write a placement for each tensor and each result, '-' for what is none."
+                raise NotARule(call, "rule", f"{overload.name}: {read}", found.misfits.most_common(1)[0][0], remedy)
+            excuse = found.excuse if not found.judged else ""
+            judged = found.judged = judged + found.judged
+            if found.wrong:
+                return found
+        if judged:
+            return found
+    raise NothingTested(
+        call, f"{overload.name}: {read}", excuse, "Give calls= that the op takes and the rule speaks of."
+    )
+
+
+def _judge(case: RuleCase, where: Callable[..., bool] | None) -> tuple[Ran, bool]:
+    if where is not None and not _asked(where, (case.args, dict(case.kwargs))):
+        raise Skipped("where= asks for no such call")
+    ran = case.judged()
+    return ran, ran.wrong is None
+
+
+def _sources(
+    op: Op, rule: Rule, calls: Any, dtypes: Sequence[torch.dtype]
+) -> Iterator[tuple[st.SearchStrategy[Call] | None, str]]:
+    """Where calls come from: what is drawn shrinks, so it is tried before torch's samples, which do not."""
+    if calls is not None:
+        yield given_calls(calls), ""
+        return
+    drawn = [schema_calls(op, rule, dtype) for dtype in dtypes]
+    found = [strategy for strategy, _ in drawn if strategy is not None]
+    yield (st.one_of(found) if found else None), next((why for _, why in drawn if why), "")
+    known = [call for dtype in dtypes for call in known_calls(op, rule, dtype)]
+    if known:
+        yield one_of_calls(known), ""
+
+
+def _cases(
+    op: Op, rule: Rule, calls: st.SearchStrategy[Call], ranks: tuple[int, ...], uneven: bool,
+    splits: tuple[int, ...],
+) -> st.SearchStrategy[RuleCase]:  # fmt: skip
+    partial = any(isinstance(p, Partial) for p in rule.inputs)
+    name, text = op.name, str(rule)
+
+    @st.composite
+    def cases(draw: Draw) -> RuleCase:
+        count = draw(one_of(ranks))
+        args, kwargs = draw(calls)
+        return RuleCase(name, text, args, kwargs, count, draw(one_of(splits)) if partial else 0, uneven)
+
+    return cases()
+
+
+def _asked(where: Callable[..., bool], call: Call) -> bool:
+    """Whether the author asks for that call, whose tensors he is shown."""
+    args, kwargs = there(call[0]), there(call[1])
+    return bool(where(*args, **kwargs))
+
+
+def _check(call: str, ranks: Any, splits: Any, max_examples: Any) -> None:
+    counts = tuple(ranks) if isinstance(ranks, Sequence) else ()
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in counts):
+        raise NotARule(
+            call, "ranks", repr(ranks), "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3, 4)."
+        )
+    if not isinstance(splits, Sequence) or not splits:
+        raise NotARule(call, "splits", repr(splits), "there is no seed in it", "Give some, as splits=range(100).")
+    if isinstance(max_examples, bool) or not isinstance(max_examples, int) or max_examples < 1:
+        raise NotARule(call, "max_examples", repr(max_examples), "that is no number of examples", "Give 1 or more.")

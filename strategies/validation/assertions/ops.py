@@ -1,0 +1,346 @@
+"""An op as one thing to call on tensors: by object or by name, with all that it gives, arguments it wrote to included.
+
+| torch part                                           | why                                         | read on     | run on |
+|------------------------------------------------------|---------------------------------------------|-------------|--------|
+| OpOverload._schema                                   | arguments, what is written, what aliases    | 2.11 - 2.15 | 2.13   |
+| torch._library.custom_ops.OPDEFS, CustomOpDef._opoverload, ._init_fn | from torch.library.custom_op to the op and its file | 2.11 - 2.15 | 2.13 |
+| torch.utils._pytree.tree_leaves                      | the results of an op, flat                  | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/validation/assertions/test_ops.py` names each part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
+
+REFUSALS = (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, AssertionError, KeyError,
+            ArithmeticError)  # fmt: skip
+"""What an op raises for arguments that it cannot take; anything else is a crash."""
+_NAME = re.compile(r"(\w+)(?:::|\.)(\w+)(?:\.(\w+))?")
+_REMEDY = "Pass torch.ops.mylib.scale.default, its name 'mylib::scale', or what torch.library.custom_op returned."
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One overload; `name` is `mylib.scale.default`."""
+
+    overload: Any
+
+    @classmethod
+    def of(cls, op: Any, call: str = "assert_rule") -> Op:
+        """From an overload, a packet that has one overload, a name, or a custom op.  Raises `NotARule`."""
+        if isinstance(op, Op):
+            return op
+        if isinstance(op, str):
+            op = _named(op, call)
+        op = getattr(op, "_opoverload", op)
+        if isinstance(op, torch._ops.OpOverloadPacket):
+            names = op.overloads()
+            if len(names) != 1:
+                problem = f"it has {len(names)} overloads: {', '.join(names)}"
+                raise NotARule(call, "op", str(op), problem, f"Pass one of them, as {op}.{names[0]}.")
+            op = getattr(op, names[0])
+        if not isinstance(op, torch._ops.OpOverload):
+            raise NotARule(call, "op", repr(op), "it is no registered op", _REMEDY)
+        return cls(op)
+
+    @property
+    def name(self) -> str:
+        return str(self.overload)
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        """The schema's arguments."""
+        return tuple(self.overload._schema.arguments)
+
+    @property
+    def random(self) -> bool:
+        """Whether torch says that it draws numbers."""
+        return torch.Tag.nondeterministic_seeded in self.overload.tags
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether torch says that it works element by element."""
+        return torch.Tag.pointwise in self.overload.tags
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """All that it gives, flat: its results, then the tensors that it wrote to and did not return.
+
+        It writes to what it is given.
+        """
+        raw = self.overload(*args, **kwargs)
+        results = [] if raw is None else pytree.tree_leaves(raw)
+        return [*results, *(x for x in tensors_in(self._written(args, kwargs)))]
+
+    def _written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        given = dict(zip((a.name for a in self.arguments), args, strict=False)) | dict(kwargs)
+        return [given.get(name) for name in self.writes]
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The arguments that it writes to and does not return."""
+        schema = self.overload._schema
+        returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
+        infos = [(a.name, a.alias_info) for a in schema.arguments]
+        return tuple(n for n, info in infos if info and info.is_write and not set(info.before_set) & returned)
+
+    def written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+        """Which tensors of the call those are, by their place among its tensors."""
+        if not self.writes:
+            return []
+        found = tensors_in(self._written(args, kwargs))
+        every = tensors_in((args, kwargs))
+        return [next(i for i, x in enumerate(every) if x is one) for one in found]
+
+    def home(self) -> tuple[str, str] | None:
+        """The module and the file whose import registers it, where torch knows."""
+        schema = self.overload._schema.name
+        made = torch._library.custom_ops.OPDEFS.get(schema)
+        function: Callable[..., Any] | None = getattr(made, "_init_fn", None)
+        return (function.__module__, function.__code__.co_filename) if function is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor argument of a function that has no schema."""
+
+    name: str
+    type: str = "Tensor"
+    kwarg_only: bool = False
+    is_out: bool = False
+
+    def has_default_value(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionOp(Op):
+    """A plain function of `count` tensors, as an op."""
+
+    count: int = 1
+
+    @property
+    def arguments(self) -> Sequence[Any]:
+        return tuple(Argument(f"x{i}") for i in range(self.count))
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        return list(pytree.tree_leaves(self.overload(*args, **kwargs)))
+
+
+def _named(name: str, call: str) -> Any:
+    found = _NAME.fullmatch(name.strip())
+    if found is None:
+        raise NotARule(call, "op", repr(name), "this is no name of an op", _REMEDY)
+    namespace, packet, overload = found.groups()
+    try:
+        op = getattr(getattr(torch.ops, namespace), packet)
+        return getattr(op, overload) if overload else op
+    except AttributeError:
+        problem = "no such op is registered"
+        raise NotARule(call, "op", repr(name), problem, f"Import the module that registers it. {_REMEDY}") from None
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of a call in the order in which DTensor counts them: arguments by place, then by name; lists inside."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        return [x for one in value.values() for x in tensors_in(one)]
+    return [x for one in value for x in tensors_in(one)] if isinstance(value, list | tuple) else []
+
+
+def replaced(value: Any, give: Callable[[Any], Any]) -> Any:
+    """The same with `give(x)` in the place of each x that is no list, tuple or dict."""
+    if isinstance(value, Mapping):
+        return {name: replaced(one, give) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(replaced(one, give) for one in value)
+    return give(value)
+
+
+def with_tensors(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """The arguments with these tensors in the place of theirs, in the order of `tensors_in`."""
+    left = iter(tensors)
+    return replaced(value, lambda one: next(left) if isinstance(one, Tensor) else one)
+
+
+# How the shapes of an op's tensors go together, found by trying: each dim has a letter, and one letter is one size.
+#
+#     mm  takes  ab, bn        add  takes  ab, ab   ab, b   ab, 1b ...
+#
+# A rule is asked of such calls only in which all the dims that it cuts are one dim: to cut the rows of one operand and
+# the columns of another says nothing where these have nothing to do with each other.
+
+Shape = tuple[str, ...]
+"""A letter for each dim; "1" is a dim of one element that is broadcast."""
+BASE, MOST_DIMS = "abcde", 4
+MOST_TRIED, TURNS = 600, 2
+"""Calls that are tried for each number of dims, and values of the other arguments for each way to put shapes together."""
+SIZES = {letter: size for size, letter in enumerate(("1", *BASE), 1)}
+_LISTED = ("Tensor[]", "List[Tensor]", "List[Optional[Tensor]]")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shapes of one kind of call: for each tensor argument its shape, or of a list its shapes; None if left out."""
+
+    first: Shape
+    shapes: tuple[tuple[str, Shape | tuple[Shape, ...] | None], ...]
+
+    @property
+    def flat(self) -> list[Shape]:
+        """The shapes of all tensors, in the order in which a rule counts them."""
+        found: list[Shape] = []
+        for _, shape in self.shapes:
+            if shape is not None:
+                found += [one for one in shape if isinstance(one, tuple)] if is_list(shape) else [shape]  # type: ignore[list-item]
+        return found
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Every letter, the first tensor's first."""
+        return tuple(dict.fromkeys(letter for shape in (self.first, *self.flat) for letter in shape if letter != "1"))
+
+
+def is_list(shape: Any) -> bool:
+    """Whether it is the shapes of a list of tensors."""
+    return bool(shape) and isinstance(shape[0], tuple)
+
+
+def takes_tensor(argument: Any) -> str:
+    """Whether it takes "one" or "many" tensors, or none: then ""."""
+    kind = str(argument.type)
+    return "" if "Tensor" not in kind else "many" if "List" in kind or "[]" in kind else "one"
+
+
+def plans(op: Op, rule: Rule) -> Iterator[Plan]:
+    """Every way to try, the simplest first, for a call with as many tensors as the rule has inputs."""
+    arguments = [a for a in op.arguments if takes_tensor(a) and not a.is_out]
+    fixed = [a for a in arguments if takes_tensor(a) == "one" and not _may_lack(a)]
+    lists = [a for a in arguments if takes_tensor(a) == "many"]
+    spare = [a for a in arguments if takes_tensor(a) == "one" and _may_lack(a)]
+    left = len(rule.inputs) - len(fixed)
+    for given in range(min(left, len(spare)), -1, -1) if left >= 0 else ():
+        in_lists = left - given
+        if bool(in_lists) != bool(lists) or in_lists % max(len(lists), 1):
+            continue
+        for chosen in itertools.combinations(spare, given):
+            present = [a for a in arguments if a in fixed or a in lists or a in chosen]
+            yield from _of(arguments, present, in_lists // max(len(lists), 1))
+
+
+def lists_in(arguments: Sequence[Any]) -> bool:
+    """Whether one of them takes many tensors."""
+    return any(takes_tensor(argument) == "many" for argument in arguments)
+
+
+def _may_lack(argument: Any) -> bool:
+    return "Optional" in str(argument.type) or bool(argument.has_default_value())
+
+
+def _of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator[Plan]:
+    for dims in (*range(1, MOST_DIMS + 1), 0):
+        base = tuple(BASE[:dims])
+        options: list[Sequence[Any]] = []
+        for number, argument in enumerate(present):
+            if takes_tensor(argument) == "many":
+                options.append(_lists(base, many))
+            else:
+                options.append([base] if number == 0 else _others(base))
+        alike = (
+            [(shapes, *[other] * (len(options) - 1)) for shapes in options[0] for other in options[-1]]
+            if options
+            else []
+        )
+        every = (
+            itertools.chain(alike, itertools.product(*options))
+            if not lists_in(present)
+            else itertools.product(*options)
+        )
+        for shapes in itertools.islice(dict.fromkeys(itertools.islice(every, 4 * MOST_TRIED)), MOST_TRIED // TURNS):
+            given = dict(zip((a.name for a in present), shapes, strict=True))
+            yield Plan(base, tuple((a.name, given.get(a.name)) for a in arguments))
+
+
+def _others(base: Shape) -> list[Shape]:
+    """What a second tensor may be beside a first one."""
+    k = len(base)
+    found = [base, base[1:], base[-1:], base[:1], (), base[1:2]]
+    found += [(*base[:j], "1", *base[j + 1 :]) for j in range(k)]
+    if k:
+        found += [(base[-1], "n"), ("n", base[-1]), ("n",), (*base[:-2], base[-1], "n"), base[::-1], ("m", "n")]
+        found += [(*base[:j], "n", *base[j + 1 :]) for j in range(k)]
+    return list(dict.fromkeys(found))
+
+
+def _lists(base: Shape, many: int) -> list[tuple[Shape, ...]]:
+    along = [tuple((*base[:j], f"n{i}", *base[j + 1 :]) for i in range(many)) for j in range(len(base))]
+    return [(base,) * many, *along]
+
+
+def fits(plan: Plan, rule: Rule) -> bool:
+    """Whether every dim that the rule cuts is there."""
+    return all(
+        (shard_dim(p) or 0) < len(s) or shard_dim(p) is None for p, s in zip(rule.inputs, plan.flat, strict=True)
+    )
+
+
+def cuts_one(plan: Plan, rule: Rule) -> bool:
+    """Whether all the dims that the rule cuts are one dim, and none that is broadcast."""
+    cut = {s[d] for p, s in zip(rule.inputs, plan.flat, strict=True) if (d := shard_dim(p)) is not None}
+    return len(cut) <= 1 and "1" not in cut
+
+
+def is_case_of(special: Plan, general: Plan) -> bool:
+    """Whether the first is the second with some dims of one size by chance: square matrices are matrices."""
+    pairs = [(g, s) for one, two in zip(general.flat, special.flat) for g, s in zip(one, two)]
+    same_dims = [*map(len, general.flat)] == [*map(len, special.flat)]
+    given = [(name, shape is None) for name, shape in general.shapes]
+    if not same_dims or given != [(name, shape is None) for name, shape in special.shapes]:
+        return False
+    becomes = dict(pairs)
+    alike = all(becomes[g] == s and (g == "1") == (s == "1") for g, s in pairs)
+    return alike and len(set(becomes.values())) < len(becomes)
+
+
+def accepted(op: Op, rule: Rule, make: Callable[[Plan, Random], tuple[Any, Any]]) -> tuple[list[Plan], str]:
+    """The plans that the op takes and the rule fits; or none, and why.
+
+    `make` makes a call of a plan.  Where no plan cuts one dim only, those that cut several are as good.
+    """
+    found: list[Plan] = []
+    refused, beyond, tried = "", False, 0
+    for plan in plans(op, rule):
+        if not fits(plan, rule):
+            beyond = True
+            continue
+        rng = Random(tried)
+        for _ in range(TURNS):
+            tried += 1
+            args, kwargs = make(plan, rng)
+            try:
+                op.run(args, kwargs)
+            except REFUSALS as error:
+                refused = refused or (str(error).strip() or type(error).__name__).splitlines()[0]
+                continue
+            found.append(plan)
+            break
+    found = [plan for plan in found if not any(is_case_of(plan, other) for other in found)]
+    one = [plan for plan in found if cuts_one(plan, rule)]
+    if found:
+        return one or found, ""
+    if refused:
+        return [], f"the op refused all {tried} calls that were drawn, the first with: {refused}"
+    why = "no tensor has the dims that the rule cuts" if beyond else "its schema has no such number of tensors"
+    return [], why

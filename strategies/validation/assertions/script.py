@@ -1,0 +1,237 @@
+"""A wrong rule as a program of plain torch, with no import of ours: it shows the wrong number by itself."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from localtensor.errors import refusal
+from localtensor.layout import Mesh, Spec, StridedShard, rounds, short
+from localtensor.testing.hypothesis_strategies.layouts import cut
+from strategies.model.call_signature import text_of
+from strategies.model.code_text import literal, slack_text
+from strategies.validation.assertions.case import Ran, RuleCase, Wrong, call_text, placed_results
+from strategies.validation.assertions.ops import Op, replaced
+from strategies.validation.assertions.rule import Rule, WrongRule, shard_dim
+
+_SCRIPT = '''"""{op}: {rule}
+
+This rule is wrong on {ranks} ranks: {problem}
+
+Run:  python {name}
+It needs torch{and_more} only, and one process; exit code 1 as long as the rule is wrong.
+"""
+
+import sys
+from math import inf, nan  # noqa: F401 (some values below are not finite)
+
+import torch
+{imports}
+
+def flat(out):
+    """All that an op returned, in one list."""
+    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+
+
+def call(given):
+    """The op on these tensors: what it returns, and the tensors that it writes to without returning them."""
+    x = [tensor.clone() for tensor in given]
+    out = torch.ops.{op}({arguments})
+    return (flat(out) if out is not None else []) + [{written}]
+
+
+# The tensors of the call, and what each rank holds of them.
+{inputs}
+
+wants = call([{wholes}])
+gots = []
+for rank in range({ranks}):
+    try:
+        gots.append(call([{pieces}]))
+    except Exception as error:  # noqa: BLE001
+        print(f"rank {{rank}} raises {{type(error).__name__}}: {{error}}\\nrank {{rank}} WRONG: on whole tensors it gives {{wants}}")
+        sys.exit(1)
+
+wrong = False
+
+
+def compare(who, got, want, slack):
+    global wrong
+    same = got == want
+    if isinstance(want, torch.Tensor):
+        same = isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (want.shape, want.dtype)
+        same = same and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+    wrong |= not same
+    print(f"{{who}} got  {{got}}\\n{{who}} want {{want}}\\n{{who}} {{'right' if same else 'WRONG'}}")
+
+
+for rank in range({ranks}):
+    if len(gots[rank]) != len(wants):
+        print(f"rank {{rank}} WRONG: {{len(gots[rank])}} results, and {{len(wants)}} on whole tensors")
+        sys.exit(1)
+{comparisons}
+sys.exit(1 if wrong else 0)
+'''
+
+
+def script(case: RuleCase, ran: Ran, name: str, imports: str = "") -> str:
+    """The text; `imports` are the lines that register the op."""
+    op, rule = Op.of(case.op), Rule.read(case.rule)
+    args, kwargs = case.real
+    numbers = iter(range(len(rule.inputs)))
+    named = replaced((args, kwargs), lambda one: _Name(f"x[{next(numbers)}]") if isinstance(one, Tensor) else one)
+    given = [*map(text_of, named[0]), *(f"{key}={text_of(value)}" for key, value in named[1].items())]
+    count = range(len(rule.inputs))
+    written = op.written(args, kwargs)
+    wrong = ran.wrong.problem if ran.wrong else "it is right"
+    return _SCRIPT.format(
+        op=op.name, rule=rule, ranks=case.ranks, problem=wrong, name=name, imports=imports,
+        and_more=" and the module of the op" if imports else "", arguments=", ".join(given),
+        written=", ".join(f"x[{i}]" for i in written), inputs="\n".join(_input(ran, rule, i) for i in count),
+        wholes=", ".join(f"x{i}" for i in count), pieces=", ".join(f"held{i}[rank]" for i in count),
+        comparisons="\n".join(_comparisons(case, ran, placed_results(rule, len(ran.truth.values), written))),
+    )  # fmt: skip
+
+
+class _Name:
+    """Prints as a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _input(ran: Ran, rule: Rule, i: int) -> str:
+    whole, placement = ran.inputs[i], rule.inputs[i]
+    if isinstance(placement, Replicate):
+        return f"x{i} = {literal(whole)}\nheld{i} = [x{i}] * {len(ran.gave)}  # R"
+    pieces = ", ".join(map(literal, ran.held[i]))
+    return f"x{i} = {literal(whole)}\nheld{i} = [{pieces}]  # {short(placement)}"
+
+
+def _comparisons(case: RuleCase, ran: Ran, placed: Sequence[Placement | None]) -> list[str]:
+    lines = []
+    every = f"for rank in range({case.ranks}):"
+    for i, want in enumerate(ran.truth.values):
+        slack = slack_text(want, ran.truth.slack[i])
+        placement = placed[i] if i < len(placed) else None
+        if isinstance(want, Tensor) and isinstance(placement, Partial):
+            total = _total(placement.reduce_op, want)
+            lines.append(f"parts = torch.stack([gave[{i}] for gave in gots])")
+            lines.append(f'compare("result {i}, all ranks together,", {total}, wants[{i}], {slack})')
+        elif isinstance(want, Tensor) and (dim := shard_dim(placement)) is not None and placement is not None:
+            lines.append(f"rows = {_rows(want, placement, case.ranks)}  # of dim {dim}, for each rank")
+            picked = f"wants[{i}].index_select({dim}, torch.tensor(rows[rank], dtype=torch.long))"
+            lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], {picked}, {slack})']
+        else:
+            lines += [every, f'    compare(f"result {i}, rank {{rank}},", gots[rank][{i}], wants[{i}], {slack})']
+    return lines
+
+
+def _rows(want: Tensor, placement: Placement, ranks: int) -> list[list[int]]:
+    """Which rows of the cut dim each rank has."""
+    size = want.shape[shard_dim(placement) or 0]
+    factor = getattr(placement, "split_factor", None)
+    flat = Shard(0) if factor is None else StridedShard(0, split_factor=int(factor))
+    spec = Spec(Mesh((ranks,), ("a",)), (flat,), (size,), torch.int64)
+    return [piece.tolist() for piece in cut(torch.arange(size), spec, 0)]
+
+
+def _total(kind: str, want: Tensor) -> str:
+    if want.dtype == torch.bool:
+        return "parts.all(0)" if kind in ("min", "product") else "parts.any(0)"
+    keep = f", dtype={want.dtype}"
+    return {
+        "sum": f"parts.sum(0{keep})", "avg": "parts.mean(0)" if rounds(want) else f"(parts.sum(0) / len(parts)).to({want.dtype})",
+        "min": "parts.amin(0)", "max": "parts.amax(0)", "product": f"parts.prod(0{keep})",
+    }[kind]  # fmt: skip
+
+
+def imports_of(op: Op, caller: tuple[str, str]) -> str:
+    """The lines that register the op: none for torch's own, else an import of the module where it was made.
+
+    torch knows it for ops made by `torch.library.custom_op`; any other is taken to be registered by the module that
+    asks, `caller` (its name and file).
+    """
+    if op.name.split(".")[0] in ("aten", "prims"):
+        return ""
+    name, file = op.home() or caller
+    parts = name.split(".") if name != "__main__" else [Path(file).stem]
+    if not Path(file).is_file():
+        return f"# import the module that registers {op.name} here\n"
+    top = Path(file).resolve().parents[len(parts) - 1 + (Path(file).name == "__init__.py")]
+    where = f"sys.path.insert(0, {str(top)!r})\n"
+    return f"\n{where}import {'.'.join(parts)}  # noqa: E402, F401 (it registers {op.name})\n"
+
+
+def caller(depth: int) -> tuple[str, str]:
+    """The module that called, and its file."""
+    frame = sys._getframe(depth + 1)
+    return str(frame.f_globals.get("__name__", "__main__")), frame.f_code.co_filename
+
+
+# What an author reads of a rule that is wrong: the case, what each rank held and gave, and three ways to repeat it.
+
+NAME = "wrong_rule.py"
+"""What the script is called in its own text."""
+MOST = 24
+"""Elements of a tensor that are shown."""
+
+
+def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> WrongRule:
+    """The error for that case, which is wrong."""
+    rule, wrong = Rule.read(case.rule), ran.wrong or Wrong("it is right")
+    args, kwargs = case.real
+    remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
+    said = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
+    example = f"@example(case={case!r})"
+    splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
+    listed = f"calls=[({text_of(tuple(case.args))}, {text_of(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
+    repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
+    text = script(case, ran, NAME, imports)
+    lines = [
+        said, "", f"  the call  {call_text(case.op, args, kwargs, rule.inputs)} on {case.ranks} ranks"
+        + (f", the smallest of {judged} tried" if judged > 1 else ""),
+        *_held(ran, rule), *_results(wrong), "",
+        "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",
+        f"  the same in plain torch, to be saved as {NAME} and run:", "", textwrap.indent(text, "    "),
+    ]  # fmt: skip
+    return WrongRule("\n".join(lines), case=case, script=text, example=example, repeat=repeat)
+
+
+def _held(ran: Ran, rule: Rule) -> list[str]:
+    lines = []
+    for i, placement in enumerate(rule.inputs):
+        lines.append(f"  tensor {i}  {shown(ran.inputs[i])}")
+        if short(placement) != "R":
+            lines.append(
+                f"    {short(placement)}: " + "; ".join(f"rank {r} {shown(x)}" for r, x in enumerate(ran.held[i]))
+            )
+    return lines
+
+
+def _results(wrong: Wrong) -> list[str]:
+    who = "the ranks together" if wrong.rank is None else f"rank {wrong.rank}"
+    if wrong.want is None:
+        return []
+    return [f"  got   {shown(wrong.got)} ({who})", f"  want  {shown(wrong.want)}"]
+
+
+def shown(value: Any) -> str:
+    """The value in a line."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    numbers = ", ".join(
+        f"{v:.6g}" if not isinstance(v, bool | complex) else str(v) for v in value.flatten()[:MOST].tolist()
+    )
+    return f"[{numbers}{', ...' if value.numel() > MOST else ''}] of shape {tuple(value.shape)}"

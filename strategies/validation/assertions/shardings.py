@@ -1,0 +1,283 @@
+"""A function of DTensors under test: does it give these placements, and the right values, on real rank threads?
+
+torch's private part, as in rule_ops: torch.utils._pytree.tree_leaves, the results of the function, flat (read on 2.11 to
+2.15, run on 2.13).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.utils import _pytree as pytree
+
+from localtensor.errors import LocalTensorError, ProgramFault, refusal
+from localtensor.layout import Layout, Mesh, Spec, has_meaning, shape_text, shorts
+from localtensor.runner.api import run
+from localtensor.testing.hypothesis_strategies.layouts import cut
+from localtensor.testing.hypothesis_strategies.values import Drawn
+from strategies.model.call_signature import text_of
+from strategies.model.code_text import literal, slack_text
+from strategies.validation.assertions.case import Misfit, Skipped, Truth, Wrong, differs, tell
+from strategies.validation.assertions.ops import REFUSALS
+from strategies.validation.assertions.rule import WrongRule, shard_dim
+from strategies.validation.assertions.script import shown
+
+_SCRIPT = '''"""{what}
+
+Run:  torchrun --nproc-per-node {ranks} wrong_sharding.py
+It needs torch{and_more} only; exit code 1 as long as the claim is wrong.
+"""
+
+import sys
+from math import inf, nan  # noqa: F401 (some values below are not finite)
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: F401
+from torch.distributed.tensor.placement_types import _StridedShard  # noqa: F401
+
+{function}
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+mesh = init_device_mesh("cpu", {mesh}, mesh_dim_names={names})
+{inputs}
+
+
+def flat(out):
+    """All the tensors that were returned, in one list."""
+    return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
+
+
+wants = flat(fn({wholes}))
+gots = flat(fn({given}))
+wrong = False
+for want, got, placements, slack in zip(wants, gots, {placements}, {slack}):
+    print(f"rank {{rank}} placements {{got.placements}}, claimed {{placements}}", flush=True)
+    wrong |= tuple(got.placements) != placements
+    got = got.full_tensor()
+    same = got.shape == want.shape and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
+    wrong |= not same
+    print(f"rank {{rank}} got  {{got}}\\nrank {{rank}} want {{want}}\\nrank {{rank}} {{'right' if same else 'WRONG'}}", flush=True)
+dist.barrier()
+dist.destroy_process_group()
+sys.exit(1 if wrong else 0)
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingCase:
+    """Tensors for the function, and the sizes of the mesh; `split` is the seed by which partial values are made."""
+
+    tensors: tuple[Any, ...]
+    mesh: tuple[int, ...]
+    split: int = 0
+    empty: bool = True
+
+    @property
+    def whole(self) -> list[Tensor]:
+        return [x.tensor() if isinstance(x, Drawn) else x for x in self.tensors]
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.mesh)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis would else print the fields."""
+        printer.text(repr(self))
+
+    def __repr__(self) -> str:
+        return f"ShardingCase({text_of(tuple(self.tensors))}, mesh={self.mesh}, split={self.split}, empty={self.empty})"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`fn` takes DTensors with these layouts, and gives some with those."""
+
+    fn: Callable[..., Any]
+    inputs: tuple[Layout, ...]
+    outputs: tuple[Layout, ...]
+
+    @property
+    def axes(self) -> int:
+        return len(self.inputs[0])
+
+    def __str__(self) -> str:
+        name = getattr(self.fn, "__name__", repr(self.fn))
+        ins, outs = (
+            ", ".join(f"({shorts(p)})" if self.axes > 1 else shorts(p) for p in side)
+            for side in (self.inputs, self.outputs)
+        )
+        return f"{name}: {ins} -> {outs}"
+
+
+def judge(claim: Claim, case: ShardingCase) -> tuple[tuple[Truth, list[Any], Wrong | None], bool]:
+    """The truth, what each rank gave, what is wrong.  Raises `Skipped` and `Misfit`."""
+    whole, mesh = case.whole, Mesh.of(*case.mesh)
+    if len(whole) != len(claim.inputs):
+        raise Misfit(f"there are placements for {len(claim.inputs)} tensors, and the call has {len(whole)}")
+    for x, layout in zip(whole, claim.inputs, strict=True):
+        if any((shard_dim(p) or 0) >= x.ndim and shard_dim(p) is not None for p in layout):
+            raise Skipped(f"{shorts(layout)} of a tensor of {x.ndim} dims")
+        if not case.empty and _too_small(x, layout, case.mesh):
+            raise Skipped("a dim is smaller than the axes that cut it")
+        if not has_meaning(layout, tuple(x.shape), x.dtype, case.mesh):
+            raise Skipped(f"{shorts(layout)} means nothing for {shape_text(x.shape, x.dtype)}")
+    try:
+        truth = tell(lambda given: pytree.tree_leaves(claim.fn(*given)), whole)
+    except REFUSALS as error:
+        raise Skipped(f"the function refuses it: {type(error).__name__}: {str(error).strip()[:200]}") from None
+    if len(truth.values) != len(claim.outputs) or not all(isinstance(v, Tensor) for v in truth.values):
+        raise Misfit(f"there are placements for {len(claim.outputs)} results, and it gives {len(truth.values)} values")
+    if not truth.stable:
+        raise Skipped("its result jumps when the inputs move by one unit in the last place")
+    if not case.empty and any(_too_small(v, p, case.mesh) for v, p in zip(truth.values, claim.outputs, strict=True)):
+        raise Skipped("a dim of a result is smaller than the axes that cut it")
+    held = [cut(x, Spec(mesh, p, tuple(x.shape), x.dtype), case.split + 101 * i, exact=False)
+            for i, (x, p) in enumerate(zip(whole, claim.inputs, strict=True))]  # fmt: skip
+    gave = _run(claim, case, whole, held)
+    wrong = gave if isinstance(gave, Wrong) else _compared(claim, truth, gave, mesh)
+    return (truth, held, wrong), wrong is None
+
+
+def _too_small(x: Tensor, layout: Layout, mesh: Sequence[int]) -> bool:
+    """Whether some rank has nothing of a dim that is cut."""
+    dims = [shard_dim(p) for p in layout]
+    return any(
+        d is not None and d < x.ndim and x.shape[d] < math.prod(n for n, e in zip(mesh, dims, strict=True) if e == d)
+        for d in dims
+    )
+
+
+def _run(claim: Claim, case: ShardingCase, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> Any:
+    """What each rank gave: for each result its placements and its local tensor; or what a rank raised."""
+
+    def body() -> list[Any]:
+        mesh = init_device_mesh("cpu", case.mesh, mesh_dim_names=Mesh.of(*case.mesh).names)
+        given = [
+            DTensor.from_local(pieces[dist.get_rank()].clone(), mesh, layout, run_check=False, shape=x.shape, stride=x.contiguous().stride())
+            for x, pieces, layout in zip(whole, held, claim.inputs, strict=True)
+        ]  # fmt: skip
+        out = pytree.tree_leaves(claim.fn(*given))
+        return [(tuple(x.placements), x.to_local()) if isinstance(x, DTensor) else (None, x) for x in out]
+
+    try:
+        return run(body, ranks=case.ranks, leftovers="ignore").values
+    except ProgramFault as fault:
+        cause = fault.__cause__
+        if isinstance(cause, LocalTensorError) and not isinstance(cause, ProgramFault):
+            raise  # what rank threads do not serve says nothing about the rule
+        return Wrong(f"it does not run on DTensors: {str(fault).splitlines()[0]}")
+
+
+def _compared(claim: Claim, truth: Truth, gave: Sequence[Any], mesh: Mesh) -> Wrong | None:
+    for rank, out in enumerate(gave):
+        if len(out) != len(claim.outputs):
+            return Wrong(f"rank {rank} gives {len(out)} results, not {len(claim.outputs)}", rank=rank)
+        for i, (placements, local) in enumerate(out):
+            if placements is None:
+                return Wrong(f"result {i} on rank {rank} is no DTensor but {type(local).__name__}", i, rank, local)
+            if placements != claim.outputs[i]:
+                problem = f"result {i} has placements {shorts(placements)}, claimed are {shorts(claim.outputs[i])}"
+                return Wrong(problem, i, rank)
+    for i, want in enumerate(truth.values):
+        pieces = [out[i][1] for out in gave]
+        parts = any(isinstance(p, Partial) for layout in claim.inputs for p in layout)
+        if not has_meaning(claim.outputs[i], tuple(want.shape), want.dtype, mesh.sizes):
+            return Wrong(
+                f"result {i}: {shorts(claim.outputs[i])} means nothing for {shape_text(want.shape, want.dtype)}", i
+            )
+        found = differs(pieces, want, truth.slack[i], claim.outputs[i], mesh, i, parts)
+        if found:
+            return found
+    return None
+
+
+def wrong_sharding(
+    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Wrong, judged: int
+) -> WrongRule:
+    """The error for that case."""
+    remedy = "Correct the placements, the function, or the rule of the op that it calls."
+    said = refusal(
+        "assert_sharding", "out_placements", str(claim), f"on a mesh of {case.mesh}, {wrong.problem}", remedy
+    )
+    name = getattr(claim.fn, "__name__", "fn")
+    name = f"torch.{name}" if getattr(torch, name, None) is claim.fn else name
+    sides = ", ".join(f"[{', '.join(map(_layout_code, side))}]" for side in (claim.inputs, claim.outputs))
+    repeat = f"assert_sharding({name}, {sides}, inputs=[{text_of(tuple(case.tensors))}], meshes=[{case.mesh}], splits=({case.split},), empty={case.empty})"
+    text = sharding_script(claim, case, truth, held, wrong)
+    lines = [said, "", f"  the smallest of {judged} tried, on a mesh of {case.mesh}:"]
+    for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
+        lines.append(f"  tensor {i}  {shorts(layout)}  {shown(x)}")
+    if wrong.want is not None:
+        lines += [f"  got   {shown(wrong.got)}", f"  want  {shown(wrong.want)}"]
+    lines += [
+        "",
+        "  again:",
+        f"    {repeat}",
+        "",
+        "  the same in plain torch, to be saved as wrong_sharding.py and run:",
+        "",
+    ]
+    lines.append(textwrap.indent(text, "    "))
+    return WrongRule("\n".join(lines), case=case, script=text, example=f"@example(case={case!r})", repeat=repeat)
+
+
+def _layout_code(layout: Layout) -> str:
+    return f"({', '.join(repr(s) for s in shorts(layout).split(', '))},)" if len(layout) > 1 else repr(shorts(layout))
+
+
+def sharding_script(
+    claim: Claim, case: ShardingCase, truth: Truth, held: Sequence[Sequence[Tensor]], wrong: Wrong
+) -> str:
+    """A program for torchrun, of torch and of the function alone."""
+    function, and_more = _function(claim.fn)
+    inputs = []
+    for i, (x, layout) in enumerate(zip(case.whole, claim.inputs, strict=True)):
+        pieces = ", ".join(map(literal, held[i]))
+        inputs += [f"x{i} = {literal(x)}", f"held{i} = [{pieces}]  # {shorts(layout)}"]
+        inputs.append(
+            f"d{i} = DTensor.from_local(held{i}[rank], mesh, {_torch_code(layout)}, run_check=False, shape=x{i}.shape, stride=x{i}.stride())"
+        )
+    slack = [slack_text(want, s) for want, s in zip(truth.values, truth.slack, strict=True)]
+    return _SCRIPT.format(
+        what=f"{claim}\n\nThis is wrong on a mesh of {case.mesh}: {wrong.problem}", ranks=case.ranks, mesh=case.mesh,
+        names=Mesh.of(*case.mesh).names, function=function, and_more=and_more, inputs="\n".join(inputs),
+        wholes=", ".join(f"x{i}" for i in range(len(held))), given=", ".join(f"d{i}" for i in range(len(held))),
+        placements=f"[{', '.join(map(_torch_code, claim.outputs))}]", slack=f"[{', '.join(slack)}]",
+    )  # fmt: skip
+
+
+def _torch_code(layout: Layout) -> str:
+    words = [
+        f"Partial({p.reduce_op!r})" if isinstance(p, Partial) else repr(p).replace("sf=", "split_factor=")
+        for p in layout
+    ]
+    return f"({', '.join(words)},)"
+
+
+def _function(fn: Callable[..., Any]) -> tuple[str, str]:
+    """The lines that give `fn` in the script: torch's own by name, a user's by its text, where that stands alone."""
+    module, name = getattr(fn, "__module__", "") or "", getattr(fn, "__name__", "")
+    if getattr(torch, name, None) is fn or module.split(".")[0] == "torch":
+        return f"fn = {'torch' if getattr(torch, name, None) is fn else module}.{name}", ""
+    try:
+        source = textwrap.dedent(inspect.getsource(fn))
+    except (OSError, TypeError):
+        source = ""
+    if source.startswith("def "):
+        return f"\n{source.rstrip()}\n\n\nfn = {fn.__name__}", ""
+    if name.isidentifier() and module:
+        return f"from {module} import {name} as fn  # noqa: E402", f" and {module}"
+    return f"fn = ...  # put {name or 'the function'} of {module or 'yours'} here", " and your function"

@@ -1,0 +1,90 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from localtensor.layout.spec import parse
+from strategies.model.rule import Rule
+from strategies.model.verdict import Crash, Finding, Unit, Verdict
+from strategies.validation import finding
+from strategies.validation.finding import Hearing, Settled
+from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import planted
+from tests.strategies.wrong_here import if_cumprod_is_wrong
+from tests.tools.cuda import __main__
+from tests.tools.cuda.agreement import agreement
+from tests.tools.cuda.differs import ABSENT, Word, crashes, differing, words
+
+UNIT = Unit("aten.relu.default", "alone", "real", (2,))
+NAME = "aten.relu.default: S(0) -> S(0)"
+
+
+def heard(**said):
+    return finding.task_line(replace(Hearing(UNIT), **said), 0.0)
+
+
+def settled(verdict, reason="1 where the op gives 2"):
+    rule = Rule("aten.relu.default", (parse("S(0)"),), (parse("S(0)"),))
+    return finding.settled_line(Settled(NAME, verdict and Finding(rule, 2, verdict, reason, (), "test")))
+
+
+def test_a_rule_that_is_wrong_on_one_device_only_is_told_with_its_reason():
+    (found,) = differing([heard(sound={NAME})], [heard(), settled(Verdict.UNSOUND)])
+    assert (found.rule, found.cpu, found.cuda) == (NAME, Word("sound"), Word("unsound", "1 where the op gives 2"))
+
+
+def test_what_was_settled_counts_more_than_what_one_unit_said():
+    lines = [heard(sound={NAME}), settled(Verdict.UNSOUND), heard(sound={NAME})]
+    assert words(lines)[NAME].verdict == "unsound"
+    assert words([heard(), settled(None)])[NAME] == Word("sound", "cleared")
+
+
+def test_equal_verdicts_do_not_differ_whatever_their_reasons():
+    assert differing([settled(Verdict.UNSOUND, "a")], [settled(Verdict.UNSOUND, "b")]) == []
+
+
+def test_a_rule_that_one_device_could_not_try_is_among_them():
+    (found,) = differing([heard()], [heard(untestable={NAME: "P(max) means nothing"})])
+    assert (found.cpu.verdict, found.cuda) == (ABSENT, Word("untestable", "P(max) means nothing"))
+
+
+def test_crashes_are_told_by_overload():
+    assert crashes([heard(crashed=[Crash("aten.relu.default", "relu()", "it died")])]) == {
+        "aten.relu.default": "it died"
+    }
+
+
+def test_without_a_gpu_it_says_so_and_is_no_pass(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["python -m tests.tools.cuda"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert __main__.main() == __main__.NOTHING
+    assert "no GPU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("one", "apart"), [
+    (sample("cumprod.default", numbers(4, 6), -1), 0),
+    (sample("relu.default", numbers(4, 6)), 0),
+    (planted("trips", numbers(4)), 0),
+], ids=["a wrong rule", "a right one", "a planted op"])  # fmt: skip
+def test_simulation_and_real_processes_agree(one, apart):
+    seen = agreement({one.op: [one]}, device="cpu", backend="gloo", most=1)
+    assert (seen.cases, len(seen.apart), seen.share) == (1, apart, 0.0)
+
+
+@if_cumprod_is_wrong
+def test_a_disagreement_is_counted_and_told(monkeypatch):
+    one = sample("relu.default", numbers(4, 6))
+    monkeypatch.setattr("tests.tools.cuda.agreement.suspects.case_of", _of_cumprod)
+    seen = agreement({one.op: [one]}, device="cpu", backend="gloo", most=1)
+    assert seen.share == 100.0
+    assert "the probe says sound, the real run: rank 0 assembles" in seen.apart[0]
+
+
+def _of_cumprod(instance, seed):
+    """The case of another rule, one that is wrong."""
+    from strategies.model.oracle import tell
+    from strategies.validation.probe import Probe
+
+    wrong = sample("cumprod.default", numbers(4, 6), -1)
+    rule = Rule(wrong.op, (parse("S(1)"),), (parse("S(1)"),))
+    return Probe(wrong, tell(wrong), 2, seed=seed).case(rule, 0)

@@ -1,0 +1,157 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from strategies.base.signals import leave, many, printed, wrote
+from tests.strategies.base.test_signals import ROOT
+
+SENTENCE = "localtensor: stopped by Ctrl-C; so.\n"
+
+
+def left(work, capsys):
+    """The exit code, and what was said."""
+    with pytest.raises(typer.Exit) as leaving:
+        leave(work, "; so")
+    return leaving.value.exit_code, capsys.readouterr().err
+
+
+def raises(error):
+    def work():
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_the_exit_code_is_that_of_the_work(code, capsys):
+    assert left(lambda: code, capsys) == (code, "")
+
+
+@pytest.mark.parametrize("work", [raises(KeyboardInterrupt()), lambda: 130], ids=["raised", "returned"])
+def test_ctrl_c_is_130_and_a_sentence(work, capsys):
+    assert left(work, capsys) == (130, SENTENCE)
+
+
+def test_each_command_of_one_process_may_say_so(capsys):
+    assert [left(raises(KeyboardInterrupt()), capsys) for _ in range(2)] == [(130, SENTENCE)] * 2
+
+
+def test_an_error_of_ours_is_3(capsys):
+    code, said = left(raises(ZeroDivisionError("ours")), capsys)
+    assert code == 3
+    assert said.startswith("Traceback") and "ZeroDivisionError: ours" in said
+    assert said.endswith("localtensor itself failed, as shown above; this says nothing about any rule.\n")
+
+
+@pytest.mark.parametrize(("error", "what"), [
+    (MemoryError(), "memory"), (OSError(24, "Too many open files"), "Too many open files"),
+    (OSError(28, "No space left on device"), "No space left on device"),
+])  # fmt: skip
+def test_a_machine_without_room_is_a_sentence(error, what, capsys):
+    said = f"localtensor: the machine has no room for this: {what}; this says nothing about any rule.\n"
+    assert left(raises(error), capsys) == (3, said)
+
+
+def test_a_working_folder_that_is_gone_is_a_sentence(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = "localtensor: the working folder is not there any longer, change to another; this says nothing about any rule.\n"
+    assert left(os.getcwd, capsys) == (3, said)
+
+
+def test_another_file_that_is_not_there_is_an_error_of_ours(capsys):
+    assert left(raises(FileNotFoundError()), capsys)[1].startswith("Traceback")
+
+
+def test_what_cannot_be_imported_is_a_sentence_and_not_exit_code_1():
+    body = "sys.modules['strategies.cli.app'] = None\nfrom strategies.__main__ import main\nmain()"
+    done = in_a_process(body)
+    assert done.returncode == 3
+    assert done.stderr.startswith("localtensor cannot start: ") and done.stderr.count("\n") == 1
+
+
+def test_streams_that_were_closed_lead_nowhere_and_keep_their_numbers():
+    body = (
+        "from strategies.base.signals import open_streams\nimport typer\nfor at in (0, 1):\n    os.close(at)\n"
+        "sys.stdin = sys.stdout = None\nopen_streams()\nprint('nowhere', flush=True)\n"
+        "print(os.open(os.devnull, os.O_RDONLY) > 2, sys.stdin.read() == '', sys.stdout.write('n'), file=sys.stderr)"
+    )
+    done = in_a_process(body)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "True True 1\n")
+
+
+@pytest.mark.parametrize(
+    "said", ["raise OSError(28, 'no room')", "print('no room', file=sys.stderr, flush=True)", "1 / 0"]
+)
+def test_where_standard_error_is_full_the_exit_code_is_the_same(said):
+    body = f"import typer\ndef work():\n    {said}\ntry:\n    leave(work)\nexcept typer.Exit as left:\n    os._exit(left.exit_code)"
+    with Path("/dev/full").open("w") as full:
+        assert in_a_process(body, stderr=full).returncode == 3
+
+
+def in_a_process(body, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options):
+    text = (
+        "import os, signal, sys\nfrom strategies.base import signals as stopping\nfrom strategies.base.signals import leave, printed, wrote\n"
+        + body
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ.pop("PYTHONUNBUFFERED", None)  # with it nothing has to be flushed
+    return subprocess.run(
+        [sys.executable, "-c", text], env=environ, stdout=stdout, stderr=stderr, text=True, check=False,
+        timeout=60, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "code", "name"), [("SIGINT", 130, "Ctrl-C"), ("SIGTERM", 143, "SIGTERM")])
+def test_what_the_interruption_became_on_the_way_is_not_shown(number, code, name):
+    done = in_a_process(
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nstopping.watch()\n"
+        f"def work():\n    with stopping.gently():\n        signal.raise_signal(signal.{number})\n"
+        "import typer\ntry:\n    leave(work, '; so')\nexcept typer.Exit as left:\n    sys.exit(left.exit_code)"
+    )
+    assert (done.returncode, done.stderr) == (code, f"localtensor: stopped by {name}; so.\n")
+
+
+WAYS = pytest.mark.parametrize("how", ["wrote('text')", "printed(lambda console: console.print('text'))"])
+
+
+@WAYS
+def test_what_is_written_is_out(how):
+    assert in_a_process(f"sys.exit({how})").stdout.strip() == "text"
+
+
+@WAYS
+def test_a_full_disk_is_a_sentence_and_once(how):
+    with Path("/dev/full").open("w") as full:
+        done = in_a_process(f"print({how}, file=sys.stderr)", full)
+    assert (done.returncode, done.stderr) == (0, "cannot write to standard output: No space left on device.\n")
+
+
+@WAYS
+def test_nobody_reading_any_longer_is_no_fault(how):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = in_a_process(f"print(repr({how}), file=sys.stderr)", writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "''\n")
+
+
+@WAYS
+def test_no_standard_output_at_all_is_no_fault(how, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert {"wrote": wrote, "printed": printed}[how.partition("(")[0]](lambda console: None) == ""
+
+
+def test_there_is_a_worker_for_each_core_unless_somebody_says_otherwise():
+    assert (many(0), many(3), many(None)) == (0, 3, os.cpu_count())
+
+
+def test_signals_are_not_ours_before_a_command_begins():
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -1,0 +1,184 @@
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from strategies.base import worker_pool
+from strategies.base.worker_pool import Crew, Done, Failed, Lost, death, own_memory, run
+
+
+def work(task, note):
+    note(7)
+    if task == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == "raise":
+        raise ValueError("no good")
+    if task == "hang":
+        threading.Event().wait()
+    return task * 2
+
+
+def alive(pids):
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def pid_of(task, note):
+    return os.getpid()
+
+
+def hoard(task, note):
+    """Holds so many bytes, and waits to be ended."""
+    note(1)
+    held = bytearray(b"x") * task
+    threading.Event().wait(60)
+    return len(held)
+
+
+def slow_but_alive(task, note):
+    for n in range(4):
+        note(n)
+        threading.Event().wait(task)
+    return "done"
+
+
+def test_answers_come_in_the_order_of_the_tasks():
+    assert [a.value for a in run(work, list(range(20)), workers=3, limit=30)] == [2 * i for i in range(20)]
+
+
+def test_a_dead_worker_costs_its_unit_only_and_says_how_far_it_was():
+    first, dead, last = run(work, [1, "die", 3], workers=1, limit=30)
+    assert (first, last) == (Done(2), Done(6))
+    assert dead == Lost("the process died with SIGKILL", 7)
+
+
+def test_a_unit_that_raises_keeps_its_traceback():
+    (answer,) = run(work, ["raise"], workers=1, limit=30)
+    assert isinstance(answer, Failed)
+    assert answer.error == "ValueError: no good"
+    assert "in work" in answer.trace
+
+
+def test_a_hang_ends_at_the_limit():
+    hung, after = run(work, ["hang", 4], workers=1, limit=0.5)
+    assert hung == Lost("no answer within 0.5 s", 7)
+    assert after == Done(8)
+
+
+def test_the_limit_is_from_one_note_to_the_next():
+    assert list(run(slow_but_alive, [0.4], workers=1, limit=1.2)) == [Done("done")]
+
+
+def test_what_eats_memory_is_ended_and_the_rest_goes_on(monkeypatch):
+    monkeypatch.setattr(worker_pool, "MEMORY", own_memory(os.getpid()) + (64 << 20))
+    lost, after = run(hoard, [256 << 20, 1], workers=1, limit=0.5)
+    assert lost == Lost(f"it used more than {worker_pool.MEMORY >> 20} MiB", 1)
+    assert after == Lost("no answer within 0.5 s", 1)  # a little is not too much: it waits as it was told
+
+
+def test_what_the_parent_holds_and_what_files_back_is_no_more_than_what_is_there():
+    held = bytearray(b"x") * (64 << 20)
+    here = own_memory(os.getpid())
+    assert len(held) < here < 8 << 30
+    assert own_memory(None) == own_memory(2**22 + 1) == 0
+
+
+@pytest.mark.parametrize("when", ["it is idle", "work is on its way"])
+def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
+    with Crew(1) as crew:
+        (pid,) = (a.value for a in crew.run(pid_of, [0], limit=60))
+        os.kill(pid, signal.SIGKILL)
+        crew._hands[0].process.join()
+        if when == "work is on its way":  # it died a moment after somebody looked
+            monkeypatch.setattr(crew._hands[0].process, "is_alive", lambda: True)
+        first, second = crew.run(work, [1, 2], limit=60)
+    assert (first, second) == (Done(2) if when == "it is idle" else Lost("the process died with SIGKILL", -1), Done(4))
+
+
+def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire(monkeypatch):
+    monkeypatch.setattr(worker_pool, "RETIRE", 3)
+    with Crew(1) as crew:
+        pids = [a.value for _ in range(2) for a in crew.run(pid_of, [0, 0], limit=60)]
+    assert pids[0] == pids[1] == pids[2] != pids[3]
+    assert not alive(pids)
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    (-11, "the process died with SIGSEGV"), (0, "the process left with code 0"), (None, "the process left with code None"),
+])  # fmt: skip
+def test_how_a_process_ended_is_said(code, said):
+    assert death(code) == said
+
+
+def test_no_process_is_left_behind_when_the_caller_stops_early():
+    answers = run(pid_of, [0] * 50, workers=2, limit=30)
+    pids = {next(answers).value, next(answers).value}
+    answers.close()
+    assert not alive(pids)
+
+
+def test_ticks_count_every_task():
+    ticks = []
+    assert len(list(run(work, [1, "die", "raise"], workers=2, limit=30, tick=ticks.append))) == 3
+    assert sum(ticks) == 3
+
+
+@pytest.mark.parametrize("tasks", [[], [5]])
+def test_few_tasks_need_few_workers(tasks):
+    assert len(list(run(work, tasks, workers=4, limit=30))) == len(tasks)
+
+
+ORPHANS = """
+import os
+from strategies.base.worker_pool import Crew
+from tests.strategies.base.test_worker_pool import pid_of
+
+with Crew(2) as crew:
+    list(crew.run(pid_of, [0, 0], limit=30))
+    print(*[worker.process.pid for worker in crew._hands], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed():
+    root = Path(__file__).parents[3]
+    parent = subprocess.run([sys.executable, "-c", ORPHANS], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    pids = parent.stdout.split()
+    assert (parent.returncode, len(pids)) == (-signal.SIGKILL, 2)
+    deadline = time.monotonic() + 10
+    while left := alive(pids):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+DEAF = """
+import sys
+from strategies.base.worker_pool import Crew
+from tests.strategies.base.test_worker_pool import deaf
+
+with Crew(1) as crew:
+    list(crew.run(deaf, sys.argv[1:], limit=60))
+"""
+
+
+def deaf(task, note):
+    """Tells who it is, ends its parent, and holds Python's lock in a native call that nothing of Python's interrupts."""
+    Path(task).write_text(str(os.getpid()))
+    os.kill(os.getppid(), signal.SIGKILL)
+    ctypes.PyDLL(None).sleep(60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_worker_that_hangs_in_native_code_ends_with_its_parent(tmp_path):
+    root, told = Path(__file__).parents[3], tmp_path / "pid"
+    parent = subprocess.run([sys.executable, "-c", DEAF, str(told)], cwd=root, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while left := alive([int(told.read_text())]):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)

@@ -1,0 +1,281 @@
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import localtensor
+from strategies.cli import app as cli
+from strategies.cli.commands import report as merging
+from strategies.cli.commands import validate
+from tests.strategies import users
+from tests.strategies.sweep.report.test_text_and_json import check_schema
+
+ROOT = Path(__file__).parents[3]
+START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from strategies.cli.app import main; main()"
+
+
+@pytest.fixture
+def started(tmp_path):
+    """The real command in a process and a session of its own; whoever started us may ignore Ctrl-C, it may not."""
+    environ = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE")}
+    running = []
+
+    def start(*words):
+        running.append(subprocess.Popen(
+            [sys.executable, "-c", START, *words], cwd=tmp_path, env=environ | {"PYTHONPATH": str(ROOT)}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        ))  # fmt: skip
+        return running[-1]
+
+    yield start
+    for run in running:
+        run.kill()
+        run.communicate()
+
+
+def session_of(leader):
+    """The processes of a session that are still alive."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:  # it is gone by now
+                continue
+            if int(session) == leader and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def assert_session_ends(leader):
+    """The fork server learns of its parent's end by the end of a pipe, a moment later."""
+    deadline = time.monotonic() + 10
+    while left := session_of(leader):
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+def helped(*words):
+    result = CliRunner().invoke(cli.app, [*words, "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the command line hands on, instead of a run."""
+    heard = []
+    monkeypatch.setattr(validate, "run", lambda chosen: heard.append(chosen) or 0)
+    return heard
+
+
+def parsed(asked, line):
+    result = CliRunner().invoke(cli.app, cli.spread(shlex.split(line)))
+    assert result.exit_code == 0, result.output
+    return asked.pop()
+
+
+# Without a run.
+
+
+def test_the_command_line_is_there_before_torch():
+    code = "import sys, strategies.cli.app; print(sorted({'torch', 'numpy', 'rich.progress'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_version_is_told():
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"localtensor {localtensor.__version__}\n")
+
+
+def test_the_exit_codes_are_those_of_the_table():
+    from strategies.base import signals as leaving
+    from strategies.model import verdict as verdicts
+
+    codes = (leaving.CLEAN, leaving.WRONG, leaving.USAGE, leaving.NOTHING)
+    assert codes == (verdicts.CLEAN, verdicts.WRONG, verdicts.USAGE, verdicts.NOTHING) == (0, 1, 2, 3)
+
+
+def test_help_of_the_tool_names_its_commands():
+    text = helped()
+    assert "Puts PyTorch's distributed sharding rules on trial" in text
+    assert re.search(r"^  validate +Put sharding rules on trial", text, re.MULTILINE)
+
+
+def test_help_has_every_option_of_the_page_and_the_exit_codes():
+    text = helped("validate")
+    table = (ROOT / "docs/validate.md").read_text().partition("## Command line")[2].partition("\n## ")[0]
+    options = re.findall(r"^\| `(--[a-z]+)", table, re.MULTILINE)
+    assert len(options) > 8
+    assert [option for option in options if option not in text] == []
+    assert "0 nothing wrong; 1 an Unsound rule, or a registration that torch ignores; 2 usage;" in text
+
+
+def test_help_of_merge_has_its_options_examples_and_exit_codes():
+    text = helped("merge")
+    assert all(option in text for option in ("JOURNAL...", "--out", "--json", "--repro"))
+    assert "localtensor merge 1.jsonl 2.jsonl 3.jsonl 4.jsonl\n" in text
+    assert "2 a file that is no journal, or of another run; 3 a unit is missing." in text
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
+    heard = []
+    monkeypatch.setattr(merging, "run_merge", lambda *given: heard.append(given) or code)
+    line = "merge a b --out c --json d --repro e"
+    assert CliRunner().invoke(cli.app, cli.spread(line.split())).exit_code == code
+    assert heard == [((Path("a"), Path("b")), Path("c"), Path("d"), Path("e"))]
+    assert CliRunner().invoke(cli.app, ["merge"]).exit_code == 2
+
+
+def test_options_reach_the_run_as_they_were_given(asked):
+    chosen = parsed(asked, "validate add 'nn.*' --search --ranks 2 --dtype bool --device cuda --rules a.b --confirm none "
+                    "--json x.json --repro y --seed 5 --workers 3 -q")  # fmt: skip
+    assert chosen == validate.Chosen(
+        ("add", "nn.*"), False, True, (2,), ("bool",), "cuda", "a.b", "none", Path("x.json"), Path("y"), 5, 3, True,
+    )  # fmt: skip
+
+
+def test_what_is_not_given_has_a_default(asked):
+    assert parsed(asked, "validate --all") == validate.Chosen(
+        (), True, False, (), (), "cpu", "dtensor", "gloo", None, None, 0, os.cpu_count(), False,
+    )  # fmt: skip
+
+
+def test_options_of_a_sweep_reach_the_run(asked):
+    chosen = parsed(
+        asked, "validate --all --mesh 2,2 --mesh=2 --pairs --journal a/j --resume --shard 1/4 --executor dask"
+    )
+    assert (chosen.mesh, chosen.pairs, chosen.journal, chosen.resume) == (("2,2", "2"), True, Path("a/j"), True)
+    assert (chosen.shard, chosen.executor, chosen.ranks) == ("1/4", "dask", ())
+
+
+def test_a_mesh_may_stand_between_listed_ranks_and_names(asked):
+    chosen = parsed(asked, "validate --ranks 2 3 --mesh 2,3 add")
+    assert (chosen.ranks, chosen.mesh, chosen.ops) == ((2, 3), ("2,3",), ("add",))
+
+
+@pytest.mark.parametrize("line", ["--ranks 2 3", "--ranks 2,3", "--ranks 2, 3", "--ranks=2,3", "--ranks 2 --ranks 3"])
+def test_ranks_may_be_listed(line, asked):
+    assert parsed(asked, f"validate add {line}").ranks == (2, 3)
+    assert parsed(asked, f"validate {line} add").ops == ("add",)
+    assert parsed(asked, f"validate add {line} --quiet").quiet
+
+
+@pytest.mark.parametrize("line", ["--dtype bool int64", "--dtype bool,int64", "--dtype bool --dtype int64"])
+def test_dtypes_may_be_listed(line, asked):
+    assert parsed(asked, f"validate add {line}").dtypes == ("bool", "int64")
+    assert parsed(asked, f"validate {line} add").ops == ("add",)
+
+
+def test_no_workers_are_not_the_default(asked):
+    assert parsed(asked, "validate add --workers 0").workers == 0
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("validate add --ranks two", "Invalid value for '--ranks': "),
+    ("validate add --ranks", "Option '--ranks' requires an argument."),
+    ("validate add --ranks ,", "Invalid value for '--ranks': "),
+    ("validate add --ranks=", "Invalid value for '--ranks': "),
+    ("validate add --dtype", "Option '--dtype' requires an argument."),
+    ("validate add --sed 1", "No such option: --sed"),
+    ("validat add", "No such command 'validat'."),
+])  # fmt: skip
+def test_what_cannot_be_read_is_usage(line, said, asked):
+    result = CliRunner().invoke(cli.app, cli.spread(shlex.split(line)))
+    assert (result.exit_code, asked) == (2, [])
+    assert said in result.output
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_the_exit_code_is_that_of_the_run(code, monkeypatch):
+    monkeypatch.setattr(validate, "run", lambda _: code)
+    assert CliRunner().invoke(cli.app, ["validate", "add"]).exit_code == code
+
+
+@pytest.mark.parametrize(("words", "kept"), [
+    ((), "--journal FILE would keep what is done"), (("--journal", "j"), "go on with it by --journal j --resume"),
+])  # fmt: skip
+def test_ctrl_c_says_how_to_go_on(words, kept, monkeypatch):
+    def stopped(chosen):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(validate, "run", stopped)
+    result = CliRunner().invoke(cli.app, ["validate", "add", *words])
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert result.stderr == f"localtensor: stopped by Ctrl-C; no report was written; {kept}.\n"
+
+
+@pytest.mark.parametrize(
+    ("room", "words"), [(validate, ["validate", "add"]), (merging, ["merge", "a"])], ids=["validate", "merge"]
+)
+def test_a_failure_of_ours_is_3_with_its_traceback(room, words, monkeypatch):
+    monkeypatch.setattr(room, "run", lambda *_: {}["nothing"])
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 3
+    assert result.stderr.startswith("Traceback (most recent call last):\n")
+    assert result.stderr.endswith(
+        "KeyError: 'nothing'\n\nlocaltensor itself failed, as shown above; this says nothing about any rule.\n"
+    )
+
+
+# Real runs.
+
+
+def test_a_whole_run_in_a_process_of_its_own(tmp_path, started):
+    users.write(tmp_path, "whole_run", users.RIGHT_AND_WRONG)
+    run = started("validate", "--rules", "whole_run", "--ranks", "2", "--dtype", "float64", "--workers", "2",
+                  "--json", "report.json", "--repro", "scripts")  # fmt: skip
+    out, errors = run.communicate(timeout=120)
+    assert (run.returncode, errors) == (1, "")
+    body = json.loads((tmp_path / "report.json").read_text())
+    check_schema(body)
+    (found,) = body["findings"]
+    assert (found["op"], body["exit_code"]) == ("whole_run.running.default", 1)
+    assert (tmp_path / found["repro"]).read_text().startswith('"""whole_run.running.default: S(0) -> S(0)\n')
+    assert "5 sound, 1 unsound" in out and "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 140
+    assert_session_ends(run.pid)
+
+
+SLOW = """
+def slow(x):
+    open("began", "w").close()
+    time.sleep(0.5)
+    return x * 2
+
+op("slow", slow, (R, R), (S0, S0))
+
+def samples(op):
+    for _ in range(99):
+        yield (torch.rand(8, 4),), {}
+"""
+
+
+@pytest.mark.parametrize("whom", ["the command alone", "the whole session"])
+def test_ctrl_c_leaves_one_sentence_and_nothing_else(whom, tmp_path, started):
+    users.write(tmp_path, "slow_run", SLOW)
+    run = started("validate", "--rules", "slow_run", "--workers", "2", "--json", "report.json")
+    while not (tmp_path / "began").exists():
+        assert run.poll() is None, run.stderr.read()
+        time.sleep(0.05)
+    assert len(session_of(run.pid)) > 1  # a worker is at work
+    if whom == "the command alone":
+        os.kill(run.pid, signal.SIGINT)
+    else:
+        os.killpg(run.pid, signal.SIGINT)  # what a terminal does
+    out, errors = run.communicate(timeout=30)
+    assert (run.returncode, out) == (130, "")
+    kept = "--journal FILE would keep what is done"
+    assert errors == f"localtensor: stopped by Ctrl-C; no report was written; {kept}.\n"
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "__pycache__") == ["began", "slow_run.py"]
+    assert_session_ends(run.pid)

@@ -1,0 +1,30 @@
+"""The book of all families: one entry for an overload, or an error that names both."""
+
+import pytest
+
+from strategies.ops.all_rules import FOREACH_RULES, MODULES, OUR_RULES, TwoRules, collected
+from strategies.ops.semantics.rulebook import Entry, rules
+
+
+def nothing(ask):
+    return []
+
+
+def test_every_family_is_in_the_book():
+    assert len(OUR_RULES) == len(FOREACH_RULES) + sum(len(module.RULES) for module in MODULES) > 1000
+    assert all(entry.family and entry.reason and entry.where for entry in OUR_RULES)
+
+
+def test_two_entries_for_one_overload_are_an_error_that_names_both():
+    one = rules("first family", "because", ["aten.relu.default"], nothing)
+    two = rules("second family", "because", ["aten.relu.default"], nothing)
+    with pytest.raises(TwoRules) as raised:
+        collected([*one, *two])
+    assert "aten.relu.default" in str(raised.value)
+    assert "first family" in str(raised.value) and "second family" in str(raised.value)
+
+
+def test_a_book_keeps_the_order_of_its_entries():
+    ops = ["aten.sin.default", "aten.cos.default"]
+    made = [Entry(op, nothing, "some", "because") for op in ops]
+    assert [entry.op for entry in collected(made)] == ops

@@ -1,0 +1,142 @@
+"""The planner's plans cost what the oracle's cost: every pair on small meshes, some on larger ones."""
+
+import random
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial
+
+from localtensor.errors import OtherRows
+from localtensor.layout.mesh import Mesh
+from localtensor.layout.shard_order import ordered
+from localtensor.layout.spec import Spec, parse
+from strategies.planner.search.api import searched
+from strategies.planner.steps.legal_steps import changes, targets
+from strategies.planner.steps.plan import Move
+from strategies.planner.steps.prices import Sent, Time, TorchPrice, step_of
+from tests.tools.plans import graph_based
+from tests.tools.plans.oracle import Oracle, alike, without_lone
+from tests.tools.plans.pairs import PLAIN, drawn, every_spec
+
+
+class Backwards:
+    """The more bytes the cheaper: no bound holds, and it promises none."""
+
+    name = "backwards"
+
+    def __call__(self, move: Move) -> int:
+        return 10**6 - move.nbytes if move.kind != "local" else 10**5
+
+
+PRICES = (Time(), Sent(), Backwards())
+
+
+def found(src, dst, price, memory=None, flattened=()):
+    plan = searched(src, dst, price, memory=memory, flattened=flattened)
+    assert plan.price == sum(price(step.move) for step in plan.steps)
+    return plan.price, len(plan.steps)
+
+
+def turns(src, dst):
+    """Whether a Partial would have to turn into another: that is refused."""
+    both = zip(src.placements, dst.placements, strict=True)
+    return any(isinstance(was, Partial) and isinstance(now, Partial) and was != now for was, now in both)
+
+
+def check_pairs(specs, price, flattened=()):
+    """Every pair of these specs, of which all have the same placements on offer."""
+    names = [[specs[0].mesh.names[axis] for axis in axes] for axes in flattened]
+    oracles = {}
+    for src in specs:
+        by_offered = {}
+        for dst in filter(lambda dst: not turns(src, dst), specs):
+            by_offered.setdefault(targets(src, dst), []).append(dst)
+        for offered, wanted in by_offered.items():
+            oracle = oracles.setdefault(offered, Oracle(offered, flattened))
+            costs = oracle.costs(without_lone(src), price)
+            for dst in wanted:
+                want = costs[without_lone(dst)]
+                assert found(src, dst, price, flattened=names) == want, f"{src} -> {dst} by {price.name}"
+
+
+@pytest.mark.parametrize("price", PRICES, ids=["time", "bytes", "backwards"])
+@pytest.mark.parametrize(("sizes", "shape"), [
+    ((2,), (4, 6)), ((4,), (5, 3)), ((3,), (0, 4)), ((2, 2), (8, 4)), ((2, 3), (5, 3)), ((2, 4), (1, 7)), ((1, 3), (6, 4)), ((2, 2), (9,)),
+])  # fmt: skip
+def test_every_pair_costs_what_it_costs_the_oracle(sizes, shape, price):
+    check_pairs(every_spec(sizes, shape), price)
+
+
+@pytest.mark.parametrize("price", PRICES[:2], ids=["time", "bytes"])
+@pytest.mark.parametrize(
+    "names", [("R", "S(0)", "SS(0,2)", "SS(1,3)"), ("R", "S(1)", "P(sum)", "P(avg)"), ("S(0)", "P(max)", "R")]
+)
+def test_strided_shards_and_other_partials_cost_what_they_cost_the_oracle(names, price):
+    specs = [spec for spec in every_spec((2, 2), (7, 5), names) if not would_be_an_order(spec)]
+    check_pairs(specs, price)
+
+
+def would_be_an_order(spec):
+    """Whether its strided shards encode a shard order: then it is planned as that."""
+    try:
+        return ordered(spec) != spec
+    except OtherRows:
+        return False
+
+
+@pytest.mark.parametrize("price", PRICES[:2], ids=["time", "bytes"])
+def test_flattened_axes_cost_what_they_cost_the_oracle(price):
+    check_pairs(every_spec((2, 3), (6, 5)), price, flattened=[(0, 1)])
+
+
+def test_pairs_on_three_axes_cost_what_they_cost_the_oracle():
+    rng = random.Random(8)
+    for sizes, shape in (((2, 3, 2), (7, 6)), ((2, 2, 2), (64, 32))):
+        mesh = Mesh.of(*sizes)
+        oracle = Oracle(tuple(map(parse, PLAIN)))
+        for _ in range(3):
+            src = drawn(rng, mesh, shape)
+            for price in PRICES:
+                costs = oracle.costs(src, price)
+                for _ in range(8):
+                    dst = drawn(rng, mesh, shape)
+                    assert found(src, dst, price) == costs[dst], f"{src} -> {dst} by {price.name}"
+
+
+def test_a_layout_that_was_met_before_the_bound_grew_is_not_looked_at_too_soon():
+    """Else the way over what was met first would be taken: of these, for 126 bytes."""
+    mesh = Mesh.of(4, 3, 4)
+    src = Spec(mesh, tuple(map(parse, ("R", "S(1)", "S(0)"))), (1, 64), torch.float32)
+    dst = Spec(mesh, tuple(map(parse, ("R", "S(1)", "S(1)"))), (1, 64), torch.float32, ((1, (2, 1)),))
+    assert found(src, dst, Sent()) == Oracle(targets(src, dst)).costs(src, Sent())[dst] == (120, 8)
+
+
+def test_every_step_of_a_plan_is_legal_and_priced_as_it_is_by_itself():
+    rng = random.Random(3)
+    for _ in range(40):
+        mesh = Mesh.of(*[rng.choice((1, 2, 3)) for _ in range(3)])
+        src, dst = (drawn(rng, mesh, (5, 8)) for _ in range(2))
+        plan = searched(src, dst)
+        at = src
+        for step in plan.steps:
+            assert step.was == at and step == step_of(step.kind, step.axes, step.was, step.now)
+            legal = changes(without_lone(at), targets(src, dst))
+            assert (step.kind, step.axes, without_lone(step.now)) in [(c.kind, c.axes, c.now) for c in legal]
+            at = step.now
+        assert alike(at, dst)
+
+
+def test_by_the_price_of_torch_no_plan_costs_more_than_that_of_torch():
+    rng, paid = random.Random(5), 0
+    with graph_based.fake_ranks(64):
+        for _ in range(60):
+            mesh = Mesh.of(*[rng.choice((2, 3, 4)) for _ in range(rng.choice((1, 2, 3)))])
+            shape = tuple(rng.choice((6, 64, 4096)) for _ in range(2))
+            src, dst = (drawn(rng, mesh, shape) for _ in range(2))
+            price = TorchPrice.of(mesh, graph_based.devices_in_a_host())
+            want = graph_based.microseconds(graph_based.states(src, dst))
+            plan = searched(src, dst, price)
+            got = sum(price.microseconds(step.move) for step in plan.steps)
+            assert got <= want * (1 + 1e-9) + 1e-5 * len(plan.steps), f"{src} -> {dst}"
+            paid += got > 0
+    assert paid > 40

@@ -1,0 +1,157 @@
+from dataclasses import replace
+
+import pytest
+from torch.distributed.tensor import Replicate, Shard
+
+from strategies.model.program import Program
+from strategies.model.verdict import Verdict
+from strategies.programs.run.verdict import Confirmation
+from strategies.sweep import confirmation
+from strategies.sweep.confirmation import Session, unconfirmed
+from strategies.validation import finding
+from strategies.validation.finding import Settled, Suspect
+from tests.strategies.cases import numbers, sample
+from tests.strategies.validation.test_finding_candidate import instance
+
+WRONG, RIGHT = Confirmation("it is wrong", got="[3]", want="[4]"), Confirmation("", "DTensor's own run is right")
+
+
+def suspect(ranks=2, columns=6, **more):
+    return Suspect(instance(sample("cumprod.default", numbers(4, columns), -1), ranks=ranks, **more))
+
+
+class Judge:
+    """A court that gives these answers, in turn, and notes what it was asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    def confirm(self, case):
+        self.asked.append((case.ranks, case.sample.size))
+        return self.answers.pop(0)
+
+    def confirm_program(self, program):
+        self.asked.append(str(program))
+        return self.answers.pop(0)
+
+
+def settled(todo, *answers, doubted=None):
+    court = Judge(*answers)
+    found = list(Session(court, "gloo", 0, "").settle(todo, set(todo) if doubted is None else doubted))
+    assert court.answers == []
+    return found, court.asked
+
+
+def test_what_goes_wrong_for_real_is_unsound_with_what_was_seen():
+    ((only,), asked) = settled({"a": [suspect()]}, WRONG)
+    found = only.finding
+    assert (only.name, only.crash, found.verdict, found.confirmed_on) == ("a", None, Verdict.UNSOUND, "gloo")
+    assert found.reason == "it is wrong"
+    assert (found.got, found.want, asked) == ("[3]", "[4]", [(2, 24)])
+    assert "argument 0, S(1)" in found.picture and "aten.cumprod" in found.script
+
+
+def test_the_evidence_of_the_probe_stands_in_where_the_real_run_shows_no_values():
+    ((only,), _) = settled({"a": [suspect()]}, replace(WRONG, got="", want=""))
+    assert (only.finding.got, only.finding.want) == ("[1]", "[2]")
+
+
+def test_cases_are_tried_in_turn_until_one_goes_wrong():
+    ((only,), asked) = settled({"a": [suspect(columns=n) for n in (2, 3, 4, 5)]}, RIGHT, WRONG)
+    assert (only.finding.elements, asked) == (12, [(2, 8), (2, 12)])
+
+
+def test_a_suspect_that_no_case_shows_is_suspect_still_and_says_why():
+    ((only,), asked) = settled({"a": [suspect(), suspect(3)]}, RIGHT, RIGHT)
+    assert (only.finding.verdict, only.finding.confirmed_on, len(asked)) == (Verdict.SUSPECT, None, 2)
+    assert only.finding.reason == "wrong (not confirmed: DTensor's own run is right)"
+
+
+def test_what_the_probe_could_not_judge_is_cleared_by_a_run_that_is_right():
+    (found, _) = settled({"a": [suspect(), suspect(3)]}, RIGHT, RIGHT, doubted=set())
+    assert found == [Settled("a", None)]
+
+
+def test_few_ranks_come_first_over_all_rules_and_a_rule_is_told_as_soon_as_it_is_known():
+    todo = {"a": [suspect(3), suspect(2)], "b": [suspect(2)], "c": [suspect(3), suspect(4)]}
+    found, asked = settled(todo, RIGHT, WRONG, WRONG, WRONG)
+    assert [ranks for ranks, _ in asked] == [2, 2, 3, 3]
+    assert [(s.name, s.finding.ranks) for s in found] == [("b", 2), ("a", 3), ("c", 3)]
+
+
+def test_the_rest_of_a_run_that_was_stopped_is_settled_in_the_same_order():
+    todo = {
+        name: [suspect(ranks) for ranks in of] for name, of in {"a": (2, 3), "b": (3,), "c": (2,), "d": (4, 2)}.items()
+    }
+    whole = [s.name for s in settled(todo, *[RIGHT] * 6)[0]]
+    for done in range(4):
+        left = {name: cases for name, cases in todo.items() if name not in whole[:done]}
+        many = sum(map(len, left.values()))
+        assert [s.name for s in settled(left, *[RIGHT] * many)[0]] == whole[done:]
+
+
+def test_a_refusal_by_every_rank_that_the_probe_saw_too_is_wrong():
+    refused = Confirmation("", "DTensor refuses this call on every rank: ValueError: no", refused="ValueError: no")
+    ((same,), _) = settled({"a": [suspect(reason="the shards raise ValueError: no")]}, refused)
+    assert same.finding.verdict is Verdict.UNSOUND
+    assert same.finding.reason == "every rank raises ValueError: no; the op takes the whole tensors"
+    ((other,), _) = settled({"a": [suspect(reason="the shards make 1")]}, refused)
+    assert other.finding.verdict is Verdict.SUSPECT
+
+
+def test_the_script_of_a_program_does_the_same_on_the_same_mesh():
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2, 2), ((Shard(1), Replicate()),), "to (R, S(0))")
+    ((only,), _) = settled({"p": [Suspect(instance(one, ranks=4), program)]}, WRONG)
+    assert "laid(x, [Replicate(), Shard(0)])" in only.finding.script and "(2, 2)" in only.finding.script
+    assert "it is wrong" in only.finding.script and "{name}" in only.finding.script
+    assert (only.finding.got, only.finding.want, only.finding.ranks) == ("[3]", "[4]", 4)
+
+
+def test_a_program_that_cannot_be_written_down_has_a_picture_only(monkeypatch):
+    monkeypatch.setattr(confirmation, "writable", lambda program: False)
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2,), ((Shard(1),),), "sum")
+    ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, WRONG)
+    assert only.finding.script == "" != only.finding.picture
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_of_a_program_the_verdicts_are_those_of_a_rule(doubted):
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2,), ((Shard(1),),), "sum")
+    ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, RIGHT, doubted={"p"} if doubted else set())
+    assert (only.finding.verdict if only.finding else None) is (Verdict.SUSPECT if doubted else None)
+
+
+@pytest.mark.parametrize("doubted", [True, False])
+def test_a_failure_of_our_own_is_a_crash_and_says_nothing_of_the_rule(doubted):
+    failed = Confirmation("", "the trial itself failed", failed="Traceback ...")
+    ((only,), _) = settled({"a": [suspect()]}, failed, doubted={"a"} if doubted else set())
+    assert (only.crash.op, only.crash.sample) == ("aten.cumprod.default", "aten.cumprod.default(f64[4,6], -1)")
+    assert (only.crash.error, only.crash.trace) == ("the trial itself failed", "Traceback ...")
+    assert (only.finding.verdict if only.finding else None) is (Verdict.SUSPECT if doubted else None)
+
+
+def test_a_program_is_run_as_a_program():
+    one = sample("cumprod.default", numbers(4, 6), -1)
+    program = Program(one, (2, 2), ((Shard(1), Replicate()),), "sum")
+    ((only,), asked) = settled({"p": [Suspect(instance(one, ranks=4), program)]}, WRONG)
+    assert asked == [str(program)]
+    assert (only.finding.title, only.finding.mesh, only.finding.confirmed_on) == (str(program), (2, 2), "gloo")
+    assert "argument 0, (S(1), R)\n  rank 0  " in only.finding.picture and "aten.cumprod" in only.finding.script
+
+
+def test_a_script_is_written_only_where_it_would_show_the_same(monkeypatch):
+    monkeypatch.setattr(confirmation, "usable", lambda case: False)
+    ((only,), _) = settled({"a": [suspect()]}, WRONG)
+    assert only.finding.script == "" != only.finding.picture
+
+
+def test_without_a_court_all_are_suspect():
+    found = list(unconfirmed({"b": [suspect(), suspect(3)], "a": [suspect(3)]}))
+    assert [(s.name, s.finding.verdict, s.finding.ranks) for s in found] == [
+        ("b", Verdict.SUSPECT, 2), ("a", Verdict.SUSPECT, 3),
+    ]  # fmt: skip
+    assert found[0].finding.reason == "wrong (not confirmed: --confirm none was asked for)"
+    assert [finding.read_settled(finding.settled_line(s)) for s in found] == found

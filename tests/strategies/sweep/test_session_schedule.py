@@ -1,0 +1,265 @@
+"""With workers of a test's own: what each does is said by its answer, so that nothing has to die here."""
+
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+
+from strategies.base.journal import open_journal
+from strategies.base.worker_pool import LATE, Crew, Done, Failed, Lost
+from strategies.model.rule import overload
+from strategies.model.verdict import Unit
+from strategies.sweep import session
+from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
+from strategies.torch_api import user_modules
+from strategies.validation.finding import Docket, Hearing
+from strategies.validation.overload import alone
+from tests.strategies import users
+from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import plant, planted
+from tests.strategies.wrong_here import if_cumprod_is_wrong
+
+
+def sleepy(x):
+    """Hangs on what one of two ranks has of six rows."""
+    if x.shape == (3, 5):
+        threading.Event().wait()
+    return x * 2
+
+
+plant("sleepy(Tensor x) -> Tensor", sleepy, "S")
+
+SAMPLES = tuple(sample("neg.default", numbers(n + 1)) for n in range(3))
+ONE = Docket("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
+TWO = replace(ONE, op="aten.abs.default", meshes=((2,),))
+
+
+def heard(docket):
+    return Done([Hearing(unit, samples=1) for unit in docket.units()])
+
+
+class Scripted:
+    """`answer(docket)` for each task, and what was asked."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def run(self, work, tasks, *, limit, tick=None):
+        assert (work, limit) == (hear, SECONDS)
+        self.asked.append(list(tasks))
+        for task in tasks:
+            if tick:
+                tick(1)
+            yield self.answer(task)
+
+
+def swept(dockets, answer):
+    """The lines, what was asked, and the ticks."""
+    hands, ticks = Scripted(answer), []
+    with open_journal(None, resume=False) as journal:
+        hear_all(hands, dockets, journal, "this run", ticks.append)
+    return journal.lines, hands.asked, len(ticks)
+
+
+def crashes(lines):
+    return {
+        line["unit"]: [(c["op"], c["sample"], c["error"]) for c in line["crashed"]]
+        for line in lines
+        if "crashed" in line
+    }
+
+
+def test_every_unit_has_a_line_and_each_docket_a_tick():
+    lines, asked, ticks = swept([ONE, TWO], heard)
+    assert [line["unit"] for line in lines] == [str(u) for d in (ONE, TWO) for u in d.units()]
+    assert {(line["kind"], line["run"], line["samples"]) for line in lines} == {("unit", "this run", 1)}
+    assert all(line["seconds"] >= 0 for line in lines)
+    assert (asked, ticks) == ([[ONE, TWO]], 2)
+
+
+def test_only_the_units_that_are_wanted_have_a_line():
+    only = frozenset([Unit(ONE.op, "alone", "real", (3,))])
+    lines, _, _ = swept([replace(ONE, only=only)], heard)
+    assert [line["unit"] for line in lines] == ["aten.neg.default alone real 3"]
+
+
+def dies_at(*steps, why="the process died with SIGSEGV"):
+    """As long as one of these steps is still taken, at the first of them."""
+
+    def answer(docket):
+        left = [step for step in steps if step not in docket.skip]
+        return Lost(why, left[0]) if docket.op == ONE.op and left else heard(docket)
+
+    return answer
+
+
+def test_a_step_that_kills_is_left_out_the_next_time_and_said():
+    step = ONE.step(1, 1)
+    lines, asked, ticks = swept([ONE, TWO], dies_at(step))
+    assert [[d.skip for d in batch] for batch in asked] == [[frozenset(), frozenset()], [frozenset([step])]]
+    assert ticks == 2
+    assert sorted(line["unit"] for line in lines) == sorted(str(u) for d in (ONE, TWO) for u in d.units())
+    assert crashes(lines) == {
+        "aten.neg.default alone real 3": [
+            ("aten.neg.default", "f64[2] from test", "the process died with SIGSEGV on a rank's piece")
+        ]
+    }
+
+
+def test_several_deaths_are_all_said_each_with_its_unit():
+    lines, asked, _ = swept([ONE], dies_at(ONE.step(0, 0), ONE.step(2, 1), ONE.step(2, 0)))
+    assert len(asked) == 4
+    assert {unit: [sample for _, sample, _ in of] for unit, of in crashes(lines).items()} == {
+        "aten.neg.default alone real 2": ["f64[1] from test", "f64[3] from test"],
+        "aten.neg.default alone real 3": ["f64[3] from test"],
+    }
+
+
+def test_a_death_on_whole_tensors_is_not_said_to_be_on_a_piece():
+    lines, asked, _ = swept([ONE], dies_at(ONE.truth_step(2), why="no answer within 60 s"))
+    ((_, (crash,)),) = crashes(lines).items()
+    assert crash[:2] == ("aten.neg.default", "f64[3] from test")
+    assert crash[2] == "no answer within 60 s on the whole tensors"
+    assert asked[1][0].skip == {ONE.truth_step(2)}
+
+
+def test_of_a_sample_that_hung_nothing_is_tried_again():
+    step = ONE.step(1, 0)
+    lines, asked, _ = swept([ONE], dies_at(step, why=f"{LATE} 30 s"))
+    assert [docket.skip for (docket,) in asked] == [frozenset(), {step, ONE.truth_step(1)}]
+    ((unit, (crash,)),) = crashes(lines).items()
+    assert (unit, crash[2]) == ("aten.neg.default alone real 2", "no answer within 30 s on a rank's piece")
+
+
+class Watched:
+    """Workers of flesh and blood, and what they were asked."""
+
+    def __init__(self, crew):
+        self.crew, self.asked = crew, []
+
+    def run(self, work, tasks, **given):
+        self.asked.append(list(tasks))
+        yield from self.crew.run(work, tasks, **given)
+
+
+def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
+    monkeypatch.setattr(session, "SECONDS", 0.5)
+    samples = (planted("sleepy", numbers(6, 5)), planted("sleepy", numbers(8, 7)))
+    docket = Docket(samples[0].op, samples, ((3,), (2,), (4,)), 0)
+    with Crew(1) as crew, open_journal(None, resume=False) as journal:
+        hands = Watched(crew)
+        hear_all(hands, [docket], journal, "this run", lambda count: None)
+        only = replace(docket, samples=samples[1:])
+        hear_all(hands, [only], journal, "the other alone", lambda count: None)
+    assert [one.skip for (one,) in hands.asked] == [frozenset(), {docket.step(0, 1), docket.truth_step(0)}, frozenset()]
+    tried = {run: [line.get("tried", 0) for line in journal.lines if line["run"] == run]
+             for run in ("this run", "the other alone")}  # fmt: skip
+    assert crashes(journal.lines) == {
+        "planted.sleepy.default alone real 2": [
+            ("planted.sleepy.default", "f64[6,5] from test", "no answer within 0.5 s on a rank's piece")
+        ]
+    }
+    assert sum(tried["this run"]) > 0 and [n > 0 for n in tried["this run"]] == [
+        n > 0 for n in tried["the other alone"]
+    ]
+
+
+def test_a_docket_that_raises_is_a_crash_and_its_units_are_done():
+    lines, asked, _ = swept([ONE, TWO], lambda d: Failed("KeyError: 'x'", "Traceback") if d is ONE else heard(d))
+    assert len(lines) == len(ONE.units()) + len(TWO.units()) and len(asked) == 1
+    ((unit, (crash,)),) = crashes(lines).items()
+    assert (unit, crash) == (str(ONE.units()[0]), ("aten.neg.default", "the whole overload", "KeyError: 'x'"))
+
+
+def test_a_worker_that_was_killed_before_it_noted_anything_costs_nothing():
+    answers = [Lost("the process died with SIGKILL", -1), heard(ONE)]
+    lines, asked, _ = swept([ONE], lambda d: answers.pop(0))
+    assert (len(lines), asked, crashes(lines)) == (len(ONE.units()), [[ONE], [ONE]], {})
+
+
+def test_a_docket_that_kills_twice_before_it_noted_anything_is_given_up():
+    lines, asked, _ = swept([ONE, TWO], lambda d: Lost("it used more than 2048 MiB", -1) if d is ONE else heard(d))
+    assert (len(lines), asked) == (len(ONE.units()) + len(TWO.units()), [[ONE, TWO], [ONE]])
+    ((_, (crash,)),) = crashes(lines).items()
+    assert crash == ("aten.neg.default", "before its first sample", "it used more than 2048 MiB")
+
+
+@pytest.mark.parametrize("tries", [1, RETRIES])
+def test_an_overload_that_kills_without_end_is_given_up_and_what_it_did_is_said(tries, monkeypatch):
+    monkeypatch.setattr(session, "RETRIES", tries)
+    many = replace(ONE, samples=SAMPLES[:1] * 99)
+    lines, asked, _ = swept([many], dies_at(*range(198)))
+    assert len(asked) == tries + 1
+    assert [line["unit"] for line in lines] == [str(unit) for unit in many.units()]
+    errors = [error for of in crashes(lines).values() for *_, error in of]
+    assert len(errors) == tries + 1 and "the process died with SIGSEGV" in errors
+
+
+def test_the_lines_are_the_same_every_time():
+    def lines():
+        return [{**line, "seconds": 0} for line in swept([ONE, TWO], dies_at(1, 4))[0]]
+
+    assert lines() == lines()
+
+
+def test_a_docket_that_was_not_begun_in_time_has_no_line():
+    lines, asked, ticks = swept([ONE, TWO], lambda docket: Done([]) if docket is TWO else heard(docket))
+    assert {line["unit"].split()[0] for line in lines} == {ONE.op}
+    assert (len(asked), ticks) == (1, 2)
+
+
+def test_a_docket_that_was_begun_is_finished_however_late():
+    late = replace(ONE, until=1.0)
+    lines, asked, _ = swept([late], lambda docket: heard(docket) if docket.skip else Lost("it died", 0))
+    assert [docket.until for docket in asked[1]] == [0.0]
+    assert len(lines) == len(ONE.units()) and len(crashes(lines)) == 1
+
+
+@pytest.mark.parametrize("held", ["suspects", "whole"])
+def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
+    told = []
+
+    def answer(docket):
+        told.append(docket.op)
+        found = Hearing(docket.units()[0])
+        if docket is TWO:
+            getattr(found, held)["a rule"] = []
+        return Done([found])
+
+    with open_journal(None, resume=False) as journal:
+        hear_all(Scripted(answer), [ONE, TWO, ONE], journal, "run", lambda _: None, lambda: told.append("!"))
+    assert told == [ONE.op, TWO.op, "!", ONE.op]
+
+
+# A worker's part.
+
+CUMPROD = sample("cumprod.default", numbers(4, 6), -1)
+
+
+def silent(number):
+    """Nobody listens."""
+
+
+@if_cumprod_is_wrong
+def test_an_op_alone_is_heard_as_the_trial_hears_it():
+    docket = Docket(CUMPROD.op, (CUMPROD,), ((2,),), 0)
+    assert repr(hear(docket, silent)) == repr(alone(docket, silent))
+    assert [list(h.suspects) for h in hear(docket, silent) if h.suspects] == [["aten.cumprod.default: S(1) -> S(1)"]]
+
+
+@pytest.mark.parametrize(("until", "count"), [(1.0, 0), (0.0, 4), (4e9, 4)])
+def test_a_docket_whose_time_is_up_is_not_begun(until, count):
+    assert len(hear(Docket(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
+
+
+def test_the_users_module_is_imported_first(tmp_path):
+    name = users.write(tmp_path, "heard_rules", users.RIGHT_AND_WRONG)
+    assert name not in sys.modules
+    docket = Docket(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
+    try:
+        with users.undone():
+            assert [h.unit for h in hear(docket, silent)] == list(docket.units())
+            assert overload(f"{name}.running.default")
+    finally:
+        user_modules.at_home.cache_clear()

@@ -1,0 +1,134 @@
+"""Which other forms and other values of its samples a trial tries; the rest of the room is in test_trial."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from strategies.inputs.variants.all_variants import FORMS, PER_SAMPLE, variations
+from strategies.model.oracle import same_results, tell
+from strategies.model.verdict import Unit
+from strategies.validation import claim_sources, overload
+from tests.strategies.cases import numbers, sample
+from tests.strategies.planted_ops import planted
+from tests.strategies.validation.test_overload import by_unit, case, heard
+from tests.strategies.wrong_here import if_cumprod_is_wrong
+
+X = numbers(4, 6)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """Each call that is judged, in order, and the names of its other values."""
+    asked = []
+
+    def noted(one, truth, ranks, claimed, *, seed, variants):
+        asked.append((one, tuple(variants)))
+        return []
+
+    monkeypatch.setattr(overload, "try_claims", noted)
+    return asked
+
+
+# Other forms.
+
+
+@if_cumprod_is_wrong
+def test_the_negative_dim_is_tried_though_the_sample_came_with_a_positive_one():
+    charges = heard(sample("cumprod.default", X, 1)).suspects["aten.cumprod.default: S(1) -> S(1)"]
+    assert {charge.instance.sample.call.args[1] for charge in charges} == {-1}
+    assert charges[0].instance.sample.origin == "test, dims respelled"
+
+
+def test_only_a_spelling_that_gives_the_same_is_tried(tried):
+    """Of three dims the last is -1; -2 is another call, as unsqueeze counts the new dim."""
+    one = sample("unsqueeze.default", numbers(3, 3), 2)
+    heard(one)
+    respelled = [other for other, _ in tried if other.origin == "test, dims respelled"]
+    assert [other.call.args[1] for other in respelled] == [-1]
+    assert same_results(tell(one), tell(respelled[0]))
+
+
+def test_each_form_counts_as_a_sample_with_all_its_claims():
+    one = sample("cumprod.default", X, 1)
+    forms = [form for form, *_ in variations(one, tell(one), 0, seed=0, traced=False)]
+    hearing = heard(one)
+    assert (hearing.samples, hearing.crashed, hearing.skipped) == (len(forms), [], {})
+    assert hearing.tried == sum(len(claim_sources.claims(form, 2, tell(form).raw)) for form in forms) > len(forms) > 1
+
+
+def test_an_operand_of_another_length_is_tried_where_the_op_takes_that(tried):
+    index = torch.zeros(4, 6, dtype=torch.int64)
+    assert_clean(heard(sample("gather.default", X, 0, index)))
+    shorter = [other for other, _ in tried if other.origin.endswith("shortened")]
+    assert [[tuple(x.shape) for x in other.tensors] for other in shorter] == [[(4, 6), (3, 6)]]
+    tried.clear()
+    assert_clean(heard(sample("add.Tensor", X, X)))
+    assert tried and not any(other.origin.endswith("shortened") for other, _ in tried)
+
+
+def assert_clean(hearing):
+    """What an op refuses of a form is no sample, and nothing to be told."""
+    assert (hearing.crashed, hearing.skipped) == ([], {})
+
+
+def test_a_users_own_samples_are_tried_in_forms_of_the_same_call_only(tried):
+    given = sample("gather.default", X, 0, torch.zeros(4, 6, dtype=torch.int64))
+    own = replace(given, origin="samples() of mine")
+    heard(own)
+    calls = [other.arguments() for other, _ in tried]
+    assert len(calls) > 1 and all(same_results(tell(own), tell(other)) for other, _ in tried)
+    tried.clear()
+    heard(given)
+    assert not all(same_results(tell(given), tell(other)) for other, _ in tried)
+
+
+def test_forms_take_turns_over_the_samples_of_one_class(tried):
+    def origins(count):
+        tried.clear()
+        heard(*(sample("cumprod.default", numbers(4, 6, seed=n), 1) for n in range(count)))
+        return [other.origin for other, _ in tried]
+
+    always = sum(form.always > 0 for form in FORMS)
+    assert len(origins(1)) <= 1 + PER_SAMPLE + always
+    assert len(set(origins(8))) > 2 * len(set(origins(1)))
+
+
+def test_turns_are_those_of_one_class_so_that_a_class_alone_tries_the_same(tried):
+    real = [sample("cumprod.default", numbers(4, 6, seed=n), 1) for n in range(4)]
+    other = [sample("cumprod.default", numbers(4, 6, dtype=torch.complex64, seed=n), 1) for n in range(4)]
+    mixed = [one for both in zip(real, other, strict=True) for one in both]
+    by_unit(*mixed)
+    every = shown(tried)
+    for dtypes in ("real", "complex"):
+        tried.clear()
+        by_unit(*mixed, only=frozenset([Unit("aten.cumprod.default", "alone", dtypes, (2,))]))
+        assert shown(tried) == [line for line in every if ("c64" in line[0]) == (dtypes == "complex")]
+    assert len(every) > 2 * len(mixed) and any(variants for *_, variants in every)
+
+
+def shown(tried):
+    return [(str(one.arguments()), one.origin, variants) for one, variants in tried]
+
+
+# Other values.
+
+
+def test_a_rule_that_is_wrong_for_not_a_number_is_suspected_with_the_name_of_the_values():
+    one = planted("patched", numbers(4, 4))
+    charges = heard(one, seed=3).suspects["planted.patched.default: S(0) -> S(0)"]
+    assert {charge.instance.evidence.variant for charge in charges} == {"specials"}
+    (charge,) = [c for c in charges if c.instance.sample is one]
+    assert not charge.instance.sample.tensors[0].isnan().any()
+    shown = case(charge, seed=3)
+    assert shown.truth.inputs[0].isnan().any()
+    assert torch.equal(torch.cat(shown.held[0]).isnan(), shown.truth.inputs[0].isnan())
+
+
+def test_other_values_take_turns_over_the_samples(tried):
+    heard(*(sample("neg.default", numbers(4, 6, seed=n)) for n in range(6)))
+    assert all(len(variants) <= overload.VALUES_OF_A_SAMPLE for _, variants in tried)
+    assert all(len(variants) <= overload.VALUES_OF_A_FORM for one, variants in tried if one.origin != "test")
+    assert any(variants for one, variants in tried if one.origin != "test")
+    names = [name for _, variants in tried for name in variants]
+    assert {"specials", "holes", "ascending", "ties", "zeros", "negative"} <= set(names)

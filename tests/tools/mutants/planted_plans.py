@@ -1,0 +1,144 @@
+"""Bugs planted by hand: planner, prices, plans carried out, rules of our own."""
+
+from __future__ import annotations
+
+from tests.tools.mutants.values import Planted
+
+_OPTIMAL = ("tests/strategies/planner/search/test_api_optimal.py",)
+_BOUND = ("tests/strategies/planner/search/test_edges.py",)
+_PLANNER = ("tests/strategies/planner/search/test_api.py",)
+_PRICING = ("tests/strategies/planner/steps/test_prices.py",)
+_LOCKSTEP = ("tests/strategies/planner/execute/test_lockstep.py",)
+
+_SEARCHED: tuple[Planted, ...] = (
+    Planted("strategies/planner/search/astar.py", "if cost < best.get(there, FAR):", "if there not in best:",
+            "the way that is found first is kept, and not the cheapest", _OPTIMAL),
+    Planted("strategies/planner/search/astar.py", "more = max(most, need(self.table,", "more = most + (need(self.table,",
+            "the leanest plan is said to need the memory of all its steps together", _PLANNER),
+    Planted("strategies/planner/search/astar.py", "others = [more + at(its) for", "others = [more for",
+            "the sentence of why says that another first step would cost less than it does", _PLANNER),
+    Planted("strategies/planner/search/edges.py", "else self._reached - self._come(values) if", "else self._reached if",
+            "on three axes the bound is above the price, and a dearer plan is called the cheapest", _BOUND),
+    Planted("strategies/planner/search/edges.py", "if self.goal[i] == (p, turn) and beneath == DONE:", "if self.goal[i] == (p, turn):",
+            "a cut over one that must still go is taken for done", _BOUND),
+    Planted("strategies/planner/search/edges.py", "if d >= 0 and here.order[d][-1] != i:", "if d >= 0 and here.order[d][0] != i:",
+            "a plan undoes the outermost cut first: wrong rows", _BOUND),
+    Planted("strategies/planner/search/edges.py", "turn = len(here.order[e]) - (d == e)\n", "turn = len(here.order[e])\n",
+            "a shard that changes its kind on its dim gets a turn too high", _BOUND),
+    Planted("strategies/planner/search/edges.py", "if d == e else 0) if e >= 0 else 0\n        beneath = values >> width *",
+            "if d == e else 0) if e >= 0 else 0\n        beneath = values ^ width *",
+            "a step along several axes does not know what is done beneath it", _BOUND),
+    Planted("strategies/planner/search/edges.py", "if table.dims[q] != d or order != stack:", "if table.dims[q] != d and order != stack:",
+            "flattened axes cannot cut the same dim in another order", _BOUND),
+    Planted("strategies/planner/search/state_table.py", "self.unit = ranks * itemsize if self.exchanged and not scatters else 0", "self.unit = 0",
+            "an exchanged all-reduce is priced without what its equal parts add", _BOUND),
+    Planted("strategies/planner/search/state_table.py", "unmade(self.reductions[q], dtype, self.dims[p] >= 0)", "unmade(self.reductions[q], dtype, False)",
+            "a shard becomes a part of an average: values come out divided", _BOUND),
+    Planted("strategies/planner/search/plan_cache.py", "            memory, flattened,\n", "            flattened,\n",
+            "a plan that was made without a limit is given where a limit forbids it", _PLANNER),
+    Planted("strategies/planner/search/plan_cache.py", "self.same, self._tables = {}, {}", "self._tables = {}",
+            "clear() leaves plans that were asked for by the same objects", _PLANNER),
+    Planted("strategies/planner/search/plan_cache.py", "tuple(map(tuple, axes)), by\n", "tuple(map(tuple, axes)), None\n",
+            "who plans by bytes is given the costs of who planned by time", _PLANNER),
+    Planted("strategies/planner/search/api.py", "(src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype)",
+            "(src.mesh, src.shape) != (dst.mesh, dst.shape)", "a plan from f32 to i64, which no step makes", _PLANNER),
+    Planted("strategies/planner/search/api.py", 'f"Allow {need} bytes, or more."', 'f"Allow {bytes_text(need)}, or more."',
+            "who allows what the refusal asks for is refused again: it was rounded down", _PLANNER),
+    Planted("strategies/planner/search/api.py", "< found.price) and all(later.now", "< found.price) or all(later.now",
+            "another beginning is told that is not the cheapest, or that comes back to where it began"),
+)  # fmt: skip
+
+_PRICED: tuple[Planted, ...] = (
+    Planted("strategies/planner/steps/prices.py", "trips * -(-move.nbytes * (move.ranks - 1) // move.ranks)",
+            "trips * (move.nbytes * (move.ranks - 1) // move.ranks)", "bytes sent are rounded down, twice in an all-reduce", _PRICING),
+    Planted("strategies/planner/steps/prices.py", "return 2 * before + move.nbytes + after", "return before + move.nbytes + after",
+            "an all-gather within --memory runs out of memory", _PRICING),
+    Planted("strategies/planner/steps/prices.py", "max(link.per_byte for link in links)", "min(link.per_byte for link in links)",
+            "a group over two nodes is priced by the link within one", _PRICING),
+    Planted("strategies/planner/steps/prices.py", "[self.links[axis] if axis < len(self.links) else NETWORK for axis in axes]",
+            "[self.links[axis] for axis in axes]", "a topology of fewer links than axes ends in an IndexError", _PRICING),
+    Planted("strategies/planner/steps/legal_steps.py", "orders[cut[0]] += tuple(axes)", "orders[cut[0]] = tuple(axes) + orders[cut[0]]",
+            "a new cut is the outermost: ranks hold each other's rows"),
+    Planted("strategies/planner/steps/legal_steps.py", 'if reduction == "avg" and cut:', 'if reduction == "avg" and not cut:',
+            "shards become parts of averages, and whole values do not"),
+    Planted("strategies/planner/steps/legal_steps.py", "if other == axis or spec.mesh.sizes[other] > 1][-1]", "][-1]",
+            "an axis of one rank stands in everybody's way"),
+    Planted("strategies/planner/steps/topology.py", "block = math.prod(mesh.sizes[axis:])", "block = math.prod(mesh.sizes[axis + 1 :])",
+            "groups that reach over two nodes are priced as within one"),
+    Planted("strategies/planner/steps/prices.py", "hops = trips * (move.ranks - 1)", "hops = trips * move.ranks",
+            "torch's own cost is another one, and `--by torch` plans by it"),
+    Planted("strategies/planner/text/options.py", "(1024 if found[3] else 1000)", "(1000 if found[3] else 1024)", "GiB and GB change places"),
+    Planted("strategies/planner/text/parser.py", "tuple(axes[turns.index(turn)] for turn in range(len(axes)))", "tuple(axes[turn] for turn in turns)",
+            "of three axes on one dim, S(0)[1],S(0)[2],S(0)[0] is read the other way round"),
+)  # fmt: skip
+
+_CARRIED_OUT: tuple[Planted, ...] = (
+    Planted("strategies/planner/execute/rows.py", "*before, (factor, ranks, place) = cut", "(factor, ranks, place), *before = cut",
+            "nested cuts are made inside out", ("strategies/planner/execute/rows.py", "tests/strategies/planner/execute/test_rows.py")),
+    Planted("strategies/planner/execute/rows.py", "return end == shape[dim] and math.prod(shape[:dim]) == 1", "return end == shape[dim]",
+            "columns are sent as they lie in memory: elements change places", ("strategies/planner/execute/rows.py",)),
+    Planted("strategies/planner/execute/step.py", "[sent[me]] * count", "[sent[0]] * count",
+            "an uneven minimum of floats asks its peers for more than they send", _LOCKSTEP),
+    Planted("strategies/planner/execute/step.py", 'todo.pending in ("min", "max", "avg")', 'todo.pending in ("min", "max")',
+            "R to P(avg) divides the value", _LOCKSTEP),
+    Planted("strategies/planner/execute/step.py", "total = x if ours else _copy(x)", "total = x",
+            "an all-reduce writes into the tensor that the user passed", ("tests/strategies/planner/execute/test_process_groups.py",)),
+    Planted("strategies/planner/execute/process_groups.py", "return tuple(sorted(line, key=ranks.__getitem__))", "return tuple(line)",
+            "a mesh of other rank numbers gets its pieces in another order", ("tests/strategies/planner/execute/test_process_groups.py",)),
+    Planted("strategies/planner/execute/process_groups.py", "return [list(one) for one in dict.fromkeys(map(tuple, told))]", "return [ranks]",
+            "slices of a larger mesh make groups that their peers do not make: they wait for ever", ("tests/strategies/planner/execute/test_process_groups.py",)),
+    Planted("strategies/planner/execute/lockstep.py", "key: Hashable = (todo, tuple(rows[rank] for rank in members))", "key: Hashable = todo",
+            "all groups get what the first one got", _LOCKSTEP),
+    Planted("strategies/planner/execute/lockstep.py", "if size % size_of(spec.mesh.sizes, stack) or mine != tuple(sorted(mine)):",
+            "if size % size_of(spec.mesh.sizes, stack):", "flattened axes that cut from right to left are gathered in the wrong order", _LOCKSTEP),
+)  # fmt: skip
+
+_THEIRS: tuple[Planted, ...] = (
+    Planted("strategies/torch_api/redistribute_plans.py", "if isinstance(error, TypeError) and _is_of_our_call(error):\n            raise\n", "",
+            "a torch that is asked in another way seems to refuse every redistribution"),
+    Planted("strategies/planner/audit/pairs.py", "sum(price(step.move) for step in steps if _moves(step))", "sum(price(step.move) for step in steps)",
+            "DTensor pays for axes of one rank, and is called dearer than it is", ("tests/strategies/planner/audit/test_compare_compare_with_torch.py",)),
+    Planted("strategies/planner/audit/verdict.py", 'kind = "alike" if outcome.kind == "refused" else outcome.kind', 'kind = "alike"',
+            "wrong values are no finding where we have no plan"),
+    Planted("strategies/planner/audit/verdict.py", "waste = wasted(grown(pair), mode)", "waste = wasted(pair, mode)",
+            "of small tensors all plans cost alike: no waste is seen"),
+    Planted("strategies/planner/audit/shrink.py", "tuple(a - (a > axis) for a in axes if a != axis)", "tuple(a for a in axes if a != axis)",
+            "a shard order loses its axes when an axis goes, and findings stay large"),
+    Planted("strategies/planner/audit/report.py", "if same is None or _rank(one) < _rank(same):", "if same is None or _rank(one) > _rank(same):",
+            "of what shows the same the worst example is told"),
+    Planted("strategies/propagation/explicit/redistribution_text.py", "src.mesh.size(info.mesh_dim) > 1 and not alone",
+            "src.mesh.size(info.mesh_dim) > 1 and not now.is_replicate()", "an implicit all-gather goes unseen"),
+    Planted("strategies/propagation/explicit/redistribution_text.py", "alone = was.is_replicate() or (was.is_shard() and now.is_partial())",
+            "alone = was.is_replicate()", "a shard that becomes partial is said to communicate"),
+    Planted("strategies/propagation/explicit/context.py", "return self if self.below is None else Guard(self.owner, self.below.without(owner))", "return self",
+            "a guard that was left first stays on the thread", ("tests/strategies/propagation/explicit/test_context.py",)),
+    Planted("strategies/torch_api/handler_table.py", "known[0] is table and (type(table) is View or known[1] == table)", "known[0] is table",
+            "a handler that is registered later is not watched", ("tests/strategies/propagation/explicit/test_handlers.py",)),
+    Planted("strategies/propagation/explicit/handlers.py", "return all(size != 1 for size in sizes)", "return any(size != 1 for size in sizes)",
+            "a collective whose group nobody can name goes unseen"),
+)  # fmt: skip
+
+_RULES: tuple[Planted, ...] = (
+    Planted("strategies/ops/reduce/reductions.py", '[AVG], cut="even")', "[AVG])", "the mean of uneven pieces is weighted wrongly",
+            ("tests/strategies/ops/reduce/test_reductions.py",)),
+    Planted("strategies/ops/linalg/matmul.py", "if added is None or product.ignored:", "if True:",
+            "addmm over cut columns adds its bias once a rank"),
+    Planted("strategies/ops/index/embedding.py", 'range(0 if ask["scale_grad_by_freq"] else grad.ndim - 1)', "range(grad.ndim - 1)",
+            "gradients are divided by how often a rank saw the row, not by how often all did"),
+    Planted("strategies/ops/shape/views.py", '(group.before[0], group.after[0])], "any" if group.same else "even")',
+            '(group.before[0], group.after[0])])', "a flattened uneven shard lies elsewhere than it says", ("tests/strategies/ops/shape/test_views.py",)),
+    Planted("strategies/ops/nn/normalization.py", "grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]",
+            "grads: list[Placement] = [Shard(dim), *[Replicate()] * (len(ask.outputs) - 1)]",
+            "the gradient of a layer norm's weight is that of one rank's rows"),
+    Planted("strategies/ops/reduce/reductions.py", "if dim not in normalised:", "if True:", "rows are normalised in pieces"),
+    Planted("strategies/ops/index/indexing.py", "if given.shape[other] == index.shape[other]:", "if True:",
+            "a shorter index is cut at other rows than its tensor"),
+    Planted("strategies/ops/index/scatter.py", 'if folded and ask["include_self"]:', "if folded:",
+            "values that are to be left out are folded in on every rank", ("tests/strategies/ops/index/test_indexing.py",)),
+    Planted("strategies/ops/pointwise/monotone.py", 'elementwise(rising(kinds=("min",)))),\n        *rules("order", "never rises where',
+            'elementwise(rising())),\n        *rules("order", "never rises where', "the root of a P(max) with negative parts is NaN",
+            ("tests/strategies/ops/pointwise/test_unary_binary.py",)),
+    Planted("strategies/ops/shape/joining.py", "if len(full) == 1:", "if full:", "two tensors are joined piece by piece: rows interleave"),
+)  # fmt: skip
+
+PLANTED: tuple[Planted, ...] = (*_SEARCHED, *_PRICED, *_CARRIED_OUT, *_THEIRS, *_RULES)
