@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.model.rule import Leaf, Sample, call_of, filler, overload
+from strategies.model.rule import Leaf, Sample, call_of, overload
 
 DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"})
 """Names of the arguments that hold dims."""
@@ -54,10 +54,9 @@ def schema(op: str) -> tuple[Argument, ...]:
 
 def values(sample: Sample) -> dict[str, Any]:
     """Every argument by name, defaults included, with its tensors.  A keyword of no schema is kept as it is."""
-    known, fill = schema(sample.op), filler(sample.tensors)
+    known, (args, kwargs) = schema(sample.op), sample.call.filled(sample.tensors)
     found = {a.name: a.default for a in known if a.default is not ...}
-    found |= {a.name: fill(v) for a, v in zip(known, sample.call.args, strict=False)}
-    return found | {name: fill(v) for name, v in sample.call.kwargs}
+    return found | {a.name: v for a, v in zip(known, args, strict=False)} | kwargs
 
 
 def called(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:

@@ -45,19 +45,18 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         """Run it on these tensors."""
-        fill = filler(tensors)
-        return overload(self.op)(*map(fill, self.args), **{name: fill(value) for name, value in self.kwargs})
+        args, kwargs = self.filled(tensors)
+        return overload(self.op)(*args, **kwargs)
 
+    def filled(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these tensors in their places."""
 
-def filler(tensors: Sequence[Tensor]) -> Any:
-    """A function that gives an argument with these tensors in the place of its leaves."""
+        def fill(value: Any) -> Any:
+            if type(value) is Leaf:
+                return tensors[value.index]
+            return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
 
-    def fill(value: Any) -> Any:
-        if type(value) is Leaf:
-            return tensors[value.index]
-        return type(value)(map(fill, value)) if type(value) in (list, tuple) else value
-
-    return fill
+        return tuple(map(fill, self.args)), {name: fill(value) for name, value in self.kwargs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from strategies.ops.semantics.local_call import (
     unfit,
 )
 from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line, Meta, bound
-from strategies.propagation.meta_run import calm, filled, on_meta
+from strategies.propagation.meta_run import calm, on_meta
 
 MOST = 2000
 """So many ways through the inner ops are followed; lines beyond them are not offered."""
@@ -115,9 +115,7 @@ class _Recorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         call, tensors = call_of(func, args, kwargs)
-        moved = on_meta(call)
-        filled_args, filled_kwargs = filled(moved, tensors)
-        out = func(*filled_args, **filled_kwargs)
+        out = on_meta(call)(tensors)
         if func._schema.is_mutable:
             self.writes = str(func)
         metas = tuple(_meta(x) if isinstance(x, Tensor) else None for x in results(out))
@@ -141,7 +139,7 @@ def _traced(book: Book, ask: Ask) -> Trace | str:
     with calm():
         tensors = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in ask.tensors]
         recorder = _Recorder(book, tensors)
-        args, kwargs = filled(on_meta(call), tensors)
+        args, kwargs = on_meta(call).filled(tensors)
         try:
             with recorder:
                 out = how(*args, **kwargs) if how else NotImplemented

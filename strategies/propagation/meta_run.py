@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from localtensor._util import ambient
@@ -155,7 +154,7 @@ def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
     if func is None:
         raise _NoDecomposition("no decomposition")
     made = [torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors]
-    args, kwargs = filled(call, made)
+    args, kwargs = call.filled(made)
     return func(*args, **kwargs)
 
 
@@ -173,15 +172,6 @@ def _unknowable() -> tuple[type[BaseException], ...]:
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     return DataDependentOutputException, DynamicOutputShapeException
-
-
-def filled(call: Call, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with the tensors in their places."""
-
-    def fill(value: Any) -> Any:
-        return pytree.tree_map(lambda v: tensors[v.index] if isinstance(v, Leaf) else v, value)
-
-    return fill(call.args), {name: fill(value) for name, value in call.kwargs}
 
 
 def _first_line(error: BaseException) -> str:

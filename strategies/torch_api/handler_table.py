@@ -56,19 +56,15 @@ class Stack:
         self._own = dict(handlers)
         self.handlers: dict[torch._ops.OpOverload, Handler] = {**(below.handlers if below else {}), **self._own}
         self._seen = dict(torch_handlers())  # as they were when this overlay was entered: what is new since goes first
-        self._views: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}
+        self._views = Views(self._view)
 
     def over(self, table: dict[Any, Any]) -> View:
-        """torch's table with ours over it.  Made again where torch's has changed."""
-        known = self._views.get(id(table))
-        if known is not None and known[0] is table and known[1] == table:
-            return known[2]
+        """torch's table with ours over it."""
+        return self._views.of(table)
+
+    def _view(self, table: dict[Any, Any]) -> View:
         later = {op: handler for op, handler in table.items() if self._seen.get(op) is not handler}
-        view = View(table, {**table, **self.handlers, **later})
-        if len(self._views) > 64:  # each rank of a run has a table of its own
-            self._views.clear()
-        self._views[id(table)] = table, dict(table), view
-        return view
+        return View(table, {**table, **self.handlers, **later})
 
     def without(self, overlay: Any) -> Stack | None:
         """The same less the last entry of that overlay, which as a rule is the topmost."""
@@ -101,6 +97,24 @@ class View(dict[Any, Any]):
 
     def copy(self) -> dict[Any, Any]:
         return self.table.copy()
+
+
+class Views:
+    """The view that `make` makes of a table, made again where the table has changed."""
+
+    def __init__(self, make: Callable[[dict[Any, Any]], View]) -> None:
+        self._make = make
+        self._known: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}
+
+    def of(self, table: dict[Any, Any]) -> View:
+        known = self._known.get(id(table))
+        if known is not None and known[0] is table and (type(table) is View or known[1] == table):
+            return known[2]
+        if len(self._known) > 64:  # each rank of a run has a table of its own
+            self._known.clear()
+        view = self._make(table)
+        self._known[id(table)] = table, dict(table), view
+        return view
 
 
 def torch_handlers() -> dict[Any, Any]:

@@ -63,7 +63,7 @@ def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTe
         raise NoSuchSpec("to_torch", "spec", repr(spec), problem, "Pass reading='cuts'.")
     order = None if some and reading == "order" else tuple(_entries(spec))
     shape = torch.Size(spec.shape)
-    meta = TensorMeta(shape, _contiguous(spec.shape), spec.dtype)
+    meta = TensorMeta(shape, contiguous_strides(spec.shape), spec.dtype)
     return DTensorSpec(mesh, spec.placements, meta, order, some and reading == "order")  # type: ignore[arg-type]  # None: torch's own default
 
 
@@ -170,7 +170,8 @@ def _entries(spec: Spec) -> list[ShardOrderEntry]:
     return [ShardOrderEntry(dim, axes) for dim, axes in found if axes]
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense tensor of this shape, the last dim in a row."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

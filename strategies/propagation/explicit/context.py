@@ -48,7 +48,7 @@ from strategies.propagation.explicit.redistribution_text import (
     refused,
 )
 from strategies.propagation.model import Propagation
-from strategies.torch_api.handler_table import View
+from strategies.torch_api.handler_table import Views
 
 __all__ = [
     "ImplicitCommunication",
@@ -161,7 +161,7 @@ class Guard:
     def __init__(self, owner: Explicit, below: Guard | None, *, handlers: bool = True) -> None:
         self.owner, self.below, self.handlers = owner, below, handlers
         self.allows = owner.allows
-        self._views: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}
+        self._views = Views(functools.partial(watched, tell=self.tell))
 
     def asks(self, op: str, needs: Sequence[Need]) -> None:
         """Raises `ImplicitCommunication`, or warns, if one of these would communicate."""
@@ -180,17 +180,8 @@ class Guard:
             warnings.warn_explicit(str(error), ImplicitCommunicationWarning, *where)
 
     def over(self, table: dict[Any, Any]) -> dict[Any, Any]:
-        """DTensor's table of handlers as this thread sees it.  Made again where the table has changed."""
-        if self.allows or not self.handlers:
-            return table
-        known = self._views.get(id(table))
-        if known is not None and known[0] is table and (type(table) is View or known[1] == table):
-            return known[2]
-        if len(self._views) > 64:  # each rank of a run has a table of its own
-            self._views.clear()
-        view = watched(table, self.tell)
-        self._views[id(table)] = table, dict(table), view
-        return view
+        """DTensor's table of handlers as this thread sees it."""
+        return table if self.allows or not self.handlers else self._views.of(table)
 
     def passing(self) -> Guard:
         """The same for a call that was told of already: its handler is torch's own."""

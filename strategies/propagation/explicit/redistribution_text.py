@@ -123,8 +123,7 @@ def refused(op: str, needs: Sequence[Need]) -> ImplicitCommunication:
 
 def call_text(op: str, line: Place | None) -> str:
     """The op, in which backward, and where the user called it."""
-    asked = getattr(torch._C, "_current_autograd_node", None)
-    node = asked() if asked is not None else None
+    node = backward_node()
     backward = f" in the backward of {node.name()}" if node is not None else ""
     return f"{op}{backward}{f' ({line})' if line else ''}"
 
@@ -137,9 +136,10 @@ def user_line(frame: FrameType | None = None) -> Place | None:
     return place_of(frame)
 
 
-def in_backward() -> bool:
+def backward_node() -> Any:
+    """The node of autograd that runs in this thread; None outside of a backward, and where torch does not say."""
     asked = getattr(torch._C, "_current_autograd_node", None)
-    return asked is not None and asked() is not None
+    return asked() if asked is not None else None
 
 
 def known(spec: DTensorSpec) -> Spec | None:
@@ -184,7 +184,7 @@ def _moving(need: Need) -> str:
 
 def _remedy(needs: Sequence[Need]) -> str:
     codes = [_code(need) for need in needs]
-    if in_backward() or None in codes:
+    if backward_node() is not None or None in codes:
         return f"Put it in `with {ALLOW}:`."
     return f"Write {', '.join(map(str, codes))} before it, or put it in `with {ALLOW}:`."
 

@@ -42,7 +42,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from localtensor._util import ambient
 from localtensor.errors import Refusal
 from localtensor.layout import cuts
-from strategies.model.rule import Call, Leaf, leaf_at, overload
+from strategies.model.rule import Call, Leaf, call_of, overload
 from strategies.ops.semantics.local_call import own_of, with_arguments
 from strategies.ops.semantics.rulebook import Ask, Entry, Meta
 from strategies.propagation.explicit.redistribution_text import Need, argument_names
@@ -78,8 +78,7 @@ class Runner:
 
     def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op on these arguments, of which one at least is a DTensor."""
-        tensors: list[Tensor] = []
-        call = Call(self.entry.op, _taken(args, tensors), tuple((k, _taken(v, tensors)) for k, v in kwargs.items()))
+        call, tensors = call_of(self.op, args, kwargs)
         mesh = _mesh_of(call.op, tensors)
         specs = [x._spec if isinstance(x, DTensor) else _replicated(op, x, mesh) for x in tensors]
         local = [x._local_tensor if isinstance(x, DTensor) else x for x in tensors]
@@ -107,7 +106,7 @@ class Runner:
 
     def on_ranks(self, call: Call, used: Sequence[Tensor], ready: Ready, specs: Sequence[DTensorSpec]) -> Any:
         """What this rank's own call gives; of a rank outside of the mesh, what DTensor gives such a rank."""
-        args, kwargs = _filled(call.args, used), {name: _filled(value, used) for name, value in call.kwargs}
+        args, kwargs = call.filled(used)
         if not self.random and ready.mesh.get_coordinate() is not None:
             return (self.op if call.op == self.entry.op else overload(call.op))(*args, **kwargs)
         info = OpInfo(ready.mesh, OpSchema(self.op, (), {}), [], args, kwargs, None)
@@ -136,17 +135,6 @@ class Runner:
         if (self.view or self.in_place) and ready.mesh.get_coordinate() is not None:
             return return_and_correct_aliasing(self.op, args, kwargs, out)
         return out
-
-
-def _taken(value: Any, tensors: list[Tensor]) -> Any:
-    """The value with a `Leaf` for each tensor, in the order in which DTensor flattens them."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return leaf_at(len(tensors) - 1)
-    if isinstance(value, (list, tuple)):
-        made = [_taken(v, tensors) for v in value]
-        return made if isinstance(value, list) else tuple(made)
-    return value
 
 
 def _empty(x: Tensor, spec: DTensorSpec | None) -> Tensor:
@@ -302,12 +290,6 @@ def _piece(meta: Meta, placements: _Placements | None, mesh: DeviceMesh) -> Meta
         return meta
     shape, _ = dtensor_utils.compute_local_shape_and_global_offset(meta.shape, mesh, placements)
     return Meta(tuple(shape), meta.dtype)
-
-
-def _filled(value: Any, tensors: Sequence[Tensor]) -> Any:
-    if type(value) is Leaf:
-        return tensors[value.index]
-    return type(value)([_filled(v, tensors) for v in value]) if type(value) in (list, tuple) else value
 
 
 def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: CallPlan, leaf: int, result: int | None) -> None:

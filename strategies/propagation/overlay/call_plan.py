@@ -44,6 +44,7 @@ from strategies.propagation.cache import value_token
 from strategies.propagation.mesh_expansion import Problem, expand
 from strategies.propagation.meta_run import calm, lock_of, on_meta, outputs_of
 from strategies.propagation.model import Grid
+from strategies.torch_api.specs import contiguous_strides
 
 _STATELESS = (Replicate, Shard, Partial)
 
@@ -221,19 +222,13 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
             return tuple(_meta(x) if isinstance(x, Tensor) else None for x in results(on_meta(call)(made)))
     except NotImplementedError:  # no meta kernel
         found = outputs_of(call, [Meta(tuple(m.shape), m.dtype) for m in given], lock_of(THREADS))
-        return tuple(None if m is None else TensorMeta(torch.Size(m.shape), _dense(m.shape), m.dtype) for m in found)
+        return tuple(
+            None if m is None else TensorMeta(torch.Size(m.shape), contiguous_strides(m.shape), m.dtype) for m in found
+        )
 
 
 def _meta(x: Tensor) -> TensorMeta:
     return TensorMeta(x.shape, x.stride(), x.dtype)
-
-
-def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class Lines:

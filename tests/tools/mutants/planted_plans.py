@@ -112,7 +112,7 @@ _THEIRS: tuple[Planted, ...] = (
             "alone = was.is_replicate()", "a shard that becomes partial is said to communicate"),
     Planted("strategies/propagation/explicit/context.py", "return self if self.below is None else Guard(self.owner, self.below.without(owner))", "return self",
             "a guard that was left first stays on the thread", ("tests/strategies/propagation/explicit/test_context.py",)),
-    Planted("strategies/propagation/explicit/context.py", "known[0] is table and (type(table) is View or known[1] == table)", "known[0] is table",
+    Planted("strategies/torch_api/handler_table.py", "known[0] is table and (type(table) is View or known[1] == table)", "known[0] is table",
             "a handler that is registered later is not watched", ("tests/strategies/propagation/explicit/test_handlers.py",)),
     Planted("strategies/propagation/explicit/handlers.py", "return all(size != 1 for size in sizes)", "return any(size != 1 for size in sizes)",
             "a collective whose group nobody can name goes unseen"),

@@ -40,6 +40,7 @@ SEEN_FROM = {
         "tests/localtensor/concurrency/test_line_yield_points.py",
         "tests/strategies/propagation/races/test_explore.py",
     ),
+    "localtensor/concurrency/value_keys.py": ("tests/strategies/propagation/test_cache_cache_key.py",),
     "localtensor/lockstep/dispatch/op_table.py": (
         "tests/localtensor/lockstep/dispatch/test_op_table.py",
         "tests/localtensor/lockstep/dispatch/test_batching.py",

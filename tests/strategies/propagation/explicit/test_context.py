@@ -259,7 +259,7 @@ def test_a_backward_that_communicates_is_refused_with_its_node_and_the_hole_help
         return text, str(w.grad.placements)
 
     text, placements = ranks_say(program)
-    assert re.match(r"aten\.mm\.default in the backward of MmBackward0 \(test_explicit\.py:\d+ in backward\): ", text)
+    assert re.match(r"aten\.mm\.default in the backward of MmBackward0 \(test_context\.py:\d+ in backward\): ", text)
     assert text.endswith(" us. Put it in `with allow_implicit_communication():`.")
     assert placements == "(Shard(dim=1),)"
 
