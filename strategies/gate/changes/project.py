@@ -143,9 +143,11 @@ def _parsed(text: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape in a text of theirs is no matter of ours
         try:
-            return ast.parse(text)
+            tree = ast.parse(text)
+            compile(tree, "", "exec", dont_inherit=True)  # `return` outside of a function is found only here
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
+    return tree
 
 
 def above(path: str) -> Iterator[str]:
