@@ -43,8 +43,11 @@ class Names:
         if not binders or depth > DEEPEST:
             return [self._unbound(module, name, rest, depth)]
         if all(isinstance(unit.node, ast.Import | ast.ImportFrom) for unit in binders):
-            last = module.imports[name][-1]
-            return self.behind(last, rest, depth + 1)
+            target = module.imports[name][-1]
+            place = self.version.find(target.dotted, target.base)
+            own = place is not None and place.file == module.path and target.name == name  # from . import name
+            part = self.version.below(place, name) if place is not None and own else None
+            return self._inside(part, rest, depth + 1, name) if part else self.behind(target, rest, depth + 1)
         alias = _alias(binders)
         if alias:
             return self.mean(module, [*alias, *rest], depth + 1)
@@ -113,7 +116,7 @@ def reached(version: Version, start: Sequence[str], *, whole: bool = False) -> l
     """
     seen: set[str] = set()
     folders = tuple({posixpath.dirname(path) + "/" for path in start})
-    todo = [*start, *(p for p in version.texts if whole and p.startswith(folders))]
+    todo = [*start, *(p for p in version.texts if whole and p.startswith(folders) and p.endswith(".py"))]
     while todo:
         path = todo.pop()
         if path in seen or path not in version.texts:

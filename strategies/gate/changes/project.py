@@ -77,6 +77,10 @@ def _cells(function: FunctionType) -> list[Any]:
 # One version of a project's Python files: their texts, and which file a dotted name means.
 
 
+Trees = dict[tuple[str, bytes, bytes], ast.Module | None]
+STUB = "__init__.pyi"
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a dotted name means: a file, or (`file` empty) a folder without an `__init__.py`."""
@@ -92,9 +96,7 @@ class Version:
     `shared` keeps what is parsed, by content, for all versions that are given the same.
     """
 
-    def __init__(
-        self, texts: Mapping[str, bytes], roots: Sequence[str], shared: dict[tuple[str, bytes], ast.Module | None]
-    ) -> None:
+    def __init__(self, texts: Mapping[str, bytes], roots: Sequence[str], shared: Trees) -> None:
         self.texts, self.roots = texts, tuple(roots)
         self.unparsed: set[str] = set()
         self._folders = {folder for path in texts for folder in above(path)}
@@ -111,10 +113,13 @@ class Version:
         return self._modules[path]
 
     def tree(self, path: str) -> ast.Module | None:
-        key = (path, self.texts[path])
-        if key not in self._shared:
-            self._shared[key] = _parsed(self.texts[path])
-        return self._shared[key]
+        """What stands in that file; before it, as it counts less, what a door offers: the imports of the stub beside it."""
+        text, stub = self.texts[path], b""
+        if path.endswith("__init__.py") and b"__getattr__" in text:
+            stub = self.texts.get(f"{path}i", b"")
+        if (path, text, stub) not in self._shared:
+            self._shared[path, text, stub] = _with_imports(_parsed(text), _parsed(stub))
+        return self._shared[path, text, stub]
 
     def find(self, dotted: str, base: str | None) -> Place | None:
         """What a module's name means; `base` is the folder that a relative import starts from, None if it is not."""
@@ -139,6 +144,15 @@ class Version:
         return Place("", path) if path in self._folders else None
 
 
+def _with_imports(tree: ast.Module | None, stub: ast.Module | None) -> ast.Module | None:
+    if tree is None or stub is None:
+        return None
+    offered = [node for node in stub.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    for node in offered:
+        node.lineno = node.end_lineno = 0  # on no line of the file
+    return ast.Module([*offered, *tree.body], []) if offered else tree
+
+
 def _parsed(text: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape in a text of theirs is no matter of ours
@@ -160,7 +174,6 @@ def above(path: str) -> Iterator[str]:
 
 TORCH, JUDGED = Path(torch.__file__).resolve().parent, "distributed/tensor"
 """Where torch keeps DTensor's rules; the rest of torch is outside, also where torch is the project."""
-Trees = dict[tuple[str, bytes], ast.Module | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +224,9 @@ def of_repository(git: Repository) -> Project:
 
 
 def counts(top: Path, path: str) -> bool:
-    """Whether a path is that of a Python file of the project itself, not of an environment that lies within it."""
-    if not path.endswith(".py") or "site-packages" in path.split("/"):
+    """Whether a path is that of a Python file of the project itself, or of a package's stub, not of an environment that
+    lies within it."""
+    if not path.endswith((".py", STUB)) or "site-packages" in path.split("/"):
         return False
     file = top / path
     return not file.is_relative_to(TORCH) or file.is_relative_to(TORCH / JUDGED)
@@ -240,7 +254,8 @@ def _package(name: str, file: Path) -> Project | None:
     if not root:
         return None
     top, package = Path(root), name.partition(".")[0]
-    found = [path.relative_to(top).as_posix() for path in sorted((top / package).rglob("*.py"))]
+    found = [path.relative_to(top).as_posix() for path in sorted((top / package).rglob("*.py*"))]
+    found = [path for path in found if path.endswith((".py", STUB))]
     return Project(top, (*found, *([f"{package}.py"] if (top / f"{package}.py").is_file() else [])))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from strategies.base.git import Repository, blob_name, repository
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
 from strategies.gate.changes.module_model import Function, Unit
-from strategies.gate.changes.project import Project, Trees, counts, of_repository, starts_of, written_now
+from strategies.gate.changes.project import STUB, Project, Trees, counts, of_repository, starts_of, written_now
 from strategies.gate.changes.version_view import Seen, View, located, names_of, rules_of
 from strategies.gate.model import Choice
 
@@ -217,15 +217,18 @@ class _Compared:
         return next((path for path, top in tops.items() if any(file.is_relative_to(top) for file in files)), "")
 
     def _changed_files(self) -> list[str]:
-        """The files of the repository with another content than at the revision, of any kind but Python's."""
+        """The files of the repository with another content than at the revision, of any kind but Python's; stubs, too."""
         git = self.project.git
         assert git is not None
         if self._other is None:
-            blobs = {path: blob for path, blob in git.blobs(self.commit).items() if not counts(git.top, path)}
-            today = {path for path in git.files() if not counts(git.top, path)}
+            blobs = {path: blob for path, blob in git.blobs(self.commit).items() if self._is_other(path)}
+            today = set(filter(self._is_other, git.files()))
             self._other = [
                 path for path in sorted({*blobs, *today})
                 if path not in today or path not in blobs
                 or blob_name((git.top / path).read_bytes(), blobs[path]) != blobs[path]
             ]  # fmt: skip
         return self._other
+
+    def _is_other(self, path: str) -> bool:
+        return not counts(self.project.top, path) or path.endswith(STUB)
