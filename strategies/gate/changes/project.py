@@ -1,4 +1,7 @@
-"""The Python files of the project at hand, today and at a revision, and where its imports start."""
+"""The project at hand: its Python files, today and at a revision, and where in them the rules that are registered stand.
+
+A `Version` is the files at one time and what a dotted name means in them; a `Project` is the folder that they lie in.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,6 @@ from strategies.base.git import NoGit, NoRepository, Repository, blob_name, repo
 from strategies.gate.changes.module_model import Module, module_of
 from strategies.torch_api import dtensor
 
-# Today's rule functions, as they are registered: in which file, on which line.
-
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -30,6 +31,10 @@ class Written:
     file: str
     line: int
     name: str
+
+
+Located = Mapping[str, Sequence[tuple[str, Written]]]
+"""The functions of each overload that are in the project, with their paths in it."""
 
 
 def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
@@ -74,9 +79,6 @@ def _cells(function: FunctionType) -> list[Any]:
     return [v for v in values if isinstance(v, FunctionType | MethodType | functools.partial)]
 
 
-# One version of a project's Python files: their texts, and which file a dotted name means.
-
-
 Trees = dict[tuple[str, bytes, bytes], ast.Module | None]
 STUB = "__init__.pyi"
 
@@ -118,7 +120,7 @@ class Version:
         if path.endswith("__init__.py") and b"__getattr__" in text:
             stub = self.texts.get(f"{path}i", b"")
         if (path, text, stub) not in self._shared:
-            self._shared[path, text, stub] = _with_imports(_parsed(text), _parsed(stub))
+            self._shared[path, text, stub] = _parsed(text, stub)
         return self._shared[path, text, stub]
 
     def find(self, dotted: str, base: str | None) -> Place | None:
@@ -144,24 +146,18 @@ class Version:
         return Place("", path) if path in self._folders else None
 
 
-def _with_imports(tree: ast.Module | None, stub: ast.Module | None) -> ast.Module | None:
-    if tree is None or stub is None:
-        return None
-    offered = [node for node in stub.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    for node in offered:
-        node.lineno = node.end_lineno = 0  # on no line of the file
-    return ast.Module([*offered, *tree.body], []) if offered else tree
-
-
-def _parsed(text: bytes) -> ast.Module | None:
+def _parsed(text: bytes, stub: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape in a text of theirs is no matter of ours
         try:
             tree = ast.parse(text)
             compile(tree, "", "exec", dont_inherit=True)  # `return` outside of a function is found only here
+            offered = [node for node in ast.parse(stub).body if isinstance(node, ast.Import | ast.ImportFrom)]
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
-    return tree
+    for node in offered:
+        node.lineno = node.end_lineno = 0  # on no line of the file
+    return ast.Module([*offered, *tree.body], [])
 
 
 def above(path: str) -> Iterator[str]:
@@ -266,13 +262,8 @@ def _root(name: str, file: str) -> str:
     return stem.removesuffix(f"/{parts}") if stem.endswith(f"/{parts}") else ""
 
 
-# From which files of a project the rules at hand are reached.
-
-
-def starts_of(
-    project: Project, module: str | None, written: Mapping[str, Sequence[tuple[str, Written]]]
-) -> list[str]:  # fmt: skip
-    """The file of the rules module, and those of the rule functions, as paths within the project, sorted."""
+def starts_of(project: Project, module: str | None, written: Located) -> list[str]:
+    """The files from which rules are reached: that of the rules module, and those of the rule functions, sorted."""
     files = {path for many in written.values() for path, _ in many}
     if module is not None:
         files.add(project.path_of(getattr(sys.modules.get(module), "__file__", None)))

@@ -2,7 +2,8 @@
 
 By content: today's files are compared with those of the revision, statement by statement, from the registration of
 an overload through all that it leads to within the repository.  Nothing of the revision is imported or run.  What lies
-outside of the repository is taken for unchanged, torch too, unless it is the repository.
+outside of the repository is taken for unchanged, torch too, unless it is the repository.  Why an overload was chosen is
+said by the nearest of the statements in which its two slices differ.
 """
 
 from __future__ import annotations
@@ -21,10 +22,8 @@ from strategies.base.git import Repository, blob_name, repository
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
 from strategies.gate.changes.module_model import Function, Unit
 from strategies.gate.changes.project import STUB, Project, Trees, counts, of_repository, starts_of, written_now
-from strategies.gate.changes.version_view import Seen, View, located, names_of, rules_of
+from strategies.gate.changes.version_view import Seen, View, located
 from strategies.gate.model import Choice
-
-# Why two slices are not the same, in words: the nearest of the statements in which they differ.
 
 
 def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collection[Unit]) -> str:
@@ -159,13 +158,9 @@ class _Compared:
         same = now.files == then.files and all(now.version.texts[p] == then.version.texts[p] for p in now.files)
         return not same or bool(self._changed_files() or self.submodules)
 
-    @functools.cached_property
-    def names(self) -> dict[str, frozenset[str]]:
-        return names_of(self.now)
-
     def reason(self, op: str) -> str:
         """Why the overload is to be judged; empty if nothing of it changed."""
-        functions, rules = self.now.functions(op), rules_of(self.names, op)
+        functions, rules = self.now.functions(op), self.now.rules(op)
         seen = self.now.seen(op, rules, functions)
         before = self.then.seen(op, rules, lost=self._namesakes(seen.lost))
         if seen.slice.text != before.slice.text:
