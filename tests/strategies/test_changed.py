@@ -136,6 +136,7 @@ def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scal
     pytest.param(edit_styles.SINGLE, {RULES: [("default, allow_uneven_sharding=True", "default")]}, "its registration changed", NO, id="single-dim: an option"),
     pytest.param(edit_styles.SINGLE, {RULES: [("[Shard(dim), Shard(dim)]", "[Shard(0), Shard(dim)]")]}, "`lines` in p/rules.py, which its rule calls, changed", NO, id="single-dim: what it calls"),
     pytest.param(edit_styles.READS, {"{p}/dims.json": "[1]"}, "could not be told apart: it reads files (`read_text`), and p/dims.json changed", NO, id="a file of data"),
+    pytest.param(edit_styles.READS, {"{p}/other.py": "X = 1"}, "could not be told apart: it reads files (`read_text`), and p/other.py changed", NO, id="a file of code that nobody imports"),
     pytest.param(edit_styles.READS, {UTIL: [("def unused", "# note\ndef unused")]}, NO, NO, id="a comment beside a file of data"),
     pytest.param(edit_styles.GUESSED, {UTIL: [("rows(x, 7)", "rows(x, 8)")]}, "could not be told apart: `getattr` by a computed name in p/rules.py, and p/util.py changed",
                  "could not be told apart: `eval` in p/rules.py, and p/util.py changed", id="names that are computed"),

@@ -266,12 +266,15 @@ class Former:
             self._change(node, late=self.inside)
 
     def _given(self, node: ast.Call) -> None:
-        """What the project's own functions are given, they may change."""
+        """What the project's own functions are given, they may change; but a function is registered by them, or called."""
         meanings = self._meanings(chain_of(node.func))
         if meanings and all(m.outside for m in meanings):
             return
         for value in [*node.args, *(k.value for k in node.keywords)]:
-            self._write(self._tables(self._meanings(chain_of(value))), late=False)
+            given = self._meanings(chain_of(value))
+            self._write(
+                [m for m in given if m.rest or not all(isinstance(u.node, Function) for u in m.units)], late=False
+            )
 
     def _change(self, node: ast.Attribute | ast.Subscript | ast.Name, *, late: bool) -> None:
         """What is left of the last dot or bracket is changed."""
@@ -286,10 +289,6 @@ class Former:
                 if (stored and any(m.outside or m.module for m in meanings)) or "__dict__" in chain:
                     self.form.patches.add(late)
                 return
-
-    def _tables(self, meanings: list[Meaning]) -> list[Meaning]:
-        """A function that is handed to a call is registered by it, or called: it is not changed."""
-        return [m for m in meanings if m.rest or not all(isinstance(u.node, Function) for u in m.units)]
 
     def _write(self, meanings: list[Meaning], *, late: bool) -> None:
         for meaning in meanings:
