@@ -32,6 +32,7 @@ def form(text):
     ("class A:\n    x = 1", "class A:\n    y = 1"),
     ("def f(x, y): return x", "def f(x, y): return y"),
     ("@g\nclass A: pass", "@h\nclass A: pass"),
+    ("def f(x): return lost.one(x)", "def f(x): return lost.two(x)"),
     ("def f(x):\n    a, b = x\n    return a", "def f(x):\n    a, b = x\n    return b"),
     ("class A:\n    def f(self, __x, __y): return __x", "class A:\n    def f(self, __x, __y): return __y"),
     ("class A:\n    def f(self): return __x", "class A:\n    def f(self): return __y"),

@@ -91,7 +91,7 @@ class Names:
         outside = [star.dotted for star in module.stars if self.version.find(star.dotted, star.base) is None]
         if outside:
             return Meaning(outside=".".join([*outside, "*", name, *rest]))
-        return Meaning(unknown=name)
+        return Meaning(unknown=name, rest=rest)
 
     def _starred(self, module: Module, name: str, depth: int) -> Meaning | None:
         """What a star import brings under that name; the last one that brings it is in force."""

@@ -230,10 +230,8 @@ class Former:
         for meaning in meanings:
             if meaning.units:
                 self.out.append(Reference(meaning.units, called and not meaning.rest, self.depth))
-                if meaning.rest:
-                    self.out.append("." + ".".join(meaning.rest))
             elif meaning.outside:
-                self.form.outside.append((meaning.outside, self.inside))
+                self.form.outside.append((".".join([meaning.outside, *meaning.rest]), self.inside))
                 self.out.append(meaning.outside)
             elif meaning.module:
                 self.form.doubts.append(f"the module {meaning.module} is passed on as a value")
@@ -241,6 +239,8 @@ class Former:
             else:
                 self.form.doubts.append(f"{UNBOUND} `{meaning.unknown}`")
                 self.out.append(f"?{meaning.unknown}")
+            if meaning.rest:
+                self.out.append("." + ".".join(meaning.rest))
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.out.append("(import")
@@ -271,10 +271,9 @@ class Former:
         if meanings and all(m.outside for m in meanings):
             return
         for value in [*node.args, *(k.value for k in node.keywords)]:
-            given = self._meanings(chain_of(value))
-            self._write(
-                [m for m in given if m.rest or not all(isinstance(u.node, Function) for u in m.units)], late=False
-            )
+            for given in self._meanings(chain_of(value)):
+                if given.rest or not all(isinstance(unit.node, Function) for unit in given.units):
+                    self.form.written.extend(given.units)
 
     def _change(self, node: ast.Attribute | ast.Subscript | ast.Name, *, late: bool) -> None:
         """What is left of the last dot or bracket is changed."""

@@ -149,7 +149,7 @@ def _bare(node: object) -> str:
         return f"{type(node).__name__}({fields})"
     if isinstance(node, list):
         return f"[{', '.join(_bare(item) for item in node if not (isinstance(item, ast.AST) and is_text(item)))}]"
-    return repr(sorted(map(repr, node))) if isinstance(node, frozenset) else repr(node)
+    return repr(node)
 
 
 def _sha(text: str) -> str:
