@@ -227,6 +227,17 @@ register_sharding(torch.ops.{p}.shift.default)(lambda x: limit(x))
     "{p}/api/__init__.py": "from ..util import limit\nfrom .inner import helper\n",
     "{p}/api/inner.py": "from {p} import util\n\nhelper = util.helper\n",
 }  # fmt: skip
+DOOR = {
+    **EXPORTS,
+    "{p}/rules.py": EXPORTS["{p}/rules.py"].replace("api import *", "api import helper, inner, limit").replace(
+        "return helper(x)", "return helper(x) or inner.further(x)"
+    ),
+    "{p}/api/__init__.py": "from localtensor._util.doors import door\n\n__getattr__, __dir__, __all__ = door(__name__, __file__)\n",
+    "{p}/api/__init__.pyi": "from {p}.api import inner as inner\nfrom {p}.api.inner import helper as helper\n"
+    "from {p}.util import limit as limit\n",
+    "{p}/api/inner.py": "from {p} import util\n\nhelper = util.helper\n\n\ndef further(x):\n    return []\n",
+}  # fmt: skip
+"""A package that imports nothing before it is used: its stub says where its names are."""
 SINGLE = rules("""
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 

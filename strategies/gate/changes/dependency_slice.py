@@ -51,17 +51,9 @@ Node = tuple[Unit, bool]
 """A unit, and whether it is seen from a registration: then the rules of other overloads are but names in it."""
 
 
-def slice_of(
-    index: Index, roots: Roots, rules: Rules, functions: Collection[Unit] = (), lost: Sequence[Unit] = ()
-) -> Slice:
-    """The slice from those roots; `functions` are the units that hold today's rule functions.
+class Slicer:
+    """Makes the slice from those roots; `functions` are the units that hold today's rule functions."""
 
-    `lost` are units to which no root is known to lead: they are roots, too.
-    """
-    return _Slicer(index, roots, rules, functions).walk(lost)
-
-
-class _Slicer:
     def __init__(self, index: Index, roots: Roots, rules: Rules, functions: Collection[Unit]) -> None:
         self.index, self.roots, self.rules, self.functions = index, roots, rules, functions
         self.numbers: dict[Node, int] = {}
@@ -71,6 +63,7 @@ class _Slicer:
         self.outside: set[str] = set()
 
     def walk(self, lost: Sequence[Unit]) -> Slice:
+        """The slice; `lost` are units to which no root is known to lead: they are roots, too."""
         for unit in [*self.roots.units, *lost]:
             origin = OP if unit in self.roots.defines else RULE if unit in self.functions else REGISTRATION
             self._number((unit, True), origin)

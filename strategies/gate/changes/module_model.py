@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dis
+import inspect
 import posixpath
-from collections.abc import Iterator
+import re
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Scoped = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,22 @@ class Imported:
     name: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """Whose the names in a statement are, by the code that Python's compiler makes of it; all others are its locals."""
+
+    binds: frozenset[str] = frozenset()
+    """Those that it binds at the top level of its module."""
+    rebound: frozenset[str] = frozenset()
+    """Those that its functions bind there, by `global`."""
+    module: frozenset[str] = frozenset()
+    """Those that are looked up in the module."""
+    attributes: frozenset[str] = frozenset()
+    """Those that are looked up in the body of a class that binds them, and only then in the module."""
+    kept: frozenset[str] = frozenset()
+    """What others may say, too: parameters, the attributes of classes, and locals with the name of something else."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
     """A statement at the top level of a module; compared by identity."""
@@ -32,6 +51,7 @@ class Unit:
     index: int
     node: ast.stmt
     binds: frozenset[str]
+    scopes: Scopes = Scopes()
 
     @property
     def label(self) -> str:
@@ -62,14 +82,17 @@ class Module:
 
 def module_of(path: str, tree: ast.Module) -> Module:
     body = [node for node in tree.body if not (is_text(node) or _is_main(node))]
-    units = tuple(Unit(path, i, node, frozenset(bound([node]))) for i, node in enumerate(body))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scopes = [scopes_of(node) for node in body]
+    units = tuple(Unit(path, i, node, scopes[i].binds, scopes[i]) for i, node in enumerate(body))
     binders: dict[str, tuple[Unit, ...]] = {}
     for unit in units:
         for name in unit.binds:
             binders[name] = (*binders.get(name, ()), unit)
     imports: dict[str, tuple[Imported, ...]] = {}
     stars: list[Imported] = []
-    for node in here(body):
+    for node in _statements(body):
         for name, target in imported(node, path):
             if name == "*":
                 stars.append(target)
@@ -98,37 +121,49 @@ def imported(node: ast.AST, path: str) -> Iterator[tuple[str, Imported]]:
             yield alias.asname or alias.name, Imported(node.module or "", base, name)
 
 
-def here(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """All nodes that belong to the scope of these statements: not what is within functions and classes."""
-    stack: list[ast.AST] = list(reversed(body))
-    while stack:
-        node = stack.pop()
+def _statements(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """These statements and those within them that are run with them, in the same scope."""
+    for node in body:
         yield node
-        if isinstance(node, Scoped):
-            stack.extend(reversed([*node.decorator_list, *_outside(node)]))
-        elif isinstance(node, ast.Lambda):
-            stack.extend(d for d in [*node.args.defaults, *node.args.kw_defaults] if d is not None)
-        else:
-            stack.extend(reversed(list(ast.iter_child_nodes(node))))
+        if not isinstance(node, Function | ast.ClassDef):
+            for name in ("body", "handlers", "cases", "orelse", "finalbody"):
+                yield from _statements(getattr(node, name, []))
 
 
-def bound(body: list[ast.stmt], path: str = "") -> set[str]:
-    """The names that these statements bind in their own scope."""
-    names: set[str] = set()
-    inner = {id(n) for node in here(body) if isinstance(node, COMPREHENSIONS) for n in _targets(node)}
-    for node in here(body):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) if id(node) not in inner:
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str() as name) | ast.MatchAs(name=str() as name):
-                names.add(name)
-            case ast.MatchStar(name=str() as name) | ast.MatchMapping(rest=str() as name):
-                names.add(name)
-            case ast.Import() | ast.ImportFrom():
-                names.update(name for name, _ in imported(node, path) if name not in ("", "*"))
-    return names
+BY_NAME = re.compile(r"(LOAD|STORE|DELETE)_(NAME|GLOBAL|FROM_DICT_OR_GLOBALS)")
+HIDDEN = frozenset({"__annotate__", "__conditional_annotations__"})
+"""What the compiler binds by itself."""
+
+
+def scopes_of(node: ast.stmt) -> Scopes:
+    """Whose the names in a statement at the top level are.  It is compiled, never run."""
+    whole = compile(ast.Module([node], []), "", "exec", dont_inherit=True, optimize=0)
+    binds, rebound, module, attributes, kept, own = (set[str]() for _ in range(6))
+    todo: list[tuple[CodeType, bool]] = [(whole, False)]
+    while todo:
+        code, late = todo.pop()
+        function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+        late = late or (function and (code.co_name == "<lambda>" or not code.co_name.startswith("<")))
+        used = [(m, str(one.argval)) for one in dis.get_instructions(code) if (m := BY_NAME.fullmatch(one.opname))]
+        stored = {name for m, name in used if m[1] != "LOAD"}
+        if not function and code is not whole:  # the body of a class
+            here = {name for m, name in used if m[1] != "LOAD" and m[2] == "NAME"}
+            attributes |= here
+            used = [(m, name) for m, name in used if m[2] != "NAME" or name not in here]
+            stored -= here
+        (rebound if late else binds).update(stored)
+        module.update(name for _, name in used)
+        variadic = [flag for flag in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS) if code.co_flags & flag]
+        kept.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + len(variadic)])
+        own.update(code.co_varnames, code.co_cellvars, code.co_freevars)
+        todo += [(inner, late) for inner in code.co_consts if isinstance(inner, CodeType)]
+    kept |= attributes | (own & module)
+    return Scopes(*map(frozenset, (binds - HIDDEN, rebound, module, attributes, kept)))
+
+
+def among(name: str, names: Iterable[str]) -> bool:
+    """Whether the compiler may have that name in mind: in a class, `__name` becomes `_Class__name`."""
+    return name in names or (name.startswith("__") and any(other.endswith(name) for other in names))
 
 
 def chain_of(node: ast.AST) -> list[str]:
@@ -147,24 +182,4 @@ def is_text(node: ast.AST) -> bool:
 
 def _is_main(node: ast.stmt) -> bool:
     """Whether a statement is what only a script does."""
-    match node:
-        case ast.If(
-            test=ast.Compare(
-                left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]
-            ),
-            orelse=[],
-        ):
-            return True
-    return False
-
-
-def _outside(node: Scoped) -> list[ast.AST]:
-    """What of a definition is evaluated where it stands: defaults, annotations, base classes."""
-    if isinstance(node, ast.ClassDef):
-        return [*node.bases, *node.keywords]
-    return [node.args, *([node.returns] if node.returns else [])]
-
-
-def _targets(node: ast.AST) -> Iterator[ast.AST]:
-    for generator in getattr(node, "generators", ()):
-        yield from ast.walk(generator.target)
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) == "__name__ == '__main__'"

@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies.gate.changes.module_model import Function, Imported, Module, Unit, chain_of
+from strategies.gate.changes.module_model import Imported, Module, Unit, chain_of
 from strategies.gate.changes.project import Place, Version, above
 
 DEEPEST = 40
@@ -43,8 +43,11 @@ class Names:
         if not binders or depth > DEEPEST:
             return [self._unbound(module, name, rest, depth)]
         if all(isinstance(unit.node, ast.Import | ast.ImportFrom) for unit in binders):
-            last = module.imports[name][-1]
-            return self.behind(last, rest, depth + 1)
+            target = module.imports[name][-1]
+            place = self.version.find(target.dotted, target.base)
+            own = place is not None and place.file == module.path and target.name == name  # from . import name
+            part = self.version.below(place, name) if place is not None and own else None
+            return self._inside(part, rest, depth + 1, name) if part else self.behind(target, rest, depth + 1)
         alias = _alias(binders)
         if alias:
             return self.mean(module, [*alias, *rest], depth + 1)
@@ -88,7 +91,7 @@ class Names:
         outside = [star.dotted for star in module.stars if self.version.find(star.dotted, star.base) is None]
         if outside:
             return Meaning(outside=".".join([*outside, "*", name, *rest]))
-        return Meaning(unknown=name)
+        return Meaning(unknown=name, rest=rest)
 
     def _starred(self, module: Module, name: str, depth: int) -> Meaning | None:
         """What a star import brings under that name; the last one that brings it is in force."""
@@ -113,7 +116,7 @@ def reached(version: Version, start: Sequence[str], *, whole: bool = False) -> l
     """
     seen: set[str] = set()
     folders = tuple({posixpath.dirname(path) + "/" for path in start})
-    todo = [*start, *(p for p in version.texts if whole and p.startswith(folders))]
+    todo = [*start, *(p for p in version.texts if whole and p.startswith(folders) and p.endswith(".py"))]
     while todo:
         path = todo.pop()
         if path in seen or path not in version.texts:
@@ -160,49 +163,3 @@ def _listed(module: Module) -> list[str] | None:
             return None
         return [str(name) for name in listed]
     return None
-
-
-# The scopes within a statement: which names are its own, and what they are called in its normal form.
-
-
-class Scope:
-    """The names of a function, a comprehension or a class within the unit."""
-
-    def __init__(
-        self, depth: int, parameters: set[str], names: set[str], taken: set[str], links: dict[str, list[Imported]],
-        *, of_class: bool = False,
-    ) -> None:  # fmt: skip
-        self.depth, self.parameters, self.names, self.taken, self.links = depth, parameters, names, taken, links
-        self.of_class = of_class
-        self._numbers: dict[str, int] = {}
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def token(self, name: str) -> str:
-        """A parameter may be given by its name, and a class has its attributes by name; a local is a number."""
-        if self.of_class or name in self.parameters:
-            return f"%{name}"
-        return f"${self.depth}.{self._numbers.setdefault(name, len(self._numbers))}"
-
-
-BINDS: dict[type[ast.AST], tuple[str, ...]] = {
-    ast.ExceptHandler: ("name",), ast.MatchAs: ("name",), ast.MatchStar: ("name",), ast.MatchMapping: ("rest",),
-}  # fmt: skip
-NOWHERE = Scope(0, set(), set(), set(), {})
-
-
-def parameters(args: ast.arguments) -> list[str]:
-    listed = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, [args.vararg, args.kwarg])]
-    return [arg.arg for arg in listed]
-
-
-def signature(args: ast.arguments) -> str:
-    names = [[arg.arg for arg in group] for group in (args.posonlyargs, args.args, args.kwonlyargs)]
-    return repr([*names, args.vararg and args.vararg.arg, args.kwarg and args.kwarg.arg])
-
-
-def notes(node: Function) -> list[ast.expr | None]:
-    args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    every = [*args, *filter(None, [node.args.vararg, node.args.kwarg])]
-    return [*(a.annotation for a in every), node.returns]

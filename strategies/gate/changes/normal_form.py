@@ -7,21 +7,20 @@ elsewhere by their full dotted names, however they were imported.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from strategies.gate.changes.module_model import (
     Function,
     Imported,
     Module,
+    Scopes,
     Unit,
-    bound,
+    among,
     chain_of,
-    here,
     imported,
     is_text,
 )
-from strategies.gate.changes.name_resolution import BINDS, NOWHERE, Meaning, Names, Scope, notes, parameters, signature
+from strategies.gate.changes.name_resolution import Meaning, Names
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +71,39 @@ CHANGERS = frozenset({
 """Methods of Python's own containers that change them."""
 
 
+SILENT = frozenset({"ctx", "type_comment", "type_ignores", "kind"})
+"""Fields of nodes that say nothing, or nothing that their place does not say."""
+
+
 class Former:
     """Writes one unit down."""
 
     def __init__(self, names: Names, module: Module) -> None:
         self.names, self.module = names, module
         self.form = Form()
-        self.scopes: list[Scope] = []
         self.out = self.form.head
+        self.scopes = Scopes()
+        self.numbers: dict[str, int] = {}
+        self.links: dict[str, list[Imported]] = {}
+        self.bound: set[str] = set()  # otherwise than by an import
         self.called: set[int] = set()
         self.depth = 0  # of functions
+        self.in_function = False  # and not in the body of a class within it
 
     def of(self, unit: Unit) -> Form:
-        node = unit.node
-        if isinstance(node, Function):
-            self._function(node, own_name=False)
+        self.scopes = unit.scopes
+        for node in ast.walk(unit.node):
+            for name, target in imported(node, self.module.path):
+                self.links.setdefault(name, []).append(target)
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                self.bound.add(node.id)
+        for name in sorted(self.scopes.rebound):
+            self.form.rebound.extend(self.module.binders.get(name, ()))
+            self.form.rebound.extend(u for m in self.names.mean(self.module, [name]) for u in m.units)
+        if isinstance(unit.node, Function):
+            self._definition(unit.node, top=True)
         else:
-            self._put(node)
+            self._put(unit.node)
         return self.form
 
     @property
@@ -96,30 +111,23 @@ class Former:
         """Whether this is in a function, which is run later, if ever."""
         return self.depth > 0
 
-    def _put(self, node: ast.AST) -> None:  # noqa: C901 - a table of kinds of nodes, an arm each
+    def _put(self, node: ast.AST) -> None:
         match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                self._function(node, own_name=True)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                self._definition(node)
             case ast.Lambda():
-                self._defaults(node.args)
-                self._scoped(parameters(node.args), [ast.Return(node.body)], node.args)
-            case ast.ClassDef():
-                self._class(node)
-            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-                self._comprehension(node)
+                self._value(node.args)
+                self._later(node.body)
             case ast.Name() | ast.Attribute():
                 self._chain(node)
             case ast.Constant(value=value):
-                self._constant(value)
+                self.form.texts.extend([(value, self.inside)] if isinstance(value, str) else [])
+                self.out.append(repr(value))
             case ast.Import() | ast.ImportFrom():
                 self._import(node)
-            case ast.Global(names=names):
-                for name in names:
-                    self.form.rebound.extend(self.module.binders.get(name, ()))
-                    self.form.rebound.extend(u for m in self.names.mean(self.module, [name]) for u in m.units)
-            case ast.Nonlocal() | ast.Pass():
+            case ast.Global() | ast.Nonlocal() | ast.Pass():
                 pass
-            case ast.AnnAssign(target=ast.Name() as target, value=value) if self._local():
+            case ast.AnnAssign(target=ast.Name() as target, value=value) if self.in_function:
                 if value is not None:  # of a local, the annotation is never evaluated
                     self._plain(ast.Assign([target], value))
             case _:
@@ -130,16 +138,11 @@ class Former:
         self._watch(node)
         self.out.append(f"({type(node).__name__}")
         for name, value in ast.iter_fields(node):
-            if name in ("ctx", "type_comment", "type_ignores", "kind"):
-                continue
             if name == "attr":
                 self.out.append(f".{value}")
-                continue
-            self.out.append(f"{name}=")
-            if name in BINDS.get(type(node), ()) and isinstance(value, str):
-                self._store_name(value)
-            else:
-                self._value(value)
+            elif name not in SILENT:
+                self.out.append(f"{name}=")
+                self._value(self._token(value) if name in ("name", "rest") and isinstance(value, str) else value)
         self.out.append(")")
 
     def _value(self, value: object) -> None:
@@ -154,34 +157,30 @@ class Former:
         else:
             self.out.append(repr(value))
 
-    def _constant(self, value: object) -> None:
-        if isinstance(value, str):
-            self.form.texts.append((value, self.inside))
-        self.out.append(repr(value) if not isinstance(value, frozenset) else repr(sorted(map(repr, value))))
-
-    # scopes ---------------------------------------------------------------------------------------------------------
-
-    def _local(self) -> bool:
-        return bool(self.scopes) and not self.scopes[-1].of_class
-
-    def _innermost(self) -> Scope:
-        return self.scopes[-1] if self.scopes else NOWHERE
-
-    def _function(self, node: Function, *, own_name: bool) -> None:
-        self.out.append(f"({type(node).__name__}")
-        if own_name:
-            self._store_name(node.name)
+    def _definition(self, node: Function | ast.ClassDef, *, top: bool = False) -> None:
+        """A function or a class; of a function at the top level, the name is none of its matter."""
+        self.out.append(f"({type(node).__name__}" if top else f"({type(node).__name__} {self._token(node.name)}")
         for decorator in node.decorator_list:
             self.out.append("@")
             self._decorator(decorator)
-        whole, top = self.out, not self.scopes and not own_name
+        whole = self.out
         if top:
             self.out = self.form.body
-        self._defaults(node.args)
-        self._value(notes(node))
-        self._scoped(parameters(node.args), node.body, node.args)
-        self.out = whole
+        for name, value in ast.iter_fields(node):
+            if name not in SILENT | {"name", "decorator_list", "body"}:
+                self._value(value)
+        outer, self.in_function = self.in_function, isinstance(node, Function)
+        if self.in_function:
+            self._later(node.body)
+        else:
+            self._value(node.body)
+        self.in_function, self.out = outer, whole
         self.out.append(")")
+
+    def _later(self, body: object) -> None:
+        self.depth += 1
+        self._value(body)
+        self.depth -= 1
 
     def _decorator(self, node: ast.expr) -> None:
         """A decorator is called, and may change what it is a method of."""
@@ -190,104 +189,49 @@ class Former:
         self.called.add(id(node))
         self._put(node)
 
-    def _defaults(self, args: ast.arguments) -> None:
-        self.out.append("defaults")
-        for default in [*args.defaults, *args.kw_defaults]:
-            self._value(default)
-
-    def _scoped(self, parameters: list[str], body: Sequence[ast.stmt], args: ast.arguments) -> None:
-        taken = {name for node in here(list(body)) if isinstance(node, ast.Global) for name in node.names}
-        outer = {name for node in here(list(body)) if isinstance(node, ast.Nonlocal) for name in node.names}
-        names = bound(list(body), self.module.path) - taken - outer
-        links: dict[str, list[Imported]] = {}
-        for node in here(list(body)):
-            for name, target in imported(node, self.module.path):
-                links.setdefault(name, []).append(target)
-        scope = Scope(len(self.scopes), set(parameters), names | set(parameters), taken, links)
-        self.out.append(f"<{signature(args)}")
-        self.scopes.append(scope)
-        self.depth += 1
-        for node in body:
-            if not is_text(node):
-                self._put(node)
-        self.depth -= 1
-        self.scopes.pop()
-        self.out.append(">")
-
-    def _class(self, node: ast.ClassDef) -> None:
-        self.out.append("(ClassDef")
-        self._store_name(node.name)
-        for decorator in node.decorator_list:
-            self._decorator(decorator)
-        for base in [*node.bases, *node.keywords]:
-            self._put(base)
-        self.scopes.append(Scope(len(self.scopes), set(), bound(node.body, self.module.path), set(), {}, of_class=True))
-        for child in node.body:
-            if not is_text(child):
-                self._put(child)
-        self.scopes.pop()
-        self.out.append(")")
-
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) -> None:
-        targets = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
-        self.out.append(f"({type(node).__name__}")
-        self._put(node.generators[0].iter)
-        self.scopes.append(Scope(len(self.scopes), set(), targets, set(), {}))
-        for number, generator in enumerate(node.generators):
-            self.out.append("async for" if generator.is_async else "for")
-            self._put(generator.target)
-            if number:
-                self._put(generator.iter)
-            self._value(generator.ifs)
-        for part in ("key", "value", "elt"):
-            if hasattr(node, part):
-                self._put(getattr(node, part))
-        self.scopes.pop()
-        self.out.append(")")
-
-    def _store_name(self, name: str) -> None:
-        scope = self._innermost()
-        self.out.append(scope.token(name) if name in scope else f"={name}")
-
     # names ----------------------------------------------------------------------------------------------------------
 
-    def _scope_of(self, name: str) -> Scope | None:
-        """The scope within the unit that a name belongs to; None where it is the module's."""
-        for depth, scope in enumerate(reversed(self.scopes)):
-            if name in scope.taken:
-                return None
-            if name in scope and (not scope.of_class or depth == 0):
-                return scope
-        return None
+    def _is_outer(self, name: str) -> bool:
+        """Whether a name is, in some place of the unit, looked up in the module."""
+        return among(name, self.scopes.module) or among(name, self.scopes.attributes)
+
+    def _token(self, name: str) -> str:
+        """A name of the unit's own: as it is if others may say it, else a number, so that it may be called anything."""
+        if among(name, self.scopes.kept):
+            return f"%{name}"
+        return f"={name}" if self._is_outer(name) else f"${self.numbers.setdefault(name, len(self.numbers))}"
 
     def _chain(self, node: ast.Name | ast.Attribute) -> None:
         chain = chain_of(node)
         if not chain:
             self._plain(node)
             return
-        scope = self._scope_of(chain[0])
-        storing = isinstance(node.ctx, ast.Store | ast.Del)
-        if scope is None:
-            if storing and len(chain) == 1:
-                self.out.append(f"={chain[0]}")
-                return
-            if storing:
-                self._change(node, late=self.inside)
-            self._mean(self.names.mean(self.module, chain), called=id(node) in self.called)
-        elif chain[0] in scope.links and not storing:
-            for target in scope.links[chain[0]]:
-                self._mean(self.names.behind(target, tuple(chain[1:])), called=id(node) in self.called)
-        else:
-            self.out.append(".".join([scope.token(chain[0]), *chain[1:]]))
+        storing, outer = isinstance(node.ctx, ast.Store | ast.Del), self._is_outer(chain[0])
+        if storing and outer and len(chain) == 1:
+            self.out.append(self._token(chain[0]))
+            return
+        if storing:
+            self._change(node, late=self.inside)
+        token = self._token(chain[0])
+        if token[0] == "%" or not (outer or chain[0] in self.links.keys() - self.bound):
+            self.out += [token, *(f".{name}" for name in chain[1:])]
+        self._mean(self._meanings(chain), called=id(node) in self.called)
+
+    def _meanings(self, chain: list[str]) -> list[Meaning]:
+        """What a chain of names may mean outside of the unit."""
+        if chain and self._is_outer(chain[0]):
+            found = self.names.mean(self.module, chain)
+            return [m for m in found if not m.unknown or among(chain[0], self.scopes.module)]
+        return [
+            m for target in self.links.get("".join(chain[:1]), ()) for m in self.names.behind(target, tuple(chain[1:]))
+        ]
 
     def _mean(self, meanings: list[Meaning], *, called: bool) -> None:
         for meaning in meanings:
             if meaning.units:
                 self.out.append(Reference(meaning.units, called and not meaning.rest, self.depth))
-                if meaning.rest:
-                    self.out.append("." + ".".join(meaning.rest))
             elif meaning.outside:
-                self.form.outside.append((meaning.outside, self.inside))
+                self.form.outside.append((".".join([meaning.outside, *meaning.rest]), self.inside))
                 self.out.append(meaning.outside)
             elif meaning.module:
                 self.form.doubts.append(f"the module {meaning.module} is passed on as a value")
@@ -295,6 +239,8 @@ class Former:
             else:
                 self.form.doubts.append(f"{UNBOUND} `{meaning.unknown}`")
                 self.out.append(f"?{meaning.unknown}")
+            if meaning.rest:
+                self.out.append("." + ".".join(meaning.rest))
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.out.append("(import")
@@ -320,18 +266,14 @@ class Former:
             self._change(node, late=self.inside)
 
     def _given(self, node: ast.Call) -> None:
-        """What the project's own functions are given, they may change."""
-        chain = chain_of(node.func)
-        meanings = self._from_above(chain)
+        """What the project's own functions are given, they may change; but a function is registered by them, or called."""
+        meanings = self._meanings(chain_of(node.func))
         if meanings and all(m.outside for m in meanings):
             return
         for value in [*node.args, *(k.value for k in node.keywords)]:
-            given = self._from_above(chain_of(value))
-            self._write(self._tables(given), late=False)
-
-    def _from_above(self, chain: list[str]) -> list[Meaning]:
-        """What a chain of names means, if it is none of the unit's own."""
-        return self.names.mean(self.module, chain) if chain and self._scope_of(chain[0]) is None else []
+            for given in self._meanings(chain_of(value)):
+                if given.rest or not all(isinstance(unit.node, Function) for unit in given.units):
+                    self.form.written.extend(given.units)
 
     def _change(self, node: ast.Attribute | ast.Subscript | ast.Name, *, late: bool) -> None:
         """What is left of the last dot or bracket is changed."""
@@ -340,16 +282,12 @@ class Former:
         while isinstance(inner, ast.Attribute | ast.Subscript | ast.Call):
             inner = inner.func if isinstance(inner, ast.Call) else inner.value
             chain = chain_of(inner)
-            if chain and self._scope_of(chain[0]) is None:
-                meanings = self.names.mean(self.module, chain)
+            meanings = self._meanings(chain)
+            if meanings:
                 self._write(meanings, late=late)
                 if (stored and any(m.outside or m.module for m in meanings)) or "__dict__" in chain:
                     self.form.patches.add(late)
                 return
-
-    def _tables(self, meanings: list[Meaning]) -> list[Meaning]:
-        """A function that is handed to a call is registered by it, or called: it is not changed."""
-        return [m for m in meanings if m.rest or not all(isinstance(u.node, Function) for u in m.units)]
 
     def _write(self, meanings: list[Meaning], *, late: bool) -> None:
         for meaning in meanings:
@@ -358,10 +296,10 @@ class Former:
     def _dynamic(self, node: ast.Call) -> None:
         """Calls that reach names which do not stand in the text."""
         chain = chain_of(node.func)
-        if len(chain) != 1 or self._scope_of(chain[0]) is not None or chain[0] in self.module.binders:
+        if len(chain) != 1 or not self._is_outer(chain[0]) or chain[0] in self.module.binders:
             return
         if chain[0] in ("getattr", "setattr", "delattr") and len(node.args) > 1:
-            meanings = self._from_above(chain_of(node.args[0]))
+            meanings = self._meanings(chain_of(node.args[0]))
             outside = bool(meanings) and all(meaning.outside for meaning in meanings)
             if chain[0] != "getattr":
                 self._write(meanings, late=self.inside)

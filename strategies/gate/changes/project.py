@@ -1,4 +1,7 @@
-"""The Python files of the project at hand, today and at a revision, and where its imports start."""
+"""The project at hand: its Python files, today and at a revision, and where in them the rules that are registered stand.
+
+A `Version` is the files at one time and what a dotted name means in them; a `Project` is the folder that they lie in.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,6 @@ from strategies.base.git import NoGit, NoRepository, Repository, blob_name, repo
 from strategies.gate.changes.module_model import Module, module_of
 from strategies.torch_api import dtensor
 
-# Today's rule functions, as they are registered: in which file, on which line.
-
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -30,6 +31,10 @@ class Written:
     file: str
     line: int
     name: str
+
+
+Located = Mapping[str, Sequence[tuple[str, Written]]]
+"""The functions of each overload that are in the project, with their paths in it."""
 
 
 def written_now(ops: Collection[str] | None = None) -> dict[str, list[Written]]:
@@ -74,7 +79,8 @@ def _cells(function: FunctionType) -> list[Any]:
     return [v for v in values if isinstance(v, FunctionType | MethodType | functools.partial)]
 
 
-# One version of a project's Python files: their texts, and which file a dotted name means.
+Trees = dict[tuple[str, bytes, bytes], ast.Module | None]
+STUB = "__init__.pyi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +98,7 @@ class Version:
     `shared` keeps what is parsed, by content, for all versions that are given the same.
     """
 
-    def __init__(
-        self, texts: Mapping[str, bytes], roots: Sequence[str], shared: dict[tuple[str, bytes], ast.Module | None]
-    ) -> None:
+    def __init__(self, texts: Mapping[str, bytes], roots: Sequence[str], shared: Trees) -> None:
         self.texts, self.roots = texts, tuple(roots)
         self.unparsed: set[str] = set()
         self._folders = {folder for path in texts for folder in above(path)}
@@ -111,10 +115,13 @@ class Version:
         return self._modules[path]
 
     def tree(self, path: str) -> ast.Module | None:
-        key = (path, self.texts[path])
-        if key not in self._shared:
-            self._shared[key] = _parsed(self.texts[path])
-        return self._shared[key]
+        """What stands in that file; before it, as it counts less, what a door offers: the imports of the stub beside it."""
+        text, stub = self.texts[path], b""
+        if path.endswith("__init__.py") and b"__getattr__" in text:
+            stub = self.texts.get(f"{path}i", b"")
+        if (path, text, stub) not in self._shared:
+            self._shared[path, text, stub] = _parsed(text, stub)
+        return self._shared[path, text, stub]
 
     def find(self, dotted: str, base: str | None) -> Place | None:
         """What a module's name means; `base` is the folder that a relative import starts from, None if it is not."""
@@ -139,13 +146,18 @@ class Version:
         return Place("", path) if path in self._folders else None
 
 
-def _parsed(text: bytes) -> ast.Module | None:
+def _parsed(text: bytes, stub: bytes) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape in a text of theirs is no matter of ours
         try:
-            return ast.parse(text)
+            tree = ast.parse(text)
+            compile(tree, "", "exec", dont_inherit=True)  # `return` outside of a function is found only here
+            offered = [node for node in ast.parse(stub).body if isinstance(node, ast.Import | ast.ImportFrom)]
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
+    for node in offered:
+        node.lineno = node.end_lineno = 0  # on no line of the file
+    return ast.Module([*offered, *tree.body], [])
 
 
 def above(path: str) -> Iterator[str]:
@@ -158,7 +170,6 @@ def above(path: str) -> Iterator[str]:
 
 TORCH, JUDGED = Path(torch.__file__).resolve().parent, "distributed/tensor"
 """Where torch keeps DTensor's rules; the rest of torch is outside, also where torch is the project."""
-Trees = dict[tuple[str, bytes], ast.Module | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +220,9 @@ def of_repository(git: Repository) -> Project:
 
 
 def counts(top: Path, path: str) -> bool:
-    """Whether a path is that of a Python file of the project itself, not of an environment that lies within it."""
-    if not path.endswith(".py") or "site-packages" in path.split("/"):
+    """Whether a path is that of a Python file of the project itself, or of a package's stub, not of an environment that
+    lies within it."""
+    if not path.endswith((".py", STUB)) or "site-packages" in path.split("/"):
         return False
     file = top / path
     return not file.is_relative_to(TORCH) or file.is_relative_to(TORCH / JUDGED)
@@ -238,7 +250,8 @@ def _package(name: str, file: Path) -> Project | None:
     if not root:
         return None
     top, package = Path(root), name.partition(".")[0]
-    found = [path.relative_to(top).as_posix() for path in sorted((top / package).rglob("*.py"))]
+    found = [path.relative_to(top).as_posix() for path in sorted((top / package).rglob("*.py*"))]
+    found = [path for path in found if path.endswith((".py", STUB))]
     return Project(top, (*found, *([f"{package}.py"] if (top / f"{package}.py").is_file() else [])))
 
 
@@ -249,13 +262,8 @@ def _root(name: str, file: str) -> str:
     return stem.removesuffix(f"/{parts}") if stem.endswith(f"/{parts}") else ""
 
 
-# From which files of a project the rules at hand are reached.
-
-
-def starts_of(
-    project: Project, module: str | None, written: Mapping[str, Sequence[tuple[str, Written]]]
-) -> list[str]:  # fmt: skip
-    """The file of the rules module, and those of the rule functions, as paths within the project, sorted."""
+def starts_of(project: Project, module: str | None, written: Located) -> list[str]:
+    """The files from which rules are reached: that of the rules module, and those of the rule functions, sorted."""
     files = {path for many in written.values() for path, _ in many}
     if module is not None:
         files.add(project.path_of(getattr(sys.modules.get(module), "__file__", None)))

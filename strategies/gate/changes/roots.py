@@ -73,23 +73,14 @@ class _Speech:
         late = isinstance(unit.node, Function) and not registers(form.body)
         if any(self._is(name) for name, inside in form.outside if not (inside and late)):
             return True
-        if any(self._any(name) for name, inside in form.outside if not (inside and late)):
-            return True
         return any(self._says(text) for text, inside in form.texts if not (inside and late))
 
     def _is(self, name: str) -> bool:
+        """The overload; or its packet, its namespace, or all of them: the overload is then a computed name."""
         parts = name.split(".")
-        return parts[:4] == self.chain and (len(parts) == 4 or parts[4] == self.overload or not _is_overload(parts[4]))
-
-    def _any(self, name: str) -> bool:
-        """The whole namespace, or all of them: the op is then a computed name."""
-        parts = name.split(".")
-        return len(parts) < 4 and parts == self.chain[: len(parts)] and len(parts) > 1
+        whole = parts[:4] == self.chain[: len(parts)] and len(parts) > 1
+        return whole and (len(parts) < 5 or parts[4] == self.overload or parts[4].startswith("_"))
 
     def _says(self, text: str) -> bool:
         found = self.text.fullmatch(text)
         return found is not None and (found[1] is None or (found[1] or "default") == self.overload)
-
-
-def _is_overload(part: str) -> bool:
-    return not part.startswith("_")

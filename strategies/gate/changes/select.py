@@ -2,7 +2,8 @@
 
 By content: today's files are compared with those of the revision, statement by statement, from the registration of
 an overload through all that it leads to within the repository.  Nothing of the revision is imported or run.  What lies
-outside of the repository is taken for unchanged, torch too, unless it is the repository.
+outside of the repository is taken for unchanged, torch too, unless it is the repository.  Why an overload was chosen is
+said by the nearest of the statements in which its two slices differ.
 """
 
 from __future__ import annotations
@@ -20,11 +21,9 @@ from pathlib import Path
 from strategies.base.git import Repository, blob_name, repository
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
 from strategies.gate.changes.module_model import Function, Unit
-from strategies.gate.changes.project import Project, Trees, counts, of_repository, starts_of, written_now
-from strategies.gate.changes.version_view import Seen, View, located, names_of, rules_of
+from strategies.gate.changes.project import Project, Trees, of_repository, starts_of, written_now
+from strategies.gate.changes.version_view import Seen, View, located
 from strategies.gate.model import Choice
-
-# Why two slices are not the same, in words: the nearest of the statements in which they differ.
 
 
 def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collection[Unit]) -> str:
@@ -142,7 +141,6 @@ class _Compared:
 
     def __init__(self, project: Project, commit: str, rev: str, now: View, then: View) -> None:
         self.project, self.commit, self.rev, self.now, self.then = project, commit, rev, now, then
-        self._other: list[str] | None = None
 
     @functools.cached_property
     def submodules(self) -> list[str]:
@@ -157,15 +155,11 @@ class _Compared:
         """Whether any file differs that is reached, or of a kind that may be read."""
         now, then = self.now, self.then
         same = now.files == then.files and all(now.version.texts[p] == then.version.texts[p] for p in now.files)
-        return not same or bool(self._changed_files() or self.submodules)
-
-    @functools.cached_property
-    def names(self) -> dict[str, frozenset[str]]:
-        return names_of(self.now)
+        return not same or bool(self.other_files or self.submodules)
 
     def reason(self, op: str) -> str:
         """Why the overload is to be judged; empty if nothing of it changed."""
-        functions, rules = self.now.functions(op), rules_of(self.names, op)
+        functions, rules = self.now.functions(op), self.now.rules(op)
         seen = self.now.seen(op, rules, functions)
         before = self.then.seen(op, rules, lost=self._namesakes(seen.lost))
         if seen.slice.text != before.slice.text:
@@ -201,7 +195,7 @@ class _Compared:
         if used:
             return f"the submodule {used}, which it uses, changed"
         if seen.reads:
-            files = [*self._changed_files(), *self.submodules]
+            files = [*self.other_files, *self.submodules]
             if files:
                 return f"could not be told apart: {seen.reads}, and {files[0]} changed"
         return ""
@@ -216,16 +210,12 @@ class _Compared:
         tops = {path: self.project.top / path for path in self.submodules}
         return next((path for path, top in tops.items() if any(file.is_relative_to(top) for file in files)), "")
 
-    def _changed_files(self) -> list[str]:
-        """The files of the repository with another content than at the revision, of any kind but Python's."""
-        git = self.project.git
+    @functools.cached_property
+    def other_files(self) -> list[str]:
+        """The files of the repository with another content than at the revision, but those that the rules import."""
+        git, imported = self.project.git, set(self.now.files)
         assert git is not None
-        if self._other is None:
-            blobs = {path: blob for path, blob in git.blobs(self.commit).items() if not counts(git.top, path)}
-            today = {path for path in git.files() if not counts(git.top, path)}
-            self._other = [
-                path for path in sorted({*blobs, *today})
-                if path not in today or path not in blobs
-                or blob_name((git.top / path).read_bytes(), blobs[path]) != blobs[path]
-            ]  # fmt: skip
-        return self._other
+        blobs = {path: blob for path, blob in git.blobs(self.commit).items() if path not in imported}
+        today = set(git.files()) - imported
+        same = {p for p in today & blobs.keys() if blob_name((git.top / p).read_bytes(), blobs[p]) == blobs[p]}
+        return sorted((today | blobs.keys()) - same)

@@ -1,4 +1,7 @@
-"""One version of a project, asked for what the rules of overloads depend on in it."""
+"""What the rules of overloads depend on in one version of a project; of today's version, as a digest for each.
+
+A digest stands for all that the verdict on an overload depends on: it is the same only while nothing of that changed.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from typing import Any
 import torch
 
 from strategies.gate.changes import project as changed_project
-from strategies.gate.changes.dependency_slice import Rules, Slice, slice_of
+from strategies.gate.changes.dependency_slice import Rules, Slice, Slicer
 from strategies.gate.changes.index import Index
 from strategies.gate.changes.module_model import Function, Unit, is_text
 from strategies.gate.changes.name_resolution import reached
 from strategies.gate.changes.normal_form import UNBOUND
-from strategies.gate.changes.project import Project, Version, Written, starts_of, written_now
+from strategies.gate.changes.project import Located, Project, Version, Written, starts_of, written_now
 from strategies.gate.changes.roots import roots_of
 
 FILES = ("builtins.open", "builtins.__file__", "io.open", "importlib.resources", "pkgutil.get_data", "glob.", "ctypes.",
@@ -57,9 +60,7 @@ class Seen:
 class View:
     """The version as it is reached from the files `start`."""
 
-    def __init__(
-        self, version: Version, start: Sequence[str], written: Mapping[str, Sequence[tuple[str, Written]]] | None = None
-    ) -> None:
+    def __init__(self, version: Version, start: Sequence[str], written: Located | None = None) -> None:
         self.version, self.written = version, written or {}
         self.files = reached(version, start)
         wanted = {target.dotted.partition(".")[0] for path in self.files for target in version.module(path).wanted}
@@ -82,6 +83,19 @@ class View:
         made = [u for u, line in self._holding(op) if isinstance(u.node, Function) and line != u.lines.start]
         return list(dict.fromkeys(made))
 
+    @functools.cached_property
+    def _names(self) -> dict[str, frozenset[str]]:
+        """The names of the statements that hold the rule functions of each overload."""
+        return {
+            op: frozenset(u.label for u in self.functions(op) if u.label and isinstance(u.node, Function))
+            for op in self.written
+        }
+
+    def rules(self, op: str) -> Rules:
+        """The names of its rule functions and of the others': for today's version only."""
+        own = self._names.get(op, frozenset())
+        return Rules(own, frozenset().union(*(many for other, many in self._names.items() if other != op)) - own)
+
     def _holding(self, op: str) -> Iterator[tuple[Unit, int]]:
         for path, w in self.written.get(op, ()):
             if path in self.version.texts:
@@ -93,7 +107,7 @@ class View:
         `lost` are looked at beside what the registrations lead to.
         """
         roots = roots_of(self.index, op)
-        found = slice_of(self.index, roots, rules, functions, lost)
+        found = Slicer(self.index, roots, rules, functions).walk(lost)
         parts = {part.unit for part in found.parts}
         left = tuple(unit for unit in functions if unit not in parts)
         if left:
@@ -123,13 +137,9 @@ class View:
 
     def whole(self) -> dict[str, str]:
         """Each file with a digest of all that it does."""
-        return {path: self._digest(path) for path in self.files}
-
-    def _digest(self, path: str) -> str:
-        tree = self.version.tree(path)
-        if tree is None:
-            return hashlib.sha256(self.version.texts[path]).hexdigest()
-        return hashlib.sha256(_bare(tree).encode("utf-8", "surrogatepass")).hexdigest()
+        trees = {path: self.version.tree(path) for path in self.files}
+        told = {path: _bare(tree) if tree else repr(self.version.texts[path]) for path, tree in trees.items()}
+        return {path: _sha(text) for path, text in told.items()}
 
 
 def _bare(node: object) -> str:
@@ -139,34 +149,22 @@ def _bare(node: object) -> str:
         return f"{type(node).__name__}({fields})"
     if isinstance(node, list):
         return f"[{', '.join(_bare(item) for item in node if not (isinstance(item, ast.AST) and is_text(item)))}]"
-    return repr(sorted(map(repr, node))) if isinstance(node, frozenset) else repr(node)
+    return repr(node)
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _short(name: str) -> str:
     return name.removeprefix("builtins.").lstrip(".")
 
 
-def located(project: Project, written: Mapping[str, Sequence[Written]]) -> dict[str, list[tuple[str, Written]]]:
-    """The functions of each overload that are in the project, with their paths in it."""
+def located(project: Project, written: Mapping[str, Sequence[Written]]) -> Located:
     paths = {file: project.path_of(file) for file in {w.file for many in written.values() for w in many}}
     found = {op: [(paths[w.file], w) for w in many if paths[w.file]] for op, many in written.items()}
     return {op: many for op, many in found.items() if many}
 
-
-def names_of(view: View) -> dict[str, frozenset[str]]:
-    """The names of the statements that hold the rule functions of each overload."""
-    return {
-        op: frozenset(u.label for u in view.functions(op) if u.label and isinstance(u.node, Function))
-        for op in view.written
-    }
-
-
-def rules_of(names: Mapping[str, frozenset[str]], op: str) -> Rules:
-    own = names.get(op, frozenset())
-    return Rules(own, frozenset().union(*(many for other, many in names.items() if other != op)) - own)
-
-
-# A name for all that the verdict on an overload depends on in a project: the same only while nothing of it changed.
 
 PURE = frozenset({
     "__future__", "abc", "array", "ast", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses",
@@ -190,46 +188,31 @@ def digests(module: str | None) -> Callable[[str], str | None]:
     `OUTSIDE`: they are known by the version of torch.  None if what the rule depends on cannot be known: it reads files
     or the environment, or a library without a version.  The project is read once, when the first overload is asked for.
     """
-    made: list[_Digests] = []
-
-    def ask(op: str) -> str | None:
-        if not made:
-            made.append(_Digests(module))
-        return made[0].of(op)
-
-    return ask
+    view = functools.cache(lambda: _view(module))
+    return lambda op: _digest_of(view(), op)
 
 
-class _Digests:
-    def __init__(self, module: str | None) -> None:
-        project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
-        self.view: View | None = None
-        if project is None:
-            return
-        written = located(project, written_now())
-        start = starts_of(project, module, written)
-        if start:
-            self.view = View(project.today(project.roots([module] if module else []), {}), start, written)
-            self.names = names_of(self.view)
+def _view(module: str | None) -> View | None:
+    project = changed_project.of_module(module) if module else changed_project.in_repository(torch.__file__)
+    if project is None:
+        return None
+    written = located(project, written_now())
+    start = starts_of(project, module, written)
+    return View(project.today(project.roots([module] if module else []), {}), start, written) if start else None
 
-    def of(self, op: str) -> str | None:
-        if self.view is None:
-            return OUTSIDE
-        functions = self.view.functions(op)
-        seen = self.view.seen(op, rules_of(self.names, op), functions)
-        if not seen.slice.parts:
-            return OUTSIDE
-        return self._digest(seen)
 
-    def _digest(self, seen: Seen) -> str | None:
-        assert self.view is not None
-        outside = seen.slice.outside
-        versions = _versions({*outside, *(self.view.libraries() if seen.foreign else ())})
-        if seen.reads or versions is None or not all(map(_follows, outside)):
-            return None
-        whole = sorted(self.view.whole().items()) if seen.doubts else []
-        told = repr([seen.slice.text, versions, whole])
-        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+def _digest_of(view: View | None, op: str) -> str | None:
+    if view is None:
+        return OUTSIDE
+    seen = view.seen(op, view.rules(op), view.functions(op))
+    if not seen.slice.parts:
+        return OUTSIDE
+    outside = seen.slice.outside
+    versions = _versions({*outside, *(view.libraries() if seen.foreign else ())})
+    if seen.reads or versions is None or not all(map(_follows, outside)):
+        return None
+    whole = sorted(view.whole().items()) if seen.doubts else []
+    return _sha(repr([seen.slice.text, versions, whole]))
 
 
 def _follows(name: str) -> bool:

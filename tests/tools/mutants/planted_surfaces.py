@@ -120,8 +120,8 @@ CHANGES = (
     ),
     Planted(
         "strategies/gate/changes/normal_form.py",
-        "[*args.defaults, *args.kw_defaults]",
-        "args.defaults",
+        '"type_comment", "type_ignores", "kind"})',
+        '"type_comment", "type_ignores", "kind", "kw_defaults"})',
         "another default of a keyword argument is no change",
         ("tests/strategies/gate/changes/test_normal_form.py",),
     ),

@@ -32,6 +32,16 @@ def form(text):
     ("class A:\n    x = 1", "class A:\n    y = 1"),
     ("def f(x, y): return x", "def f(x, y): return y"),
     ("@g\nclass A: pass", "@h\nclass A: pass"),
+    ("def f(x): return lost.one(x)", "def f(x): return lost.two(x)"),
+    ("def f(x):\n    a, b = x\n    return a", "def f(x):\n    a, b = x\n    return b"),
+    ("class A:\n    def f(self, __x, __y): return __x", "class A:\n    def f(self, __x, __y): return __y"),
+    ("class A:\n    def f(self): return __x", "class A:\n    def f(self): return __y"),
+    ("class A:\n    len = 1\n    size = len", "class A:\n    len = 1\n    size = abs"),
+    ("def f(x):\n    class A:\n        size: int", "def f(x):\n    class A:\n        size: str"),
+    ("def f(x):\n    def g(a):\n        len = a\n        return len\n    return len(x), g(x)",
+     "def f(x):\n    def g(a):\n        len = a\n        return a\n    return len(x), g(x)"),
+    ("def f(x):\n    def g():\n        nonlocal x\n        x = 1\n    g()\n    return x",
+     "def f(x):\n    def g():\n        y = 1\n    g()\n    return x"),
 ])  # fmt: skip
 def test_what_does_something_else_has_another_form(one, other):
     assert form(one) != form(other)
@@ -43,6 +53,9 @@ def test_what_does_something_else_has_another_form(one, other):
     ("def f(x): return [a for a in x]", "def f(x): return [b for b in x]"),
     ("def f(x): return [a + b for a in x for b in a if b]", "def f(x): return [c + d for c in x for d in c if d]"),
     ("class A:\n    'Says.'\n    x = 1", "class A:\n    x = 1"),
+    ("def f(x):\n    def g(): return y\n    y = a = 1\n    return g, a", "def f(x):\n    def z(): return b\n    b = c = 1\n    return z, c"),
+    ("def f(x):\n    import math as m\n    return m.inf", "def f(x):\n    import math\n    return math.inf"),
+    ("def f(x):\n    y: int = 1\n    return y", "def f(x):\n    z: str = 1\n    return z"),
 ])  # fmt: skip
 def test_names_of_locals_docstrings_and_comments_are_no_part_of_it(one, other):
     assert form(one) == form(other)

@@ -128,9 +128,15 @@ def test_an_edit_chooses_what_depends_on_it_and_says_how(tmp_path, changes, scal
     pytest.param(edit_styles.EXPORTS, {UTIL: [("x.ndim]", "x.ndim - 1]")]}, HELPER, HELPER, id="through re-exports and a star"),
     pytest.param(edit_styles.EXPORTS, {"{p}/api/inner.py": [("helper = util.helper", "helper = util.unused")]}, "its rule function `scale_rule` now refers to `unused`", NO, id="a re-export"),
     pytest.param(edit_styles.EXPORTS, {"{p}/api/__init__.py": [("import limit\n", "import limit\n\n__all__ = ['helper', 'limit']\n")]}, NO, NO, id="a list of what is exported"),
+    pytest.param(edit_styles.DOOR, {UTIL: [("x.ndim]", "x.ndim - 1]")]}, HELPER, HELPER, id="through a door"),
+    pytest.param(edit_styles.DOOR, {"{p}/api/inner.py": [("return []", "return [x]")]}, "`further` in p/api/inner.py, which its rule calls, changed", NO, id="a module that a door offers"),
+    pytest.param(edit_styles.DOOR, {"{p}/api/__init__.pyi": [("import limit as", "import unused as")]}, NO, "its rule function on line 17 of p/rules.py now refers to `unused`", id="a door leads elsewhere"),
+    pytest.param(edit_styles.DOOR, {"{p}/api/__init__.pyi": [("from {p}.util", "# note\nfrom {p}.util")]}, NO, NO, id="a comment on a door"),
+    pytest.param(edit_styles.DOOR, {"{p}/api/__init__.pyi": "", "{p}/api/__init__.py": "from {p}.api import inner\nfrom {p}.api.inner import helper\nfrom {p}.util import limit\n"}, NO, NO, id="no door anymore"),
     pytest.param(edit_styles.SINGLE, {RULES: [("default, allow_uneven_sharding=True", "default")]}, "its registration changed", NO, id="single-dim: an option"),
     pytest.param(edit_styles.SINGLE, {RULES: [("[Shard(dim), Shard(dim)]", "[Shard(0), Shard(dim)]")]}, "`lines` in p/rules.py, which its rule calls, changed", NO, id="single-dim: what it calls"),
     pytest.param(edit_styles.READS, {"{p}/dims.json": "[1]"}, "could not be told apart: it reads files (`read_text`), and p/dims.json changed", NO, id="a file of data"),
+    pytest.param(edit_styles.READS, {"{p}/other.py": "X = 1"}, "could not be told apart: it reads files (`read_text`), and p/other.py changed", NO, id="a file of code that nobody imports"),
     pytest.param(edit_styles.READS, {UTIL: [("def unused", "# note\ndef unused")]}, NO, NO, id="a comment beside a file of data"),
     pytest.param(edit_styles.GUESSED, {UTIL: [("rows(x, 7)", "rows(x, 8)")]}, "could not be told apart: `getattr` by a computed name in p/rules.py, and p/util.py changed",
                  "could not be told apart: `eval` in p/rules.py, and p/util.py changed", id="names that are computed"),
@@ -150,7 +156,7 @@ def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp
     edits.commit(library)
     files = {**PACKAGE, UTIL: how + "\n" + PACKAGE[UTIL].replace("if dim < x.ndim", "if dim < x.ndim * WIDE")}
     with monkeypatch.context() as patch:
-        patch.setattr(edits.modules, "load", lambda *_: None)
+        patch.setattr(edits.user_modules, "load", lambda *_: None)
         with edits.two_versions(tmp_path, files, {}) as name:
             edits.git(tmp_path, "reset", "-q")
             edits.git(
@@ -159,7 +165,7 @@ def test_a_submodule_that_a_rule_uses_counts_as_soon_as_it_changes(tmp_path, tmp
             edits.commit(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / name / "sub"))
     with users.undone():
-        edits.modules.load(f"{name}.rules", str(tmp_path))
+        edits.user_modules.load(f"{name}.rules", str(tmp_path))
         ops = [f"{name}.scale.default", f"{name}.shift.default"]
         assert select("HEAD", tmp_path, f"{name}.rules", ops).choices == ()
         (tmp_path / name / "sub/wide.py").write_text("WIDE = 2\n")
