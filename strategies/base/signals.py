@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 
@@ -340,6 +339,8 @@ def undisturbed() -> Iterator[None]:
     One thread: the tensors are small, the workers many, and they are forked from here.  It is undone when the command
     ends, since others may run in the process, tests for example.
     """
+    import torch  # not above: `--help` does without it
+
     threads = torch.get_num_threads()
     with quiet(logging.WARNING):
         torch.set_num_threads(1)
