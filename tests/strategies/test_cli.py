@@ -98,6 +98,22 @@ def test_the_version_is_told():
     assert (result.exit_code, result.output) == (0, f"localtensor {localtensor.__version__}\n")
 
 
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["validate", "--seed", "x"]], ids=" ".join)
+def test_both_packages_are_the_command(words):
+    """Word for word, but for the name in the usage."""
+    done = {}
+    for package in ("localtensor", "strategies"):
+        ran = subprocess.run(
+            [sys.executable, "-m", package, *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        done[package] = (
+            ran.returncode,
+            *(text.replace(f"-m {package}", "-m PACKAGE") for text in (ran.stdout, ran.stderr)),
+        )
+    assert done["localtensor"] == done["strategies"]
+    assert done["localtensor"][0] == (2 if "x" in words else 0)
+
+
 def test_the_exit_codes_are_those_of_the_table():
     from strategies.base import signals as leaving
     from strategies.model import verdict as verdicts
