@@ -339,7 +339,7 @@ def undisturbed() -> Iterator[None]:
     One thread: the tensors are small, the workers many, and they are forked from here.  It is undone when the command
     ends, since others may run in the process, tests for example.
     """
-    import torch  # why here: the command line is there before torch
+    import torch  # not above: `--help` does without it
 
     threads = torch.get_num_threads()
     with quiet(logging.WARNING):

@@ -5,61 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from strategies.base.signals import CLEAN, NOTHING, complain, gently, leave, many, open_streams, watch
-from strategies.cli import options as plan_options
-
-# The part of the command line that looks for races: `localtensor races`.
-
-RACES_EXAMPLES = """Examples:
-
-\b
-  localtensor races
-      our shared cache under 20,000 interleavings
-  localtensor races --target once --schedules 1000000
-      a night of them
-  localtensor races --target propagate --schedules 300
-      our propagator, many threads, one schedule at a time
-  localtensor races --target dtensor
-      torch's own propagator, under threads that run free
-  localtensor races --target dtensor --repro scripts
-      and a script of plain torch for each finding
-  localtensor races --target dtensor --seconds 120 --json races.json
-      two minutes at most, for a CI server
-
-Exit codes: 0 nothing found; 1 something found; 2 usage; 3 infrastructure, or a part was not run and nothing was found;
-130 stopped by Ctrl-C.
-"""
-
-
-def races(
-    target: Annotated[str, Option("--target", help="once: our cache; propagate: our propagator; dtensor: torch's own.")] = "once",
-    schedules: Annotated[int | None, Option("--schedules", help="How many interleavings; for dtensor, rounds of free-running threads.  [default: 20000; propagate 2000; dtensor 20]", show_default=False)] = None,
-    threads: Annotated[int | None, Option("--threads", help="Free-running threads, for dtensor.  [default: 8]", show_default=False)] = None,
-    seconds: Annotated[float | None, Option("--seconds", help="Seconds for the whole; each script of dtensor has 60 at most.", show_default=False)] = None,
-    seed: Annotated[int, Option("--seed", help="Same seed, same schedules.")] = 0,
-    json_file: Annotated[Path | None, Option("--json", help="Write the whole report here.", show_default=False)] = None,
-    repro: Annotated[Path | None, Option("--repro", help="Write a script for every part that found something into this folder.", show_default=False)] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
-) -> None:  # fmt: skip
-    """Look for races: in our shared cache and propagator, schedule by schedule, and in torch's own propagator."""
-
-    def work() -> int:
-        from strategies.cli.commands import races as races_command
-
-        try:
-            asked = races_command.Asked(target, schedules, threads, seconds, seed, json_file, repro, quiet)
-        except races_command.BadRaces as error:
-            return races_command.refused(error, lambda said: typer.echo(said, err=True))
-        return races_command.run(asked)
-
-    leave(work, "; nothing was written")
-
+from strategies.base.options import takes_options
+from strategies.base.signals import CLEAN, NOTHING, complain, gently, open_streams, say, watch
+from strategies.cli.options import (
+    CostOptions,
+    CoverageOptions,
+    DiscoverOptions,
+    MergeOptions,
+    PlanOptions,
+    RacesOptions,
+    ReportOptions,
+    RunOptions,
+    ValidateOptions,
+)
+from strategies.gate.options import GateOptions
 
 app = typer.Typer(
     name="localtensor", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
@@ -118,59 +83,19 @@ def _root(
 
 
 @app.command(epilog=EXAMPLES, short_help="Put sharding rules on trial.")
-def validate(
-    ops: Annotated[list[str] | None, Argument(metavar="OP", help="OpInfo names, overloads or globs.", show_default=False)] = None,
-    everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False,
-    search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False,
-    ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = None,
-    dtype: Annotated[list[str] | None, Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = None,
-    device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu",
-    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are judged.")] = "dtensor",
-    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo, nccl or none.")] = "gloo",
-    json_file: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None,
-    repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
-    mesh: Annotated[list[str] | None, Option("--mesh", help="A mesh to try: --mesh 2,2 has two axes, --mesh 2 is --ranks 2.", show_default=False)] = None,
-    pairs: Annotated[bool, Option("--pairs", help="Also what follows the op: a second op, its gradient, the same call again.")] = False,
-    plans: Annotated[bool, Option("--plans", help="DTensor's own redistributions, instead of rules.")] = False,
-    samples: Annotated[int | None, Option("--samples", help="With --plans: pairs on each mesh.  [default: 100]", show_default=False)] = None,
-    planner: Annotated[str, Option("--planner", help="With --plans: greedy, graph or both.")] = "both",
-    journal: Annotated[Path | None, Option("--journal", help="Keep a line for each unit done in this file.", show_default=False)] = None,
-    resume: Annotated[bool, Option("--resume", help="Go on with the journal.")] = False,
-    shard: Annotated[str, Option("--shard", help="i/N: the i-th of N parts of the work, for a CI matrix.")] = "",
-    executor: Annotated[str, Option("--executor", help="MODULE:FUNCTION that gives a concurrent.futures executor; or dask.")] = "",
-    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
-    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
-) -> None:  # fmt: skip
+@takes_options()
+def validate(options: ValidateOptions) -> int:
     """Put sharding rules on trial against the real op, and confirm every Unsound on real processes."""
-
-    def work() -> int:
-        if plans:
-            from strategies.cli.commands import plans_audit as dtensor_command
-
-            others = {
-                "OP": ops, "--all": everything, "--search": search, "--ranks": ranks, "--dtype": dtype,
-                "--device": device != "cpu", "--rules": rules != "dtensor", "--pairs": pairs, "--journal": journal,
-                "--resume": resume, "--shard": shard, "--executor": executor, "--workers": workers,
-            }  # fmt: skip
-            given = tuple(name for name, value in others.items() if value)
-            return dtensor_command.command(
-                tuple(mesh or ()), samples, seed, planner, confirm, json_file, repro, quiet, given
-            )
-        if samples is not None or planner != "both":
-            from strategies.cli.commands import plans_audit as dtensor_command
-
-            return dtensor_command.without(samples, planner)
-        from strategies.cli.commands import validate as command
-
-        chosen = command.Chosen(
-            tuple(ops or ()), everything, search, tuple(ranks or ()), tuple(dtype or ()), device, rules, confirm,
-            json_file, repro, seed, many(workers), quiet, tuple(mesh or ()), pairs, journal, resume, shard, executor,
-        )  # fmt: skip
-        return command.run(chosen)
-
+    journal = options.journal
     kept = f"go on with it by --journal {journal} --resume" if journal else "--journal FILE would keep what is done"
-    leave(work, f"; no report was written; {kept}")
+    say(f"; no report was written; {kept}")
+    if options.plans:
+        from strategies.cli.commands import plans_audit
+
+        return plans_audit.run(options)
+    from strategies.cli.commands.validate import run
+
+    return run(options)
 
 
 MERGE_EXAMPLES = """Examples:
@@ -186,20 +111,12 @@ Exit codes: those of the whole run; 2 a file that is no journal, or of another r
 
 
 @app.command(epilog=MERGE_EXAMPLES, short_help="Join the journals of several shards.")
-def merge(
-    journals: Annotated[list[Path], Argument(metavar="JOURNAL...", help="What --journal wrote, of every shard.", show_default=False)],
-    out: Annotated[Path | None, Option("--out", help="Write one journal of the whole run here.")] = None,
-    json_file: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None,
-    repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None,
-) -> None:  # fmt: skip
+@takes_options()
+def merge(options: MergeOptions) -> int:
     """Join the journals of several shards, and prove that nothing is missing."""
+    from strategies.cli.commands.report import merge_journals
 
-    def work() -> int:
-        from strategies.cli.commands import report as merging
-
-        return merging.run_merge(tuple(journals), out, json_file, repro)
-
-    leave(work)
+    return merge_journals(options)
 
 
 COVERAGE_EXAMPLES = """Examples:
@@ -215,21 +132,12 @@ Exit codes: 0 something was tried; 2 a file that is no journal; 3 nothing was tr
 
 
 @app.command(epilog=COVERAGE_EXAMPLES, short_help="What was tried, and why the rest was not.")
-def coverage(
-    journal: Annotated[Path | None, Argument(metavar="JOURNAL", help="What --journal wrote.", show_default=False)] = None,
-    json_file: Annotated[Path | None, Option("--json", help="Write the whole table here.")] = None,
-    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
-    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
-) -> None:  # fmt: skip
+@takes_options()
+def coverage(options: CoverageOptions) -> int:
     """Which of the overloads that DTensor registers were tried, which have a verdict, and why the others have none."""
+    from strategies.cli.commands.coverage import run
 
-    def work() -> int:
-        from strategies.cli.commands import coverage as covered
-
-        return covered.run(journal, json_file, seed=seed, workers=many(workers), quiet=quiet)
-
-    leave(work)
+    return run(options)
 
 
 DISCOVER_EXAMPLES = """Examples:
@@ -247,21 +155,12 @@ Exit codes: 0 searched, whether something is missing or not; 2 usage; 3 nothing 
 
 
 @app.command(epilog=DISCOVER_EXAMPLES, short_help="Look for rules that nobody claims.")
-def discover(
-    op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)],
-    emit: Annotated[bool, Option("--emit", help="Print a module that registers what is missing.")] = False,
-    ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try.  [default: 2 3]", show_default=False)] = None,
-    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
-    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
-) -> None:  # fmt: skip
+@takes_options()
+def discover(options: DiscoverOptions) -> int:
     """Look for the sharding rules of an op that hold, and that nobody claims."""
+    from strategies.cli.commands.discover import run
 
-    def work() -> int:
-        from strategies.cli.commands.discover import discover_command
-
-        return discover_command(op, emitted=emit, ranks=tuple(ranks or (2, 3)), seed=seed, many=many(workers))
-
-    leave(work)
+    return run(options)
 
 
 RUN_EXAMPLES = """Examples:
@@ -286,36 +185,162 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, told o
     short_help="Run a torchrun script on rank threads.",
     context_settings={"allow_interspersed_args": False},
 )
-def run(
-    script: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)],
-    arguments: Annotated[list[str] | None, Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = None,
-    ranks: Annotated[int, Option("-n", "--ranks", help="How many ranks.", show_default=False)] = 1,
-    on: Annotated[str, Option("--on", help="threads: all ranks in this process, one at a time; gloo: real processes.")] = "threads",
-    module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
-    schedule: Annotated[str | None, Option("--schedule", help="Who runs next: round_robin, or the text after `Replay:`.", show_default=False)] = None,
-    seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0,
-    timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0,
-    prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output says whose it is.")] = True,
-) -> None:  # fmt: skip
+@takes_options()
+def run(options: RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
+    from localtensor.runner.torchrun import Asked, run_script
 
-    def work() -> int:
-        from localtensor.runner import torchrun as scripts
-
-        asked = scripts.Asked(script, tuple(arguments or ()), ranks, on, module, schedule, seed, timeout, prefix)
-        with gently():  # it is the user's program that is stopped
-            return scripts.run_script(asked)
-
-    leave(work)
+    with gently():  # it is the user's program that is stopped
+        return run_script(Asked(**asdict(options)))
 
 
-app.command(epilog=plan_options.GATE_EXAMPLES, short_help="Let only what is new fail, before a merge.")(
-    plan_options.gate
-)
-app.command(epilog=plan_options.REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")(plan_options.report)
-app.command(epilog=RACES_EXAMPLES, short_help="Look for races in caches of propagation.")(races)
-app.command(epilog=plan_options.PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")(plan_options.plan)
-app.add_typer(plan_options.cost)
+GATE_EXAMPLES = """Examples:
+
+\b
+  localtensor gate --rules my_rules
+      all rules of this module, beside the baseline
+  localtensor gate --rules my_rules --changed origin/main
+      just what changed since then, and why it was chosen
+  localtensor gate --rules my_rules --accept "issue 12"
+      what is new now is accepted from now on
+  localtensor gate --rules my_rules --update
+      drop the entries that no longer show
+  localtensor gate cumprod gather --budget 5m
+      torch's own rules for two ops, five minutes at most
+  localtensor gate --rules my_rules --sarif out.sarif --github
+      for a CI server; --junit, --json and --summary, too
+
+Exit codes: 0 clean; 1 something new, or an entry of the baseline that no longer shows; 2 usage;
+3 infrastructure, a crash, or nothing was tested; 130 stopped by Ctrl-C.
+"""
+
+
+@app.command(epilog=GATE_EXAMPLES, short_help="Let only what is new fail, before a merge.")
+@takes_options("; the baseline is as it was")
+def gate(options: GateOptions) -> int:
+    """Let only what is new fail: judge rules beside a committed baseline, before a merge."""
+    from strategies.cli.commands.gate import run
+
+    return run(options)
+
+
+REPORT_EXAMPLES = """Examples:
+
+\b
+  localtensor validate --all --journal sweep.jsonl
+      makes a journal
+  localtensor report sweep.jsonl -o report.html
+      one page that opens without a network
+
+Exit codes: 0 the page is written; 2 a file that is no journal, or a place that cannot be written; 3 nothing was tested.
+"""
+
+
+@app.command(epilog=REPORT_EXAMPLES, short_help="Write one HTML page of a journal.")
+@takes_options()
+def report(options: ReportOptions) -> int:
+    """Write one HTML page of a journal: totals, a map of ops, filters, and each finding with its picture."""
+    from strategies.cli.commands.report import run
+
+    return run(options)
+
+
+RACES_EXAMPLES = """Examples:
+
+\b
+  localtensor races
+      our shared cache under 20,000 interleavings
+  localtensor races --target once --schedules 1000000
+      a night of them
+  localtensor races --target propagate --schedules 300
+      our propagator, many threads, one schedule at a time
+  localtensor races --target dtensor
+      torch's own propagator, under threads that run free
+  localtensor races --target dtensor --repro scripts
+      and a script of plain torch for each finding
+  localtensor races --target dtensor --seconds 120 --json races.json
+      two minutes at most, for a CI server
+
+Exit codes: 0 nothing found; 1 something found; 2 usage; 3 infrastructure, or a part was not run and nothing was found;
+130 stopped by Ctrl-C.
+"""
+
+
+@app.command(epilog=RACES_EXAMPLES, short_help="Look for races in caches of propagation.")
+@takes_options("; nothing was written")
+def races(options: RacesOptions) -> int:
+    """Look for races: in our shared cache and propagator, schedule by schedule, and in torch's own propagator."""
+    from strategies.cli.commands.races import run
+
+    return run(options)
+
+
+PLAN_EXAMPLES = """Examples:
+
+\b
+  localtensor plan "f32[8,8] @ dp=2: S(0) -> S(1)"
+      steps, price, alternatives, and DTensor's own plan
+  localtensor plan "f32[64,64] @ dp=2,tp=4: S(0),P(sum) -> R,S(1)"
+      a mesh of two axes, a placement for each
+  localtensor plan "i64[7] @ 2,3: S(0)[1],S(0)[0] -> S(0),S(0)" --picture -
+      one dim cut in two orders, drawn here
+  localtensor plan "f32[8,8] @ dp=2: S(0) -> R" --picture plan.svg
+      drawn into a file: SVG, HTML or text
+  localtensor plan "f32[8,8] @ 2,8: S(0),S(0) -> S(1),R" --inner 3,300 --outer 5,25
+      your links, in and between nodes: microseconds, GB/s
+  localtensor plan "f32[8,8] @ 2,8: S(0),S(0) -> S(1),R" --by bytes --memory 1MB
+      the fewest bytes, with no more than this in use
+  localtensor plan "f32[64] @ dp=2,tp=2: P(sum),P(sum) -> R,R" --flattened dp,tp --json
+      with one group of both axes; for programs
+
+Placements: R; S(dim); SS(dim,blocks), strided; P(sum), P(avg), P(min), P(max), P(product). S(0)[1],S(0)[0]: the second
+axis cuts dim 0 first. Exit codes: 0 planned; 1 no plan within --memory; 2 usage; 3 infrastructure; 130 Ctrl-C.
+"""
+
+
+@app.command(epilog=PLAN_EXAMPLES, short_help="Plan the cheapest redistribution.")
+@takes_options()
+def plan(options: PlanOptions) -> int:
+    """Plan the cheapest redistribution from one layout to another, beside its alternatives and DTensor's own plan."""
+    from strategies.cli.commands.plan import run
+
+    return run(options)
+
+
+COST_EXAMPLES = """Examples:
+
+\b
+  localtensor cost check torch
+      torch's own redistribute_cost, on a mesh of 2 x 2
+  localtensor cost check time --mesh 2,3 --shape 7,5
+      the price by which we plan
+  localtensor cost check my_package.my_costs:price --json
+      a function of yours: of two specs, or of one move
+
+Exit codes: 0 it is a metric; 1 it is none; 2 usage; 3 infrastructure; 130 stopped by Ctrl-C.
+"""
+
+cost = typer.Typer(
+    name="cost", no_args_is_help=True, help="Costs of redistribution, on trial.", rich_markup_mode=None,
+    epilog=COST_EXAMPLES.partition("Exit codes")[0],
+)  # fmt: skip
+
+
+@cost.callback()
+def _cost() -> None:
+    """Costs of redistribution, on trial."""
+
+
+@cost.command("check", epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
+@takes_options()
+def check(options: CostOptions) -> int:
+    """Test whether a cost is a metric: nothing for nothing, never negative, and no detour cheaper than the way."""
+    from strategies.cli.commands.plan import check_cost
+
+    return check_cost(options)
+
+
+app.add_typer(cost)
 
 _DTYPES = ("float64", "float32", "int64", "bool", "complex64")
 

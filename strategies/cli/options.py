@@ -1,204 +1,224 @@
-"""The part of the command line that plans redistributions: `localtensor plan`, and `localtensor cost check`."""
+"""The options of each command, spelled once: its dataclass is its part of the command line, and what its work is given.
+
+Those of `localtensor gate` are in `strategies.gate.options`.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from strategies.base.signals import USAGE, leave, many
+from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder, check_writable
+from strategies.base.signals import many
 
-PLAN_EXAMPLES = """Examples:
-
-\b
-  localtensor plan "f32[8,8] @ dp=2: S(0) -> S(1)"
-      steps, price, alternatives, and DTensor's own plan
-  localtensor plan "f32[64,64] @ dp=2,tp=4: S(0),P(sum) -> R,S(1)"
-      a mesh of two axes, a placement for each
-  localtensor plan "i64[7] @ 2,3: S(0)[1],S(0)[0] -> S(0),S(0)" --picture -
-      one dim cut in two orders, drawn here
-  localtensor plan "f32[8,8] @ dp=2: S(0) -> R" --picture plan.svg
-      drawn into a file: SVG, HTML or text
-  localtensor plan "f32[8,8] @ 2,8: S(0),S(0) -> S(1),R" --inner 3,300 --outer 5,25
-      your links, in and between nodes: microseconds, GB/s
-  localtensor plan "f32[8,8] @ 2,8: S(0),S(0) -> S(1),R" --by bytes --memory 1MB
-      the fewest bytes, with no more than this in use
-  localtensor plan "f32[64] @ dp=2,tp=2: P(sum),P(sum) -> R,R" --flattened dp,tp --json
-      with one group of both axes; for programs
-
-Placements: R; S(dim); SS(dim,blocks), strided; P(sum), P(avg), P(min), P(max), P(product). S(0)[1],S(0)[0]: the second
-axis cuts dim 0 first. Exit codes: 0 planned; 1 no plan within --memory; 2 usage; 3 infrastructure; 130 Ctrl-C.
-"""
+# fmt: off
 
 
-def plan(
-    text: Annotated[str, Argument(metavar="TEXT", help='Tensor, mesh, and placements before and after: "f32[8,4] @ dp=2,tp=2: S(0),R -> R,S(1)".', show_default=False)],
-    by: Annotated[str, Option("--by", help="What to make least: time, bytes, torch (its own cost), or MODULE:FUNCTION, a price of one step.")] = "time",
-    topology: Annotated[str | None, Option("--topology", metavar="FILE", help="The links of the cluster, as JSON; or 300,25: GB/s within and between nodes.", show_default=False)] = None,
-    inner: Annotated[str | None, Option("--inner", metavar="US,GB/S", help="The link within a node: latency in microseconds, and gigabytes per second.", show_default=False)] = None,
-    outer: Annotated[str | None, Option("--outer", metavar="US,GB/S", help="The link between nodes.", show_default=False)] = None,
-    per_node: Annotated[int | None, Option("--per-node", metavar="N", help="How many ranks a node has, beside --inner and --outer; else 8.", show_default=False)] = None,
-    memory: Annotated[str | None, Option("--memory", metavar="SIZE", help="The most that a rank may have in use: 2GB, 512MiB.", show_default=False)] = None,
-    flattened: Annotated[list[str] | None, Option("--flattened", metavar="AXES", help="Axes that have one group of all their ranks: dp,tp.", show_default=False)] = None,
-    alternatives: Annotated[bool, Option("--alternatives/--no-alternatives", help="Also what is best in bytes, memory or steps.")] = True,
-    dtensor: Annotated[bool, Option("--dtensor/--no-dtensor", help="Also what DTensor would do. Its graph-based planner is not asked where it takes seconds.")] = True,
-    picture: Annotated[str | None, Option("--picture", metavar="FILE", help="Draw what each rank holds: FILE.svg, FILE.html, FILE.txt, or - for here.", show_default=False)] = None,
-    code: Annotated[bool, Option("--code", help="Print Python that makes this plan, instead.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False,
-) -> None:  # fmt: skip
-    """Plan the cheapest redistribution from one layout to another, beside its alternatives and DTensor's own plan."""
+@dataclass(frozen=True, slots=True)
+class ValidateOptions:
+    ops: Annotated[tuple[str, ...], Argument(metavar="OP", help="OpInfo names, overloads or globs.", show_default=False)] = ()
+    everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers, and those that it takes apart.")] = False
+    search: Annotated[bool, Option("--search/--claims", help="Also try every tuple of input placements and report Missing rules; --claims tries only what is claimed.")] = False
+    ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try: --ranks 2 3.  [default: 2 3 4]", show_default=False)] = ()
+    dtypes: Annotated[tuple[str, ...], Option("--dtype", help="float64, float32, int64, bool or complex64.  [default: all but float32]", show_default=False)] = ()
+    device: Annotated[str, Option("--device", help="Where the op runs: cpu or cuda.")] = "cpu"
+    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are judged.")] = "dtensor"
+    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo, nccl or none.")] = "gloo"
+    json: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None
+    repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None
+    mesh: Annotated[tuple[str, ...], Option("--mesh", help="A mesh to try: --mesh 2,2 has two axes, --mesh 2 is --ranks 2.", show_default=False)] = ()
+    pairs: Annotated[bool, Option("--pairs", help="Also what follows the op: a second op, its gradient, the same call again.")] = False
+    plans: Annotated[bool, Option("--plans", help="DTensor's own redistributions, instead of rules.")] = False
+    samples: Annotated[int | None, Option("--samples", help="With --plans: pairs on each mesh.  [default: 100]", show_default=False)] = None
+    planner: Annotated[str, Option("--planner", help="With --plans: greedy, graph or both.")] = "both"
+    journal: Annotated[Path | None, Option("--journal", help="Keep a line for each unit done in this file.", show_default=False)] = None
+    resume: Annotated[bool, Option("--resume", help="Go on with the journal.")] = False
+    shard: Annotated[str, Option("--shard", help="i/N: the i-th of N parts of the work, for a CI matrix.")] = ""
+    executor: Annotated[str, Option("--executor", help="MODULE:FUNCTION that gives a concurrent.futures executor; or dask.")] = ""
+    seed: Seed = 0
+    workers: Workers = None
+    quiet: Quiet = False
 
-    def work() -> int:
-        from strategies.cli.commands import plan as plan_command
-
-        wanted = plan_command.Wanted(
-            text, by, topology, inner, outer, per_node, memory, tuple(flattened or ()), alternatives, dtensor, picture,
-            code, as_json,
-        )  # fmt: skip
-        return plan_command.run(wanted)
-
-    leave(work)
-
-
-COST_EXAMPLES = """Examples:
-
-\b
-  localtensor cost check torch
-      torch's own redistribute_cost, on a mesh of 2 x 2
-  localtensor cost check time --mesh 2,3 --shape 7,5
-      the price by which we plan
-  localtensor cost check my_package.my_costs:price --json
-      a function of yours: of two specs, or of one move
-
-Exit codes: 0 it is a metric; 1 it is none; 2 usage; 3 infrastructure; 130 stopped by Ctrl-C.
-"""
-
-cost = typer.Typer(
-    name="cost", no_args_is_help=True, help="Costs of redistribution, on trial.", rich_markup_mode=None,
-    epilog=COST_EXAMPLES.partition("Exit codes")[0],
-)  # fmt: skip
+    def __post_init__(self) -> None:
+        if self.plans:
+            check_plans(self)
+            return
+        given = [f"--samples {self.samples}"] * (self.samples is not None) + [f"--planner {self.planner}"] * (self.planner != "both")
+        if given:
+            raise BadOption(PLANS, given[0].split()[0], ", ".join(given), "this goes with --plans", "Pass --plans, too.")
+        check_writable(VALIDATE, json=self.json, repro=self.repro)
+        check_folder(VALIDATE, self.json, "Make the folder first, or name another.")
 
 
-@cost.callback()
-def _cost() -> None:
-    """Costs of redistribution, on trial."""
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    journals: Annotated[tuple[Path, ...], Argument(metavar="JOURNAL...", help="What --journal wrote, of every shard.", show_default=False)]
+    out: Annotated[Path | None, Option("--out", help="Write one journal of the whole run here.")] = None
+    json: Annotated[Path | None, Option("--json", help="Write the whole report here.")] = None
+    repro: Annotated[Path | None, Option("--repro", help="Write a torchrun script for every finding into this folder.")] = None
+
+    def __post_init__(self) -> None:
+        check_writable("localtensor merge", out=self.out, json=self.json, repro=self.repro)
 
 
-@cost.command("check", epilog=COST_EXAMPLES, short_help="Test whether a cost is a metric.")
-def check(
-    name: Annotated[str, Argument(metavar="COST", help="torch, time, bytes, or MODULE:FUNCTION.", show_default=False)],
-    mesh: Annotated[str, Option("--mesh", help="The sizes of its axes.")] = "2,2",
-    shape: Annotated[str, Option("--shape", help="The shape of the tensor.")] = "8,8",
-    most: Annotated[int, Option("--most", help="How many broken triples are shown.")] = 5,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False,
-) -> None:  # fmt: skip
-    """Test whether a cost is a metric: nothing for nothing, never negative, and no detour cheaper than the way."""
+@dataclass(frozen=True, slots=True)
+class CoverageOptions:
+    journal: Annotated[Path | None, Argument(metavar="JOURNAL", help="What --journal wrote.", show_default=False)] = None
+    json: Annotated[Path | None, Option("--json", help="Write the whole table here.")] = None
+    seed: Seed = 0
+    workers: Workers = None
+    quiet: Quiet = False
 
-    def work() -> int:
-        from strategies.cli.commands import plan as cost_command
-        from strategies.planner.text.options import BadPlanOption, sizes_of
-
-        call = "localtensor cost check"
-        try:
-            ranks, sizes = sizes_of("--mesh", mesh, call), sizes_of("--shape", shape, call)
-        except BadPlanOption as error:
-            typer.echo(str(error), err=True)
-            return USAGE
-        return cost_command.run_cost_check(name, ranks, sizes, most, as_json)
-
-    leave(work)
+    def __post_init__(self) -> None:
+        check_writable("localtensor coverage", json=self.json)
+        check_folder("localtensor coverage", self.json, "Make it first.")
 
 
-# The part of the command line that a repository's CI calls: `localtensor gate`, and the report for people.
+@dataclass(frozen=True, slots=True)
+class DiscoverOptions:
+    op: Annotated[str, Argument(metavar="OP", help="An overload, or an op that has one.", show_default=False)]
+    emit: Annotated[bool, Option("--emit", help="Print a module that registers what is missing.")] = False
+    ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try.  [default: 2 3]", show_default=False)] = (2, 3)
+    seed: Seed = 0
+    workers: Workers = None
 
-GATE_EXAMPLES = """Examples:
-
-\b
-  localtensor gate --rules my_rules
-      all rules of this module, beside the baseline
-  localtensor gate --rules my_rules --changed origin/main
-      just what changed since then, and why it was chosen
-  localtensor gate --rules my_rules --accept "issue 12"
-      what is new now is accepted from now on
-  localtensor gate --rules my_rules --update
-      drop the entries that no longer show
-  localtensor gate cumprod gather --budget 5m
-      torch's own rules for two ops, five minutes at most
-  localtensor gate --rules my_rules --sarif out.sarif --github
-      for a CI server; --junit, --json and --summary, too
-
-Exit codes: 0 clean; 1 something new, or an entry of the baseline that no longer shows; 2 usage;
-3 infrastructure, a crash, or nothing was tested; 130 stopped by Ctrl-C.
-"""
-
-REPORT_EXAMPLES = """Examples:
-
-\b
-  localtensor validate --all --journal sweep.jsonl
-      makes a journal
-  localtensor report sweep.jsonl -o report.html
-      one page that opens without a network
-
-Exit codes: 0 the page is written; 2 a file that is no journal, or a place that cannot be written; 3 nothing was tested.
-"""
+    def __post_init__(self) -> None:
+        call = "localtensor discover"
+        if many(self.workers) < 1:
+            raise BadOption(call, "--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
+        for n in self.ranks:
+            if not 2 <= n <= 64:
+                raise BadOption(call, "--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.")
+        if not 0 <= self.seed < 2**63:
+            raise BadOption(call, "--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
 
 
-def gate(
-    ops: Annotated[list[str] | None, Argument(metavar="OP", help="Names or globs of overloads: of the module's, or of torch's own.", show_default=False)] = None,
-    everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers.")] = False,
-    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are judged.")] = "dtensor",
-    baseline: Annotated[Path, Option("--baseline", help="What is known and accepted; commit it.")] = Path("localtensor-baseline.json"),
-    update: Annotated[bool, Option("--update", help="Remove the entries that no longer show; adds none.")] = False,
-    accept: Annotated[str | None, Option("--accept", metavar="REASON", help="Add what is new, with this reason.", show_default=False)] = None,
-    expires: Annotated[str, Option("--expires", metavar="YYYY-MM-DD", help="The last day on which it is accepted.")] = "",
-    changed: Annotated[str | None, Option("--changed", metavar="REV", help="Judge only what changed since this revision, by content.", show_default=False)] = None,
-    budget: Annotated[str, Option("--budget", metavar="TIME", help="90s, 5m or 1h: no overload is begun after it.")] = "",
-    junit: Annotated[Path | None, Option("--junit", help="Write JUnit XML here.", show_default=False)] = None,
-    sarif: Annotated[Path | None, Option("--sarif", help="Write SARIF 2.1.0 here.", show_default=False)] = None,
-    json_file: Annotated[Path | None, Option("--json", help="Write the whole result here.", show_default=False)] = None,
-    summary: Annotated[Path | None, Option("--summary", help="Write a Markdown summary here; $GITHUB_STEP_SUMMARY is added to.", show_default=False)] = None,
-    github: Annotated[bool, Option("--github", help="Also print annotations for GitHub.")] = False,
-    ranks: Annotated[list[int] | None, Option("--ranks", help="Mesh sizes to try.  [default: 2 3 4]", show_default=False)] = None,
-    mesh: Annotated[list[str] | None, Option("--mesh", help="A mesh of several axes to try, too: --mesh 2,2.", show_default=False)] = None,
-    pairs: Annotated[bool, Option("--pairs", help="Also what follows the op.")] = False,
-    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo or nccl.")] = "gloo",
-    cache: Annotated[Path, Option("--cache", help="Where verdicts of equal runs are kept.")] = Path(".localtensor-cache"),
-    no_cache: Annotated[bool, Option("--no-cache", help="Keep no verdicts, and take none.")] = False,
-    seed: Annotated[int, Option("--seed", help="Same seed, same output.")] = 0,
-    workers: Annotated[int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)] = None,
-    quiet: Annotated[bool, Option("--quiet", "-q", help="No progress bar.")] = False,
-) -> None:  # fmt: skip
-    """Let only what is new fail: judge rules beside a committed baseline, before a merge."""
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """As `localtensor.runner.torchrun.Asked`, which checks them."""
 
-    def work() -> int:
-        from strategies.cli.commands import gate as gate_command
-        from strategies.gate.options import Asked, BadGate, Files
-
-        try:
-            asked = Asked(
-                tuple(ops or ()), everything, rules, baseline, update, accept, expires, changed, budget,
-                Files(junit, sarif, json_file, summary, github), tuple(ranks or ()), tuple(mesh or ()), pairs, confirm,
-                None if no_cache else cache, many(workers), quiet, seed,
-            )  # fmt: skip
-        except BadGate as refusal:
-            typer.echo(str(refusal), err=True)
-            return USAGE
-        return gate_command.run(asked)
-
-    leave(work, "; the baseline is as it was")
+    name: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)]
+    arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = ()
+    ranks: Annotated[int, Option("-n", "--ranks", help="How many ranks.", show_default=False)] = 1
+    on: Annotated[str, Option("--on", help="threads: all ranks in this process, one at a time; gloo: real processes.")] = "threads"
+    module: Annotated[bool, Option("-m", "--module", help="SCRIPT is the name of a module.")] = False
+    schedule: Annotated[str | None, Option("--schedule", help="Who runs next: round_robin, or the text after `Replay:`.", show_default=False)] = None
+    seed: Annotated[int, Option("--seed", help="Where the random generators of every rank start.")] = 0
+    timeout: Annotated[float, Option("--timeout", help="Seconds for the whole run; 0 is no limit.")] = 0.0
+    prefix: Annotated[bool, Option("--prefix/--no-prefix", help="Each line of output says whose it is.")] = True
 
 
-def report(
-    journal: Annotated[Path, Argument(metavar="JOURNAL", help="What `localtensor validate --journal` wrote.", show_default=False)],
-    out: Annotated[Path, Option("-o", "--out", help="The page to write.")] = Path("report.html"),
-) -> None:  # fmt: skip
-    """Write one HTML page of a journal: totals, a map of ops, filters, and each finding with its picture."""
+@dataclass(frozen=True, slots=True)
+class RacesOptions:
+    target: Annotated[str, Option("--target", help="once: our cache; propagate: our propagator; dtensor: torch's own.")] = "once"
+    schedules: Annotated[int | None, Option("--schedules", help="How many interleavings; for dtensor, rounds of free-running threads.  [default: 20000; propagate 2000; dtensor 20]", show_default=False)] = None
+    threads: Annotated[int | None, Option("--threads", help="Free-running threads, for dtensor.  [default: 8]", show_default=False)] = None
+    seconds: Annotated[float | None, Option("--seconds", help="Seconds for the whole; each script of dtensor has 60 at most.", show_default=False)] = None
+    seed: Annotated[int, Option("--seed", help="Same seed, same schedules.")] = 0
+    json: Annotated[Path | None, Option("--json", help="Write the whole report here.", show_default=False)] = None
+    repro: Annotated[Path | None, Option("--repro", help="Write a script for every part that found something into this folder.", show_default=False)] = None
+    quiet: Quiet = False
 
-    def work() -> int:
-        from strategies.cli.commands import report as html_report
+    def __post_init__(self) -> None:
+        call = "localtensor races"
+        if self.target not in TARGETS:
+            raise BadOption(call, "--target", repr(self.target), "there is no such target", f"Use {', '.join(TARGETS)}.")
+        for name, value, least in (("schedules", self.schedules, 1), ("threads", self.threads, 2), ("seed", self.seed, 0)):
+            if value is not None and value < least:
+                raise BadOption(call, f"--{name}", value, f"it has to be {least} or more", f"Pass --{name} {least}.")
+        if self.seconds is not None and not self.seconds > 0:
+            raise BadOption(call, "--seconds", f"{self.seconds:g}", "nothing can be tried in no time", "Pass --seconds 60.")
+        if self.threads is not None and self.target != "dtensor":
+            problem = f"programs of --target {self.target} bring their own threads"
+            raise BadOption(call, "--threads", self.threads, problem, "Leave it out, or use --target dtensor.")
+        check_writable(call, json=self.json, repro=self.repro)
 
-        return html_report.run(journal, out)
 
-    leave(work)
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """`strategies.planner.text.options` reads them."""
+
+    text: Annotated[str, Argument(metavar="TEXT", help='Tensor, mesh, and placements before and after: "f32[8,4] @ dp=2,tp=2: S(0),R -> R,S(1)".', show_default=False)]
+    by: Annotated[str, Option("--by", help="What to make least: time, bytes, torch (its own cost), or MODULE:FUNCTION, a price of one step.")] = "time"
+    topology: Annotated[str | None, Option("--topology", metavar="FILE", help="The links of the cluster, as JSON; or 300,25: GB/s within and between nodes.", show_default=False)] = None
+    inner: Annotated[str | None, Option("--inner", metavar="US,GB/S", help="The link within a node: latency in microseconds, and gigabytes per second.", show_default=False)] = None
+    outer: Annotated[str | None, Option("--outer", metavar="US,GB/S", help="The link between nodes.", show_default=False)] = None
+    per_node: Annotated[int | None, Option("--per-node", metavar="N", help="How many ranks a node has, beside --inner and --outer; else 8.", show_default=False)] = None
+    memory: Annotated[str | None, Option("--memory", metavar="SIZE", help="The most that a rank may have in use: 2GB, 512MiB.", show_default=False)] = None
+    flattened: Annotated[tuple[str, ...], Option("--flattened", metavar="AXES", help="Axes that have one group of all their ranks: dp,tp.", show_default=False)] = ()
+    alternatives: Annotated[bool, Option("--alternatives/--no-alternatives", help="Also what is best in bytes, memory or steps.")] = True
+    dtensor: Annotated[bool, Option("--dtensor/--no-dtensor", help="Also what DTensor would do. Its graph-based planner is not asked where it takes seconds.")] = True
+    picture: Annotated[str | None, Option("--picture", metavar="FILE", help="Draw what each rank holds: FILE.svg, FILE.html, FILE.txt, or - for here.", show_default=False)] = None
+    code: Annotated[bool, Option("--code", help="Print Python that makes this plan, instead.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    name: Annotated[str, Argument(metavar="COST", help="torch, time, bytes, or MODULE:FUNCTION.", show_default=False)]
+    mesh: Annotated[str, Option("--mesh", help="The sizes of its axes.")] = "2,2"
+    shape: Annotated[str, Option("--shape", help="The shape of the tensor.")] = "8,8"
+    most: Annotated[int, Option("--most", help="How many broken triples are shown.")] = 5
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object, instead.")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    journal: Annotated[Path, Argument(metavar="JOURNAL", help="What `localtensor validate --journal` wrote.", show_default=False)]
+    out: Annotated[Path, Option("-o", "--out", help="The page to write.")] = Path("report.html")
+
+# fmt: on
+
+
+VALIDATE, PLANS = "localtensor validate", "localtensor validate --plans"
+TARGETS = ("once", "propagate", "dtensor")
+"""Of `localtensor races`."""
+PLANNERS = ("greedy", "graph", "both")
+SAMPLES = 100
+"""Pairs on each mesh, if nobody says otherwise."""
+MOST_RANKS = 64
+
+
+def check_plans(options: ValidateOptions) -> None:
+    """The options of `localtensor validate --plans`; those about rules are refused.  Raises `BadOption`."""
+    others = {
+        "OP": options.ops, "--all": options.everything, "--search": options.search, "--ranks": options.ranks,
+        "--dtype": options.dtypes, "--device": options.device != "cpu", "--rules": options.rules != "dtensor",
+        "--pairs": options.pairs, "--journal": options.journal, "--resume": options.resume, "--shard": options.shard,
+        "--executor": options.executor, "--workers": options.workers,
+    }  # fmt: skip
+    if given := [name for name, value in others.items() if value]:
+        raise BadOption(PLANS, "options", ", ".join(given), "with --plans this is without meaning", "Leave it out.")
+    for text in options.mesh:
+        plan_sizes(text)
+    if options.samples is not None and options.samples < 1:
+        raise BadOption(PLANS, "--samples", options.samples, "it has to be 1 or more", f"Pass --samples {SAMPLES}.")
+    if not 0 <= options.seed < 2**63:
+        raise BadOption(PLANS, "--seed", options.seed, "it has to be 0 or more, and less than 2**63", "Pass --seed 0.")
+    if options.planner not in PLANNERS:
+        problem = "DTensor has no such planner"
+        raise BadOption(PLANS, "--planner", repr(options.planner), problem, f"Use {', '.join(PLANNERS)}.")
+    if options.confirm not in ("gloo", "none"):
+        problem = "pairs are confirmed on gloo, or not at all"
+        raise BadOption(PLANS, "--confirm", repr(options.confirm), problem, "Use gloo or none.")
+    check_writable(PLANS, json=options.json, repro=options.repro)
+
+
+def plan_sizes(text: str) -> tuple[int, ...]:
+    """A mesh of `--plans`.  Raises `BadOption`.
+
+    >>> plan_sizes("2,3")
+    (2, 3)
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        problem = "a mesh is a size, or several with commas between"
+        raise BadOption(PLANS, "--mesh", repr(text), problem, "Pass --mesh 2,3.")
+    found = tuple(map(int, parts))
+    if math.prod(found) > MOST_RANKS:
+        raise BadOption(PLANS, "--mesh", repr(text), f"these are more than {MOST_RANKS} ranks", "Pass --mesh 2,2,2.")
+    return found

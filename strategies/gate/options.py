@@ -1,83 +1,83 @@
-"""What the command line asks of the gate, as one frozen value, and the refusals of what it cannot do."""
+"""The options of `localtensor gate` as one frozen value, and the refusals of what it cannot do."""
 
 from __future__ import annotations
 
 import datetime as dt
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from localtensor.errors import Refusal
+from typer import Argument, Option
+
 from strategies.base.atomic_files import unwritable
-from strategies.gate.baseline import date, is_text
+from strategies.base.options import BadOption, Quiet, Seed, Workers
 
 CALL = "localtensor gate"
 _BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")
 
 
-class BadGate(Refusal, call=CALL):
-    """An option of the gate that cannot be used."""
-
-
 @dataclass(frozen=True, slots=True)
-class Files:
-    """Where the result is written, beside the terminal; `github` adds annotations to standard output."""
+class GateOptions:
+    """Its part of the command line, and what its work is given.  Raises `BadOption`."""
 
-    junit: Path | None = None
-    sarif: Path | None = None
-    json: Path | None = None
-    summary: Path | None = None
-    github: bool = False
-
-    def named(self) -> Iterator[tuple[str, Path]]:
-        """The files asked for, by their options."""
-        every = {"--junit": self.junit, "--sarif": self.sarif, "--json": self.json, "--summary": self.summary}
-        return ((option, path) for option, path in every.items() if path is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options as they were read.  `cache` is None with --no-cache.  Raises `BadGate`."""
-
-    ops: tuple[str, ...] = ()
-    everything: bool = False
-    rules: str = "dtensor"
-    baseline: Path = Path("localtensor-baseline.json")
-    update: bool = False
-    accept: str | None = None
-    expires: str = ""
-    changed: str | None = None
-    budget: str = ""
-    files: Files = field(default_factory=Files)
-    ranks: tuple[int, ...] = ()
-    mesh: tuple[str, ...] = ()
-    pairs: bool = False
-    confirm: str = "gloo"
-    cache: Path | None = Path(".localtensor-cache")
-    workers: int = 1
-    quiet: bool = False
-    seed: int = 0
+    # fmt: off
+    ops: Annotated[tuple[str, ...], Argument(metavar="OP", help="Names or globs of overloads: of the module's, or of torch's own.", show_default=False)] = ()
+    everything: Annotated[bool, Option("--all", help="Every overload that DTensor registers.")] = False
+    rules: Annotated[str, Option("--rules", help="`dtensor`, or a module that registers rules: just those are judged.")] = "dtensor"
+    baseline: Annotated[Path, Option("--baseline", help="What is known and accepted; commit it.")] = Path("localtensor-baseline.json")
+    update: Annotated[bool, Option("--update", help="Remove the entries that no longer show; adds none.")] = False
+    accept: Annotated[str | None, Option("--accept", metavar="REASON", help="Add what is new, with this reason.", show_default=False)] = None
+    expires: Annotated[str, Option("--expires", metavar="YYYY-MM-DD", help="The last day on which it is accepted.")] = ""
+    changed: Annotated[str | None, Option("--changed", metavar="REV", help="Judge only what changed since this revision, by content.", show_default=False)] = None
+    budget: Annotated[str, Option("--budget", metavar="TIME", help="90s, 5m or 1h: no overload is begun after it.")] = ""
+    junit: Annotated[Path | None, Option("--junit", help="Write JUnit XML here.", show_default=False)] = None
+    sarif: Annotated[Path | None, Option("--sarif", help="Write SARIF 2.1.0 here.", show_default=False)] = None
+    json: Annotated[Path | None, Option("--json", help="Write the whole result here.", show_default=False)] = None
+    summary: Annotated[Path | None, Option("--summary", help="Write a Markdown summary here; $GITHUB_STEP_SUMMARY is added to.", show_default=False)] = None
+    github: Annotated[bool, Option("--github", help="Also print annotations for GitHub.")] = False
+    ranks: Annotated[tuple[int, ...], Option("--ranks", help="Mesh sizes to try.  [default: 2 3 4]", show_default=False)] = ()
+    mesh: Annotated[tuple[str, ...], Option("--mesh", help="A mesh of several axes to try, too: --mesh 2,2.", show_default=False)] = ()
+    pairs: Annotated[bool, Option("--pairs", help="Also what follows the op.")] = False
+    confirm: Annotated[str, Option("--confirm", help="Real processes that confirm a suspicion: gloo or nccl.")] = "gloo"
+    cache: Annotated[Path, Option("--cache", help="Where verdicts of equal runs are kept.")] = Path(".localtensor-cache")
+    no_cache: Annotated[bool, Option("--no-cache", help="Keep no verdicts, and take none.")] = False
+    seed: Seed = 0
+    workers: Workers = None
+    quiet: Quiet = False
+    # fmt: on
 
     def __post_init__(self) -> None:
+        from strategies.gate.baseline import is_text  # not above: it imports torch, which `--help` does without
+
         if self.confirm not in ("gloo", "nccl"):
             problem = "what nobody confirms fails no gate" if self.confirm == "none" else "no such way to confirm"
-            raise BadGate("--confirm", self.confirm, problem, "Choose gloo or nccl.")
+            raise BadOption(CALL, "--confirm", self.confirm, problem, "Choose gloo or nccl.")
         if self.accept is not None and not self.accept.strip():
-            raise BadGate("--accept", repr(self.accept), "this is no reason", "Say why what is new is accepted.")
+            raise BadOption(
+                CALL, "--accept", repr(self.accept), "this is no reason", "Say why what is new is accepted."
+            )
         if self.accept is not None and not is_text(self.accept):  # bytes that the locale does not read
-            raise BadGate("--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
+            raise BadOption(CALL, "--accept", ascii(self.accept), "this is no text in UTF-8", "Write it in UTF-8.")
         if self.rules != "dtensor" and self.everything:
-            raise BadGate("--all", "given", "--rules names the rules to judge", "Drop one of the two.")
-        if self.cache is not None and not _is_folder("--cache", self.cache) and self.cache.exists():
-            raise BadGate("--cache", self.cache, "verdicts are kept in a folder", "Name a folder, or pass --no-cache.")
+            raise BadOption(CALL, "--all", "given", "--rules names the rules to judge", "Drop one of the two.")
+        if not self.no_cache and not _is_folder("--cache", self.cache) and self.cache.exists():
+            raise BadOption(
+                CALL, "--cache", self.cache, "verdicts are kept in a folder", "Name a folder, or pass --no-cache."
+            )
         self.until(0.0)
         seen: dict[Path, str] = {}
-        for option, path in (("--baseline", self.baseline), *self.files.named()):
+        for option, path in (("--baseline", self.baseline), *self.files()):
             _check_file(option, path, only_read=path is self.baseline and not self.update and self.accept is None)
             twin = seen.setdefault(path.absolute(), option)
             if twin != option:
-                raise BadGate(option, path, f"{twin} names the same file", "Name another.")
+                raise BadOption(CALL, option, path, f"{twin} names the same file", "Name another.")
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """The files asked for, by their options."""
+        every = {"--junit": self.junit, "--sarif": self.sarif, "--json": self.json, "--summary": self.summary}
+        return ((option, path) for option, path in every.items() if path is not None)
 
     def until(self, start: float) -> float:
         """The time at which a run that began at `start` takes up no more; 0 if there is no such time."""
@@ -87,36 +87,42 @@ class Asked:
         hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
         total = (hours * 60 + minutes) * 60 + seconds
         if not total:
-            raise BadGate("--budget", repr(self.budget), "this is no time to work in", "Write 90s, 5m or 1h.")
+            raise BadOption(CALL, "--budget", repr(self.budget), "this is no time to work in", "Write 90s, 5m or 1h.")
         return start + total
 
     def last_day(self, today: dt.date) -> dt.date | None:
         """The last day on which what is accepted now is accepted; None is for good."""
+        from strategies.gate.baseline import date
+
         if not self.expires:
             return None
         day = date(self.expires)
         if day is None:
-            raise BadGate("--expires", self.expires, "this is no date", "Write YYYY-MM-DD.")
+            raise BadOption(CALL, "--expires", self.expires, "this is no date", "Write YYYY-MM-DD.")
         if self.accept is None:
-            raise BadGate("--expires", self.expires, "nothing is accepted", 'Give the reason, too: --accept "...".')
+            raise BadOption(
+                CALL, "--expires", self.expires, "nothing is accepted", 'Give the reason, too: --accept "...".'
+            )
         if day < today:
-            raise BadGate("--expires", self.expires, f"that day is past (today is {today})", "Name a day to come.")
+            raise BadOption(
+                CALL, "--expires", self.expires, f"that day is past (today is {today})", "Name a day to come."
+            )
         return day
 
 
 def _check_file(option: str, path: Path, *, only_read: bool) -> None:
     """Say before the work, not after it, that a file cannot be written."""
     if _is_folder(option, path):
-        raise BadGate(option, path, "this is a folder", "Name a file.")
+        raise BadOption(CALL, option, path, "this is a folder", "Name a file.")
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise BadGate(option, path, "its folder is not there", "Make the folder first, or name another.")
+        raise BadOption(CALL, option, path, "its folder is not there", "Make the folder first, or name another.")
     if not only_read and unwritable(path)[0]:
-        raise BadGate(option, path, "its folder cannot be written", "Name a file in a folder of yours.")
+        raise BadOption(CALL, option, path, "its folder cannot be written", "Name a file in a folder of yours.")
 
 
 def _is_folder(option: str, path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError as error:  # too long a name, say
-        raise BadGate(option, path, f"it cannot be ({error.strerror})", "Name another.") from error
+        raise BadOption(CALL, option, path, f"it cannot be ({error.strerror})", "Name another.") from error

@@ -19,7 +19,7 @@ import torch
 from strategies.base.git import NoGit, NoRepository, repository
 from strategies.base.journal import Line, of_kind, open_journal
 from strategies.base.progress import Progress, counted
-from strategies.cli.commands.validate import meshes
+from strategies.base.signals import many
 from strategies.gate import decision, verdict_cache
 from strategies.gate.baseline import Baseline
 from strategies.gate.changes.project import written_now
@@ -27,10 +27,10 @@ from strategies.gate.changes.select import select
 from strategies.gate.changes.version_view import OUTSIDE, digests
 from strategies.gate.decision import Places, Tried, nowhere
 from strategies.gate.model import Choice, GateResult, SourceLine
-from strategies.gate.options import Asked
+from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache, remembered
 from strategies.inputs.selection import matching
-from strategies.model.settings import Settings
+from strategies.model.settings import Settings, meshes
 from strategies.model.verdict import Counts, Report, Unit, mesh_kind, read_unit
 from strategies.sweep import aggregate
 from strategies.torch_api import population, user_modules
@@ -145,24 +145,24 @@ class Chosen:
     unchanged: tuple[str, ...] = ()
 
 
-def chosen(asked: Asked, folder: Path, start: float) -> Chosen:
+def chosen(options: GateOptions, folder: Path, start: float) -> Chosen:
     """What the options ask for, of what is there.
 
     Raises `BadSetting`, `UnknownOp`, `BadRules`, and with `--changed` `BadRevision`, `NoRepository` or `NoGit`.
     """
-    axes, several = meshes(asked.ranks, asked.mesh)
-    module = asked.rules if asked.rules != "dtensor" else None
+    axes, several = meshes(options.ranks, options.mesh)
+    module = options.rules if options.rules != "dtensor" else None
     settings = Settings(
-        patterns=asked.ops if module is None else (), everything=asked.everything, ranks=axes, meshes=several,
-        pairs=asked.pairs, rules=asked.rules, confirm=asked.confirm, seed=asked.seed, workers=asked.workers,
-        folder=str(folder), until=asked.until(start),
+        patterns=options.ops if module is None else (), everything=options.everything, ranks=axes, meshes=several,
+        pairs=options.pairs, rules=options.rules, confirm=options.confirm, seed=options.seed, workers=many(options.workers),
+        folder=str(folder), until=options.until(start),
     )  # fmt: skip
-    registered = user_modules.load(asked.rules, str(folder)) if module else None
-    if registered and asked.ops:
-        settings = replace(settings, only=matching(asked.ops, (*registered.ops, *registered.ignored)))
-    if asked.changed is None:
+    registered = user_modules.load(options.rules, str(folder)) if module else None
+    if registered and options.ops:
+        settings = replace(settings, only=matching(options.ops, (*registered.ops, *registered.ignored)))
+    if options.changed is None:
         return Chosen(settings, registered)
-    selection = select(asked.changed, folder, module, settings.only or _all(registered, asked.ops))
+    selection = select(options.changed, folder, module, settings.only or _all(registered, options.ops))
     ops = tuple(choice.op for choice in selection.choices)
     if ops:
         settings = replace(settings, only=ops) if module else replace(settings, patterns=ops, everything=False)
@@ -216,34 +216,34 @@ class Work:
         )
 
 
-def work(asked: Asked, what: Chosen, progress: Progress) -> Work:
+def work(options: GateOptions, what: Chosen, progress: Progress) -> Work:
     """Try what was chosen, or remember what equal runs found.  Raises as `validate`."""
     top = top_of(Path(what.settings.folder))
-    if asked.changed is not None and not what.choices:
+    if options.changed is not None and not what.choices:
         report = nothing(what.settings, torch.__version__.split("+")[0])
         said = f"nothing had to be judged ({counted(len(what.unchanged), 'overload')} unchanged)"
-        return Work(report, Tried(), top, notes=(f"no rule changed since {asked.changed}: {said}",), idle=True)
-    done, same, notes = _found(what, _cache(asked, what), progress)
+        return Work(report, Tried(), top, notes=(f"no rule changed since {options.changed}: {said}",), idle=True)
+    done, same, notes = _found(what, _cache(options, what), progress)
     untried = (*done.untried, *_unreached(what, done))
     wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
-    chosen_some = asked.ops or asked.changed is not None
+    chosen_some = options.ops or options.changed is not None
     return Work(
         done.report, done.tried, top, places(top, wrong), what.choices, tuple(sorted(untried)), same, tuple(notes),
-        _too_late(asked, done),
+        _too_late(options, done),
         looked_at=None if chosen_some else frozenset({*done.begin["ops"], *done.begin["ignored"]}),
     )  # fmt: skip
 
 
-def _cache(asked: Asked, what: Chosen) -> VerdictCache | None:
-    module = asked.rules if what.registered else None
-    if asked.cache is None:
+def _cache(options: GateOptions, what: Chosen) -> VerdictCache | None:
+    module = options.rules if what.registered else None
+    if options.no_cache:
         return None
     if module and hasattr(sys.modules[module], "samples"):  # what these hang on is unknown
         return None
     beside = tuple(op for op in _ops(what) if op.startswith("aten."))
     known = digests(module)
     return VerdictCache(
-        asked.cache, what.settings, lambda op: _inside(known(op), module), verdict_cache.judge(), beside
+        options.cache, what.settings, lambda op: _inside(known(op), module), verdict_cache.judge(), beside
     )
 
 
@@ -290,10 +290,10 @@ def _unreached(what: Chosen, done: Ran) -> list[tuple[str, str]]:
     return [(op, f"no call of it could be judged ({why.get(op, 'none was found')}); {REMEDY}") for op in sorted(left)]
 
 
-def _too_late(asked: Asked, done: Ran) -> tuple[str, ...]:
+def _too_late(options: GateOptions, done: Ran) -> tuple[str, ...]:
     if done.report.counts.instances or not done.untried:
         return ()
-    return (f"the {asked.budget} of --budget were over before the first overload was tried",)
+    return (f"the {options.budget} of --budget were over before the first overload was tried",)
 
 
 def top_of(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,3 +153,35 @@ def _check_device(settings: Settings) -> None:
     if settings.confirm == "nccl" and gpus < max(settings.ranks):
         need = f"nccl needs {max(settings.ranks)} GPUs for {max(settings.ranks)} ranks, here are {gpus}"
         raise BadSetting("--confirm", "nccl", need, "Pass --confirm gloo, or fewer --ranks.")
+
+
+# What the command line writes as text.
+
+
+def meshes(ranks: Sequence[int], given: Sequence[str]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """One-axis meshes by their size, and the meshes of several axes; 2, 3 and 4 ranks where none is named.
+
+    >>> meshes([], ["2", "2,2"])
+    ((2,), ((2, 2),))
+    """
+    read = [tuple(_number(size, text) for size in text.split(",")) for text in given]
+    axes = [*ranks, *(mesh[0] for mesh in read if len(mesh) == 1)]
+    several = tuple(dict.fromkeys(mesh for mesh in read if len(mesh) > 1))
+    return tuple(dict.fromkeys(axes or (2, 3, 4))), several
+
+
+def _number(text: str, whole: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadSetting("--mesh", whole, "this is no mesh", "Write the size of each axis: --mesh 2,2.") from None
+
+
+def shard(text: str) -> tuple[int, int] | None:
+    """`1/4` as (1, 4); nothing is no shard.  Raises `BadSetting`."""
+    if not text:
+        return None
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and len(text) < 99):  # int() reads no 4,301 digits
+        raise BadSetting("--shard", text, "this is no shard", "Write --shard 1/4 for the first of four.")
+    return int(number), int(count)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from strategies.cli.commands.coverage import coverage_command, own_command
+from strategies.cli.commands.coverage import compare_ops, validate_ops
 from strategies.ops.all_rules import OUR_RULES
 
 app = typer.Typer(
@@ -41,8 +41,8 @@ def main(
 ) -> None:  # fmt: skip
     """Put the sharding rules of our own on trial: all of them, or those that are named."""
     if coverage:
-        raise typer.Exit(coverage_command(workers=workers, quiet=quiet))
-    raise typer.Exit(own_command(OUR_RULES, patterns or (), seeds=seeds, most=most, workers=workers, quiet=quiet))
+        raise typer.Exit(compare_ops(workers=workers, quiet=quiet))
+    raise typer.Exit(validate_ops(OUR_RULES, patterns or (), seeds=seeds, most=most, workers=workers, quiet=quiet))
 
 
 if __name__ == "__main__":

@@ -10,22 +10,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from localtensor.errors import LocalTensorError, refusal
-from strategies.base.atomic_files import unwritable, write_whole
+from localtensor.errors import LocalTensorError
+from strategies.base.atomic_files import write_whole
 from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_journal, read, strange
 from strategies.base.progress import Progress, bar
-from strategies.base.signals import printed, undisturbed
+from strategies.base.signals import many, printed, undisturbed
 from strategies.base.worker_pool import Crew
+from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
 from strategies.ops.semantics.rulebook import Book, Entry
 from strategies.ops.validation.claims import calls
-from strategies.ops.validation.coverage import Compared, most_used
-from strategies.ops.validation.coverage import coverage as ops_coverage
+from strategies.ops.validation.coverage import Compared, coverage, most_used
 from strategies.ops.validation.run import Heard, Terms, trials
-from strategies.sweep import coverage
-from strategies.sweep.coverage import Tried
+from strategies.sweep.coverage import Tried, as_json, rendered, table
 from strategies.sweep.session import put_on_trial
 from strategies.torch_api import population
 
@@ -33,21 +32,14 @@ CALL = "localtensor coverage"
 
 
 @undisturbed()
-def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, quiet: bool) -> int:
+def run(options: CoverageOptions) -> int:
     """The exit code: 0 if anything was tried, 3 if not; 2 for a file that is no journal.
 
     Without a journal everything is tried now, on 2 and 3 ranks, which takes minutes.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    problem, remedy = unwritable(json) if json is not None else ("", "")
-    if problem:
-        errors.print(refusal(CALL, "--json", str(json), problem, remedy), markup=False)
-        return USAGE
-    if json is not None and not json.absolute().parent.is_dir():
-        errors.print(f"{CALL}: --json: {json}: its folder is not there. Make it first.", markup=False)
-        return USAGE
     try:
-        begin, lines = _read(journal) if journal else _now(errors, seed, workers, quiet)
+        begin, lines = _read(options.journal) if options.journal else _now(errors, options)
     except BadJournal as error:
         errors.print(str(error), markup=False)
         return USAGE
@@ -57,16 +49,16 @@ def run(journal: Path | None, json: Path | None, *, seed: int, workers: int, qui
     try:
         tried, torch_tried, device = of_lines(lines), str(begin["torch"]), str(begin["device"])
     except STRANGE as error:
-        errors.print(str(strange(journal or "", error, CALL)), markup=False)
+        errors.print(str(strange(options.journal or "", error, CALL)), markup=False)
         return USAGE
-    found = coverage.table(population.everything(device), tried, torch=torch_tried, device=device)
+    found = table(population.everything(device), tried, torch=torch_tried, device=device)
     lost = ""
-    if json is not None:
+    if options.json is not None:
         try:
-            write_whole(json, coverage.as_json(found))
+            write_whole(options.json, as_json(found))
         except OSError as error:  # the table is shown all the same: it may be the work of minutes
-            lost = f"cannot write {json}: {error.strerror}."
-    if problem := printed(lambda console: console.print(coverage.rendered(found))) or lost:
+            lost = f"cannot write {options.json}: {error.strerror}."
+    if problem := printed(lambda console: console.print(rendered(found))) or lost:
         errors.print(f"{CALL}: {problem}", markup=False)
         return NOTHING
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
@@ -77,9 +69,9 @@ def _read(path: Path) -> tuple[Line, Sequence[Line]]:
     return found.begin, found.lines
 
 
-def _now(errors: Console, seed: int, workers: int, quiet: bool) -> tuple[Line, Sequence[Line]]:
-    settings = Settings(everything=True, ranks=(2, 3), seed=seed, workers=workers)
-    with bar(errors, quiet) as shown, open_journal(None, resume=False) as journal:
+def _now(errors: Console, options: CoverageOptions) -> tuple[Line, Sequence[Line]]:
+    settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=many(options.workers))
+    with bar(errors, options.quiet) as shown, open_journal(None, resume=False) as journal:
         put_on_trial(settings, journal, shown)
         return journal.begun or {}, journal.lines
 
@@ -108,11 +100,11 @@ def of_lines(lines: Iterable[Line]) -> dict[str, Tried]:
 
 # What `python -m strategies.ops` does: every rule of our own on trial at full strength, totals, and the exit code.
 
-OPS_VALIDATION_CALL = "python -m strategies.ops"
+OPS_CALL = "python -m strategies.ops"
 
 
 @undisturbed()
-def own_command(
+def validate_ops(
     book: Book,
     patterns: Sequence[str] = (),
     *,
@@ -131,15 +123,13 @@ def own_command(
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     entries = chosen(book, patterns)
     if not entries:
-        errors.print(
-            f"{OPS_VALIDATION_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", markup=False
-        )
+        errors.print(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", markup=False)
         return USAGE
     heard: list[Heard] = []
     with bar(errors, quiet) as progress:
         for seed in range(seeds):
             heard += _once(entries, Terms(tuple(ranks), seed), most, workers, progress, near=len(entries) < len(book))
-    return told(heard, out)
+    return print_validation(heard, out)
 
 
 def chosen(book: Book, patterns: Sequence[str]) -> list[Entry]:
@@ -163,7 +153,7 @@ def _once(
         return trials(crew, entries, found.of, found.without, terms, progress.tick)
 
 
-def told(heard: Sequence[Heard], out: Console) -> int:
+def print_validation(heard: Sequence[Heard], out: Console) -> int:
     """Prints what is wrong, what was not tested and why, and the totals; gives the exit code."""
     wrong = dict.fromkeys(sentence for one in heard for sentence in one.wrong)
     tested = {one.op for one in heard if one.tested}
@@ -195,7 +185,7 @@ def _untested(heard: Sequence[Heard], tested: set[str]) -> dict[str, str]:
 
 
 @undisturbed()
-def coverage_command(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
+def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 1, quiet: bool = False) -> int:
     """The exit code: 0 if every overload that could be compared is covered, 1 if not, 3 if none could be compared."""
     out = Console(width=None if sys.stdout.isatty() else 140, highlight=False, emoji=False, soft_wrap=True)
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -205,11 +195,11 @@ def coverage_command(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: i
             found = calls(crew, most_used(), most=most, tick=progress.tick)
         progress.phase("overloads", len(most_used()))
         with Crew(workers) as crew:
-            compared = ops_coverage(crew, found.of, ranks=ranks, tick=progress.tick)
-    return shown(compared, out)
+            compared = coverage(crew, found.of, ranks=ranks, tick=progress.tick)
+    return print_comparison(compared, out)
 
 
-def shown(compared: Sequence[Compared], out: Console) -> int:
+def print_comparison(compared: Sequence[Compared], out: Console) -> int:
     """Prints each line that we lack, what could not be compared, and the figure; gives the exit code."""
     for one in compared:
         for lack in one.lacking:

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
-from strategies.base.signals import undisturbed, wrote
-from strategies.model.settings import BadSetting
+from strategies.base.signals import many, undisturbed, wrote
+from strategies.cli.options import DiscoverOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
 from strategies.validation.discovery.codegen import NotEmitted, emit
 from strategies.validation.discovery.discover import CALL, Discovery, discover, overloads
@@ -28,22 +28,22 @@ class _Task:
 
 
 @undisturbed()
-def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3), seed: int = 0, many: int = 1) -> int:
+def run(options: DiscoverOptions) -> int:
     """The exit code: 0 whether or not rules are missing, as for `validate --search`, since a missing rule is slow
     and not wrong; 2 for an unknown op or setting, and where --emit has nothing to print that is one module;
     3 where no call of the op could be searched, or the search itself failed.
 
-    The module, or the list of rules, goes to standard output; all else to standard error.  `many` workers.
+    The module, or the list of rules, goes to standard output; all else to standard error.
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
-        _check(ranks, seed, many)
-        tasks = [_Task(op, tuple(dict.fromkeys(ranks)), seed) for op in overloads(name)]
+        tasks = [_Task(op, tuple(dict.fromkeys(options.ranks)), options.seed) for op in overloads(options.op)]
     except LocalTensorError as error:
         errors.print(str(error), markup=False)
         return USAGE
     found: list[Discovery] = []
-    for task, answer in zip(tasks, worker_pool.run(_work, tasks, workers=many, limit=SECONDS), strict=True):
+    answers = worker_pool.run(_work, tasks, workers=many(options.workers), limit=SECONDS)
+    for task, answer in zip(tasks, answers, strict=True):
         if isinstance(answer, worker_pool.Done):
             found.append(answer.value)
         else:
@@ -51,10 +51,10 @@ def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3),
             errors.print(f"{CALL}: the search of {task.op} failed: {why}.", markup=False)
     searched = [one for one in found if one.samples]
     if not searched:
-        errors.print(f"{CALL}: no call of {name} could be searched; nothing was tested.", markup=False)
+        errors.print(f"{CALL}: no call of {options.op} could be searched; nothing was tested.", markup=False)
         return NOTHING
     try:
-        text = _emitted(searched) if emitted else _listed(searched)
+        text = _emitted(searched) if options.emit else _listed(searched)
     except NotEmitted as error:
         errors.print(str(error), markup=False)
         return USAGE
@@ -66,16 +66,6 @@ def discover_command(name: str, *, emitted: bool, ranks: Sequence[int] = (2, 3),
 
 def _work(task: _Task, note: Callable[[int], None]) -> Discovery:
     return discover(task.op, task.ranks, task.seed)
-
-
-def _check(ranks: Sequence[int], seed: int, many: int) -> None:
-    if many < 1:
-        raise BadSetting("--workers", many, "somebody must do the work", "Pass --workers 1 or more.", CALL)
-    for n in ranks:
-        if not 2 <= n <= 64:
-            raise BadSetting("--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.", CALL)
-    if not 0 <= seed < 2**63:
-        raise BadSetting("--seed", seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.", CALL)
 
 
 def _listed(found: Sequence[Discovery]) -> str:

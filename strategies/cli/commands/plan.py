@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -21,17 +20,17 @@ from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import unwritable, write_whole
 from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, wrote
+from strategies.cli.options import CostOptions, PlanOptions
 from strategies.planner.audit.compare import Theirs, theirs
 from strategies.planner.metric_check.check import BadCost, check
-from strategies.planner.picture import ascii as plan_picture_text
 from strategies.planner.picture import svg
+from strategies.planner.picture.ascii import ASCII, SIGNS, drawn
 from strategies.planner.search.api import CHEAPEST, NoPlan, Way, plan, ways
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
-from strategies.planner.text import report as plan_shown
-from strategies.planner.text.options import Asked, BadPlanOption, asked
+from strategies.planner.text import report
+from strategies.planner.text.options import Asked, BadPlanOption, asked, sizes_of
 from strategies.planner.text.parser import text_of
-from strategies.planner.text.report import code_of
 from strategies.torch_api.specs import device_mesh, to_torch
 from strategies.torch_api.user_modules import imported
 
@@ -42,62 +41,43 @@ HERE = "-"
 """As the name of a picture: print it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The options as they were typed."""
-
-    text: str
-    by: str
-    topology: str | None
-    inner: str | None
-    outer: str | None
-    per_node: int | None
-    memory: str | None
-    flattened: tuple[str, ...]
-    alternatives: bool
-    dtensor: bool
-    picture: str | None
-    code: bool
-    as_json: bool
-
-
-def run(wanted: Wanted) -> int:
+def run(options: PlanOptions) -> int:
     """0; 1 if there is no plan within the memory; 2 for what cannot be read, or cannot be at all; 3 for a lost picture."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what a user's own price prints is no part of the plan
-            question = _question(wanted)
-            code = code_of(question) if wanted.code else ""
+            question = _question(options)
+            code = report.code_of(question) if options.code else ""
             best = plan(
                 question.src, question.dst, question.price, topology=question.topology, memory=question.memory,
                 flattened=question.flattened,
             )  # fmt: skip
             with errors.status(SEARCH) if errors.is_terminal else contextlib.nullcontext():
-                found, their = _beside(wanted, question, best)
+                found, their = _beside(options, question, best)
     except LocalTensorError as error:  # why: a user's own price may fail at any step
         errors.print(str(error), markup=False)
         return WRONG if isinstance(error, NoPlan) and error.leanest else USAGE
-    text = code + "\n" if wanted.code else _text(wanted, question, found, their)
-    problems = [problem for problem in (wrote(text), _drawn(wanted, best)) if problem]
+    text = code + "\n" if options.code else _text(options, question, found, their)
+    problems = [problem for problem in (wrote(text), _drawn(options, best)) if problem]
     for problem in problems:
         errors.print(f"localtensor: {problem}", markup=False)
     return NOTHING if problems else CLEAN
 
 
-def _question(wanted: Wanted) -> Asked:
+def _question(options: PlanOptions) -> Asked:
     question = asked(
-        wanted.text, by=wanted.by, topology=wanted.topology, inner=wanted.inner, outer=wanted.outer,
-        per_node=wanted.per_node, memory=wanted.memory, flattened=wanted.flattened, folder=str(Path.cwd()),
+        options.text, by=options.by, topology=options.topology, inner=options.inner, outer=options.outer,
+        per_node=options.per_node, memory=options.memory, flattened=options.flattened, folder=str(Path.cwd()),
     )  # fmt: skip
-    if wanted.picture is not None and wanted.picture != HERE:
-        path = Path(wanted.picture)
+    if options.picture is not None and options.picture != HERE:
+        path = Path(options.picture)
         if path.suffix not in PICTURES:
             remedy = f"Name a file that ends in {', '.join(PICTURES)}, or - to print it."
-            raise BadPlanOption("--picture", ascii(wanted.picture[:80]), "there is no picture of that kind", remedy)
+            raise BadPlanOption("--picture", ascii(options.picture[:80]), "there is no picture of that kind", remedy)
         problem, remedy = unwritable(path)
         if problem:
-            raise BadPlanOption("--picture", ascii(wanted.picture[:80]), problem, remedy)
-    given = (("--json", wanted.as_json), ("--code", wanted.code), ("--picture -", wanted.picture == HERE))
+            raise BadPlanOption("--picture", ascii(options.picture[:80]), problem, remedy)
+    given = (("--json", options.as_json), ("--code", options.code), ("--picture -", options.picture == HERE))
     instead = [name for name, is_given in given if is_given]
     if len(instead) > 1:
         problem = f"{instead[1]} prints something else in the same place"
@@ -105,37 +85,37 @@ def _question(wanted: Wanted) -> Asked:
     return question
 
 
-def _beside(wanted: Wanted, question: Asked, best: Plan) -> tuple[tuple[Way, ...], tuple[Theirs, ...]]:
+def _beside(options: PlanOptions, question: Asked, best: Plan) -> tuple[tuple[Way, ...], tuple[Theirs, ...]]:
     """The other ways, and DTensor's, where they are wanted."""
     src, dst, price, links, sets = question.src, question.dst, question.price, question.topology, question.flattened
     found, their = (Way((CHEAPEST,), best),), ()
-    if wanted.code:
+    if options.code:
         return found, their
-    more = ways(best, price, topology=links, memory=question.memory, flattened=sets) if wanted.alternatives else found
-    return more, theirs(src, dst, price, topology=links, flattened=sets) if wanted.dtensor else their
+    more = ways(best, price, topology=links, memory=question.memory, flattened=sets) if options.alternatives else found
+    return more, theirs(src, dst, price, topology=links, flattened=sets) if options.dtensor else their
 
 
-def _text(wanted: Wanted, question: Asked, found: tuple[Way, ...], their: tuple[Theirs, ...]) -> str:
+def _text(options: PlanOptions, question: Asked, found: tuple[Way, ...], their: tuple[Theirs, ...]) -> str:
     """What is printed."""
-    if wanted.as_json:
-        return plan_shown.as_json(question, found, their)
+    if options.as_json:
+        return report.as_json(question, found, their)
     there, shown = Console(), io.StringIO()
     console = Console(file=shown, force_terminal=there.is_terminal, highlight=False, soft_wrap=True, emoji=False)
-    console.print(plan_shown.as_text(question, found, their))
-    if wanted.picture == HERE:
-        signs = plan_picture_text.SIGNS if "utf" in there.encoding.lower() else plan_picture_text.ASCII
-        console.print("\n" + plan_picture_text.drawn(found[0].plan.stages, signs=signs), markup=False)
+    console.print(report.as_text(question, found, their))
+    if options.picture == HERE:
+        signs = SIGNS if "utf" in there.encoding.lower() else ASCII
+        console.print("\n" + drawn(found[0].plan.stages, signs=signs), markup=False)
     return shown.getvalue()
 
 
-def _drawn(wanted: Wanted, best: Plan) -> str:
+def _drawn(options: PlanOptions, best: Plan) -> str:
     """Draw the picture, if a file is named; why it could not be written, or ""."""
-    if wanted.picture is None or wanted.picture == HERE:
+    if options.picture is None or options.picture == HERE:
         return ""
     try:
-        write_whole(Path(wanted.picture), picture(best, Path(wanted.picture).suffix))
+        write_whole(Path(options.picture), picture(best, Path(options.picture).suffix))
     except OSError as trouble:
-        return f"{wanted.picture}: {trouble.strerror}; the plan above is whole"
+        return f"{options.picture}: {trouble.strerror}; the plan above is whole"
     return ""
 
 
@@ -146,7 +126,7 @@ def picture(plan: Plan, suffix: str) -> str:
         return svg.svg(plan.stages, title)
     if suffix == ".html":
         return svg.page(plan.stages, title, f"{plan}\n{plan.total}")
-    return f"{title}\n\n{plan_picture_text.drawn(plan.stages)}\n"
+    return f"{title}\n\n{drawn(plan.stages)}\n"
 
 
 # What `localtensor cost check` does once its options are read: the cost is found and tested, and the report printed.
@@ -182,25 +162,27 @@ RANKS = 65536
 """On the largest mesh that is taken: torch's is a tensor of them."""
 
 
-def run_cost_check(cost: str, mesh: Sequence[int], shape: Sequence[int], most: int, as_json: bool) -> int:
+def check_cost(options: CostOptions) -> int:
     """The exit code: 0 it is a metric, 1 it is none, 2 it cannot be asked, 3 the report could not be written.
 
-    `cost` is `torch`, `time`, `bytes` or `package.module:function`, which is looked for from the working folder.
+    Its name is `torch`, `time`, `bytes` or `package.module:function`, which is looked for from the working folder.
     `most` broken triples, and as many answers that no cost gives, are shown.
     """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    cost, call = options.name, "localtensor cost check"
     try:
-        _sizes(mesh, shape, most)
+        mesh, shape = sizes_of("--mesh", options.mesh, call), sizes_of("--shape", options.shape, call)
+        _check_sizes(mesh, options.most)
         with contextlib.redirect_stdout(sys.stderr):  # what the user's function prints is no part of the report
             function, unit = OURS.get(cost) or (found(cost, os.getcwd()), "")
             checked = check(function, Mesh.of(*mesh), shape, name=cost, unit=unit)
     except LocalTensorError as error:
-        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(str(error), markup=False)
+        errors.print(str(error), markup=False)
         return USAGE
-    text = json.dumps(checked.as_json(most), indent=2) if as_json else "\n".join(checked.lines(most))
+    most = options.most
+    text = json.dumps(checked.as_json(most), indent=2) if options.as_json else "\n".join(checked.lines(most))
     if problem := wrote(text + "\n"):
-        Console(stderr=True, highlight=False, soft_wrap=True, emoji=False).print(
-            f"localtensor: {problem}", markup=False
-        )
+        errors.print(f"localtensor: {problem}", markup=False)
         return NOTHING
     return CLEAN if checked.holds else WRONG
 
@@ -222,12 +204,9 @@ def found(cost: str, folder: str) -> Callable[..., Any]:
     return value  # type: ignore[no-any-return]  # check refuses what is no function
 
 
-def _sizes(mesh: Sequence[int], shape: Sequence[int], most: int) -> None:
+def _check_sizes(mesh: Sequence[int], most: int) -> None:
     shown = ",".join(map(str, mesh))
     if not mesh or min(mesh) < 1 or Mesh.of(*mesh).ranks > RANKS:
         raise BadCost("--mesh", shown or "''", f"this is no mesh of 1 to {RANKS} ranks", "Write --mesh 2,2.")
-    if any(size < 0 for size in shape):
-        shown = ",".join(map(str, shape))
-        raise BadCost("--shape", shown, "a tensor has no such size", "Write --shape 8,8.")
     if most < 0:
         raise BadCost("--most", str(most), "fewer than none cannot be shown", "Write --most 5.")

@@ -8,10 +8,9 @@ from rich.console import Console
 
 from localtensor.errors import refusal
 from strategies.base import atomic_files, journal
-from strategies.base.atomic_files import unwritable
-from strategies.base.journal import STRANGE, BadJournal, strange
 from strategies.base.signals import SHORT
-from strategies.cli.commands.validate import told
+from strategies.cli.commands.validate import deliver
+from strategies.cli.options import MergeOptions, ReportOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_page import page
@@ -19,12 +18,13 @@ from strategies.sweep.report.html_page import page
 CALL = "localtensor report"
 
 
-def run(path: Path, out: Path) -> int:
-    """Write the page of the journal at `path` to `out`.
+def run(options: ReportOptions) -> int:
+    """Write the page of the journal.
 
     The exit code: 0; 3 if the journal tested nothing, or the disk is full; 2 for what is no journal, and for a place
     to which nothing can be written.
     """
+    path, out = options.journal, options.out
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     if problem := _no_place(out):
         errors.print(_refused("--out", out, problem, "Name a file in a folder that is there."), markup=False)
@@ -48,10 +48,10 @@ def run(path: Path, out: Path) -> int:
         return NOTHING if full else USAGE
     if read.cut:
         errors.print(read.cut, markup=False)
-    return _told(errors, path, out, report)
+    return _summarize(errors, path, out, report)
 
 
-def _told(errors: Console, path: Path, out: Path, report: Report) -> int:
+def _summarize(errors: Console, path: Path, out: Path, report: Report) -> int:
     """Say what the page shows; on standard error, for the page itself may go to standard output."""
     counts, findings = report.counts, len(report.findings)
     if not counts.instances:
@@ -79,32 +79,27 @@ def _refused(argument: str, path: Path, problem: str, remedy: str) -> str:
 # What `localtensor merge` does: one report of all shards, or what is missing.
 
 
-def run_merge(paths: tuple[Path, ...], out: Path | None, json: Path | None, repro: Path | None) -> int:
+def merge_journals(options: MergeOptions) -> int:
     """The exit code: that of the whole run, 2 for a file that is no journal of it, 3 where a unit is missing."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-    for option, place in (("--out", out), ("--json", json), ("--repro", repro)):
-        problem, remedy = unwritable(place, folder=option == "--repro") if place is not None else ("", "")
-        if problem:
-            errors.print(refusal(aggregate.MERGES, option, str(place), problem, remedy), markup=False)
-            return USAGE
     try:
-        begin, lines, cut = aggregate.merged(paths)
+        begin, lines, cut = aggregate.merged(options.journals)
         report = aggregate.report(begin, lines)
-        if out is not None:
-            aggregate.write(out, begin, lines)
+        if options.out is not None:
+            aggregate.write(options.out, begin, lines)
     except aggregate.Gap as error:
         errors.print(str(error), markup=False)
         return NOTHING
-    except BadJournal as error:
+    except journal.BadJournal as error:
         errors.print(str(error), markup=False)
         return USAGE
-    except STRANGE as error:
-        names = ", ".join(map(str, paths))
-        errors.print(str(strange(names, error, aggregate.MERGES)), markup=False)
+    except journal.STRANGE as error:
+        names = ", ".join(map(str, options.journals))
+        errors.print(str(journal.strange(names, error, aggregate.MERGES)), markup=False)
         return USAGE
     except OSError as error:
-        errors.print(f"localtensor merge: cannot write {out}: {error.strerror}.", markup=False)
+        errors.print(f"localtensor merge: cannot write {options.out}: {error.strerror}.", markup=False)
         return NOTHING
     for sentence in cut:
         errors.print(sentence, markup=False)
-    return told(report, json, repro, errors)
+    return deliver(report, options.json, options.repro, errors)

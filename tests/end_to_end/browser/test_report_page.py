@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from strategies.cli.commands.report import run
+from strategies.cli.options import ReportOptions
 from tests.strategies import journals
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
@@ -37,7 +38,7 @@ def browser():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "report.html"
-    assert run(LITTLE, out) == 0
+    assert run(ReportOptions(LITTLE, out)) == 0
     return out
 
 
@@ -251,7 +252,7 @@ def test_print_shows_what_is_wrong_and_no_controls(look, report):
 
 def test_hostile_text_runs_nothing(look, tmp_path):
     path = journals.write(tmp_path / "bad.jsonl", journals.begin(), [*journals.lines(), *journals.hostile()])
-    assert run(path, tmp_path / "bad.html") == 0
+    assert run(ReportOptions(path, tmp_path / "bad.html")) == 0
     page = look(tmp_path / "bad.html")
     assert page.locator("script").count() == 1
     page.locator(SHOWN, has_text="my.bad.default").first.click()

@@ -15,6 +15,7 @@ import localtensor
 from strategies.cli import app as cli
 from strategies.cli.commands import report as merging
 from strategies.cli.commands import validate
+from strategies.cli.options import MergeOptions, ValidateOptions
 from tests.strategies import users
 from tests.strategies.sweep.report.test_text_and_json import check_schema
 
@@ -97,6 +98,22 @@ def test_the_version_is_told():
     assert (result.exit_code, result.output) == (0, f"localtensor {localtensor.__version__}\n")
 
 
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["validate", "--seed", "x"]], ids=" ".join)
+def test_both_packages_are_the_command(words):
+    """Word for word, but for the name in the usage."""
+    done = {}
+    for package in ("localtensor", "strategies"):
+        ran = subprocess.run(
+            [sys.executable, "-m", package, *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        done[package] = (
+            ran.returncode,
+            *(text.replace(f"-m {package}", "-m PACKAGE") for text in (ran.stdout, ran.stderr)),
+        )
+    assert done["localtensor"] == done["strategies"]
+    assert done["localtensor"][0] == (2 if "x" in words else 0)
+
+
 def test_the_exit_codes_are_those_of_the_table():
     from strategies.base import signals as leaving
     from strategies.model import verdict as verdicts
@@ -130,24 +147,26 @@ def test_help_of_merge_has_its_options_examples_and_exit_codes():
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
 def test_merge_hands_on_what_was_given_and_the_exit_code(code, monkeypatch):
     heard = []
-    monkeypatch.setattr(merging, "run_merge", lambda *given: heard.append(given) or code)
+    monkeypatch.setattr(merging, "merge_journals", lambda *given: heard.append(given) or code)
     line = "merge a b --out c --json d --repro e"
     assert CliRunner().invoke(cli.app, cli.spread(line.split())).exit_code == code
-    assert heard == [((Path("a"), Path("b")), Path("c"), Path("d"), Path("e"))]
+    assert heard == [(MergeOptions((Path("a"), Path("b")), Path("c"), Path("d"), Path("e")),)]
     assert CliRunner().invoke(cli.app, ["merge"]).exit_code == 2
 
 
 def test_options_reach_the_run_as_they_were_given(asked):
     chosen = parsed(asked, "validate add 'nn.*' --search --ranks 2 --dtype bool --device cuda --rules a.b --confirm none "
                     "--json x.json --repro y --seed 5 --workers 3 -q")  # fmt: skip
-    assert chosen == validate.Chosen(
-        ("add", "nn.*"), False, True, (2,), ("bool",), "cuda", "a.b", "none", Path("x.json"), Path("y"), 5, 3, True,
+    assert chosen == ValidateOptions(
+        ("add", "nn.*"), False, True, (2,), ("bool",), "cuda", "a.b", "none", Path("x.json"), Path("y"), seed=5,
+        workers=3, quiet=True,
     )  # fmt: skip
 
 
 def test_what_is_not_given_has_a_default(asked):
-    assert parsed(asked, "validate --all") == validate.Chosen(
-        (), True, False, (), (), "cpu", "dtensor", "gloo", None, None, 0, os.cpu_count(), False,
+    assert parsed(asked, "validate --all") == ValidateOptions(
+        (), True, False, (), (), "cpu", "dtensor", "gloo", None, None, (), False, False, None, "both", None, False, "",
+        "", 0, None, False,
     )  # fmt: skip
 
 
@@ -216,10 +235,11 @@ def test_ctrl_c_says_how_to_go_on(words, kept, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("room", "words"), [(validate, ["validate", "add"]), (merging, ["merge", "a"])], ids=["validate", "merge"]
-)
-def test_a_failure_of_ours_is_3_with_its_traceback(room, words, monkeypatch):
-    monkeypatch.setattr(room, "run", lambda *_: {}["nothing"])
+    ("module", "function", "words"),
+    [(validate, "run", ["validate", "add"]), (merging, "merge_journals", ["merge", "a"])], ids=["validate", "merge"],
+)  # fmt: skip
+def test_a_failure_of_ours_is_3_with_its_traceback(module, function, words, monkeypatch):
+    monkeypatch.setattr(module, function, lambda *_: {}["nothing"])
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 3
     assert result.stderr.startswith("Traceback (most recent call last):\n")

@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from strategies.cli import app as cli
 from strategies.cli.commands import coverage, discover, plans_audit, validate
 from strategies.cli.commands import report as merging
+from strategies.cli.options import CoverageOptions, DiscoverOptions, ValidateOptions
 from strategies.model.verdict import ALONE, MESHES, PAIRS
 from tests.strategies.sweep.report.test_text_and_json import EMPTY
 
 WORK = {
-    "coverage": (coverage, "run"), "discover": (discover, "discover_command"), "merge": (merging, "run"),
+    "coverage": (coverage, "run"), "discover": (discover, "run"), "merge": (merging, "merge_journals"),
     "validate": (validate, "run"),
 }  # fmt: skip
 
@@ -28,8 +29,8 @@ def heard(monkeypatch):
     """What each command hands on, instead of its work, which would leave with this code."""
     asked = []
     for name, (room, function) in WORK.items():
-        monkeypatch.setattr(room, function, lambda *given, _name=name, **more: asked.append((_name, given, more)) or 0)
-    monkeypatch.setattr(plans_audit, "command", lambda *given, **more: asked.append(("validate", given, more)) or 0)
+        monkeypatch.setattr(room, function, lambda options, _name=name: asked.append((_name, options)) or 0)
+    monkeypatch.setattr(plans_audit, "run", lambda options: asked.append(("plans", options)) or 0)
     return asked
 
 
@@ -47,24 +48,23 @@ def test_help_has_the_options_and_the_exit_codes(name, said):
 
 def test_plans_are_judged_instead_of_rules(heard):
     assert called("validate --plans --mesh 2,2 --samples 7 --planner graph --seed 5 --confirm none -q").exit_code == 0
-    assert called("validate add --plans --search").exit_code == 0
-    given = (("2,2",), 7, 5, "graph", "none", None, None, True, ())
-    others = ((), None, 0, "both", "gloo", None, None, False, ("OP", "--search"))
-    assert heard == [("validate", given, {}), ("validate", others, {})]
+    assert called("validate add --plans --search").exit_code == 2
+    given = {"mesh": ("2,2",), "samples": 7, "planner": "graph", "seed": 5, "confirm": "none", "quiet": True}
+    assert heard == [("plans", ValidateOptions(plans=True, **given))]
 
 
 def test_what_coverage_is_given_reaches_it(heard):
     assert called("coverage a.jsonl --json b.json --seed 5 --workers 3 -q").exit_code == 0
     assert called("coverage --workers 2").exit_code == 0
     assert heard == [
-        ("coverage", (Path("a.jsonl"), Path("b.json")), {"seed": 5, "workers": 3, "quiet": True}),
-        ("coverage", (None, None), {"seed": 0, "workers": 2, "quiet": False}),
+        ("coverage", CoverageOptions(Path("a.jsonl"), Path("b.json"), seed=5, workers=3, quiet=True)),
+        ("coverage", CoverageOptions(None, None, seed=0, workers=2, quiet=False)),
     ]
 
 
 def test_what_discover_is_given_reaches_it(heard):
     assert called("discover add.Tensor --emit --ranks 2 4 --seed 5 --workers 3").exit_code == 0
-    assert heard == [("discover", ("add.Tensor",), {"emitted": True, "ranks": (2, 4), "seed": 5, "many": 3})]
+    assert heard == [("discover", DiscoverOptions("add.Tensor", emit=True, ranks=(2, 4), seed=5, workers=3))]
 
 
 @pytest.mark.parametrize("code", [0, 2, 3])

@@ -7,14 +7,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from strategies.cli import options as plan_options
+from strategies.cli import app as cli
 
 app = typer.Typer(rich_markup_mode=None)
-app.command("plan", epilog=plan_options.PLAN_EXAMPLES)(plan_options.plan)
-app.add_typer(plan_options.cost)
+app.command("plan", epilog=cli.PLAN_EXAMPLES)(cli.plan)
+app.add_typer(cli.cost)
 EXAMPLES = [
     shlex.split(line, comments=False)[1:]
-    for line in plan_options.PLAN_EXAMPLES.splitlines()
+    for line in cli.PLAN_EXAMPLES.splitlines()
     if line.startswith("  localtensor plan")
 ]
 

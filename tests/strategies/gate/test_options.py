@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies.gate.options import Asked, BadGate, Files
+from strategies.base.options import BadOption
+from strategies.gate.options import GateOptions
 
 TODAY = dt.date(2026, 11, 21)
 
@@ -15,8 +16,8 @@ def here(tmp_path, monkeypatch):
 
 
 def assert_refused(said, **given):
-    with pytest.raises(BadGate) as error:
-        Asked(**given).last_day(TODAY)
+    with pytest.raises(BadOption) as error:
+        GateOptions(**given).last_day(TODAY)
     assert str(error.value) == f"localtensor gate: {said}"
 
 
@@ -24,11 +25,11 @@ def assert_refused(said, **given):
     ("90s", 90), ("5m", 300), ("1h", 3600), ("45", 45), ("1h30m", 5400), ("2m5s", 125), (" 5m ", 300),
 ])  # fmt: skip
 def test_a_budget_is_a_time_to_come(text, seconds):
-    assert Asked(budget=text).until(1000.0) == 1000.0 + seconds
+    assert GateOptions(budget=text).until(1000.0) == 1000.0 + seconds
 
 
 def test_without_a_budget_there_is_no_end():
-    assert Asked().until(1000.0) == 0.0
+    assert GateOptions().until(1000.0) == 0.0
 
 
 @pytest.mark.parametrize("text", ["0", "0m", "five", "5 m", "-5m", "m", "1.5h", "5d", "5m1h", "1e3", "٥m", " "])
@@ -42,8 +43,8 @@ def test_an_empty_reason_is_refused(reason):
 
 
 def test_a_day_is_the_last_on_which_something_is_accepted():
-    assert Asked(accept="why", expires="2026-11-21").last_day(TODAY) == TODAY
-    assert Asked(accept="why").last_day(TODAY) is None
+    assert GateOptions(accept="why", expires="2026-11-21").last_day(TODAY) == TODAY
+    assert GateOptions(accept="why").last_day(TODAY) is None
 
 
 @pytest.mark.parametrize(("given", "said"), [
@@ -57,7 +58,7 @@ def test_a_day_that_cannot_be_is_refused(given, said):
 
 
 def test_to_update_and_to_accept_can_be_asked_for_together():
-    assert Asked(update=True, accept="why").update
+    assert GateOptions(update=True, accept="why").update
 
 
 @pytest.mark.parametrize(("confirm", "said"), [
@@ -75,9 +76,9 @@ def test_all_and_a_module_are_two_questions():
 @pytest.mark.parametrize("option", ["junit", "sarif", "json", "summary"])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(option):
     Path("folder").mkdir()
-    assert_refused(f"--{option}: folder: this is a folder. Name a file.", files=Files(**{option: Path("folder")}))
+    assert_refused(f"--{option}: folder: this is a folder. Name a file.", **{option: Path("folder")})
     said = f"--{option}: no/x: its folder is not there. Make the folder first, or name another."
-    assert_refused(said, files=Files(**{option: Path("no/x")}))
+    assert_refused(said, **{option: Path("no/x")})
 
 
 def test_a_file_is_no_place_for_verdicts():
@@ -107,7 +108,7 @@ def test_a_baseline_that_is_to_be_written_and_cannot_be_is_refused_before_the_wo
         baseline=Path("b.json"),
         **given,
     )
-    assert Asked(baseline=Path("b.json")).baseline == Path("b.json")
+    assert GateOptions(baseline=Path("b.json")).baseline == Path("b.json")
 
 
 def test_a_baseline_in_a_folder_that_is_not_there_is_refused():
@@ -116,11 +117,14 @@ def test_a_baseline_in_a_folder_that_is_not_there_is_refused():
 
 
 def test_two_options_do_not_write_one_file():
-    files = Files(junit=Path("a"), sarif=Path.cwd() / "a")
-    assert_refused(f"--sarif: {Path.cwd() / 'a'}: --junit names the same file. Name another.", files=files)
+    assert_refused(
+        f"--sarif: {Path.cwd() / 'a'}: --junit names the same file. Name another.",
+        junit=Path("a"),
+        sarif=Path.cwd() / "a",
+    )
     said = "--json: b.json: --baseline names the same file. Name another."
-    assert_refused(said, files=Files(json=Path("b.json")), baseline=Path("b.json"))
+    assert_refused(said, json=Path("b.json"), baseline=Path("b.json"))
 
 
 def test_the_files_asked_for_are_named_by_their_options():
-    assert list(Files(json=Path("a"), github=True).named()) == [("--json", Path("a"))]
+    assert list(GateOptions(json=Path("a"), github=True).files()) == [("--json", Path("a"))]

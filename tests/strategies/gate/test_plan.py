@@ -11,7 +11,7 @@ from strategies.gate import verdict_cache
 from strategies.gate.baseline import Baseline
 from strategies.gate.changes.select import Selection
 from strategies.gate.model import Choice, Entry, Key
-from strategies.gate.options import Asked
+from strategies.gate.options import GateOptions
 from strategies.gate.plan import NO_TIME, chosen, work
 from strategies.model.settings import UnknownOp
 from tests.strategies import users
@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 def found(name, body, start=0.0, **options):
     """What the gate makes of a module of this body, imported anew, before anybody has accepted anything."""
     users.write(Path.cwd(), name, body)
-    asked = Asked(rules=name, ranks=(2,), **options)
+    asked = GateOptions(rules=name, ranks=(2,), workers=1, **options)
     with users.undone():
         return work(asked, chosen(asked, Path.cwd(), start), Silent())
 
@@ -89,7 +89,7 @@ def test_only_what_was_edited_is_tried_again():
 
 
 def test_without_a_cache_nothing_is_kept():
-    assert found("gate_uncached", TWO, cache=None).remembered == ()
+    assert found("gate_uncached", TWO, no_cache=True).remembered == ()
     assert not Path(".localtensor-cache").exists()
 
 

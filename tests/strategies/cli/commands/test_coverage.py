@@ -6,8 +6,10 @@ import pytest
 
 from localtensor.errors import LocalTensorError
 from strategies.base.journal import open_journal
+from strategies.base.options import BadOption
 from strategies.cli.commands import coverage
 from strategies.cli.commands.coverage import of_lines, run
+from strategies.cli.options import CoverageOptions
 from strategies.model.verdict import Crash, Unit
 from strategies.torch_api import population
 from strategies.torch_api.population import Member
@@ -54,7 +56,10 @@ def written(path, *lines, **begin):
 
 def ran(capsys, journal, json_file=None):
     """The exit code, what was printed, and what went wrong."""
-    code = run(journal, json_file, seed=0, workers=1, quiet=True)
+    try:
+        code = run(CoverageOptions(journal, json_file, workers=1, quiet=True))
+    except BadOption as error:  # as the command line does
+        return 2, "", f"{error}\n"
     told = capsys.readouterr()
     return code, told.out, told.err
 

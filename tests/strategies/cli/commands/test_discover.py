@@ -4,7 +4,9 @@ import warnings
 import pytest
 import torch
 
-from strategies.cli.commands.discover import discover_command
+from strategies.base.options import BadOption
+from strategies.cli.commands.discover import run
+from strategies.cli.options import DiscoverOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
 
 
@@ -17,24 +19,28 @@ def _noise_as_it_was():
     logging.disable(silence)
 
 
+def discovered(op, **options):
+    return run(DiscoverOptions(op, **{"workers": 1, **options}))
+
+
 def test_what_is_missing_is_listed_and_is_nothing_wrong(capsys):
-    assert discover_command("aten.mv.default", emitted=False) == CLEAN
+    assert discovered("aten.mv.default") == CLEAN
     told = capsys.readouterr().out
     assert "aten.mv.default: 2 rules are missing" in told
     assert "  P(avg), R -> P(avg) where numbers in ('ff', 'ii')" in told
 
 
 def test_a_module_goes_to_standard_output_and_nothing_else_does(capsys):
-    assert discover_command("mv", emitted=True) == CLEAN
+    assert discovered("mv", emit=True) == CLEAN
     told = capsys.readouterr()
     compile(told.out, "found.py", "exec")
     assert told.out.startswith('"""2 sharding rules of aten.mv.default') and not told.err
 
 
 def test_nothing_missing_is_clean_and_nothing_to_emit_is_said(capsys):
-    assert discover_command("aten.neg.default", emitted=False) == CLEAN
+    assert discovered("aten.neg.default") == CLEAN
     assert "0 rules are missing" in capsys.readouterr().out
-    assert discover_command("aten.neg.default", emitted=True) == USAGE
+    assert discovered("aten.neg.default", emit=True) == USAGE
     told = capsys.readouterr()
     assert "no rule is missing" in told.err and not told.out
 
@@ -43,18 +49,29 @@ def test_nothing_missing_is_clean_and_nothing_to_emit_is_said(capsys):
     ("name", "options", "said"),
     [
         ("nosuch", {}, "no op and no overload has this name"),
-        ("neg", {"ranks": (1,)}, "localtensor discover: --ranks: 1"),
-        ("neg", {"ranks": (2, 65)}, "localtensor discover: --ranks: 65"),
-        ("neg", {"seed": -1}, "localtensor discover: --seed: -1"),
-        ("neg", {"many": 0}, "localtensor discover: --workers: 0"),
-        ("mean", {"emitted": True}, "Name one: aten.mean.default or aten.mean.dim"),
+        ("mean", {"emit": True}, "Name one: aten.mean.default or aten.mean.dim"),
     ],
 )
 def test_what_cannot_be_asked_is_said_in_one_sentence(name, options, said, capsys):
-    assert discover_command(name, **{"emitted": False, **options}) == USAGE
+    assert discovered(name, **options) == USAGE
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"ranks": (1,)}, "localtensor discover: --ranks: 1: "),
+        ({"ranks": (2, 65)}, "localtensor discover: --ranks: 65: "),
+        ({"seed": -1}, "localtensor discover: --seed: -1: "),
+        ({"workers": 0}, "localtensor discover: --workers: 0: "),
+    ],
+)
+def test_options_that_cannot_be_followed_are_refused(options, said):
+    with pytest.raises(BadOption) as refused:
+        DiscoverOptions("neg", **options)
+    assert str(refused.value).startswith(said)
+
+
 def test_nothing_searched_is_never_a_pass(capsys):
-    assert discover_command("aten.rand_like.default", emitted=False) == NOTHING
+    assert discovered("aten.rand_like.default") == NOTHING
     assert "nothing was tested" in capsys.readouterr().err

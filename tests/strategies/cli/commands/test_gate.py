@@ -14,7 +14,7 @@ from strategies.gate import baseline
 from strategies.gate import plan as gate_work
 from strategies.gate.decision import Tried
 from strategies.gate.model import Entry, Key
-from strategies.gate.options import Asked, Files
+from strategies.gate.options import GateOptions
 from strategies.gate.plan import Work
 from strategies.model.rule import Rule
 from strategies.model.settings import BadSetting
@@ -56,7 +56,7 @@ def gated(monkeypatch, capsys):
 
         monkeypatch.setattr(gate_work, "work", answer)
         monkeypatch.setattr(gate_work, "chosen", lambda *_: None)
-        return run(Asked(rules="my_rules", quiet=True, **options)), *capsys.readouterr()
+        return run(GateOptions(rules="my_rules", quiet=True, **options)), *capsys.readouterr()
 
     return go
 
@@ -143,7 +143,7 @@ def test_3_a_file_that_cannot_be_written_after_all(gated, monkeypatch):
         raise OSError(28, "No space left on device", "g.json")
 
     monkeypatch.setattr(gate, "write_whole", full)
-    code, out, errors = gated(WRONG, files=Files(json=Path("g.json")))
+    code, out, errors = gated(WRONG, json=Path("g.json"))
     assert (code, errors) == (3, "localtensor gate: cannot write g.json: No space left on device.\n")
     assert "gate failed: 1 new" in out  # what was found is shown all the same
 
@@ -224,8 +224,8 @@ def test_entries_of_overloads_that_are_not_among_those_judged_are_told(gated):
 
 
 def test_every_file_that_is_asked_for_is_written(gated):
-    files = Files(Path("g.xml"), Path("g.sarif"), Path("g.json"), Path("g.md"), github=True)
-    code, out, _ = gated(WRONG, files=files)
+    files = {"junit": "g.xml", "sarif": "g.sarif", "json": "g.json", "summary": "g.md"}
+    code, out, _ = gated(WRONG, **{option: Path(name) for option, name in files.items()}, github=True)
     assert json.loads(Path("g.json").read_text())["exit_code"] == code == 1
     assert json.loads(Path("g.sarif").read_text())["version"] == "2.1.0"
     assert Path("g.xml").read_text().startswith("<?xml") and Path("g.md").read_text().startswith("## localtensor gate")
@@ -239,10 +239,10 @@ def test_without_github_nothing_is_annotated(gated):
 def test_the_summary_of_a_step_is_added_to_what_is_there(gated, monkeypatch):
     Path("step.md").write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "step.md")
-    gated(CLEAN, files=Files(summary=Path("step.md")))
+    gated(CLEAN, summary=Path("step.md"))
     assert Path("step.md").read_text().startswith("before\n## localtensor gate")
     Path("own.md").write_text("before\n")
-    gated(CLEAN, files=Files(summary=Path("own.md")))
+    gated(CLEAN, summary=Path("own.md"))
     assert Path("own.md").read_text().startswith("## localtensor gate")
 
 

@@ -2,19 +2,21 @@ import errno
 import json
 import os
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from strategies.cli.commands import plan as plan_command
-from strategies.cli.commands.plan import Wanted, run
+from strategies.cli.commands.plan import run
+from strategies.cli.options import PlanOptions
 
 TEXT = "f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"
-PLAIN = Wanted(TEXT, "time", None, None, None, None, None, (), True, False, None, False, False)
+PLAIN = PlanOptions(TEXT, dtensor=False)
 
 
 def wanted(**changes):
-    return Wanted(**{**{name: getattr(PLAIN, name) for name in Wanted.__slots__}, **changes})
+    return replace(PLAIN, **changes)
 
 
 def said(capsys, **changes):

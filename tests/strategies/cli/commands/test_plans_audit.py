@@ -5,9 +5,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from strategies.base.options import BadOption
 from strategies.cli.app import app
 from strategies.cli.commands import plans_audit
-from strategies.cli.commands.plans_audit import Asked, BadPlans, command, exit_code, run, sizes
+from strategies.cli.commands.plans_audit import exit_code, run
+from strategies.cli.options import ValidateOptions, plan_sizes
 from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.report import Cause, Tried, as_json, as_text, rows, wasted
 from strategies.planner.audit.verdict import Verdict
@@ -20,21 +22,24 @@ CAUSE = Cause("refused: x", PAIR, ("greedy",), REFUSED, 3, PAIR, confirmed=True)
 NOTHING = Tried("2.13.0", 0, (), (), ())
 
 
+def asked(**options):
+    return ValidateOptions(plans=True, **options)
+
+
 @pytest.mark.parametrize(("wrong", "argument"), [
-    ({"meshes": ("2,x",)}, "--mesh"), ({"meshes": ("0",)}, "--mesh"), ({"meshes": ("9,9",)}, "--mesh"),
+    ({"mesh": ("2,x",)}, "--mesh"), ({"mesh": ("0",)}, "--mesh"), ({"mesh": ("9,9",)}, "--mesh"),
     ({"samples": 0}, "--samples"), ({"seed": -1}, "--seed"), ({"planner": "best"}, "--planner"),
     ({"confirm": "nccl"}, "--confirm"),
 ])  # fmt: skip
 def test_options_that_cannot_be_followed_are_refused(wrong, argument):
-    with pytest.raises(BadPlans, match=argument):
-        Asked(**wrong)
+    with pytest.raises(BadOption, match=argument):
+        asked(**wrong)
 
 
-def test_the_command_line_leaves_with_2_and_one_sentence_for_such_options(capsys):
-    assert command(("2,x",)) == 2
-    assert command(samples=0) == 2
-    told = capsys.readouterr()
-    assert (told.out, "--mesh" in told.err, "--samples" in told.err) == ("", True, True)
+@pytest.mark.parametrize("words", [("--mesh", "2,x"), ("--samples", "0")])
+def test_the_command_line_leaves_with_2_and_one_sentence_for_such_options(words):
+    result = CliRunner().invoke(app, ["validate", "--plans", *words])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n"), words[0] in result.stderr) == (2, "", 1, True)
 
 
 @pytest.mark.parametrize(("line", "named"), [
@@ -54,13 +59,13 @@ def test_what_does_not_go_together_is_refused_by_its_name(line, named, capfd):
 
 
 def test_a_mesh_is_sizes_with_commas_between():
-    assert (sizes("2"), sizes("2,3"), sizes("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
-    with pytest.raises(BadPlans, match="a mesh is a size"):
-        sizes("\N{SUPERSCRIPT TWO}")
+    assert (plan_sizes("2"), plan_sizes("2,3"), plan_sizes("2, 2,2")) == ((2,), (2, 3), (2, 2, 2))
+    with pytest.raises(BadOption, match="a mesh is a size"):
+        plan_sizes("\N{SUPERSCRIPT TWO}")
 
 
 def test_a_mesh_that_is_named_twice_is_tried_once(capsys):
-    assert run(Asked(("2,1", "2, 1"), samples=2, planner="graph", confirm="none", quiet=True)) in (0, 1)
+    assert run(asked(mesh=("2,1", "2, 1"), samples=2, planner="graph", confirm="none", quiet=True)) in (0, 1)
     assert ": 2 on (2, 1); seed 0" in capsys.readouterr().out
 
 
@@ -100,8 +105,8 @@ def few(monkeypatch):
 
 @before_2_14
 def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(few, tmp_path, capsys):
-    asked = Asked(("2",), samples=3, json_file=tmp_path / "r.json", repro=tmp_path / "scripts", quiet=True)
-    assert run(asked) == 1
+    options = asked(mesh=("2",), samples=3, json=tmp_path / "r.json", repro=tmp_path / "scripts", quiet=True)
+    assert run(options) == 1
     text = capsys.readouterr().out
     told = json.loads((tmp_path / "r.json").read_text())
     assert f"{told['pairs']} on (2,)" in text
@@ -115,7 +120,7 @@ def test_a_run_prints_its_report_and_writes_it_and_a_script_for_each_finding(few
 
 
 def test_unconfirmed_findings_are_no_findings(few, capsys):
-    assert run(Asked(("2",), samples=3, planner="graph", confirm="none", quiet=True)) == 0
+    assert run(asked(mesh=("2",), samples=3, planner="graph", confirm="none", quiet=True)) == 0
     assert "On simulated ranks only" in capsys.readouterr().out
 
 
@@ -125,47 +130,47 @@ def test_ctrl_c_leaves_what_was_found_printed(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(plans_audit, "judge", judge)
-    assert run(Asked(("2",), samples=5, quiet=True)) == 130
+    assert run(asked(mesh=("2",), samples=5, quiet=True)) == 130
     text = capsys.readouterr().out
     assert "Stopped before all was tried." in text
     assert "greedy: f64[1] @ a:S(0) -> a:P(sum) on (2,): RuntimeError: not supported" in text
 
 
 def test_a_file_that_cannot_be_written_is_told_and_the_report_is_whole(tmp_path, capsys):
-    asked = Asked(("2",), samples=3, confirm="none", json_file=tmp_path / "taken" / "r.json", quiet=True)
+    options = asked(mesh=("2",), samples=3, confirm="none", json=tmp_path / "taken" / "r.json", quiet=True)
     (tmp_path / "taken").write_text("")  # meanwhile
-    assert run(asked) == 3
+    assert run(options) == 3
     told = capsys.readouterr()
     assert "the report above is whole" in told.err
     assert "DTensor's own redistribution" in told.out
 
 
 @pytest.mark.parametrize(("option", "name", "said"), [
-    ("json_file", "folder", "--json: {here}/folder: this is a folder. Name a file."),
-    ("json_file", "file/r.json", "--json: {here}/file/r.json: {here}/file takes no files. Name a file in a folder of yours."),
+    ("json", "folder", "--json: {here}/folder: this is a folder. Name a file."),
+    ("json", "file/r.json", "--json: {here}/file/r.json: {here}/file takes no files. Name a file in a folder of yours."),
     ("repro", "file", "--repro: {here}/file: this is a file. Name a folder; it is made if it is not there."),
 ])  # fmt: skip
 def test_a_place_that_takes_no_file_is_refused_before_the_work(option, name, said, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(BadPlans) as refused:
-        Asked(**{option: tmp_path / name})
+    with pytest.raises(BadOption) as refused:
+        asked(**{option: tmp_path / name})
     assert str(refused.value) == f"localtensor validate --plans: {said.format(here=tmp_path)}"
 
 
 def test_a_size_beyond_all_numbers_of_the_machine_is_refused():
-    with pytest.raises(BadPlans, match="these are more than 64 ranks"):
-        sizes("99999999999999999999999")
+    with pytest.raises(BadOption, match="these are more than 64 ranks"):
+        plan_sizes("99999999999999999999999")
 
 
 def test_a_seed_that_generators_do_not_take_is_refused():
-    with pytest.raises(BadPlans, match="less than 2\\*\\*63"):
-        Asked(seed=2**63)
+    with pytest.raises(BadOption, match="less than 2\\*\\*63"):
+        asked(seed=2**63)
 
 
 def test_a_full_standard_output_is_infrastructure_and_the_files_are_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plans_audit, "wrote", lambda text: "cannot write to standard output: full.")
-    asked = Asked(("2",), samples=1, confirm="none", json_file=tmp_path / "r.json", quiet=True)
-    assert run(asked) == 3
+    options = asked(mesh=("2",), samples=1, confirm="none", json=tmp_path / "r.json", quiet=True)
+    assert run(options) == 3
     assert capsys.readouterr().err == "localtensor: cannot write to standard output: full.\n"
     assert (tmp_path / "r.json").exists()

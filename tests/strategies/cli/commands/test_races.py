@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from localtensor.concurrency.results import Failure
+from strategies.base.options import BadOption
 from strategies.base.signals import CLEAN, NOTHING, WRONG
 from strategies.cli.commands import races as races_command
-from strategies.cli.commands.races import Asked, BadRaces, exit_code, run
+from strategies.cli.commands.races import exit_code, run
+from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore as races
 from strategies.propagation.races.linearizability import Finding, Part, Tried
 
@@ -27,19 +29,19 @@ FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (
                                         "Leave it out, or use --target dtensor.")),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_refused(settings, words):
-    with pytest.raises(BadRaces) as refused:
-        Asked(**settings)
+    with pytest.raises(BadOption) as refused:
+        RacesOptions(**settings)
     assert str(refused.value) == words
 
 
 def test_a_folder_for_a_file_is_refused(tmp_path):
-    with pytest.raises(BadRaces, match="this is a folder"):
-        Asked("once", json_file=tmp_path)
+    with pytest.raises(BadOption, match="this is a folder"):
+        RacesOptions("once", json=tmp_path)
 
 
 def test_nothing_found_is_told_and_written(tmp_path, capsys):
     file = tmp_path / "races.json"
-    assert run(Asked("once", schedules=26, json_file=file)) == CLEAN
+    assert run(RacesOptions("once", schedules=26, json=file)) == CLEAN
     out = capsys.readouterr().out
     assert "no findings in 26 tried" in out and "Repeat:" not in out
     report = json.loads(file.read_text())
@@ -49,7 +51,7 @@ def test_nothing_found_is_told_and_written(tmp_path, capsys):
 
 def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, FAILURE)])
-    assert run(Asked("once", repro=tmp_path / "scripts")) == WRONG
+    assert run(RacesOptions("once", repro=tmp_path / "scripts")) == WRONG
     out = capsys.readouterr().out
     assert "1. asks: deadlock, once" in out and "thread 1: takes lock" in out and "Replay: bounded:1:1" in out
     script = tmp_path / "scripts" / "races_asks.py"
@@ -58,13 +60,13 @@ def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, caps
 
 
 @pytest.mark.parametrize(("target", "name", "module", "within"), [
-    ("once", "asks", "races_once", "races.WITHIN"),
-    ("once", "calls", "races_history", "races.WITHIN"),
-    ("propagate", "same_key", "races_propagate", "races_propagate.WITHIN"),
+    ("once", "asks", "cache_programs", "explore.WITHIN"),
+    ("once", "calls", "linearizability", "explore.WITHIN"),
+    ("propagate", "same_key", "propagator_programs", "propagator_programs.WITHIN"),
 ])  # fmt: skip
 def test_a_script_names_the_program_that_failed_and_what_was_traced(target, name, module, within):
     [finding] = races_command._part(target, Tried(name, "One key", 7, 0.1, FAILURE, "lines")).findings
-    assert f"races.made({module}.{name}, 'lines', {within})" in finding.script
+    assert f"explore.made({module}.{name}, 'lines', {within})" in finding.script
 
 
 def test_parts_without_a_finding_have_no_script(tmp_path):
@@ -74,21 +76,21 @@ def test_parts_without_a_finding_have_no_script(tmp_path):
 
 
 def test_seconds_that_are_over_leave_parts_that_were_not_run(capsys):
-    assert run(Asked("dtensor", seconds=0.5)) == NOTHING
+    assert run(RacesOptions("dtensor", seconds=0.5)) == NOTHING
     assert "not run: too little was left of --seconds 0.5" in capsys.readouterr().out
 
 
 def test_what_cannot_be_written_is_infrastructure(tmp_path, capsys):
-    asked = Asked("once", schedules=13, json_file=tmp_path / "file" / "races.json")
+    options = RacesOptions("once", schedules=13, json=tmp_path / "file" / "races.json")
     (tmp_path / "file").write_text("")  # meanwhile
-    assert run(asked) == NOTHING
+    assert run(options) == NOTHING
     assert "the report above is whole" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("settings", "named"), [
-    ({"json_file": Path("races.json")}, "races.json"),
+    ({"json": Path("races.json")}, "races.json"),
     ({"repro": Path("scripts")}, "scripts"),
-    ({"json_file": Path("races.json"), "repro": Path("scripts")}, "races.json"),
+    ({"json": Path("races.json"), "repro": Path("scripts")}, "races.json"),
 ])  # fmt: skip
 def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, settings, named):
     def full(path, text):
@@ -96,7 +98,7 @@ def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, sett
 
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, FAILURE)])
     monkeypatch.setattr(races_command, "write_whole", full)
-    assert run(Asked("once", **settings)) == NOTHING
+    assert run(RacesOptions("once", **settings)) == NOTHING
     assert f"localtensor: {named}: No space left on device; the report above is whole" in capsys.readouterr().err
 
 
@@ -115,6 +117,6 @@ def test_free_running_threads_are_told_what_was_asked(monkeypatch):
     monkeypatch.setattr(
         races_command, "run_script", lambda *asked: ran.append(asked) or Part(asked[0], asked[1], 1, 0.0)
     )
-    assert run(Asked("dtensor", schedules=5, threads=3, seed=9, quiet=True)) == CLEAN
+    assert run(RacesOptions("dtensor", schedules=5, threads=3, seed=9, quiet=True)) == CLEAN
     assert all("THREADS, ROUNDS, SEED, SECONDS = 3, 5, 9, 60\n" in text for _, _, text, _ in ran)
     assert len(ran) == 7

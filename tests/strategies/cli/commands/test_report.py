@@ -5,6 +5,7 @@ import os
 import pytest
 
 from strategies.cli.commands.report import run
+from strategies.cli.options import ReportOptions
 from tests.strategies.journals import begin, lines, write
 
 
@@ -14,14 +15,14 @@ def journal(tmp_path):
 
 
 def refused(capsys, path, out, code=2):
-    assert run(path, out) == code
+    assert run(ReportOptions(path, out)) == code
     said = capsys.readouterr().err
     assert said.startswith("localtensor report: ") and said.count("\n") == 1
     return said
 
 
 def test_the_page_is_written_whole(journal, tmp_path, capsys):
-    assert run(journal, tmp_path / "r.html") == 0
+    assert run(ReportOptions(journal, tmp_path / "r.html")) == 0
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>") and "s.jsonl" in text
     out, err = capsys.readouterr()
@@ -30,13 +31,14 @@ def test_the_page_is_written_whole(journal, tmp_path, capsys):
 
 
 def test_one_finding_is_no_findings(tmp_path, capsys):
-    assert run(write(tmp_path / "s.jsonl", begin(), lines()[:7]), tmp_path / "r.html") == 0
+    journal = write(tmp_path / "s.jsonl", begin(), lines()[:7])
+    assert run(ReportOptions(journal, tmp_path / "r.html")) == 0
     assert "r.html shows 1 finding, of" in capsys.readouterr().err
 
 
 def test_an_older_page_is_written_over(journal, tmp_path):
     (tmp_path / "r.html").write_text("old")
-    assert run(journal, tmp_path / "r.html") == 0
+    assert run(ReportOptions(journal, tmp_path / "r.html")) == 0
     assert "old" not in (tmp_path / "r.html").read_text(encoding="utf-8")[:3]
 
 
@@ -51,7 +53,7 @@ def test_a_journal_that_tested_nothing_is_no_success(tmp_path, capsys):
 def test_a_line_that_was_cut_is_told(journal, tmp_path, capsys):
     with journal.open("a") as file:
         file.write('{"kind":"un')
-    assert run(journal, tmp_path / "r.html") == 0
+    assert run(ReportOptions(journal, tmp_path / "r.html")) == 0
     assert "last line was cut" in capsys.readouterr().err
     assert "last line was cut" in (tmp_path / "r.html").read_text(encoding="utf-8")
 

@@ -3,7 +3,8 @@ import os
 
 import pytest
 
-from strategies.cli.commands.report import run_merge as run
+from strategies.cli.commands.report import merge_journals
+from strategies.cli.options import MergeOptions
 from strategies.sweep.aggregate import merged, report
 from strategies.sweep.report import text_and_json
 from tests.strategies.sweep.report.test_text_and_json import check_schema
@@ -17,7 +18,7 @@ def shards(tmp_path):
 
 
 def ran(capsys, paths, out=None, json=None, repro=None):
-    code = run(tuple(paths), out, json, repro)
+    code = merge_journals(MergeOptions(tuple(paths), out, json, repro))
     return code, *capsys.readouterr()
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,15 +8,17 @@ import pytest
 
 from localtensor.errors import LocalTensorError
 from strategies.base.journal import DiskFull
+from strategies.base.options import BadOption
 from strategies.cli.commands import validate
-from strategies.cli.commands.validate import Chosen, run
+from strategies.cli.commands.validate import run
+from strategies.cli.options import ValidateOptions
 from strategies.model.settings import DEFAULT_DTYPES
 from strategies.model.verdict import Counts, Report
 from strategies.sweep.report import text_and_json
 from tests.strategies import users
 from tests.strategies.sweep.report.test_text_and_json import FULL, check_schema
 
-BASE = Chosen((), False, False, (2,), ("float64",), "cpu", "dtensor", "none", None, None, 0, 1, True)
+BASE = ValidateOptions(ranks=(2,), dtypes=("float64",), confirm="none", workers=1, quiet=True)
 CLEAN = Report("2.13.0", 0, (2,), "none", Counts(sound=1, instances=1))
 
 
@@ -46,7 +49,11 @@ def judge(monkeypatch):
 
 
 def ran(capsys, **given):
-    code = run(replace(BASE, **given))
+    try:
+        code = run(replace(BASE, **given))
+    except BadOption as error:  # as the command line does
+        code = 2
+        print(error, file=sys.stderr)
     return code, *capsys.readouterr()
 
 
@@ -318,6 +325,6 @@ def test_all_that_was_chosen_of_a_sweep_reaches_the_settings(judge):
 def test_what_is_told_of_a_report_may_fail_to_be_written(fails, capsys):
     Path("file").write_text("")
     console = validate.Console(stderr=True, soft_wrap=True)
-    code = validate.told(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")), console)
+    code = validate.deliver(FULL, *(Path("file/x") if fails == name else None for name in ("json", "repro")), console)
     assert code == 3
     assert capsys.readouterr().err.startswith("localtensor: cannot write ")

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.base.worker_pool import Crew
-from strategies.cli.commands.coverage import shown
+from strategies.cli.commands.coverage import print_comparison
 from strategies.model.rule import Call, Leaf, Rule, Sample, results
 from strategies.model.verdict import CLEAN, NOTHING, WRONG
 from strategies.ops.all_rules import OUR_RULES
@@ -126,11 +126,11 @@ def test_the_figure_counts_what_could_be_compared(capsys):
     good = Compared("a.b.c", theirs=2, same=1, served=1, calls=1)
     bad = Compared("a.b.d", theirs=2, same=1, lacking=(Lacking("a.b.d: R -> S(0)", 2, "f32[2]"),), calls=1)
     none = Compared("a.b.e", why="no call could be tried")
-    assert shown([good], Console(width=300)) == CLEAN
-    assert shown([good, bad, none], Console(width=300)) == WRONG
+    assert print_comparison([good], Console(width=300)) == CLEAN
+    assert print_comparison([good, bad, none], Console(width=300)) == WRONG
     said = capsys.readouterr().out
     assert "lacking: a.b.d: R -> S(0) on 2 ranks, f32[2]" in said and "not compared: a.b.e" in said
     assert (
         "1 of 2 overloads covered; of 4 different lines of DTensor's that are right, 3 are served (2 the same)" in said
     )
-    assert shown([none], Console(width=300)) == NOTHING
+    assert print_comparison([none], Console(width=300)) == NOTHING

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch.distributed.tensor import Partial, Shard
 
 from strategies.base.worker_pool import Crew
-from strategies.cli.commands.coverage import chosen, own_command, told
+from strategies.cli.commands.coverage import chosen, print_validation, validate_ops
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
 from strategies.ops.semantics.rulebook import Book, Entry
@@ -92,14 +92,14 @@ def test_a_rule_that_raises_is_no_right_rule():
     (Heard("a.b.c", "some", "here:1", calls=4), NOTHING),
 ])  # fmt: skip
 def test_the_exit_code_is_that_of_what_was_heard(heard, code, capsys):
-    assert told([heard], Console(width=200)) == code
+    assert print_validation([heard], Console(width=200)) == code
     said = capsys.readouterr().out
     assert ("not tested: a.b.c" in said) == (code == NOTHING)
     assert ("WRONG a line" in said) == (code == WRONG)
 
 
 def test_nothing_heard_at_all_is_no_pass(capsys):
-    assert told([], Console()) == NOTHING
+    assert print_validation([], Console()) == NOTHING
     assert "0 of 0" in capsys.readouterr().out
 
 
@@ -111,7 +111,7 @@ def test_a_pattern_names_overloads_packets_or_families():
 
 
 def test_a_pattern_that_names_nothing_is_an_error_of_usage(capsys):
-    assert own_command(Book.of(entry("aten.neg.default", rows)), ["nosuchop"], seeds=1) == USAGE
+    assert validate_ops(Book.of(entry("aten.neg.default", rows)), ["nosuchop"], seeds=1) == USAGE
     assert "nosuchop" in capsys.readouterr().err
 
 

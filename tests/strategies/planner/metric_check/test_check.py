@@ -11,6 +11,7 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from strategies.cli.commands import plan as cost_command
 from strategies.cli.commands.plan import torch_cost
+from strategies.cli.options import CostOptions
 from strategies.planner.metric_check.check import FALLS, BadCost, check, specs_of
 from strategies.planner.metric_check.report import Checked, Detour, Odd, amount
 from strategies.planner.steps.prices import Sent
@@ -242,7 +243,8 @@ def mine(tmp_path, monkeypatch):
 
 
 def run(cost, mesh=(2,), shape=(8,), most=5, as_json=False):
-    return cost_command.run_cost_check(cost, mesh, shape, most, as_json)
+    sizes = (",".join(map(str, each)) for each in (mesh, shape))
+    return cost_command.check_cost(CostOptions(cost, *sizes, most, as_json))
 
 
 @pytest.mark.parametrize(("cost", "code"), [
@@ -280,7 +282,7 @@ def test_json_says_the_same(mine, capsys):
     ({"cost": "time", "mesh": (2, 0)}, "localtensor cost check: --mesh: 2,0: this is no mesh"),
     ({"cost": "torch", "mesh": (10**6, 10**6)}, "localtensor cost check: --mesh: 1000000,1000000: this is no mesh"),
     ({"cost": "time", "mesh": (2,) * 5}, "localtensor cost check: placements: R S(0) P(sum) on Mesh(a=2, b=2, c=2, d=2, e=2): they"),
-    ({"cost": "time", "shape": (8, -1)}, "localtensor cost check: --shape: 8,-1: a tensor has no such size."),
+    ({"cost": "time", "shape": (8, -1)}, "localtensor cost check: --shape: '8,-1': these are no sizes."),
     ({"cost": "time", "most": -1}, "localtensor cost check: --most: -1: fewer than none cannot be shown."),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_one_sentence_and_exit_code_2(given, said, mine, capsys):
