@@ -71,7 +71,8 @@ def _described(x: torch.Tensor) -> tuple[Any, ...]:
     plain = x.detach().resolve_conj().resolve_neg()
     dense = x.is_contiguous() or torch.empty_like(plain, memory_format=torch.preserve_format).stride() == x.stride()
     strides = x.stride() if dense else torch.empty(x.shape, device="meta").stride()
-    data = plain.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+    flat = torch.empty(x.numel(), dtype=x.dtype).copy_(plain.reshape(-1))  # reshape alone keeps the stride of one dim
+    data = flat.view(torch.uint8).numpy().tobytes() if x.numel() else b""
     return bytearray(data), x.dtype, tuple(x.shape), tuple(strides), str(x.device), x.requires_grad
 
 

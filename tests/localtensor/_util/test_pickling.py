@@ -43,6 +43,15 @@ def test_a_lazily_conjugated_tensor_keeps_its_value():
 
 
 @pytest.mark.parametrize("x", [
+    torch.arange(6.0)[::2], torch.arange(6.0).reshape(3, 2)[:, 1], torch.arange(3).expand(4, 3), torch.ones(2)[:0:2],
+    torch.ones(4).as_strided((1,), (2,)), torch.ones(4).as_strided((3, 1), (1, 5)), torch.tensor(1j).conj(),
+], ids=["every second", "a column", "expanded", "empty", "one element", "a dim of one", "a conjugate number"])  # fmt: skip
+def test_values_of_any_strides_come_back(x):
+    y = loads(dumps(x))
+    assert y.tolist() == x.tolist() and y.dtype == x.dtype
+
+
+@pytest.mark.parametrize("x", [
     torch.arange(3).expand(4, 3), torch.arange(12).reshape(3, 4)[:, 1:3], torch.tensor([1 + 2j]).conj(),
 ], ids=["expanded", "sliced", "conjugate"])  # fmt: skip
 def test_views_are_kept_where_that_is_asked_for(x):
