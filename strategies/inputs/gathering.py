@@ -15,9 +15,9 @@ from strategies.base import worker_pool
 from strategies.base.progress import Progress
 from strategies.base.worker_pool import Hands
 from strategies.inputs import opinfo_samples, schema_samples, selection
-from strategies.inputs.diverse_subset import choose
 from strategies.inputs.selection import Pick
 from strategies.model import codec
+from strategies.model.call_signature import choose
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import DTYPES, BadSetting, Settings
 from strategies.model.verdict import Crash

@@ -32,9 +32,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localtensor._util import drawn
 from localtensor.errors import in_a_line
 from strategies.base.worker_pool import Done, Hands, Lost
-from strategies.inputs.diverse_subset import choose
 from strategies.inputs.schema_binding import Bound, Unbound, bind, calm
 from strategies.inputs.typed_values import FIRST, draw_for
+from strategies.model.call_signature import choose
 from strategies.model.rule import Sample, call_of
 from strategies.torch_api.population import lacks_kernel
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategies.inputs import opinfo_samples
-from strategies.inputs.diverse_subset import choose
+from strategies.model.call_signature import choose
 from strategies.model.rule import Sample, overload
 from strategies.model.settings import Settings, UnknownOp
 from strategies.torch_api import dtensor

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from localtensor.errors import Refusal
-from strategies.ops.index import embedding, indexing, scatter, sorting
+from strategies.ops.index import indexing, scatter, sorting
 from strategies.ops.lib.overload_variants import on_lists
-from strategies.ops.linalg import matmul, matrix_ops
+from strategies.ops.linalg import matmul, matrix_ops, reductions
 from strategies.ops.nn import attention, losses, normalization
 from strategies.ops.nn import spatial as pooling
 from strategies.ops.pointwise import creation, linear, unary_binary
-from strategies.ops.reduce import reductions
 from strategies.ops.semantics.rulebook import Book, Entry
 from strategies.ops.shape import joining, slices, views
 
@@ -53,7 +52,6 @@ def collected(entries: Iterable[Entry]) -> Book:
 MODULES = (
     attention,
     creation,
-    embedding,
     indexing,
     joining,
     linear,

@@ -15,14 +15,13 @@ from localtensor.errors import in_a_line
 from localtensor.layout import is_plain, rounds
 from strategies.model.call_signature import others
 from strategies.model.oracle import REFUSALS, Truth, tell
-from strategies.model.program import Program
-from strategies.model.rule import Call, Claim, Leaf, Rule, Sample, overload, results
+from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, overload, results
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
 from strategies.programs.run.follow_ups import GRADS, SIMPLE
 from strategies.programs.run.program_oracle import truth_about
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from strategies.programs.run.verdict import Confirmation, placements_of
 from strategies.validation.claim_sources import TooMany, claims
 from strategies.validation.finding import Docket, Hearing, Suspect, keep

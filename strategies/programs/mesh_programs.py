@@ -20,8 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import COMMUTING, KINDS, Layout, agreed, cuts, has_meaning, in_order, is_plain, parse, shorts
 from strategies.inputs.schema_samples import Pick, drawn
-from strategies.model.program import Program, on_axes
-from strategies.model.rule import Call, Claim, Leaf, Sample
+from strategies.model.rule import Call, Claim, Leaf, Program, Sample, on_axes
 
 # Programs on meshes of several axes: what lies where is drawn by Hypothesis, a few forms of it on purpose.
 #

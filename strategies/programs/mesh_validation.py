@@ -15,11 +15,10 @@ from torch import Tensor
 from localtensor.errors import BadPlacement
 from localtensor.layout import Layout, has_meaning
 from strategies.model.oracle import REFUSALS
-from strategies.model.program import Program, read_layout
-from strategies.model.rule import Call, Claim, Leaf, Sample
+from strategies.model.rule import Call, Claim, Leaf, Program, Sample, read_layout
 from strategies.programs.mesh_programs import blame, draw_programs
 from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from strategies.programs.run.verdict import Confirmation
 
 Found = list[tuple[Program, Confirmation]]

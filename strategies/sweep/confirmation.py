@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from localtensor.errors import LocalTensorError
 from strategies.model.oracle import REFUSALS
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.model.verdict import Crash, Finding, Verdict
 from strategies.programs.repro.script import program_script, script, usable, writable
 from strategies.programs.run.local_inputs import held_of

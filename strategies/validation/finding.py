@@ -13,8 +13,7 @@ from localtensor.layout import is_plain, parse, short
 from strategies.inputs.variants.all_variants import kind_of, truth_of
 from strategies.model import codec
 from strategies.model.oracle import tell
-from strategies.model.program import Program
-from strategies.model.rule import Rule, Sample
+from strategies.model.rule import Program, Rule, Sample
 from strategies.model.verdict import ALONE, CLASSES, Crash, Evidence, Finding, Instance, Unit, Verdict, read_unit
 from strategies.validation.probe import Case, Probe
 

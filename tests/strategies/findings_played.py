@@ -23,11 +23,10 @@ from localtensor.layout.shards import split_axis
 from localtensor.layout.spec import parse
 from strategies.model import codec
 from strategies.model.oracle import REFUSALS, Truth, tell
-from strategies.model.program import Program
-from strategies.model.rule import Sample
+from strategies.model.rule import Program, Sample
 from strategies.programs.run.program_oracle import call_of_program, truth_about
 from strategies.programs.run.rank_run import Part
-from strategies.programs.run.simulated_run import right, work_of
+from strategies.programs.run.real_run import right, work_of
 from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api.mesh_and_caches import averages
 from strategies.torch_api.rank_runs import Work, on_threads, simulated

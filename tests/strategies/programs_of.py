@@ -8,9 +8,8 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout.spec import parse, shorts
-from strategies.model.program import Program
-from strategies.model.rule import Sample
-from strategies.programs.run.simulated_run import play_all
+from strategies.model.rule import Program, Sample
+from strategies.programs.run.real_run import play_all
 from strategies.programs.run.verdict import Confirmation
 
 

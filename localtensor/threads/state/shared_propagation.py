@@ -22,10 +22,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from localtensor._util.patching import replaced
-from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight import Once, Same, rare_key, value_key
 from localtensor.concurrency.single_flight_cells import Circular
 from localtensor.concurrency.sync import Gate, Threads
-from localtensor.concurrency.value_keys import Same, rare_key, value_key
 from localtensor.threads.state.generators import Who
 from localtensor.threads.state.slots import TRIED
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.model.program import Program
-from strategies.model.rule import Call, Leaf, Sample, overload
+from strategies.model.rule import Call, Leaf, Program, Sample, overload
 
 Path = tuple[int | str, ...]
 """Where a value stands: the position or the keyword of its argument, then places in lists."""

@@ -13,11 +13,11 @@ import torch
 from localtensor.layout import UNSTABLE
 from strategies.base.worker_pool import Hands
 from strategies.inputs import opinfo_samples
-from strategies.inputs.diverse_subset import choose
 from strategies.inputs.opinfo_samples import gather
 from strategies.inputs.selection import pick_overloads
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.arguments import values
+from strategies.model.call_signature import choose
 from strategies.model.oracle import REFUSALS, tell
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES

@@ -15,8 +15,7 @@ from localtensor.layout import Mesh, StridedShard, is_defined, is_plain
 from strategies.model.call_signature import arguments_text, before, indexed
 from strategies.model.code_text import COMPARED, FLAT, literal, slack_text
 from strategies.model.oracle import Truth
-from strategies.model.program import Program, held_text
-from strategies.model.rule import overload, written
+from strategies.model.rule import Program, held_text, overload, written
 from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import truth_of

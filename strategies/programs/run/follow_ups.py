@@ -19,8 +19,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import before
-from strategies.model.program import read_layout
-from strategies.model.rule import Call, overload, results
+from strategies.model.rule import Call, overload, read_layout, results
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
 from strategies.torch_api.script_code import placements_code
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import BadPlacement
 from localtensor.layout import COMMUTING, is_plain, parts, shorts, split_axis
 from localtensor.layout import spread as spread_shards
-from strategies.model.program import Program
+from strategies.model.rule import Program
 
 
 def held_of(program: Program) -> tuple[tuple[Tensor, ...], ...]:

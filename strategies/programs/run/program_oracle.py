@@ -13,8 +13,7 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layout import GENEROUS, JUMP, rounds, scale_of
 from strategies.model.oracle import REFUSALS, Truth, mutates, run, share_unstable, tell
-from strategies.model.program import Program
-from strategies.model.rule import Call, Sample
+from strategies.model.rule import Call, Program, Sample
 from strategies.programs.run.follow_ups import Followed
 
 SHAKEN, COARSE = 64.0, 2.0

@@ -6,20 +6,29 @@ first), or whose local arguments it rewrites so that the result is right, is cle
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
+import localtensor as lt
 from localtensor._util import Outcome
+from localtensor.errors import LocalTensorError, in_a_line
 from localtensor.layout import short
-from strategies.model.oracle import Truth
-from strategies.model.program import Program
-from strategies.model.rule import Call
+from strategies.base.signals import quiet
+from strategies.model.oracle import REFUSALS, Truth
+from strategies.model.rule import Call, Program
 from strategies.programs.run.local_inputs import held_of
-from strategies.programs.run.program_oracle import call_of_program, truth_of
-from strategies.programs.run.rank_run import Part, play
+from strategies.programs.run.program_oracle import call_of_program, has_partial, truth_about, truth_of
+from strategies.programs.run.rank_run import Heard, Part, placement_text, play, played, results_on
 from strategies.programs.run.verdict import Confirmation, judged
-from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
+from strategies.torch_api.mesh_and_caches import averages, mesh_of
+from strategies.torch_api.rank_runs import RankProcesses, Work, by_rank, lost, simulated, unpacked
 from strategies.validation.difference import coarsest
 from strategies.validation.probe import Case
 
@@ -85,3 +94,82 @@ def _weighed(
         return Confirmation(fault.text)
     said = f"{fault.raised.kind}: {fault.raised.message}"
     return Confirmation("", f"the stage itself failed: {said}", failed=fault.raised.traceback)
+
+
+# Programs played in this process, many at a time: DTensor itself in one control flow for all ranks.
+#
+# A program that does not get through in lockstep is played once more on rank threads, where each rank has its own
+# control flow and may raise alone; and so is one whose result is wrong, before anybody hears of it.
+
+BATCH = 128
+"""Programs whose pieces are in memory at one time."""
+
+
+def play_all(programs: Sequence[Program]) -> list[Confirmation]:
+    """What DTensor makes of each, in their order, played on simulated ranks.
+
+    A program costs itself only, whatever becomes of it: one that cannot be held, or that plain tensors refuse, has a
+    note that begins with `no such program`.  What is `wrong` here is to be confirmed by a `Court`.
+    """
+    found: dict[int, Confirmation] = {}
+    truths: dict[Any, Truth] = {}
+    for first in range(0, len(programs), BATCH):
+        works: dict[int, Work[Confirmation]] = {}
+        with quiet(), averages("simulated"), torch.random.fork_rng(devices=[]):  # random ops are run too
+            for number, program in enumerate(programs[first : first + BATCH], first):
+                try:
+                    parts = program_parts(program, "cpu")
+                    works[number] = work_of(program, _truth(program, truths), parts)
+                except (*REFUSALS, LocalTensorError) as error:
+                    found[number] = Confirmation("", f"no such program: {in_a_line(error)}")
+            found.update(zip(works, simulated(list(works.values()), right), strict=True))
+    return [found[number] for number in range(len(programs))]
+
+
+def _truth(program: Program, known: dict[Any, Truth]) -> Truth:
+    key = id(program.sample), program.then, program.seed, has_partial(program)
+    if key not in known:
+        torch.manual_seed(program.seed)
+        known[key] = truth_about(program.sample, program.then, program.seed, partial=key[-1])
+    return known[key]
+
+
+def right(found: Confirmation) -> bool:
+    """Whether a run in lockstep is believed."""
+    return not found.wrong
+
+
+def work_of(program: Program, truth: Truth, parts: Sequence[Part]) -> Work[Confirmation]:
+    """What the ranks do for a program that can run, and the verdict by what is known of it."""
+
+    def verdict(given: dict[int, Heard], fault: str) -> Confirmation:
+        if fault:
+            return Confirmation(f"stops: {fault}")
+        coarse = coarsest(program.sample.tensors, program.inputs)
+        return judged(truth, program.mesh, list(given.values()), coarse=coarse)
+
+    def on_rank(mesh: DeviceMesh, rank: int) -> Heard:
+        return played(parts[rank], mesh)
+
+    mesh = mesh_of, "cpu", program.mesh, program.flattened
+    return Work(program.ranks, mesh, functools.partial(_one_flow, parts), on_rank, verdict)
+
+
+def _one_flow(parts: Sequence[Part], mesh: DeviceMesh) -> list[Heard]:
+    columns = zip(*(part.pieces for part in parts), strict=True)
+    pieces = tuple(_on_all(column) for column in columns)
+    outs = results_on(replace(parts[0], pieces=pieces), mesh)
+    ranks = range(len(parts))
+    held = [by_rank(out.to_local() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
+    whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
+    placements = tuple(map(placement_text, outs))
+    return [
+        Heard(
+            "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in held),
+            tuple(p[rank] for p in held), tuple(w[rank] for w in whole),
+        ) for rank in ranks
+    ]  # fmt: skip
+
+
+def _on_all(pieces: Sequence[Tensor]) -> Tensor:
+    return lt.LocalTensor(list(pieces))

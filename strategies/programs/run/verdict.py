@@ -14,7 +14,7 @@ from localtensor.errors import BadPlacement, NoSuchDim
 from localtensor.layout import shapes_on, short
 from strategies.model.code_text import tensor_text
 from strategies.model.oracle import Truth, agrees
-from strategies.model.program import Program, held_text, read_layout
+from strategies.model.rule import Program, held_text, read_layout
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.rank_run import Heard
 from strategies.validation.difference import Apart, rounding

@@ -11,10 +11,9 @@ from localtensor.layout import is_plain
 from strategies.base import shrink as base_shrink
 from strategies.base.shrink import Shrunk
 from strategies.model.oracle import REFUSALS
-from strategies.model.program import Program
-from strategies.model.rule import Rule
+from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Instance
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from strategies.programs.shrink.sizes import STAGES, Stage
 from strategies.programs.shrink.still_fails import Inputs, Witness, program_of, still
 from strategies.torch_api.user_modules import at_home

@@ -22,8 +22,7 @@ from strategies.inputs.variants.call_edits import (
     without,
 )
 from strategies.model.arguments import repeats_sizes, trusts
-from strategies.model.program import Program
-from strategies.model.rule import Leaf, overload
+from strategies.model.rule import Leaf, Program, overload
 from strategies.programs.shrink.values import simpler_scalars, simpler_values
 
 Places = frozenset[tuple[int, int]]

@@ -17,8 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import UNSTABLE
 from strategies.model.oracle import REFUSALS, Truth, mutates, run, tell
-from strategies.model.program import Program
-from strategies.model.rule import Claim, Sample, results
+from strategies.model.rule import Claim, Program, Sample, results
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims

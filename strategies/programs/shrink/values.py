@@ -21,8 +21,7 @@ from strategies.inputs.variants.call_edits import (
 )
 from strategies.model.arguments import repeats_sizes, trusts
 from strategies.model.call_signature import holds_tensor
-from strategies.model.program import Program
-from strategies.model.rule import Call, overload
+from strategies.model.rule import Call, Program, overload
 
 SINGLY = 16
 """Elements of a tensor that are also tried one at a time."""

@@ -11,8 +11,8 @@ import torch
 from localtensor.errors import Refusal
 from localtensor.layout import UNSTABLE
 from strategies.inputs import opinfo_samples, schema_samples
-from strategies.inputs.diverse_subset import choose
 from strategies.model.arguments import trusts
+from strategies.model.call_signature import choose
 from strategies.model.oracle import REFUSALS, tell
 from strategies.model.rule import Rule, Sample, overload
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES

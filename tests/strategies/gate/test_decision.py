@@ -13,8 +13,7 @@ from strategies.gate.decision import Tried, amended, judge, keys_of, new_keys, r
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.wording import happens
 from strategies.gate.model import Entry, GateResult, Key, SourceLine
-from strategies.model.program import Program
-from strategies.model.rule import Rule
+from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 from strategies.sweep.report.text_and_json import silent
 from tests.strategies.cases import numbers, sample

@@ -10,7 +10,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from strategies.model.oracle import tell
 from strategies.model.rule import Claim, Rule, overload
 from strategies.programs.chained import programs, suspects
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, rule, sample

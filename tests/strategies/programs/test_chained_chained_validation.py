@@ -5,8 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from strategies.model.program import Program
-from strategies.model.rule import overload
+from strategies.model.rule import Program, overload
 from strategies.model.verdict import CLASSES, Verdict
 from strategies.programs import chained
 from strategies.programs import mesh_programs as redistributions

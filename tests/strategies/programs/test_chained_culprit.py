@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Partial, Shard
 
 from localtensor.layout.shards import has_meaning
-from strategies.model.program import Program, read_layout
+from strategies.model.rule import Program, read_layout
 from strategies.programs.mesh_programs import MOST_ASKED, blame, projected, smaller_programs
 from tests.strategies.cases import numbers, sample
 from tests.strategies.programs_of import described

@@ -7,10 +7,10 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.layout.shards import has_meaning
 from localtensor.layout.spec import cuts
-from strategies.model.program import read_layout
+from strategies.model.rule import read_layout
 from strategies.programs.mesh_programs import SHAPES, draw_redistributions
 from strategies.programs.run import follow_ups
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from tests.strategies.programs_of import described
 
 MESHES = [(2, 2), (2, 3), (2, 2, 2)]

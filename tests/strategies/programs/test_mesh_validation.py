@@ -10,8 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.oracle import tell
-from strategies.model.program import Program, read_layout
-from strategies.model.rule import Sample
+from strategies.model.rule import Program, Sample, read_layout
 from strategies.programs.mesh_validation import (
     MESHES,
     MOVED,
@@ -22,7 +21,7 @@ from strategies.programs.mesh_validation import (
     to_blame,
     try_meshes,
 )  # fmt: skip
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from strategies.programs.run.verdict import Confirmation
 from strategies.validation.claim_sources import claims
 from tests.strategies.cases import numbers, sample

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.model.verdict import Crash, Unit, Verdict, planned
 from strategies.sweep import aggregate
 from strategies.sweep.report import text_and_json

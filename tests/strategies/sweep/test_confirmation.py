@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.model.verdict import Verdict
 from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import confirmation

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.model.verdict import Crash, Verdict
 from strategies.validation import finding
 from strategies.validation.finding import Settled, Suspect, of_instance, of_suspect

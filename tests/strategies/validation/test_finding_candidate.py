@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.codec import NotData
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation import finding
 from strategies.validation.finding import Docket, Suspect, case_of

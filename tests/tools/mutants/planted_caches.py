@@ -12,22 +12,23 @@ CACHES = (
         "a miss over two placements of a class of the user's own is explained by nothing at all",
     ),
     Planted(
-        "localtensor/concurrency/value_keys.py",
+        "localtensor/concurrency/single_flight.py",
         "        return _TRUE if value else _FALSE",
         "        return value",
         "x + True is answered as x + 1, in another dtype",
     ),
     Planted(
-        "localtensor/concurrency/value_keys.py",
+        "localtensor/concurrency/single_flight.py",
         "return (float, value) if value and not isnan(value) else (float, repr(value))",
         "return (float, value)",
         "-0.0 gets the answer of 0.0, and NaN is computed each time",
     ),
     Planted(
-        "strategies/propagation/cache.py",
+        "strategies/model/call_signature.py",
         'text += f" by {spec.shard_order}"',
         'text += ""',
         "a tensor whose axes take other turns is answered as one from left to right",
+        ("tests/strategies/propagation/test_cache.py",),
     ),
     Planted(
         "strategies/propagation/propagator.py",

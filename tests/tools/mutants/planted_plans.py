@@ -119,18 +119,18 @@ _THEIRS: tuple[Planted, ...] = (
 )  # fmt: skip
 
 _RULES: tuple[Planted, ...] = (
-    Planted("strategies/ops/reduce/reductions.py", '[AVG], cut="even")', "[AVG])", "the mean of uneven pieces is weighted wrongly",
-            ("tests/strategies/ops/reduce/test_reductions.py",)),
+    Planted("strategies/ops/linalg/reductions.py", '[AVG], cut="even")', "[AVG])", "the mean of uneven pieces is weighted wrongly",
+            ("tests/strategies/ops/linalg/test_reductions.py",)),
     Planted("strategies/ops/linalg/matmul.py", "if added is None or product.ignored:", "if True:",
             "addmm over cut columns adds its bias once a rank"),
-    Planted("strategies/ops/index/embedding.py", 'range(0 if ask["scale_grad_by_freq"] else grad.ndim - 1)', "range(grad.ndim - 1)",
+    Planted("strategies/ops/index/indexing.py", 'range(0 if ask["scale_grad_by_freq"] else grad.ndim - 1)', "range(grad.ndim - 1)",
             "gradients are divided by how often a rank saw the row, not by how often all did"),
     Planted("strategies/ops/shape/views.py", '(group.before[0], group.after[0])], "any" if group.same else "even")',
             '(group.before[0], group.after[0])])', "a flattened uneven shard lies elsewhere than it says", ("tests/strategies/ops/shape/test_views.py",)),
     Planted("strategies/ops/nn/normalization.py", "grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]",
             "grads: list[Placement] = [Shard(dim), *[Replicate()] * (len(ask.outputs) - 1)]",
             "the gradient of a layer norm's weight is that of one rank's rows"),
-    Planted("strategies/ops/reduce/reductions.py", "if dim not in normalised:", "if True:", "rows are normalised in pieces"),
+    Planted("strategies/ops/linalg/reductions.py", "if dim not in normalised:", "if True:", "rows are normalised in pieces"),
     Planted("strategies/ops/index/indexing.py", "if given.shape[other] == index.shape[other]:", "if True:",
             "a shorter index is cut at other rows than its tensor"),
     Planted("strategies/ops/index/scatter.py", 'if folded and ask["include_self"]:', "if folded:",

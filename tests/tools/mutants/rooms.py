@@ -40,7 +40,7 @@ SEEN_FROM = {
         "tests/localtensor/concurrency/test_line_yield_points.py",
         "tests/strategies/propagation/races/test_explore.py",
     ),
-    "localtensor/concurrency/value_keys.py": ("tests/strategies/propagation/test_cache_cache_key.py",),
+    "localtensor/concurrency/single_flight.py": ("tests/strategies/propagation/test_cache_cache_key.py",),
     "localtensor/lockstep/dispatch/op_table.py": (
         "tests/localtensor/lockstep/dispatch/test_op_table.py",
         "tests/localtensor/lockstep/dispatch/test_batching.py",
@@ -96,7 +96,7 @@ SEEN_FROM = {
     "strategies/ops/pointwise/unary_binary.py": ("tests/strategies/ops/pointwise/test_creation.py",),
     "strategies/ops/lib/elementwise.py": (
         "tests/strategies/ops/linalg/test_matmul.py",
-        "tests/strategies/ops/reduce/test_reductions_rowwise.py",
+        "tests/strategies/ops/linalg/test_reductions_rowwise.py",
     ),
     "strategies/ops/pointwise/creation.py": ("tests/strategies/ops/pointwise/test_creation.py",),
     "strategies/propagation/model.py": (

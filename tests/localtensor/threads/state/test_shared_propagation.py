@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import localtensor as lt
-from localtensor.concurrency.value_keys import Same
+from localtensor.concurrency.single_flight import Same
 from localtensor.threads.state import shared_propagation
 
 

@@ -15,8 +15,7 @@ from strategies.inputs.variants.call_edits import (
 )  # fmt: skip
 from strategies.model.call_signature import holds_tensor
 from strategies.model.oracle import tell
-from strategies.model.program import Program
-from strategies.model.rule import Leaf
+from strategies.model.rule import Leaf, Program
 from tests.strategies.cases import numbers, sample
 
 SUM = sample("sum.dim_IntList", numbers(2, 3), [0, -1], True, dtype=torch.float32)

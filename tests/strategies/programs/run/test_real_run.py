@@ -13,8 +13,7 @@ from strategies.model.oracle import tell
 from strategies.model.rule import overload
 from strategies.programs.run.program_oracle import truth_of
 from strategies.programs.run.rank_run import Heard
-from strategies.programs.run.real_run import Confirmation, Court, parts_of, weigh
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import Confirmation, Court, parts_of, play_all, weigh
 from strategies.programs.run.verdict import picture, program_picture
 from strategies.torch_api import rank_runs
 from strategies.validation.claim_sources import claims

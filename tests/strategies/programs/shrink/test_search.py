@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from localtensor._util import pickling
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.programs.shrink.search import elements, shrink
 from tests.strategies.cases import numbers, sample
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.program import Program
-from strategies.model.rule import Rule
+from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs.chained import _suspect
-from strategies.programs.run.simulated_run import play_all
+from strategies.programs.run.real_run import play_all
 from strategies.programs.shrink import search
 from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
 from strategies.validation.finding import Docket, Settled, Suspect, case_of

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.programs.shrink.sizes import fewer_dims, resized, sized_for, smaller_sizes
 from tests.strategies.cases import numbers, placements, sample
 

@@ -1,7 +1,7 @@
 import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.programs.shrink.sizes import STAGES, fewer_axes, fewer_operands, fewer_ranks, smaller_dims
 from tests.strategies.cases import numbers, sample
 

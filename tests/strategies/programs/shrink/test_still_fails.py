@@ -8,8 +8,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.model.oracle import tell
-from strategies.model.program import Program
-from strategies.model.rule import Claim
+from strategies.model.rule import Claim, Program
 from strategies.model.verdict import Verdict
 from strategies.programs.shrink.search import elements, shrink
 from strategies.programs.shrink.still_fails import Kind, Witness, kind, program_of, same_kind, still

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate
 
-from strategies.model.program import Program
+from strategies.model.rule import Program
 from strategies.programs.shrink.values import simpler_scalars, simpler_values
 from tests.strategies.cases import numbers, sample
 

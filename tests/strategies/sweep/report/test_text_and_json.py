@@ -12,8 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import strategies
 from localtensor.layout.spec import parse
-from strategies.model.program import Program
-from strategies.model.rule import Rule
+from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 from strategies.sweep.report import text_and_json
 from tests.strategies.cases import numbers, sample

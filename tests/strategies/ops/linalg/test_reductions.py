@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from strategies.ops.reduce.reductions import RULES
+from strategies.ops.linalg.reductions import RULES
 from tests.strategies.cases import assert_wrong, numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
 

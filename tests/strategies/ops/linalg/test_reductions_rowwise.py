@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.ops.reduce.reductions import RULES
+from strategies.ops.linalg.reductions import RULES
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting
 

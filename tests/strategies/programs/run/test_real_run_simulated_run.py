@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.programs.run import follow_ups, simulated_run
+from strategies.programs.run import follow_ups
+from strategies.programs.run import real_run as simulated_run
 from strategies.programs.run.local_inputs import laid
 from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.real_run import program_parts
-from strategies.programs.run.simulated_run import play_all, work_of
+from strategies.programs.run.real_run import play_all, program_parts, work_of
 from strategies.torch_api.rank_runs import in_lockstep, on_threads
 from tests.strategies import planted_ops
 from tests.strategies.cases import numbers, sample

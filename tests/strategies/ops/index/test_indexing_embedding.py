@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from strategies.model.oracle import tell
-from strategies.ops.index.embedding import MAX
-from strategies.ops.index.embedding import RULES as BAGS
-from strategies.ops.index.embedding import RULES as ROWS
+from strategies.ops.index.indexing import MAX
+from strategies.ops.index.indexing import RULES as BAGS
+from strategies.ops.index.indexing import RULES as ROWS
 from strategies.ops.validation.claims import ask_about
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of

@@ -70,7 +70,7 @@ NORMS: tuple[Entry, ...] = (
            partial(norm, order="p")),
     *rules("reductions", "powers add up", ["aten.linalg__powsum.default"], powers),
 )  # fmt: skip
-"""Norms over dims; `strategies.ops.reduce.reductions` has them among its rules."""
+"""Norms over dims; `strategies.ops.linalg.reductions` has them among its rules."""
 
 
 def adds(ask: Ask, dims: str = "dim") -> Iterator[Line]:

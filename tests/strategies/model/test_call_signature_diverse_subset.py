@@ -3,7 +3,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from strategies.inputs.diverse_subset import choose, features
+from strategies.model.call_signature import choose, features
 from strategies.model.rule import Leaf
 from tests.strategies.cases import numbers, sample
 

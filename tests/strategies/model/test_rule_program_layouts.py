@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard
 
 from localtensor.errors import BadPlacement
 from localtensor.layout.spec import parse, shorts
-from strategies.model.program import Program, on_axes, read_layout
+from strategies.model.rule import Program, on_axes, read_layout
 from strategies.programs.run.local_inputs import held_of
 from tests.strategies.cases import sample
 

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard
 
 from strategies.base.progress import counted
 from strategies.gate.decision import ignored_finding
-from strategies.gate.formats.terminal import MOST, show, verdict
+from strategies.gate.formats.wording import MOST, show, verdict
 from strategies.gate.model import Choice, Entry, GateResult, Judged, Key, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Finding, Report, Verdict

@@ -1,1 +1,0 @@
-"""Rules: reductions, norms, softmax, scans."""
