@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from localtensor._util.ambient import running
 from localtensor.collectives import reference
-from localtensor.collectives.rendezvous import Group, Part
+from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotServed
 from localtensor.layout.reductions import PremulSum
 
@@ -55,7 +55,7 @@ class Served:
 
     kind: str
     read: Callable[..., Brought]
-    compute: Callable[[Sequence[Part]], Sequence[Sequence[Tensor]]]
+    compute: Callable[[Sequence[Contribution]], Sequence[Sequence[Tensor]]]
     alike: str = "shapes"
     returns: int | None = 0
     by_output: bool = False
@@ -70,11 +70,11 @@ class Served:
         return SERVED[self.alone], replace(brought, reads=brought.reads[0])
 
 
-def _held(parts: Sequence[Part]) -> list[Any]:
+def _held(parts: Sequence[Contribution]) -> list[Any]:
     return [part.inputs for part in parts]
 
 
-def _root(parts: Sequence[Part]) -> int:
+def _root(parts: Sequence[Contribution]) -> int:
     return parts[0].group.ranks.index(parts[0].root) if parts[0].root is not None else 0
 
 
@@ -82,24 +82,24 @@ def _singly(results: Sequence[Tensor]) -> list[list[Tensor]]:
     return [[x] for x in results]
 
 
-def _splits(parts: Sequence[Part], name: str) -> list[list[int] | None]:
+def _splits(parts: Sequence[Contribution], name: str) -> list[list[int] | None]:
     return [getattr(part, name) for part in parts]
 
 
-def _all_to_all_single(parts: Sequence[Part]) -> list[list[Tensor]]:
+def _all_to_all_single(parts: Sequence[Contribution]) -> list[list[Tensor]]:
     sent, got = _splits(parts, "input_splits"), _splits(parts, "output_splits")
     return _singly(reference.all_to_all_single(_held(parts), input_splits=sent, output_splits=got))
 
 
-def _nothing(parts: Sequence[Part]) -> list[list[Tensor]]:
+def _nothing(parts: Sequence[Contribution]) -> list[list[Tensor]]:
     return [[] for _ in parts]
 
 
-def _coalesced(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Part]], list[list[Tensor]]]:
+def _coalesced(one: Callable[[list[Tensor]], list[Tensor]]) -> Callable[[Sequence[Contribution]], list[list[Tensor]]]:
     return lambda parts: reference.coalesced(_held(parts), one)
 
 
-def _scattered(parts: Sequence[Part]) -> list[list[Tensor]]:
+def _scattered(parts: Sequence[Contribution]) -> list[list[Tensor]]:
     return _singly(reference.scatter(_held(parts), _root(parts)))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from localtensor._util.ambient import of_rank
 from localtensor._util.call_sites import origin
 from localtensor._util.events import Place
-from localtensor.collectives.rendezvous import Part
+from localtensor.collectives.rendezvous import Contribution
 from localtensor.errors import CollectiveFailed, RanksDisagree
 from localtensor.layout.spec import shape_text
 
@@ -40,7 +40,7 @@ def assert_same_on_all_ranks(value: Any, what: str = "value", *, group: Any = No
     ours = world.groups[group or dist.group.WORLD]
     kind = "assert_same_on_all_ranks"
     line = None if place is None else (place.file, place.line, place.function)
-    part = Part(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None, None), line=line)
+    part = Contribution(rank, kind, ours, mine, (), None, (kind, 0, None, None, (), None, None, None), line=line)
     simulation.wait(simulation.meet(part, lambda parts: _agree(what, parts), _ignore, hands_out=False))
 
 
@@ -48,7 +48,7 @@ def _ignore(result: None) -> None:
     pass
 
 
-def _agree(what: str, parts: Sequence[Part]) -> list[None]:
+def _agree(what: str, parts: Sequence[Contribution]) -> list[None]:
     try:
         _compare(what, {part.rank: part.inputs for part in parts}, {part.rank: part.place for part in parts})
     except RanksDisagree:

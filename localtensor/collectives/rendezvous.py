@@ -31,7 +31,7 @@ Signature: TypeAlias = tuple[tuple[torch.dtype, torch.Size], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Contribution:
     """One rank's part in a collective, quick to make; `call()` is the same in words.
 
     `key` holds what must be alike on all ranks, in the order of `FIELDS`; `inputs` what the collective reads:
@@ -129,7 +129,7 @@ def key_of(
 class Ticket:
     """One rank's stake in a meeting or a message: done once `result` is there, delivered once it was waited for."""
 
-    part: Part
+    part: Contribution
     peers: Callable[[], tuple[int, ...]]  # for whom it still waits
     deliver: Callable[[Any], None] | None = None
     result: Any = None
@@ -144,7 +144,7 @@ class Meeting:
 
     group: "Group"
     number: int
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, Contribution] = field(default_factory=dict)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     broken: type[CollectiveMismatch] | None = None
 
@@ -154,7 +154,7 @@ class Meeting:
     def complete(self) -> bool:
         return len(self.parts) == len(self.group.ranks)
 
-    def join(self, part: Part) -> Ticket:
+    def join(self, part: Contribution) -> Ticket:
         if self.parts and self.broken is None:
             first = next(iter(self.parts.values()))
             if first.key != part.key:
@@ -170,7 +170,7 @@ class Meeting:
         return self.broken([part.call() for part in self.parts.values()], self.group.last())
 
 
-Compute: TypeAlias = Callable[[Sequence[Part]], Sequence[Any]]
+Compute: TypeAlias = Callable[[Sequence[Contribution]], Sequence[Any]]
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +181,7 @@ class Group:
     ranks: tuple[int, ...]
     counts: dict[int, int] = field(default_factory=dict)
     open: dict[int, Meeting] = field(default_factory=dict)
-    closed: list[Part] = field(default_factory=list)
+    closed: list[Contribution] = field(default_factory=list)
 
     def meet(self, rank: int) -> Meeting:
         """The meeting to which this rank's next collective belongs."""
@@ -270,9 +270,9 @@ def _first(box: dict[Any, deque[Ticket]], key: Any) -> Ticket | None:
     return posted.popleft() if posted else None
 
 
-def _peer(part: Part) -> int:
+def _peer(part: Contribution) -> int:
     return -1 if part.peer is None else part.peer
 
 
-def _tag(part: Part) -> int:
+def _tag(part: Contribution) -> int:
     return part.tag or 0

@@ -13,7 +13,7 @@ from localtensor.concurrency.single_flight import clear_all as clear_all
 from localtensor.concurrency.single_flight import rare_key as rare_key
 from localtensor.concurrency.single_flight import value_key as value_key
 from localtensor.concurrency.single_flight_cells import Circular as Circular
-from localtensor.concurrency.single_flight_cells import Part as Part
+from localtensor.concurrency.single_flight_cells import KeyPart as KeyPart
 from localtensor.concurrency.single_flight_cells import Tally as Tally
 from localtensor.concurrency.single_flight_cells import brief as brief
 from localtensor.concurrency.sync import THREADS as THREADS

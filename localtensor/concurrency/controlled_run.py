@@ -40,7 +40,7 @@ class Ending:
     said: str = ""
 
 
-class Crew:
+class ThreadGroup:
     """Threads that wait for work, for one caller at a time.  `with Crew() as crew: ...` ends them."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Crew:
             self._threads.append(thread)
             thread.start()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ThreadGroup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,7 +82,7 @@ class Crew:
 class Stage:
     """One run.  `current` is the thread that runs, None before and after; all else is for the locks and gates."""
 
-    def __init__(self, crew: Crew, schedule: Schedule, most: int) -> None:
+    def __init__(self, crew: ThreadGroup, schedule: Schedule, most: int) -> None:
         self.current: int | None = None
         self.over = False
         self.trace: list[tuple[int, str]] = []

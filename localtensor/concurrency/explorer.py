@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from localtensor.concurrency import schedule as schedules_of
-from localtensor.concurrency.controlled_run import Crew, Stage
+from localtensor.concurrency.controlled_run import Stage, ThreadGroup
 from localtensor.concurrency.results import Explored, Failure, Program
 from localtensor.concurrency.schedule import Diary, Pct, Schedule, Shuffled
 from localtensor.concurrency.sync import Scheduled
@@ -186,7 +186,7 @@ def explore(
     end = None if seconds is None else time.monotonic() + seconds
     frontier = Frontier(bound, schedules) if policy == "bounded" else None
     count = longest = 0
-    with Crew() as crew:
+    with ThreadGroup() as crew:
         drawn = _drawn(policy, seed, depth, lambda: longest)
         while count < schedules and (end is None or time.monotonic() < end):
             schedule = frontier.take() if frontier else next(drawn)
@@ -210,12 +210,12 @@ def replay(program: Maker, text: str, *, steps: int = STEPS) -> Failure | None:
     Raises `BadSchedule` for a text that cannot be read, `ReplayDiverged` if the program is another one by now.
     """
     schedule = read(text) if text.startswith("bounded") else schedules_of.replay(text)
-    with Crew() as crew:
+    with ThreadGroup() as crew:
         failure, _ = _run(crew, program, schedule, steps)
     return failure and Failure(failure.kind, failure.said, text, failure.steps)
 
 
-def _run(crew: Crew, program: Maker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
+def _run(crew: ThreadGroup, program: Maker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
     """One run: how it failed, if it did, and the number of its steps."""
     stage = Stage(crew, schedule, steps)
     made = program(Scheduled(stage))
@@ -239,7 +239,7 @@ def _said(error: Exception) -> str:
     return words if words and isinstance(error, AssertionError) else f"{type(error).__name__}: {words}"
 
 
-def _again(crew: Crew, program: Maker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
+def _again(crew: ThreadGroup, program: Maker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
     """The failure with a text that writes its answers down, after a second run that has to fail likewise."""
     if crew.lost:
         return failure

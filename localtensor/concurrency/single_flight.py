@@ -35,11 +35,11 @@ from localtensor.concurrency.single_flight_cells import (
     FAILED,
     GONE,
     KEPT,
+    BucketTable,
     Cell,
     Circular,
     Held,
     Nested,
-    Room,
     Tally,
     circle_of,
     miss_explained,
@@ -103,7 +103,7 @@ class Once(Generic[V]):
         self._hit = self._tallies["hits"].add
         self._own = Held(sync)
         self._circle = circle_of(sync)
-        self._room = Room()
+        self._room = BucketTable()
         ambient.add_cache(self)
 
     def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: Any) -> V:
@@ -124,7 +124,7 @@ class Once(Generic[V]):
     def clear(self) -> None:
         """Nothing is kept.  What is being computed goes to those who asked already, and is not kept either."""
         self._sync.step("clear")
-        self._room = Room()
+        self._room = BucketTable()
 
     def stats(self) -> Stats:
         """Exact if nobody uses the cache now; else each number was right at some moment of this call."""
@@ -190,7 +190,7 @@ class Once(Generic[V]):
                 self._tallies["misses"].add()
                 return compute(*args)
 
-    def _claim(self, room: Room, mine: Cell) -> Cell | None:
+    def _claim(self, room: BucketTable, mine: Cell) -> Cell | None:
         """The one cell of the key: `mine`, if there was none; None if this thread has the lock already."""
         key, number, seen = mine.key, mine.number, _NONE
         while True:
@@ -206,7 +206,7 @@ class Once(Generic[V]):
                 return mine
             seen = cells
 
-    def _work(self, room: Room, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
+    def _work(self, room: BucketTable, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
         self._tallies["misses"].add()
         self._sync.step("claimed")
         try:
@@ -224,14 +224,14 @@ class Once(Generic[V]):
         self._keep(room, cell)
         return value
 
-    def _keep(self, room: Room, cell: Cell) -> None:
+    def _keep(self, room: BucketTable, cell: Cell) -> None:
         for _ in self._own.run(cell.owner, room.kept, cell, self._limit):
             self._tallies["evictions"].add()
 
-    def _forget(self, room: Room, cell: Cell) -> None:
+    def _forget(self, room: BucketTable, cell: Cell) -> None:
         self._own.run(cell.owner, room.without, cell)
 
-    def _settle(self, room: Room, cell: Cell) -> None:
+    def _settle(self, room: BucketTable, cell: Cell) -> None:
         """Nobody waits for the cell: if it has no value, whoever waited computes.  Once or twice is the same."""
         gate = cell.gate
         if gate is None or not cell.claimed:

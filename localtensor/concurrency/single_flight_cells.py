@@ -58,7 +58,7 @@ class Cell:
         self.trace: Any = None
 
 
-class Room(dict[int, "tuple[Cell, ...]"]):
+class BucketTable(dict[int, "tuple[Cell, ...]"]):
     """Cells by the hash of their keys.  The tuples are replaced, never changed: who reads one needs no lock.
 
     `ring` has the kept cells, the next to go first.  A cell in it that is in no tuple any more is nothing.
@@ -131,7 +131,7 @@ class Held:
                 self.by = None  # what another thread raises in this one may have ended the first
 
 
-class Circle:
+class WaitCycle:
     """Which cell each thread waits for, in all caches with the same services: nobody may close a circle."""
 
     def __init__(self, sync: Sync) -> None:
@@ -175,9 +175,9 @@ class Circle:
             self._waits[me] = cell
 
 
-def circle_of(sync: Sync) -> Circle:
+def circle_of(sync: Sync) -> WaitCycle:
     """The one circle of these services.  It is kept with them: they are what all these threads have in common."""
-    circle: Circle = vars(sync).get("once") or vars(sync).setdefault("once", Circle(sync))
+    circle: WaitCycle = vars(sync).get("once") or vars(sync).setdefault("once", WaitCycle(sync))
     return circle
 
 
@@ -202,7 +202,7 @@ ABSENT = "(not given)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class KeyPart:
     """A value and how it is shown.  A quiet one is not listed among what is the same."""
 
     value: Any

@@ -33,7 +33,7 @@ from localtensor.processes import pool
 from localtensor.processes.job import Home, home, live
 from localtensor.processes.pool import GRACE, LEAVE
 from localtensor.processes.worker import PATIENCE, Answer, Reply, Seat, end_with_parent, serve, told
-from localtensor.processes.worker_group import Crew
+from localtensor.processes.worker_group import WorkerGroup
 
 # An exception on its way out of a forked process: what can be said of it there, and what it is made again from.
 
@@ -204,7 +204,7 @@ def _device(on: str) -> str | None:
     return "cuda" if on == "nccl" else None
 
 
-class _Forked(Crew):
+class _Forked(WorkerGroup):
     """A crew whose processes are copies of this one."""
 
     def __init__(self, ranks: int, backend: str, answer: Callable[[int, bytes, int], Reply]) -> None:

@@ -36,7 +36,7 @@ from localtensor._util.pickling import dumps
 from localtensor.errors import LocalTensorError, NestedRun, NeverEnded, NotImportable, RankRaised, TooFewGpus
 from localtensor.processes.job import Lost, home, live
 from localtensor.processes.worker import PATIENCE, Reply
-from localtensor.processes.worker_group import Crew, tidy
+from localtensor.processes.worker_group import WorkerGroup, tidy
 from localtensor.processes.worker_group import prepare as start_early
 
 BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
@@ -69,7 +69,7 @@ class Pool:
         self.timeout = _positive("Pool", "timeout", timeout)
         self.grace = _positive("Pool", "grace", grace)
         self.leave = None if leave is None else _positive("Pool", "leave", leave)
-        self._crew: Crew | None = None
+        self._crew: WorkerGroup | None = None
         self._end: Callable[[], object] | None = None  # ends the crew, also when the pool is garbage
         self._closed = False
         self._turn = threading.Lock()
@@ -116,11 +116,11 @@ class Pool:
         """The process of each rank, in rank order; empty while none run."""
         return tuple(member.pid for member in self._crew.members) if self._crew else ()
 
-    def _ready_crew(self) -> Crew:
+    def _ready_crew(self) -> WorkerGroup:
         if self._crew and not self._crew.fit():
             self._dismiss()
         if self._crew is None:
-            self._crew = Crew(self.ranks, self.backend)
+            self._crew = WorkerGroup(self.ranks, self.backend)
             self._end = finalize = weakref.finalize(self, self._crew.kill)
             finalize.atexit = False  # the crew sees to that itself
             self._crew.start()

@@ -37,7 +37,7 @@ from localtensor.processes.worker import FENCE, Reply, Seat, calls_for_fence, se
 START_LIMIT = 120.0  # seconds; the first import of torch from a cold disk is the slow case
 FENCE_LIMIT = 1.0  # seconds; too short on a busy machine costs a restart, no more
 PRELOAD = ("torch", "torch.distributed.tensor", "localtensor.processes.worker", "localtensor.processes.job")
-CREWS: "set[Crew]" = set()  # that are there: who ends this process at once removes their folders
+CREWS: "set[WorkerGroup]" = set()  # that are there: who ends this process at once removes their folders
 # Once in the fork server, not in each rank: what test modules import, and what torch imports when DTensor is first used
 # (whose TORCHDYNAMO_* and TORCH_COMPILE_DISABLE are then those of when the server started).
 PRELOAD_IF_USED = ("pytest", "hypothesis", "torch._dynamo")
@@ -67,7 +67,7 @@ class _Member:
         return Reply("died", self.process.exitcode)
 
 
-class Crew:
+class WorkerGroup:
     """One generation of processes: started together, killed together."""
 
     def __init__(self, ranks: int, backend: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from localtensor.pytest_plugin.fixtures import PER_RANK, Asked, Comms, World, asked_by, deferred
+from localtensor.pytest_plugin.fixtures import PER_RANK, Comms, RequestedFixtures, World, asked_by, deferred
 from localtensor.pytest_plugin.marks import (
     LEFTOVERS,
     PLAN,
@@ -138,7 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.stash[_REFUSED] = str(refusal)  # a worker of xdist that ends here would be a crash to it
 
 
-def _sort(item: pytest.Function, marks: Marks, asked: Asked, settings: Settings) -> None:
+def _sort(item: pytest.Function, marks: Marks, asked: RequestedFixtures, settings: Settings) -> None:
     per_rank = sorted(asked.ours & PER_RANK)
     if asked.wide is not None:
         fixture, scope, needs = asked.wide

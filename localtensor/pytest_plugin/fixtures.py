@@ -38,14 +38,14 @@ def is_ours(definition: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedFixtures:
     """What a test asks for: names of our fixtures, and a fixture of wide scope that asks for one of each rank."""
 
     ours: frozenset[str]
     wide: tuple[str, str, str] | None  # fixture, scope, what it asks for
 
 
-def asked_by(item: Any) -> Asked:
+def asked_by(item: Any) -> RequestedFixtures:
     """Through fixtures too, but for what they ask by request.getfixturevalue."""
     definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
     ours: set[str] = set()
@@ -72,7 +72,7 @@ def asked_by(item: Any) -> Asked:
 
     for name in item.fixturenames:
         visit(name, {})
-    return Asked(frozenset(ours), wide[0] if wide else None)
+    return RequestedFixtures(frozenset(ours), wide[0] if wide else None)
 
 
 def shadowed(item: Any) -> list[str]:

@@ -17,7 +17,7 @@ from localtensor.concurrency.schedule import replay
 from localtensor.errors.base import LocalTensorError, ProgramFault
 from localtensor.errors.programs import GroupsLeftOver
 from localtensor.pytest_plugin.assertions import first_cause, forget, trimmed
-from localtensor.pytest_plugin.marks import Plan
+from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.pytest_plugin.rank_body import Program, at_ease
 from localtensor.runner.api import TIMEOUT, LeftoverWarning, limit
 from localtensor.threads.run import run_in_threads
@@ -75,7 +75,7 @@ class RankTest:
     """One test on its ranks; `failure` is how it ended, if it ended badly."""
 
     item: Any
-    plan: Plan
+    plan: RankPlan
     failure: Failure | None = None
     draws: bool = field(default=False, init=False)
     environment: Environment = field(default_factory=Environment, init=False)
@@ -179,7 +179,7 @@ class RankTest:
         return " ".join(["pytest", name, *words, "--rank-seed", str(self.plan.seed)])
 
 
-def schedules(plan: Plan) -> list[str]:
+def schedules(plan: RankPlan) -> list[str]:
     """The plan's own, then as many others as `--rank-flaky` wants, the same in every run: two shuffled, one pct."""
     if plan.on != "threads":
         return [plan.schedule] * plan.flaky

@@ -35,7 +35,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RankPlan:
     """How one test runs.  `words` are the options, beside schedule and seed, that whoever repeats it must give."""
 
     ranks: int
@@ -60,7 +60,7 @@ class Marks:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
 
-PLAN = pytest.StashKey[Plan]()
+PLAN = pytest.StashKey[RankPlan]()
 SETTINGS = pytest.StashKey[Settings]()
 
 
@@ -95,7 +95,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -> Plan:
+def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -> RankPlan:
     """The plan of a test; `chosen` is its number, where the mark has several.
 
     Raises `pytest.UsageError`, in a sentence, for marks that cannot be followed.
@@ -129,7 +129,7 @@ def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -
     leftovers = _heard("leftovers", said, settings) or "ignore"
     words += ["--rank-leftovers", leftovers] if "leftovers" in settings.typed else []
     schedule = _heard("schedule", said, settings) or "round_robin"
-    return Plan(
+    return RankPlan(
         ranks, shape or (ranks,), names, settings.on, schedule, _heard("seed", said, settings) or 0,
         _flaky(said, settings), _heard("timeout", said, settings), leftovers, tuple(words),
     )  # fmt: skip

@@ -24,7 +24,7 @@ from localtensor._util.events import Call, Raised, Waiting
 from localtensor.errors.base import LocalTensorError
 from localtensor.errors.programs import RankRaised
 from localtensor.pytest_plugin.fixtures import Comms, RankFixtures
-from localtensor.pytest_plugin.marks import Plan
+from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.threads.run_token import Abort
 
 # Hypothesis within rank threads: `@given` draws an example in pytest's thread, and the test runs it on the ranks.
@@ -156,7 +156,7 @@ class Program:
     """The program that each rank runs once."""
 
     item: Any
-    plan: Plan
+    plan: RankPlan
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]

@@ -39,7 +39,7 @@ _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TorchrunOptions:
     """What `localtensor run` was asked for."""
 
     name: str
@@ -57,7 +57,7 @@ class Unfit(Refusal, call="run", values="{argument}={value}"):
     """A number that `localtensor run` cannot take."""
 
 
-def run_script(asked: Asked) -> int:
+def run_script(asked: TorchrunOptions) -> int:
     """The exit code: that of the first rank that failed, 0 if none did, 2 if the question was wrong.
 
     KeyboardInterrupt passes through; no thread or process of ours is left then.
@@ -90,7 +90,7 @@ def run_script(asked: Asked) -> int:
     return FAILED
 
 
-def _checked(asked: Asked) -> Script:
+def _checked(asked: TorchrunOptions) -> Script:
     if asked.ranks < 1:
         raise errors.NoRanks("run", asked.ranks)
     if asked.ranks > MOST:
@@ -113,7 +113,7 @@ def _checked(asked: Asked) -> Script:
 
 
 @contextmanager
-def _first_on_path(asked: Asked) -> Iterator[None]:
+def _first_on_path(asked: TorchrunOptions) -> Iterator[None]:
     """Modules beside the script are found."""
     before = list(sys.path)
     sys.path.insert(0, search_path(asked.name, module=asked.module))
@@ -123,7 +123,7 @@ def _first_on_path(asked: Asked) -> Iterator[None]:
         sys.path[:] = before
 
 
-def _on_threads(asked: Asked, script: Script, *, prefix: bool) -> int:
+def _on_threads(asked: TorchrunOptions, script: Script, *, prefix: bool) -> int:
     codes: dict[int, int] = {}  # by rank, in the order in which they ended
     argv = [script.file if asked.module else asked.name, *asked.arguments]
     streams = _Streams(prefix=prefix) if asked.ranks > 1 else None

@@ -16,7 +16,7 @@ from torch.distributed import Work
 from localtensor._util.call_sites import handled, origin
 from localtensor.collectives.argument_checks import check_message, check_offer, flat
 from localtensor.collectives.c10d_table import SEND, Brought, Served
-from localtensor.collectives.rendezvous import Compute, Group, Part, Ticket, key_of
+from localtensor.collectives.rendezvous import Compute, Contribution, Group, Ticket, key_of
 from localtensor.errors import CollectiveFailed
 from localtensor.threads.buffer_watch import Watch
 from localtensor.threads.simulation import Simulation
@@ -147,7 +147,7 @@ class Kernels:
         self.kept: list[dict[RankWork, None]] = [{} for _ in range(simulation.ranks)]
         self.over = _over()
 
-    def part(self, served: Served, brought: Brought, rank: int, group: Group) -> tuple[Part, bool]:
+    def part(self, served: Served, brought: Brought, rank: int, group: Group) -> tuple[Contribution, bool]:
         """The rank's part in a collective, and whether its Work goes to the user."""
         line, hands_out = origin(sys._getframe(2))
         compared = brought.writes if served.by_output else list(flat(brought.reads))
@@ -156,7 +156,7 @@ class Kernels:
         root = None if brought.root is None else group.ranks[brought.root]
         layout = _layout(compared) if served.in_place else None
         key = key_of(served.kind.removesuffix("_coalesced"), tensors, device, brought.op, root, served.alike, layout)
-        part = Part(
+        part = Contribution(
             rank,
             served.kind,
             group,
@@ -229,7 +229,7 @@ class Kernels:
                 torch.ops._c10d_functional.wait_tensor(output)
         self.kept[rank].clear()
 
-    def write(self, part: Part, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    def write(self, part: Contribution, buffers: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         """The buffers hold the results; autograd and modes do not notice, as they would not on a real backend."""
         with (
             torch._C._AutoDispatchBelowADInplaceOrView(),
@@ -263,7 +263,9 @@ class Kernels:
         check_message("send" if sends else "recv", tensors, peer, tag, len(group.ranks))
         inputs = [x.detach().clone() for x in tensors] if sends else None
         signature = tuple([(x.dtype, x.shape) for x in tensors])
-        part = Part(rank, "send" if sends else "recv", group, inputs, signature, tensors[0].device, line=line, tag=tag)
+        part = Contribution(
+            rank, "send" if sends else "recv", group, inputs, signature, tensors[0].device, line=line, tag=tag
+        )
         part.handling = handled()
         _settle(part.device)
         part.peer = None if peer is None else group.ranks[peer]
@@ -276,7 +278,7 @@ class Kernels:
         return work.boxed()
 
 
-def _only_sends(part: Part) -> bool:
+def _only_sends(part: Contribution) -> bool:
     """The root of a broadcast holds already what the others get."""
     return part.kind == "broadcast" and part.rank == part.root
 
@@ -285,7 +287,7 @@ def _only_sends(part: Part) -> bool:
 def _plainly(compute: Compute) -> Compute:
     """The same arithmetic, in the tensors' own dtype and without a record for autograd, whoever comes last."""
 
-    def plain(parts: Sequence[Part]) -> Sequence[Any]:
+    def plain(parts: Sequence[Contribution]) -> Sequence[Any]:
         with torch._C._DisableAutocast(), torch.no_grad():
             results = compute(_on_one_device(parts))
         _settle(parts[0].device)
@@ -300,7 +302,7 @@ def _settle(device: torch.device | None) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _on_one_device(parts: Sequence[Part]) -> Sequence[Part]:
+def _on_one_device(parts: Sequence[Contribution]) -> Sequence[Contribution]:
     """Ranks with a GPU each bring their tensors to the first one's; each copies its own result back."""
     devices = {part.device for part in parts if part.device is not None}
     if len(devices) > 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 from localtensor._util import ambient
 from localtensor._util.events import Call, Wait
-from localtensor.collectives.rendezvous import Compute, Group, Line, Mailbox, Meeting, Part, Ticket
+from localtensor.collectives.rendezvous import Compute, Contribution, Group, Line, Mailbox, Meeting, Ticket
 from localtensor.concurrency.schedule import Schedule
 from localtensor.errors import (
     ForeignThread,
@@ -95,10 +95,10 @@ class Simulation:
         self.store: Any = None
         self.kernels: Any = None
         self.mail: dict[Group, Mailbox] = {}
-        self.log: deque[Part] = deque(maxlen=LOG)
+        self.log: deque[Contribution] = deque(maxlen=LOG)
         self.ended: dict[int, Ended] = {}
         self.verdict: LocalTensorError | None = None
-        self.last_part: dict[int, Part] = {}
+        self.last_part: dict[int, Contribution] = {}
         self._waits: dict[int, Ticket] = {}
         self._polls: dict[int, Ticket] = {}  # what each rank has asked for since anything happened
         self._fruitless = 0
@@ -122,7 +122,7 @@ class Simulation:
 
     # -- collectives
 
-    def meet(self, part: Part, compute: Compute, deliver: Callable[[Any], None], *, hands_out: bool) -> Ticket:
+    def meet(self, part: Contribution, compute: Compute, deliver: Callable[[Any], None], *, hands_out: bool) -> Ticket:
         """The rank's part is in; if it was the last, everybody's result is there."""
         self.baton.check(part.rank)
         meeting = part.group.meet(part.rank)
@@ -155,14 +155,14 @@ class Simulation:
 
     # -- send and recv
 
-    def send(self, part: Part) -> Ticket:
+    def send(self, part: Contribution) -> Ticket:
         ticket = self._post(part)
         met = self._mail(part).send(ticket)
         if met is not None:
             self._deliver_message(ticket, met)
         return ticket
 
-    def recv(self, part: Part, deliver: Callable[[Any], None]) -> Ticket:
+    def recv(self, part: Contribution, deliver: Callable[[Any], None]) -> Ticket:
         ticket = self._post(part)
         ticket.deliver = deliver
         mail = self._mail(part)
@@ -171,7 +171,7 @@ class Simulation:
             self._deliver_message(met, ticket)
         return ticket
 
-    def _post(self, part: Part) -> Ticket:
+    def _post(self, part: Contribution) -> Ticket:
         self.baton.check(part.rank)
         part.number = self._mail(part).number(part.kind, part.rank, part.peer, part.tag or 0)
         self._note(part)
@@ -180,7 +180,7 @@ class Simulation:
         self._handed_out[ticket] = None
         return ticket
 
-    def _mail(self, part: Part) -> Mailbox:
+    def _mail(self, part: Contribution) -> Mailbox:
         return self.mail.setdefault(part.group, Mailbox())
 
     def _deliver_message(self, send: Ticket, recv: Ticket) -> None:
@@ -246,7 +246,7 @@ class Simulation:
         self._polls.clear()
         self._fruitless = 0
 
-    def _note(self, part: Part) -> None:
+    def _note(self, part: Contribution) -> None:
         self._something_happened()
         self.log.append(part)
         self.last_part[part.rank] = part
@@ -287,7 +287,7 @@ class Simulation:
         if self.verdict is None:
             self.verdict = diagnosis.half_made(self.declared)
 
-    def parts_like(self, part: Part, rank: int) -> list[Call]:
+    def parts_like(self, part: Contribution, rank: int) -> list[Call]:
         """The part that another rank takes in the same collective, if the log still has it."""
         same = (one for one in reversed(self.log) if one.rank == rank and one.group is part.group)
         return [one.call() for one in same if one.number == part.number and one.kind == part.kind][:1]

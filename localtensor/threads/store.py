@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed import Store
 
 from localtensor._util.call_sites import origin
-from localtensor.collectives.rendezvous import Group, Part, Ticket
+from localtensor.collectives.rendezvous import Contribution, Group, Ticket
 from localtensor.threads.simulation import Simulation
 
 
@@ -99,7 +99,7 @@ class RankStore(Store):
         rank = self._simulation.rank()
         others = tuple(other for other in self._everyone.ranks if other != rank)
         kind = f"store.wait({', '.join(map(repr, keys))})"
-        part = Part(rank, kind, self._everyone, None, (), None, line=origin(sys._getframe(1)).line)
+        part = Contribution(rank, kind, self._everyone, None, (), None, line=origin(sys._getframe(1)).line)
         part.number = 0
         ticket = Ticket(part, lambda: others)
         self._waiting.append((tuple(keys), ticket))

@@ -17,7 +17,7 @@ from torch.testing._internal import common_distributed, common_utils
 
 from localtensor.torch_suites.exits import RankProcess, fail, skip
 from localtensor.torch_suites.libraries import is_rank
-from localtensor.torch_suites.rank_run import How, Told, kept, not_served, precisions, run_ranks
+from localtensor.torch_suites.rank_run import How, RankResult, kept, not_served, precisions, run_ranks
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -92,7 +92,7 @@ def _body(case: Any) -> Callable[[RankProcess], None]:
     return body
 
 
-def _judge(told: Told) -> None:
+def _judge(told: RankResult) -> None:
     """Raises what ended the run, or a skip in the test's own words."""
     __tracebackhide__ = True
     codes = [process.exitcode for process in told.processes]

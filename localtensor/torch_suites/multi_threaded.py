@@ -17,7 +17,7 @@ from torch.testing._internal import common_distributed, common_utils
 from localtensor.errors import GroupMismatch, LocalTensorError
 from localtensor.torch_suites.exits import RankProcess, fail, skip
 from localtensor.torch_suites.libraries import is_rank
-from localtensor.torch_suites.rank_run import How, Told, kept, not_served, precisions, run_ranks
+from localtensor.torch_suites.rank_run import How, RankResult, kept, not_served, precisions, run_ranks
 
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
@@ -77,7 +77,7 @@ def methods(owner: Any, how: How) -> dict[str, Any]:
     return ours
 
 
-def _only_own_groups(told: Told) -> bool:
+def _only_own_groups(told: RankResult) -> bool:
     """Whether each rank made only the group that it is in, and groups of one name have no rank in common.
 
     On real processes such groups stand in each other's way as soon as anything is sent.  torch's own threads let a
@@ -122,7 +122,7 @@ def _life(stock: Callable[..., None]) -> Callable[..., None]:
     return run_test_with_threaded_pg
 
 
-def judge(told: Told) -> None:
+def judge(told: RankResult) -> None:
     """Raises what ended the run, or the skip that any rank asked for: torch counts it for all."""
     __tracebackhide__ = True
     codes = [process.exitcode for process in told.processes]
@@ -137,7 +137,7 @@ def judge(told: Told) -> None:
         fail(told.fault, len(codes))
 
 
-def _judge_for_a_caller(told: Told) -> None:
+def _judge_for_a_caller(told: RankResult) -> None:
     """`judge`, where a test may have called the ranks itself and expect torch's `RuntimeError` of what they raised."""
     __tracebackhide__ = True
     try:

@@ -82,7 +82,7 @@ class How:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankResult:
     """What the ranks of one test came to: a process for each, and why the run did not end well, if it did not."""
 
     processes: tuple[RankProcess, ...]
@@ -91,7 +91,7 @@ class Told:
     skipped: BaseException | None  # the first SkipTest
 
 
-def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> Told:
+def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankResult:
     """Every rank has run `body(process)` of its own, or the answer says what ended the run.
 
     `SystemExit` and `unittest.SkipTest` are ways to end; any other exception is a failure, and ends all ranks.
@@ -132,10 +132,10 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> Told:
         for rank, error in fault.errors.items():
             shown = users_part(error.__traceback__)
             processes[rank].text = "".join(traceback.format_exception(type(error), error, shown))
-    return Told(processes, fault, time.monotonic() - began, skips[0] if skips else None)
+    return RankResult(processes, fault, time.monotonic() - began, skips[0] if skips else None)
 
 
-def not_served(told: Told) -> bool:
+def not_served(told: RankResult) -> bool:
     """Whether a rank asked for what rank threads cannot give it.  Then torch's own way is left; a warning says so."""
     errors = told.fault.errors.values() if isinstance(told.fault, RankRaised) else ()
     refusal = next((error for error in errors if isinstance(error, NOT_HERE)), None)

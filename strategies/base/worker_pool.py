@@ -149,7 +149,7 @@ def mute() -> None:
     os.dup2(sink, 2)
 
 
-class Crew:
+class WorkerPool:
     """At most so many workers, hired when there is work for them, kept from one `run` to the next.
 
     A CUDA context does not survive a fork, so with `cuda` the workers are spawned.
@@ -160,7 +160,7 @@ class Crew:
         self._most = workers
         self._hands: list[_Worker] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -228,7 +228,7 @@ def run(
     work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
 ) -> Iterator[Answer]:
     """As `Crew.run`, with a crew that is there for this call alone."""
-    with Crew(workers) as crew:
+    with WorkerPool(workers) as crew:
         yield from crew.run(work, tasks, limit=limit, tick=tick)
 
 
@@ -253,7 +253,7 @@ def own_memory(pid: int | None) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-class Sealed(Crew):
+class Sealed(WorkerPool):
     """A crew of one that any process may have, in any thread; `path` is what its worker is to find modules by.
 
     A process with threads, or one that may have no children of multiprocessing's, must not fork or spawn.  Here the
@@ -320,10 +320,10 @@ def serve(sent: bytes) -> bytes:
         return pickling.dumps(list(sealed.run(work, tasks, limit=limit)))
 
 
-class Hands(Protocol):
+class Workers(Protocol):
     """Who does the work: `workers.Crew`, or somebody's executor."""
 
-    def __enter__(self) -> Hands: ...
+    def __enter__(self) -> Workers: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /

@@ -188,7 +188,8 @@ Exit codes: that of the first rank that failed; 1 a fault of the program, told o
 @takes_options()
 def run(options: RunOptions) -> int:
     """Run a torchrun script on rank threads, or on real processes, of this machine."""
-    from localtensor.runner.torchrun import Asked, run_script
+    from localtensor.runner.torchrun import TorchrunOptions as Asked
+    from localtensor.runner.torchrun import run_script
 
     with gently():  # it is the user's program that is stopped
         return run_script(Asked(**asdict(options)))

@@ -99,7 +99,7 @@ class DiscoverOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """As `localtensor.runner.torchrun.Asked`, which checks them."""
+    """As `localtensor.runner.torchrun.TorchrunOptions`, which checks them."""
 
     name: Annotated[str, Argument(metavar="SCRIPT", help="A Python file; with -m, the name of a module.", show_default=False)]
     arguments: Annotated[tuple[str, ...], Argument(metavar="ARGS", help="What follows is the script's own.", show_default=False)] = ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from strategies.base.worker_pool import LATE
 from strategies.gate.baseline import ANY, Baseline
-from strategies.gate.model import Entry, GateResult, Judged, Key, SourceLine
+from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
 
@@ -30,7 +30,7 @@ def nowhere(op: str) -> SourceLine | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Coverage:
     """What a run has tried.  What it tried to the end and does not show is not there.
 
     `any` are overloads of which something was tried; `ops` those of which nothing was left out, and a rule was tried.
@@ -73,7 +73,9 @@ def ignored_finding(op: str) -> Finding:
     return Finding(Rule(op, (), ()), 1, Verdict.UNSOUND, reason, (), "its registration", title=f"{op}: {IGNORED}")
 
 
-def judge(report: Report, baseline: Baseline, tried: Tried, today: dt.date, *, places: Places = nowhere) -> GateResult:
+def judge(
+    report: Report, baseline: Baseline, tried: Coverage, today: dt.date, *, places: Places = nowhere
+) -> GateResult:
     """The result of a run, less what only its caller knows: choices, untried overloads, seconds."""
     wrong = [ignored_finding(op) for op in report.ignored]
     wrong += [f for f in report.findings if f.verdict is Verdict.UNSOUND]
@@ -100,10 +102,12 @@ def _over(entry: Entry, today: dt.date) -> bool:
     return entry.expires is not None and entry.expires < today
 
 
-def _judged(finding: Finding, lasting: Mapping[Key, Entry], places: Places) -> Judged:
+def _judged(finding: Finding, lasting: Mapping[Key, Entry], places: Places) -> ReviewedFinding:
     keys = keys_of(finding)
     new = tuple(key for key in keys if key not in lasting)
-    return Judged(finding, keys, new, places(finding.rule.op), tuple(lasting[key] for key in keys if key in lasting))
+    return ReviewedFinding(
+        finding, keys, new, places(finding.rule.op), tuple(lasting[key] for key in keys if key in lasting)
+    )
 
 
 def _nothing(report: Report) -> list[str]:

@@ -46,7 +46,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ReviewedFinding:
     """A confirmed finding beside the baseline: `new` are those of its keys that nobody has accepted, or whose
     acceptance has expired.  `accepted` are the entries of the baseline for the others."""
 
@@ -78,7 +78,7 @@ class GateResult:
     """
 
     report: Report
-    findings: tuple[Judged, ...] = ()
+    findings: tuple[ReviewedFinding, ...] = ()
     gone: tuple[Entry, ...] = ()
     expired: tuple[Entry, ...] = ()
     untried: tuple[tuple[str, str], ...] = ()
@@ -91,7 +91,7 @@ class GateResult:
     judged: tuple[str, ...] = ()
 
     @property
-    def new(self) -> tuple[Judged, ...]:
+    def new(self) -> tuple[ReviewedFinding, ...]:
         """The findings that fail the gate."""
         return tuple(judged for judged in self.findings if judged.new)
 

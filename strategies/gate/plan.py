@@ -25,7 +25,7 @@ from strategies.gate.baseline import Baseline
 from strategies.gate.changes.project import written_now
 from strategies.gate.changes.select import select
 from strategies.gate.changes.version_view import OUTSIDE, digests
-from strategies.gate.decision import Places, Tried, nowhere
+from strategies.gate.decision import Coverage, Places, nowhere
 from strategies.gate.model import Choice, GateResult, SourceLine
 from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache, remembered
@@ -45,7 +45,7 @@ class Ran:
     """A report, what it says something about, and the lines of the journal that it was made from."""
 
     report: Report
-    tried: Tried
+    tried: Coverage
     untried: tuple[tuple[str, str], ...]
     begin: Line
     lines: tuple[Line, ...]
@@ -73,7 +73,7 @@ def nothing(settings: Settings, torch: str) -> Report:
     return Report(torch, settings.seed, settings.ranks, settings.confirm, Counts())
 
 
-def reached(begin: Line, lines: Sequence[Line]) -> tuple[Tried, tuple[tuple[str, str], ...]]:
+def reached(begin: Line, lines: Sequence[Line]) -> tuple[Coverage, tuple[tuple[str, str], ...]]:
     """What was tried to the end; and the overloads that were not, with the reason."""
     told = {read_unit(line["unit"]): line for line in of_kind(lines, "unit")}
     plan: dict[str, list[Unit]] = defaultdict(list)
@@ -93,7 +93,7 @@ def reached(begin: Line, lines: Sequence[Line]) -> tuple[Tried, tuple[tuple[str,
         for u in plan[op]
         if captured or told[u].get("samples", 0)  # else a crash may have cost a class of dtypes its samples
     )
-    return Tried(frozenset(op for op in plan if len(left[op]) < len(plan[op])), whole, slots), untried
+    return Coverage(frozenset(op for op in plan if len(left[op]) < len(plan[op])), whole, slots), untried
 
 
 def _crashed(lines: Sequence[Line]) -> set[str]:
@@ -136,7 +136,7 @@ REMEDY = "`samples(op)` in the rules module can give others"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class GatePlan:
     """What is to be judged: settings, the module's registrations if there is one, and what `--changed` said."""
 
     settings: Settings
@@ -145,7 +145,7 @@ class Chosen:
     unchanged: tuple[str, ...] = ()
 
 
-def chosen(options: GateOptions, folder: Path, start: float) -> Chosen:
+def chosen(options: GateOptions, folder: Path, start: float) -> GatePlan:
     """What the options ask for, of what is there.
 
     Raises `BadSetting`, `UnknownOp`, `BadRules`, and with `--changed` `BadRevision`, `NoRepository` or `NoGit`.
@@ -161,12 +161,12 @@ def chosen(options: GateOptions, folder: Path, start: float) -> Chosen:
     if registered and options.ops:
         settings = replace(settings, only=matching(options.ops, (*registered.ops, *registered.ignored)))
     if options.changed is None:
-        return Chosen(settings, registered)
+        return GatePlan(settings, registered)
     selection = select(options.changed, folder, module, settings.only or _all(registered, options.ops))
     ops = tuple(choice.op for choice in selection.choices)
     if ops:
         settings = replace(settings, only=ops) if module else replace(settings, patterns=ops, everything=False)
-    return Chosen(settings, registered, selection.choices, selection.unchanged)
+    return GatePlan(settings, registered, selection.choices, selection.unchanged)
 
 
 def _all(registered: user_modules.Registered | None, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -182,7 +182,7 @@ class Work:
     """What was found, before anybody has compared it with a baseline.  `top` is where places are told from."""
 
     report: Report
-    tried: Tried
+    tried: Coverage
     top: Path
     places: Places = nowhere
     choices: tuple[Choice, ...] = ()
@@ -216,13 +216,13 @@ class Work:
         )
 
 
-def work(options: GateOptions, what: Chosen, progress: Progress) -> Work:
+def work(options: GateOptions, what: GatePlan, progress: Progress) -> Work:
     """Try what was chosen, or remember what equal runs found.  Raises as `validate`."""
     top = top_of(Path(what.settings.folder))
     if options.changed is not None and not what.choices:
         report = nothing(what.settings, torch.__version__.split("+")[0])
         said = f"nothing had to be judged ({counted(len(what.unchanged), 'overload')} unchanged)"
-        return Work(report, Tried(), top, notes=(f"no rule changed since {options.changed}: {said}",), idle=True)
+        return Work(report, Coverage(), top, notes=(f"no rule changed since {options.changed}: {said}",), idle=True)
     done, same, notes = _found(what, _cache(options, what), progress)
     untried = (*done.untried, *_unreached(what, done))
     wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
@@ -234,7 +234,7 @@ def work(options: GateOptions, what: Chosen, progress: Progress) -> Work:
     )  # fmt: skip
 
 
-def _cache(options: GateOptions, what: Chosen) -> VerdictCache | None:
+def _cache(options: GateOptions, what: GatePlan) -> VerdictCache | None:
     module = options.rules if what.registered else None
     if options.no_cache:
         return None
@@ -252,7 +252,7 @@ def _inside(digest: str | None, module: str | None) -> str | None:
     return None if module and digest == OUTSIDE else digest
 
 
-def _ops(what: Chosen) -> tuple[str, ...]:
+def _ops(what: GatePlan) -> tuple[str, ...]:
     """The overloads of the module that are to be tried."""
     registered, only = what.registered, what.settings.only
     if registered is None:
@@ -260,7 +260,7 @@ def _ops(what: Chosen) -> tuple[str, ...]:
     return registered.only(only).ops if only else registered.ops
 
 
-def _found(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tuple[Ran, tuple[str, ...], list[str]]:
+def _found(what: GatePlan, cache: VerdictCache | None, progress: Progress) -> tuple[Ran, tuple[str, ...], list[str]]:
     """What was found, the overloads of which an equal run told it, and what there is to say about keeping it."""
     settings, registered = what.settings, what.registered
     ops = list(_ops(what)) if registered else cache.ops() if cache else None
@@ -278,7 +278,7 @@ def _found(what: Chosen, cache: VerdictCache | None, progress: Progress) -> tupl
     return done, tuple(known), [problem] if problem else []
 
 
-def _unreached(what: Chosen, done: Ran) -> list[tuple[str, str]]:
+def _unreached(what: GatePlan, done: Ran) -> list[tuple[str, str]]:
     """The overloads that were asked for by name, and of which nothing could be tried; why, where that is known."""
     crashed = {crash.op for crash in done.report.crashed}
     late = {op for op, _ in done.untried}

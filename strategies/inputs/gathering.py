@@ -13,7 +13,7 @@ from typing import Any
 
 from strategies.base import worker_pool
 from strategies.base.progress import Progress
-from strategies.base.worker_pool import Hands
+from strategies.base.worker_pool import Workers
 from strategies.inputs import opinfo_samples, schema_samples, selection
 from strategies.inputs.selection import Pick
 from strategies.model import codec
@@ -41,7 +41,7 @@ class Captured:
     refused: Counter[str]
 
 
-def capture(hands: Hands, settings: Settings, rules: user_modules.Registered | None, progress: Progress) -> Captured:
+def capture(hands: Workers, settings: Settings, rules: user_modules.Registered | None, progress: Progress) -> Captured:
     """Where the likely OpInfos do not reach an overload that is asked for, the samples of all OpInfos."""
     picked = selection.pick(settings, rules)
 
@@ -89,7 +89,7 @@ def _ruled(op: Any) -> bool:
 
 
 def gather(
-    hands: Hands,
+    hands: Workers,
     picked: Pick,
     settings: Settings,
     rules: user_modules.Registered | None,

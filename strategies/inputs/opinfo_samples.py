@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localtensor._util import drawn
 from localtensor.errors import in_a_line
-from strategies.base.worker_pool import Done, Hands, Lost
+from strategies.base.worker_pool import Done, Lost, Workers
 from strategies.inputs.schema_binding import Bound, Unbound, bind, calm
 from strategies.inputs.typed_values import FIRST, draw_for
 from strategies.model.call_signature import choose
@@ -325,7 +325,7 @@ def make(task: Lacking, note: Callable[[int], None]) -> tuple[list[Sample], str]
 
 
 def gather(
-    crew: Hands,
+    crew: Workers,
     by_op: Mapping[str, Sequence[Sample]],
     wanted: Sequence[str],
     seed: int = 0,

@@ -25,7 +25,7 @@ class NotData(Exception):
 
 
 @dataclass(frozen=True)
-class Told(Placement):
+class NamedPlacement(Placement):
     """A placement of DTensor's own, of which only the name is known: it is shown, and never split."""
 
     text: str
@@ -34,7 +34,7 @@ class Told(Placement):
         return self.text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Told, (self.text,)  # the base is torch's own C++ class, which cannot be pickled
+        return NamedPlacement, (self.text,)  # the base is torch's own C++ class, which cannot be pickled
 
 
 _NAMED = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format"}
@@ -160,7 +160,7 @@ def rule(x: Rule) -> list[Any]:
 
 
 def read_rule(told: Sequence[Any]) -> Rule:
-    """What `rule` wrote; placements of DTensor's own come back as `Told`."""
+    """What `rule` wrote; placements of DTensor's own come back as `NamedPlacement`."""
     op, inputs, outputs = told
     return Rule(op, tuple(map(read_placement, inputs)), tuple(map(read_placement, outputs)))
 
@@ -172,4 +172,4 @@ def read_placement(text: str) -> Placement | None:
     try:
         return parse(text)
     except BadPlacement:
-        return Told(text)
+        return NamedPlacement(text)

@@ -24,8 +24,8 @@ from strategies.programs.run.program_oracle import truth_about
 from strategies.programs.run.real_run import play_all
 from strategies.programs.run.verdict import Confirmation, placements_of
 from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.finding import Docket, Hearing, Suspect, keep
-from strategies.validation.overload import CHARGES, Bench, Note
+from strategies.validation.finding import Candidate, Task, TaskResult, keep
+from strategies.validation.overload import CHARGES, Note, Recorder
 from strategies.validation.probe import try_claims
 
 # Which programs of more than one op to try for a sample, and which of those that went wrong say something new.
@@ -110,7 +110,7 @@ def _on(mesh: tuple[int, ...], inputs: Sequence[Placement]) -> tuple[tuple[Place
 
 
 def suspects(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
-    """Those that are wrong on simulated ranks although their op alone is right; to be confirmed by a `Court`.
+    """Those that are wrong on simulated ranks although their op alone is right; to be confirmed by `RealRuns`.
 
     Where what follows is wrong as well on a fresh tensor with the same placements, the op is to blame for nothing: then
     the program is that, on an `alias` of the tensor.
@@ -152,21 +152,21 @@ MOVES = 60
 Found = list[tuple[Program, Confirmation]]
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
-Play = Callable[[Docket, int, Truth, tuple[int, ...], Claimed], tuple[int, Found]]
+Play = Callable[[Task, int, Truth, tuple[int, ...], Claimed], tuple[int, Found]]
 
 
-def with_followers(docket: Docket, note: Note) -> list[Hearing]:
+def with_followers(docket: Task, note: Note) -> list[TaskResult]:
     """A hearing for each unit: second ops, gradients, the same call again."""
     return _each(docket, note, _pairs)
 
 
-def on_meshes(docket: Docket, note: Note) -> list[Hearing]:
+def on_meshes(docket: Task, note: Note) -> list[TaskResult]:
     """A hearing for each unit: the op on several axes, with placements that are claimed and that are not."""
     return _each(docket, note, _meshes)
 
 
-def _each(docket: Docket, note: Note, play: Play) -> list[Hearing]:
-    bench = Bench(docket)
+def _each(docket: Task, note: Note, play: Play) -> list[TaskResult]:
+    bench = Recorder(docket)
     for number, sample in enumerate(docket.samples):
         for i in bench.meshes(number):
             note(docket.step(number, i))
@@ -205,7 +205,7 @@ def _asked(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Cla
 
 
 def _pairs(
-    docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
+    docket: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
 ) -> tuple[int, Found]:  # fmt: skip
     sample = docket.samples[number]
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
@@ -215,7 +215,7 @@ def _pairs(
 
 
 def _meshes(
-    docket: Docket, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
+    docket: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
 ) -> tuple[int, Found]:  # fmt: skip
     sample = docket.samples[number]
     by_size = dict(_standing(sample, truth, claimed, docket.seed))
@@ -233,10 +233,10 @@ def _standing(sample: Sample, truth: Truth, claimed: Claimed, seed: int) -> Iter
         yield size, [c for c, i in zip(found, judged, strict=True) if i.verdict is not Verdict.UNSOUND]
 
 
-def _suspect(found: tuple[Program, Confirmation]) -> Suspect:
+def _suspect(found: tuple[Program, Confirmation]) -> Candidate:
     """The program as a suspicion; its rule has the placements along the last axis."""
     program, seen = found
     rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
     evidence = Evidence(seen.wrong, "", program.draw, seen.got, seen.want)
     instance = Instance(rule, program.ranks, program.sample, Verdict.UNSOUND, "simulated", evidence)
-    return Suspect(instance, program)
+    return Candidate(instance, program)

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.concurrency import AS_IT_IS as _AS_IT_IS
-from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, Once, Part, Same, Stats, Sync, clear_all
+from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, KeyPart, Once, Same, Stats, Sync, clear_all
 from localtensor.concurrency import rare_key as _rare_key
 from localtensor.concurrency import value_key as _value_key
 from localtensor.layout import Spec
@@ -191,19 +191,19 @@ def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> Once[Any]
     return Once(name=name, limit=limit, sync=sync, parts=call_parts)
 
 
-def call_parts(key: Key) -> Mapping[str, Part]:
+def call_parts(key: Key) -> Mapping[str, KeyPart]:
     """What a key is made of, by name: the op, its tensors, each argument, each ambient setting."""
-    parts = {"op": Part(key.op, key.op)} | _tensor_parts(key.specs)
+    parts = {"op": KeyPart(key.op, key.op)} | _tensor_parts(key.specs)
     names = _argument_names(key.op, len(key.args))
     for name, value in (*zip(names, key.args, strict=True), *key.kwargs):
-        parts[name] = Part(value, _shown(value), quiet=True)
-    parts["settings"] = Part(key.settings, repr(key.settings), quiet=True)
+        parts[name] = KeyPart(value, _shown(value), quiet=True)
+    parts["settings"] = KeyPart(key.settings, repr(key.settings), quiet=True)
     for setting, value in zip(SETTINGS, key.ambient, strict=True):
-        parts[setting.name] = Part(value, repr(value), quiet=True)
+        parts[setting.name] = KeyPart(value, repr(value), quiet=True)
     return parts
 
 
-def _tensor_parts(specs: Sequence[Hashable]) -> dict[str, Part]:
+def _tensor_parts(specs: Sequence[Hashable]) -> dict[str, KeyPart]:
     """Placements, shapes, dtypes and axis sizes of all tensors: of each kind one part."""
     columns: dict[str, list[str]] = {"placements": [], "shapes": [], "dtypes": [], "mesh": []}
     odd = []
@@ -215,9 +215,9 @@ def _tensor_parts(specs: Sequence[Hashable]) -> dict[str, Part]:
         sizes, _, placements = lies.partition(": ")
         for name, value in zip(columns, (f"({placements})", f"[{shape}", dtype, f"({sizes})"), strict=True):
             columns[name].append(value)
-    parts = {name: Part(tuple(values), ", ".join(values)) for name, values in columns.items() if values}
+    parts = {name: KeyPart(tuple(values), ", ".join(values)) for name, values in columns.items() if values}
     if any(odd):
-        parts["placements"] = Part((parts["placements"].value, *odd), parts["placements"].text)
+        parts["placements"] = KeyPart((parts["placements"].value, *odd), parts["placements"].text)
     return parts
 
 

@@ -12,7 +12,7 @@ from strategies.base.atomic_files import write_lines
 from strategies.base.journal import BadJournal, Line, Read, of_kind, read, unlike
 from strategies.model.verdict import Counts, Crash, Finding, Report, Unit, Verdict, mesh_kind, planned, read_unit
 from strategies.validation import finding
-from strategies.validation.finding import Hearing, Settled
+from strategies.validation.finding import Settled, TaskResult
 
 
 def first_line(
@@ -70,7 +70,7 @@ def _worst(settled: Iterable[Settled]) -> list[Finding]:
     return list(worst.values())
 
 
-def _placed(found: Iterable[Finding], settled: Iterable[Settled], heard: Iterable[Hearing]) -> list[Finding]:
+def _placed(found: Iterable[Finding], settled: Iterable[Settled], heard: Iterable[TaskResult]) -> list[Finding]:
     """The findings with the kinds of all units that suspected them, under whatever name before they were made small."""
     called = {s.name: s.finding.name for s in settled if s.finding}
     called |= {s.name: called[s.same_as] for s in settled if s.same_as in called}
@@ -88,7 +88,7 @@ def _rank(f: Finding) -> tuple[int, int, int]:
     return _ORDER.get(f.verdict, 9), f.ranks, f.elements
 
 
-def _missing(heard: Iterable[Hearing]) -> list[Finding]:
+def _missing(heard: Iterable[TaskResult]) -> list[Finding]:
     """Each missing rule once, by its smallest instance."""
     found: dict[str, Finding] = {}
     for instance in (i for h in heard for i in h.missing):
@@ -107,7 +107,7 @@ def _captured(lines: Sequence[Line]) -> tuple[list[Crash], Counter[str]]:
 
 
 def _counts(
-    heard: Sequence[Hearing], found: Sequence[Finding], clean: set[str], untestable: dict[str, str],
+    heard: Sequence[TaskResult], found: Sequence[Finding], clean: set[str], untestable: dict[str, str],
     crashed: Sequence[Crash],
 ) -> Counts:  # fmt: skip
     tally = Counter(f.verdict for f in found)

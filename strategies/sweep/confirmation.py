@@ -12,12 +12,12 @@ from strategies.model.verdict import Crash, Finding, Verdict
 from strategies.programs.repro.script import program_script, script, usable, writable
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.real_run import Court
+from strategies.programs.run.real_run import RealRuns
 from strategies.programs.run.verdict import Confirmation, picture, program_picture
-from strategies.validation.finding import Settled, Suspect, case_of, of_suspect
+from strategies.validation.finding import Candidate, Settled, case_of, of_suspect
 
 
-def unconfirmed(suspects: Mapping[str, Sequence[Suspect]]) -> Iterator[Settled]:
+def unconfirmed(suspects: Mapping[str, Sequence[Candidate]]) -> Iterator[Settled]:
     """All of them Suspect, where no confirmation was asked for."""
     said = "not confirmed: --confirm none was asked for"
     for name, (first, *_) in suspects.items():
@@ -32,13 +32,13 @@ class Session:
     is right clears them.
     """
 
-    def __init__(self, court: Court, backend: str, seed: int, module: str) -> None:
+    def __init__(self, court: RealRuns, backend: str, seed: int, module: str) -> None:
         self._court, self._backend, self._seed, self._module = court, backend, seed, module
 
-    def settle(self, todo: Mapping[str, Sequence[Suspect]], doubted: set[str]) -> Iterator[Settled]:
+    def settle(self, todo: Mapping[str, Sequence[Candidate]], doubted: set[str]) -> Iterator[Settled]:
         """What became of each rule, as soon as it is known: of the first of its cases that goes wrong, or of the last."""
         left = {name: list(charges) for name, charges in todo.items()}
-        last: dict[str, tuple[Suspect, Confirmation]] = {}
+        last: dict[str, tuple[Candidate, Confirmation]] = {}
         for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges}):
             for name in list(left):
                 here = [s for s in left[name] if s.instance.ranks == ranks]
@@ -51,7 +51,7 @@ class Session:
                     del left[name]
                     yield self._settled(name, *last[name], doubted=name in doubted)
 
-    def _heard(self, suspect: Suspect) -> Confirmation:
+    def _heard(self, suspect: Candidate) -> Confirmation:
         if suspect.program is not None:
             try:
                 truth_of(suspect.program)
@@ -61,7 +61,7 @@ class Session:
             return self._court.confirm_program(suspect.program)
         return _same_refusal(suspect, self._court.confirm(case_of(suspect.instance, self._seed)))
 
-    def _settled(self, name: str, suspect: Suspect, seen: Confirmation, *, doubted: bool) -> Settled:
+    def _settled(self, name: str, suspect: Candidate, seen: Confirmation, *, doubted: bool) -> Settled:
         sample = suspect.instance.sample
         crash = None
         if seen.failed:
@@ -73,7 +73,7 @@ class Session:
         reason = f"{suspect.instance.evidence.reason} (not confirmed: {seen.note})"
         return Settled(name, of_suspect(suspect, Verdict.SUSPECT, reason), crash)
 
-    def _unsound(self, suspect: Suspect, seen: Confirmation) -> Finding:
+    def _unsound(self, suspect: Candidate, seen: Confirmation) -> Finding:
         found = of_suspect(suspect, Verdict.UNSOUND, seen.wrong)
         evidence = suspect.instance.evidence
         told = replace(found, confirmed_on=self._backend, got=seen.got or evidence.got, want=seen.want or evidence.want)
@@ -90,7 +90,7 @@ def _shown(program: Program, told: Finding, seen: Confirmation, module: str) -> 
     return replace(told, picture=program_picture(program, truth, seen.heard), script=text)
 
 
-def _same_refusal(suspect: Suspect, seen: Confirmation) -> Confirmation:
+def _same_refusal(suspect: Candidate, seen: Confirmation) -> Confirmation:
     """A rule under which every rank raises what the probe saw raised is as wrong as one that gives wrong numbers."""
     if not seen.refused or seen.refused[:80] not in suspect.instance.evidence.reason:
         return seen

@@ -20,7 +20,7 @@ UNDECIDED = "tried, and nothing that DTensor claims could be judged"
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class OverloadCoverage:
     """What became of one overload: samples tried, the verdicts met (values of `Verdict`), and reasons for what
     was not judged."""
 
@@ -78,7 +78,9 @@ class Coverage:
         return self.total.decided / self.total.able if self.total.able else 1.0
 
 
-def table(members: Sequence[Member], tried: Mapping[str, Tried], *, torch: str, device: str = "cpu") -> Coverage:
+def table(
+    members: Sequence[Member], tried: Mapping[str, OverloadCoverage], *, torch: str, device: str = "cpu"
+) -> Coverage:
     """What was reached of these members.  Every member is in the counts, and each that is not decided has a reason."""
     rows = tuple(_row(name, members, tried) for name in _families(members))
     able = [m for m in members if not m.cannot]
@@ -101,15 +103,15 @@ def _families(members: Sequence[Member]) -> list[str]:
     return [name for name in FAMILIES[::-1] if name in there] + sorted(there - set(FAMILIES))
 
 
-def _of(member: Member, tried: Mapping[str, Tried]) -> Tried:
-    return tried.get(member.op, Tried())
+def _of(member: Member, tried: Mapping[str, OverloadCoverage]) -> OverloadCoverage:
+    return tried.get(member.op, OverloadCoverage())
 
 
-def _why(member: Member, tried: Mapping[str, Tried], default: str) -> str:
+def _why(member: Member, tried: Mapping[str, OverloadCoverage], default: str) -> str:
     return next((reason for reason in _of(member, tried).reasons if reason), default)
 
 
-def _row(name: str, members: Sequence[Member], tried: Mapping[str, Tried]) -> Row:
+def _row(name: str, members: Sequence[Member], tried: Mapping[str, OverloadCoverage]) -> Row:
     own = [m for m in members if m.family == name]
     able = [m for m in own if not m.cannot]
     exercised = [m for m in able if _of(m, tried).samples]

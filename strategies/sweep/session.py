@@ -15,7 +15,7 @@ from strategies.base import worker_pool
 from strategies.base.atomic_files import write_lines
 from strategies.base.journal import DiskFull, Journal, of_kind, open_journal
 from strategies.base.progress import Progress, Silent
-from strategies.base.worker_pool import LATE, Done, Failed, Hands, Lost
+from strategies.base.worker_pool import LATE, Done, Failed, Lost, Workers
 from strategies.inputs import gathering
 from strategies.inputs.gathering import Shelf, capture
 from strategies.inputs.selection import matching
@@ -23,13 +23,13 @@ from strategies.model.rule import Sample
 from strategies.model.settings import Settings
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, class_of, digest, read_unit
 from strategies.programs.chained import on_meshes, with_followers
-from strategies.programs.run.real_run import Court
+from strategies.programs.run.real_run import RealRuns
 from strategies.programs.shrink.search import Doubt, regrouped, shrunk
 from strategies.sweep import aggregate, confirmation, executors
 from strategies.torch_api import user_modules
 from strategies.torch_api.user_modules import at_home
 from strategies.validation import finding
-from strategies.validation.finding import Docket, Hearing, Settled, Suspect
+from strategies.validation.finding import Candidate, Settled, Task, TaskResult
 from strategies.validation.overload import Note, alone
 
 # Dockets heard in workers, into lines of a journal: what dies, hangs or raises on the way costs one step, and is said.
@@ -41,7 +41,7 @@ RETRIES = 40
 _KINDS = {ALONE: alone, PAIRS: with_followers, MESHES: on_meshes}
 
 
-def hear(docket: Docket, note: Note) -> list[Hearing]:
+def hear(docket: Task, note: Note) -> list[TaskResult]:
     """A worker's part: one hearing for each unit of the docket, none if its time is up.
 
     The rules module that it names is imported.  `note` hears the number of each step before it is begun.
@@ -53,18 +53,18 @@ def hear(docket: Docket, note: Note) -> list[Hearing]:
 
 
 def hear_all(
-    hands: Hands, dockets: Sequence[Docket], journal: Journal, run: str, tick: Callable[[int], None],
+    hands: Workers, dockets: Sequence[Task], journal: Journal, run: str, tick: Callable[[int], None],
     suspected: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """A line for every unit of the dockets that is begun in time.  A step that kills the process is left out the next time; a process that
     is killed before its first step, by somebody else perhaps, is forgiven once.  `suspected` is called whenever there
     is something to confirm."""
-    dead: dict[int, list[tuple[Docket, Lost]]] = defaultdict(list)
+    dead: dict[int, list[tuple[Task, Lost]]] = defaultdict(list)
     forgiven: set[int] = set()
     todo = dict(enumerate(dockets))
     for attempt in range(RETRIES + 1):
         answers = hands.run(hear, list(todo.values()), limit=SECONDS, tick=tick if not attempt else None)
-        again: dict[int, Docket] = {}
+        again: dict[int, Task] = {}
         since = time.perf_counter()
         for (at, docket), answer in zip(todo.items(), answers, strict=True):
             if isinstance(answer, Done):
@@ -88,18 +88,18 @@ def hear_all(
             return
 
 
-def _left_out(docket: Docket, lost: Lost) -> set[int]:
+def _left_out(docket: Task, lost: Lost) -> set[int]:
     """What is not tried again: the step that killed, and of a sample that hung all: it would hang on each mesh."""
     number, _ = docket.at(lost.noted)
     return {lost.noted, docket.truth_step(number)} if lost.why.startswith(LATE) else {lost.noted}
 
 
-def _add(journal: Journal, run: str, found: Sequence[Hearing], seconds: float) -> None:
+def _add(journal: Journal, run: str, found: Sequence[TaskResult], seconds: float) -> None:
     for hearing in found:
         journal.add({**finding.task_line(hearing, seconds / len(found)), "run": run})
 
 
-def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) -> list[Hearing]:
+def _with_deaths(found: list[TaskResult], deaths: Sequence[tuple[Task, Lost]]) -> list[TaskResult]:
     for docket, lost in deaths:
         number, mesh = docket.at(lost.noted)
         sample = docket.samples[number]
@@ -111,8 +111,8 @@ def _with_deaths(found: list[Hearing], deaths: Sequence[tuple[Docket, Lost]]) ->
     return found
 
 
-def _given_up(docket: Docket, answer: Failed | Lost) -> list[Hearing]:
-    found = [Hearing(unit) for unit in docket.units()]
+def _given_up(docket: Task, answer: Failed | Lost) -> list[TaskResult]:
+    found = [TaskResult(unit) for unit in docket.units()]
     if isinstance(answer, Failed):
         crash = Crash(docket.op, "the whole overload", answer.error, answer.trace)
     else:
@@ -202,11 +202,11 @@ class _Run:
         if self.settings.confirm != "none":
             pool.prepare()
 
-    def _hands(self) -> Hands:
+    def _hands(self) -> Workers:
         if self.settings.executor:
             factory = executors.factory(self.settings.executor, self.settings.folder)
             return executors.Borrowed(factory, [self.settings.folder])
-        return worker_pool.Crew(self.settings.workers, cuda=self.settings.device == "cuda")
+        return worker_pool.WorkerPool(self.settings.workers, cuda=self.settings.device == "cuda")
 
     def _pending(self, ops: Sequence[str]) -> list[str]:
         """The overloads of this shard that have a unit which is not done yet."""
@@ -215,7 +215,7 @@ class _Run:
             return mine
         return [op for op in mine if any(set(d.units()) - self.done for d in self._trials(op, [], ""))]
 
-    def _shelf(self, hands: Hands, rules: user_modules.Registered | None) -> Shelf:
+    def _shelf(self, hands: Workers, rules: user_modules.Registered | None) -> Shelf:
         """The samples of the overloads that are left to do, kept from the run that is gone on with, or captured."""
         begun, path = self.journal.begun, self.settings.journal
         if begun is not None and path is not None:
@@ -244,28 +244,28 @@ class _Run:
             problem = f"the samples could not be written ({error.strerror})"
             raise DiskFull(path, problem, "Make room, then go on with --resume.") from error
 
-    def _trials(self, op: str, found: Sequence[Sample], why: str) -> list[Docket]:
+    def _trials(self, op: str, found: Sequence[Sample], why: str) -> list[Task]:
         """The dockets of one overload: on one axis, with what follows, and on several axes."""
         settings = self.settings
         kinds: dict[str, list[tuple[int, ...]]] = {}
         for kind, mesh in settings.trials():
             kinds.setdefault(kind, []).append(mesh)
         return [
-            Docket(
+            Task(
                 op, _for(kind, found), tuple(meshes), settings.seed, kind,
                 settings.search and kind == ALONE, home=self.home, why=why, until=settings.until,
             )
             for kind, meshes in kinds.items()
         ]  # fmt: skip
 
-    def _dockets(self, shelf: Shelf) -> list[Docket]:
+    def _dockets(self, shelf: Shelf) -> list[Task]:
         every = [d for op, (found, why) in shelf.items() for d in self._trials(op, found, why)]
         if not self.done:
             return every
         left = [replace(d, only=frozenset(set(d.units()) - self.done)) for d in every]
         return [d for d in left if d.only]
 
-    def _settle(self, hands: Hands) -> None:
+    def _settle(self, hands: Workers) -> None:
         """A line for each rule that some unit suspects, and for each that only a real run can judge."""
         heard = [finding.read_task(line) for line in of_kind(self.journal.lines, "unit")]
         doubted = finding.merged([h.suspects for h in heard], KEPT)
@@ -280,15 +280,15 @@ class _Run:
         for settled in same:
             self._add(settled)
         self.progress.phase("confirming on real processes", len(tried))
-        with Court(self.settings.confirm, self.settings.device, self.home) as court:
+        with RealRuns(self.settings.confirm, self.settings.device, self.home) as court:
             session = confirmation.Session(court, self.settings.confirm, self.settings.seed, self.home[0])
             for settled in session.settle(tried, set(doubted)):
                 self._add(settled)
                 self.progress.tick()
 
     def _shrunk(
-        self, hands: Hands, todo: Mapping[str, Sequence[Suspect]], doubted: set[str]
-    ) -> dict[str, Sequence[Suspect]]:
+        self, hands: Workers, todo: Mapping[str, Sequence[Candidate]], doubted: set[str]
+    ) -> dict[str, Sequence[Candidate]]:
         """The same, with smaller cases first.  What kills its worker on the way stays as it was."""
         seed, home = self.settings.seed, self.home
         doubts = [Doubt(name, tuple(found), name in doubted, seed, home) for name, found in todo.items()]

@@ -21,7 +21,7 @@ from strategies.validation.probe import Case, Probe
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class Candidate:
     """An instance to be run for real; `program` is set where it is more than one op on one axis."""
 
     instance: Instance
@@ -48,7 +48,7 @@ def case_of(instance: Instance, seed: int) -> Case:
     return probe.case(Rule(instance.rule.op, inputs, instance.rule.outputs), evidence.draw)
 
 
-def as_data(suspect: Suspect) -> dict[str, Any]:
+def as_data(suspect: Candidate) -> dict[str, Any]:
     """For a journal.  Raises `codec.NotData` where an argument has no form in JSON."""
     i = suspect.instance
     e = i.evidence
@@ -59,13 +59,13 @@ def as_data(suspect: Suspect) -> dict[str, Any]:
     return told if suspect.program is None else {**told, "program": _program_data(suspect.program)}
 
 
-def read_candidate(told: dict[str, Any]) -> Suspect:
+def read_candidate(told: dict[str, Any]) -> Candidate:
     """What `as_data` wrote."""
     sample = codec.read_sample(told["sample"])
     evidence = Evidence(*told["evidence"])
     rule = codec.read_rule(told["rule"])
     instance = Instance(rule, told["ranks"], sample, Verdict(told["verdict"]), told["source"], evidence)
-    return Suspect(instance, _read_program(told["program"], instance) if "program" in told else None)
+    return Candidate(instance, _read_program(told["program"], instance) if "program" in told else None)
 
 
 def _program_data(p: Program) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def of_instance(instance: Instance, reason: str) -> Finding:
     )  # fmt: skip
 
 
-def of_suspect(suspect: Suspect, verdict: Verdict, reason: str) -> Finding:
+def of_suspect(suspect: Candidate, verdict: Verdict, reason: str) -> Finding:
     evidence, program = suspect.instance.evidence, suspect.program
     found = replace(of_instance(suspect.instance, reason), verdict=verdict, got=evidence.got, want=evidence.want)
     return found if program is None else replace(found, title=str(program), mesh=program.mesh)
@@ -147,7 +147,7 @@ def read_settled(told: dict[str, Any]) -> Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Docket:
+class Task:
     """One overload's samples and the meshes that they are tried on.
 
     `skip` are steps (see `step`) that killed a worker.  `only` are the units wanted, all of them if it is None.
@@ -188,7 +188,7 @@ class Docket:
 
 
 @dataclass(slots=True)
-class Hearing:
+class TaskResult:
     """What came of one unit.  Rules are known by their text."""
 
     unit: Unit
@@ -197,8 +197,8 @@ class Hearing:
     combinations: int = 0
     sound: set[str] = field(default_factory=set)
     by_metadata: set[str] = field(default_factory=set)
-    suspects: dict[str, list[Suspect]] = field(default_factory=dict)
-    whole: dict[str, list[Suspect]] = field(default_factory=dict)
+    suspects: dict[str, list[Candidate]] = field(default_factory=dict)
+    whole: dict[str, list[Candidate]] = field(default_factory=dict)
     missing: list[Instance] = field(default_factory=list)
     untestable: dict[str, str] = field(default_factory=dict)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -209,7 +209,7 @@ def describe(sample: Sample) -> str:
     return f"{sample.op}({', '.join(sample.arguments())}) from {sample.origin}"
 
 
-def task_line(hearing: Hearing, seconds: float) -> dict[str, Any]:
+def task_line(hearing: TaskResult, seconds: float) -> dict[str, Any]:
     """The line of a journal that says it all.  What has no form in JSON is left out, and counted under `skipped`."""
     skipped = Counter(hearing.skipped)
     told: dict[str, Any] = {
@@ -217,7 +217,7 @@ def task_line(hearing: Hearing, seconds: float) -> dict[str, Any]:
         "combinations": hearing.combinations, "sound": sorted(hearing.sound),
         "by_metadata": sorted(hearing.by_metadata),
         "suspects": _charges(hearing.suspects, skipped), "whole": _charges(hearing.whole, skipped),
-        "missing": [found for i in hearing.missing if (found := _data(Suspect(i), skipped))],
+        "missing": [found for i in hearing.missing if (found := _data(Candidate(i), skipped))],
         "untestable": dict(sorted(hearing.untestable.items())),
         "crashed": [asdict(crash) for crash in hearing.crashed],
         "skipped": dict(sorted(skipped.items())),
@@ -225,12 +225,12 @@ def task_line(hearing: Hearing, seconds: float) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value not in ({}, [], 0)} | {"seconds": round(seconds, 3)}
 
 
-def _charges(kept: dict[str, list[Suspect]], skipped: Counter[str]) -> dict[str, list[Any]]:
+def _charges(kept: dict[str, list[Candidate]], skipped: Counter[str]) -> dict[str, list[Any]]:
     told = {name: [data for s in found if (data := _data(s, skipped))] for name, found in sorted(kept.items())}
     return {name: found for name, found in told.items() if found}
 
 
-def _data(suspect: Suspect, skipped: Counter[str]) -> dict[str, Any] | None:
+def _data(suspect: Candidate, skipped: Counter[str]) -> dict[str, Any] | None:
     try:
         return as_data(suspect)
     except codec.NotData as error:
@@ -238,13 +238,13 @@ def _data(suspect: Suspect, skipped: Counter[str]) -> dict[str, Any] | None:
         return None
 
 
-def read_task(told: dict[str, Any]) -> Hearing:
+def read_task(told: dict[str, Any]) -> TaskResult:
     """The hearing of which `line` made a line."""
 
-    def charged(name: str) -> dict[str, list[Suspect]]:
+    def charged(name: str) -> dict[str, list[Candidate]]:
         return {rule: [read_candidate(one) for one in found] for rule, found in told.get(name, {}).items()}
 
-    return Hearing(
+    return TaskResult(
         read_unit(told["unit"]), told.get("samples", 0), told.get("tried", 0), told.get("combinations", 0),
         set(told.get("sound", ())), set(told.get("by_metadata", ())), charged("suspects"), charged("whole"),
         [read_candidate(one).instance for one in told.get("missing", ())], dict(told.get("untestable", {})),
@@ -252,7 +252,7 @@ def read_task(told: dict[str, Any]) -> Hearing:
     )  # fmt: skip
 
 
-def keep(kept: list[Suspect], suspect: Suspect, most: int) -> None:
+def keep(kept: list[Candidate], suspect: Candidate, most: int) -> None:
     """Keep the smallest: ordinary values before NaN, then fewest ranks, then fewest elements; the earlier of equals."""
     if len(kept) == most and suspect.weight >= kept[-1].weight:
         return
@@ -261,9 +261,9 @@ def keep(kept: list[Suspect], suspect: Suspect, most: int) -> None:
     del kept[most:]
 
 
-def merged(heard: Iterable[Mapping[str, Sequence[Suspect]]], most: int) -> dict[str, list[Suspect]]:
+def merged(heard: Iterable[Mapping[str, Sequence[Candidate]]], most: int) -> dict[str, list[Candidate]]:
     """The suspects of all hearings by rule, the smallest first; rules in the order of their names."""
-    found: dict[str, list[Suspect]] = {}
+    found: dict[str, list[Candidate]] = {}
     for charged in heard:
         for name, charges in charged.items():
             for suspect in charges:

@@ -20,7 +20,7 @@ from strategies.model.rule import Claim, Sample, overload
 from strategies.model.verdict import CLASSES, Crash, Instance, Unit, Verdict, class_of
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims
-from strategies.validation.finding import Docket, Hearing, Suspect, describe, keep
+from strategies.validation.finding import Candidate, Task, TaskResult, describe, keep
 from strategies.validation.missing_rules import Seen, missing, search
 from strategies.validation.probe import try_claims
 
@@ -46,9 +46,9 @@ class Turns:
     values: Counter[str] = field(default_factory=Counter)
 
 
-def alone(docket: Docket, note: Note) -> list[Hearing]:
+def alone(docket: Task, note: Note) -> list[TaskResult]:
     """The trial of one overload on its own, a hearing for each unit.  An error of ours on one sample is a `Crash`."""
-    bench = Bench(docket)
+    bench = Recorder(docket)
     found: list[tuple[Sample, dict[int, Seen]]] = []
     for number in range(len(docket.samples)):
         if not bench.meshes(number):
@@ -63,20 +63,20 @@ def alone(docket: Docket, note: Note) -> list[Hearing]:
     return bench.all()
 
 
-class Bench:
+class Recorder:
     """The hearings of a docket, one for each unit that is wanted."""
 
-    def __init__(self, docket: Docket) -> None:
+    def __init__(self, docket: Task) -> None:
         self.docket = docket
-        self._of = {unit: Hearing(unit) for unit in docket.units()}
+        self._of = {unit: TaskResult(unit) for unit in docket.units()}
         self._many = Counter(map(class_of, docket.samples))
         self._turns = {dtypes: Turns() for dtypes in CLASSES}
         if docket.why:
             next(iter(self._of.values())).skipped[docket.why] += 1
 
-    def hearing(self, sample: Sample, mesh: tuple[int, ...]) -> Hearing:
+    def hearing(self, sample: Sample, mesh: tuple[int, ...]) -> TaskResult:
         unit = Unit(self.docket.op, self.docket.trial, class_of(sample), mesh)
-        return self._of.setdefault(unit, Hearing(unit))
+        return self._of.setdefault(unit, TaskResult(unit))
 
     def meshes(self, number: int) -> list[int]:
         """The meshes on which this sample is wanted and has killed nobody, by number."""
@@ -106,7 +106,7 @@ class Bench:
         told = Crash(self.docket.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
         self.hearing(sample, self.docket.meshes[self.meshes(number)[0]]).crashed.append(told)
 
-    def all(self) -> list[Hearing]:
+    def all(self) -> list[TaskResult]:
         return [self._of[unit] for unit in sorted(self._of)]
 
 
@@ -121,7 +121,7 @@ def _noted(every: Iterable[Variation], step: int, note: Note) -> Iterator[Variat
         yield one
 
 
-def _variations(number: int, bench: Bench) -> Iterable[Variation]:
+def _variations(number: int, bench: Recorder) -> Iterable[Variation]:
     """The sample and other calls made from it, each with its truth and the name of its form."""
     sample, seed = bench.docket.samples[number], bench.docket.seed
     try:
@@ -136,7 +136,7 @@ def _variations(number: int, bench: Bench) -> Iterable[Variation]:
     yield from variations(sample, truth, number, seed=seed, traced=traced, turns=bench.turns(sample).forms)
 
 
-def _try(variation: Variation, number: int, bench: Bench, note: Note) -> dict[int, Seen]:
+def _try(variation: Variation, number: int, bench: Recorder, note: Note) -> dict[int, Seen]:
     """Its claims on each mesh, judged into the hearings; what a search saw, by the number of ranks."""
     docket, (sample, truth, name) = bench.docket, variation
     own = docket.samples[number]
@@ -168,7 +168,7 @@ def _try(variation: Variation, number: int, bench: Bench, note: Note) -> dict[in
 
 
 def _searched(
-    sample: Sample, truth: Truth, ranks: int, claimed: list[Claim], hearing: Hearing, seed: int
+    sample: Sample, truth: Truth, ranks: int, claimed: list[Claim], hearing: TaskResult, seed: int
 ) -> Seen:  # fmt: skip
     seen = search(sample, truth, ranks, claimed, seed)
     hearing.combinations += seen.combinations
@@ -176,7 +176,7 @@ def _searched(
     return seen
 
 
-def record(hearing: Hearing, instance: Instance, number: int) -> None:
+def record(hearing: TaskResult, instance: Instance, number: int) -> None:
     """The verdict on one instance, of sample `number`, goes into its unit's hearing."""
     name = str(instance.rule)
     hearing.tried += 1
@@ -187,6 +187,6 @@ def record(hearing: Hearing, instance: Instance, number: int) -> None:
     elif instance.verdict is Verdict.UNTESTABLE:
         hearing.untestable[name] = instance.evidence.reason
     elif instance.verdict is Verdict.UNSOUND:
-        keep(hearing.suspects.setdefault(name, []), Suspect(instance), CHARGES)
+        keep(hearing.suspects.setdefault(name, []), Candidate(instance), CHARGES)
     elif number < WHOLE:
-        keep(hearing.whole.setdefault(name, []), Suspect(instance), WHOLE)
+        keep(hearing.whole.setdefault(name, []), Candidate(instance), WHOLE)

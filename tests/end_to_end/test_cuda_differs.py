@@ -7,7 +7,7 @@ from localtensor.layout.spec import parse
 from strategies.model.rule import Rule
 from strategies.model.verdict import Crash, Finding, Unit, Verdict
 from strategies.validation import finding
-from strategies.validation.finding import Hearing, Settled
+from strategies.validation.finding import Settled, TaskResult
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import planted
 from tests.strategies.wrong_here import if_cumprod_is_wrong
@@ -20,7 +20,7 @@ NAME = "aten.relu.default: S(0) -> S(0)"
 
 
 def heard(**said):
-    return finding.task_line(replace(Hearing(UNIT), **said), 0.0)
+    return finding.task_line(replace(TaskResult(UNIT), **said), 0.0)
 
 
 def settled(verdict, reason="1 where the op gives 2"):

@@ -25,7 +25,7 @@ from strategies.model import codec
 from strategies.model.oracle import REFUSALS, Truth, tell
 from strategies.model.rule import Program, Sample
 from strategies.programs.run.program_oracle import call_of_program, truth_about
-from strategies.programs.run.rank_run import Part
+from strategies.programs.run.rank_run import RankTask
 from strategies.programs.run.real_run import right, work_of
 from strategies.programs.run.verdict import Confirmation
 from strategies.torch_api.mesh_and_caches import averages
@@ -40,7 +40,7 @@ class Found:
 
     rule: str
     program: Program
-    parts: tuple[Part, ...]
+    parts: tuple[RankTask, ...]
 
     @property
     def op(self) -> str:
@@ -54,7 +54,7 @@ class Found:
         partial = any(isinstance(p, Partial) for row in program.inputs for p in row)
         return truth_about(program.sample, program.then, partial=partial)
 
-    def fresh_parts(self) -> tuple[Part, ...]:
+    def fresh_parts(self) -> tuple[RankTask, ...]:
         """The parts, of which a run may write to the pieces."""
         return tuple(replace(part, pieces=tuple(p.clone() for p in part.pieces)) for part in self.parts)
 
@@ -73,7 +73,7 @@ def _read(told: dict[str, Any]) -> Found:
     for leaf, x in enumerate(sample.tensors):
         held = told["held"].get(str(leaf))
         columns.append([codec.read_tensor(t) for t in held] if held else _split(x, inputs[leaf], program.mesh))
-    part = Part(call_of_program(program), inputs, (), (), (), "cpu", ("", ""), program.mesh, program.flattened)
+    part = RankTask(call_of_program(program), inputs, (), (), (), "cpu", ("", ""), program.mesh, program.flattened)
     return Found(
         told["rule"],
         program,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from localtensor.layout.spec import parse
 from strategies.gate.decision import ignored_finding, keys_of
-from strategies.gate.model import Choice, Entry, GateResult, Judged, Key, SourceLine
+from strategies.gate.model import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 
@@ -31,11 +31,11 @@ def key(found, dtypes="real", mesh="1 axis"):
 
 def new(found, *dtypes, **more):
     keys = tuple(key(found, one) for one in dtypes or ("real",))
-    return Judged(found, keys, keys, **more)
+    return ReviewedFinding(found, keys, keys, **more)
 
 
 def known(found, *entries):
-    return Judged(found, tuple(entry.key for entry in entries), (), accepted=entries)
+    return ReviewedFinding(found, tuple(entry.key for entry in entries), (), accepted=entries)
 
 
 COUNTS = Counts(sound=3, unsound=2, crashed=1, samples=4, overloads=5, instances=90)
@@ -88,7 +88,7 @@ def huge(count=6_000):
 def unasked():
     """A registration that torch never asks, as the gate judges it."""
     found = ignored_finding("my.scale.default")
-    return replace(CLEAN, findings=(Judged(found, keys_of(found), keys_of(found), SourceLine("rules.py", 4)),))
+    return replace(CLEAN, findings=(ReviewedFinding(found, keys_of(found), keys_of(found), SourceLine("rules.py", 4)),))
 
 
 EVERY = {

@@ -8,7 +8,7 @@ from strategies.model.settings import Settings
 from strategies.model.verdict import Crash, Unit, Verdict
 from strategies.validation import finding as dockets
 from strategies.validation import finding as findings
-from strategies.validation.finding import Hearing, Settled
+from strategies.validation.finding import Settled, TaskResult
 from tests.strategies.gate_cases import HOSTILE, RAISES, finding
 
 OPS = ["aten.add.Tensor", "aten.add_.Tensor", "aten.cumprod.default", "aten.gather.default", "aten.neg.default"]
@@ -30,7 +30,7 @@ def begin(**more):
 
 
 def heard(op, *, trial="alone", dtypes="real", mesh=(2,), **what):
-    return dockets.task_line(Hearing(Unit(op, trial, dtypes, mesh), **what), 0.5)
+    return dockets.task_line(TaskResult(Unit(op, trial, dtypes, mesh), **what), 0.5)
 
 
 def settled(found):

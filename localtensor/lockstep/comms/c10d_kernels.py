@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from localtensor.collectives.c10d_table import Brought, Served
-from localtensor.collectives.rendezvous import Group, Part
+from localtensor.collectives.rendezvous import Contribution, Group
 from localtensor.errors import NotHeld
 from localtensor.lockstep.comms import collectives
 from localtensor.lockstep.comms.collectives import Value, value_of
@@ -186,11 +186,11 @@ def by_ranks(mode: Any, served: Served, brought: Brought, whole: Family) -> list
     return [collectives.of_ranks(output, mode.world) for output in outputs]
 
 
-def _part(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Part:
+def _part(mode: Any, served: Served, brought: Brought, rank: int, group: Group) -> Contribution:
     reads = _held_on(mode, served.kind, brought.reads, rank)
     if served.kind == "scatter" and rank != group.ranks[brought.root or 0]:
         reads = []
-    part = Part(rank, served.kind, group, reads, (), None, op=brought.op)
+    part = Contribution(rank, served.kind, group, reads, (), None, op=brought.op)
     part.root = None if brought.root is None else group.ranks[brought.root]
     return part
 

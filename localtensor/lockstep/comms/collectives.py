@@ -19,7 +19,7 @@ from localtensor.collectives import reference
 from localtensor.errors import NotHeld
 from localtensor.layout.reductions import Op
 from localtensor.lockstep.comms import stacked_collectives
-from localtensor.lockstep.comms.stacked_collectives import Family, Plan, pick, taken
+from localtensor.lockstep.comms.stacked_collectives import Family, IndexPlan, pick, taken
 from localtensor.lockstep.values.local_tensor import LocalTensor
 from localtensor.lockstep.values.partition import NOWHERE, Partition, partition, rows_apart
 from localtensor.lockstep.values.rank_int import on_rank
@@ -57,7 +57,7 @@ def check_held(call: str, held: Partition, whole: Family) -> None:
 
 
 def _over(
-    call: str, value: Value, whole: Family, planned: stacked_collectives.Planned, do: Callable[[Tensor, Plan], Tensor], plain: Plain,
+    call: str, value: Value, whole: Family, planned: stacked_collectives.Planned, do: Callable[[Tensor, IndexPlan], Tensor], plain: Plain,
     *, keep: bool = False, root: int = 0,
 ) -> Value:  # fmt: skip
     """The collective, cell by cell; rank by rank where shapes differ.  Who is in no group may keep what it had."""
@@ -136,7 +136,7 @@ def all_reduce(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
 def reduce(value: Value, whole: Family, op: Op, root: int, plain: Plain) -> Value:
     """The root of each group holds what its tensors fold into; the others hold what they had."""
 
-    def do(x: Tensor, plan: Plan) -> Tensor:
+    def do(x: Tensor, plan: IndexPlan) -> Tensor:
         return stacked_collectives.reduced(x, plan, op)
 
     return _over("reduce", value, whole, stacked_collectives.to_root, do, plain, keep=True, root=root)
@@ -187,14 +187,14 @@ def gather(value: Value, whole: Family, root: int, plain: Plain) -> Value:
 def reduce_scatter(value: Value, whole: Family, op: Op, plain: Plain) -> Value:
     """Each member holds its piece, along dim 0, of what its group's tensors fold into; dim 0 must divide."""
 
-    def do(x: Tensor, plan: Plan) -> Tensor:
+    def do(x: Tensor, plan: IndexPlan) -> Tensor:
         _must_divide(x, plan)
         return _cut(stacked_collectives.reduced(x, plan, op), plan.members)
 
     return _over("reduce_scatter_tensor", value, whole, stacked_collectives.dealt, do, plain)
 
 
-def _must_divide(x: Tensor, plan: Plan) -> None:
+def _must_divide(x: Tensor, plan: IndexPlan) -> None:
     if x.dim() < 2 or x.shape[1] % plan.members:
         raise _Unlike
 
@@ -207,7 +207,7 @@ def _cut(x: Tensor, members: int) -> Tensor:
 def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
     """Each member holds the pieces that the others have for it, one behind the other; dim 0 must divide."""
 
-    def do(x: Tensor, plan: Plan) -> Tensor:
+    def do(x: Tensor, plan: IndexPlan) -> Tensor:
         _must_divide(x, plan)
         rows = stacked_collectives.exchanged(x.unflatten(1, (plan.members, x.shape[1] // plan.members)), plan)
         return rows.reshape(rows.shape[0], *x.shape[1:])
@@ -218,7 +218,7 @@ def all_to_all(value: Value, whole: Family, plain: Plain) -> Value:
 def move_shards(value: Value, whole: Family, gather_dim: int, shard_dim: int, plain: Plain) -> Value:
     """Shards of one dim have become shards of another; that dim must divide."""
 
-    def do(x: Tensor, plan: Plan) -> Tensor:
+    def do(x: Tensor, plan: IndexPlan) -> Tensor:
         members, dims = plan.members, range(x.dim() - 1)
         if shard_dim not in dims or gather_dim not in dims or x.shape[shard_dim + 1] % members:
             raise _Unlike

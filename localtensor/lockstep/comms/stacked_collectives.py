@@ -114,7 +114,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class IndexPlan:
     """Which rows are taken, after the levels of a fold; `places` is the resulting row of each group."""
 
     rows: int
@@ -144,7 +144,7 @@ def taken(x: Tensor, rows: Pick) -> Tensor:
     return x[rows] if isinstance(rows, slice) else x.index_select(0, rows.to(x.device))
 
 
-def fold_plan(ids: Ids) -> Plan:
+def fold_plan(ids: Ids) -> IndexPlan:
     """In the order of `fold_order.by_pairs`; a pair that occurs twice is folded once.
 
     So ranks with equal values cost next to nothing.
@@ -163,16 +163,16 @@ def fold_plan(ids: Ids) -> Plan:
         levels.append(Level(pick(codes // many), pick(codes % many), rest))
         ids = next_ids
     rows, places = np.unique(ids[:, 0], return_inverse=True)
-    return Plan(len(rows), places.reshape(-1), pick(rows), tuple(levels), members)
+    return IndexPlan(len(rows), places.reshape(-1), pick(rows), tuple(levels), members)
 
 
-def table_plan(ids: Ids) -> Plan:
+def table_plan(ids: Ids) -> IndexPlan:
     """All members' rows for each group; groups with the same have them once.  `rows` are different groups here."""
     found, places = np.unique(ids, axis=0, return_inverse=True)
-    return Plan(len(found), places.reshape(-1), pick(found), (), ids.shape[1])
+    return IndexPlan(len(found), places.reshape(-1), pick(found), (), ids.shape[1])
 
 
-def reduced(x: Tensor, plan: Plan, op: Op) -> Tensor:
+def reduced(x: Tensor, plan: IndexPlan, op: Op) -> Tensor:
     """What the groups fold into, a row for each different result."""
     op, x = premultiplied(op, x)
     pair = "sum" if op == "avg" else op
@@ -183,19 +183,19 @@ def reduced(x: Tensor, plan: Plan, op: Op) -> Tensor:
     return divided(x, plan.members) if op == "avg" else x
 
 
-def gathered(x: Tensor, plan: Plan) -> Tensor:
+def gathered(x: Tensor, plan: IndexPlan) -> Tensor:
     """All members' tensors one behind the other, along a new dim 1; a row for each different group."""
     return taken(x, plan.last).reshape(plan.rows, plan.members, *x.shape[1:])
 
 
-def exchanged(x: Tensor, plan: Plan) -> Tensor:
+def exchanged(x: Tensor, plan: IndexPlan) -> Tensor:
     """Each member's piece for each other, dim 1 of x being the pieces: rows [groups * members, members, ...]."""
     members, shape = plan.members, x.shape[2:]
     pieces = taken(x, plan.last).reshape(plan.rows, members, members, *shape).transpose(1, 2)
     return pieces.reshape(plan.rows * members, members, *shape)
 
 
-def of_members(plan: Plan) -> Ids:
+def of_members(plan: IndexPlan) -> Ids:
     """The row of each member, where each different group has a row for each of its members."""
     return plan.places[:, None] * plan.members + np.arange(plan.members)
 
@@ -218,7 +218,7 @@ class Spot(NamedTuple):
 class Recipe(NamedTuple):
     """The plans, each with its cell; what ranks in no group keep; and who reads which row of the results."""
 
-    steps: tuple[tuple[int, Plan], ...]
+    steps: tuple[tuple[int, IndexPlan], ...]
     kept: tuple[tuple[int, Pick], ...]
     held: Partition
 
@@ -238,43 +238,43 @@ def spots(held: Partition, whole: Family) -> tuple[Spot, ...] | None:
     return tuple(found)
 
 
-def by_fold(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+def by_fold(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
     """All members read what their group folds into."""
     plan = fold_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks
 
 
-def to_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+def to_root(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
     """The root alone reads what its group folds into."""
     plan = fold_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
 
 
-def dealt(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+def dealt(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
     """Each member reads its piece of what its group folds into."""
     plan = fold_plan(spot.ids)
     return plan, plan.rows * plan.members, of_members(plan), spot.ranks
 
 
-def together(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+def together(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
     """All members read the table of their group's rows."""
     plan = table_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks
 
 
-def at_root(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+def at_root(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
     """The root alone reads the table of its group's rows."""
     plan = table_plan(spot.ids)
     return plan, plan.rows, plan.places[:, None], spot.ranks[:, root : root + 1]
 
 
-def crosswise(spot: Spot, root: int) -> tuple[Plan, int, Any, Any]:
+def crosswise(spot: Spot, root: int) -> tuple[IndexPlan, int, Any, Any]:
     """Each member reads the pieces that its group's members have for it."""
     plan = table_plan(spot.ids)
     return plan, plan.rows * plan.members, of_members(plan), spot.ranks
 
 
-Planned = Callable[[Spot, int], tuple[Plan, int, Any, Any]]
+Planned = Callable[[Spot, int], tuple[IndexPlan, int, Any, Any]]
 """One of the functions above: from a spot and the root's place to the plan, how many rows it makes, and which of them
 is read by which ranks (int64 of one shape, [groups, members] or what spreads to that)."""
 

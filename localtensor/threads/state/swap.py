@@ -28,7 +28,7 @@ _ALL_SPECIALS = [make() for make in (*GENERATORS, *SPECIALS)]
 SLOTS: dict[str, Any] = {slot.name: slot for slot in (*FLAGS, *NAMES, *_ALL_SPECIALS)}
 
 
-class _Plan:
+class _SlotPlan:
     """The slots whose modules are there, flat, so that a hand-over is a few plain loops.  It only ever grows."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Plan:
         return len(sys.modules) != self.modules or (self.cuda_waits and torch.cuda.is_initialized())
 
 
-_PLAN = _Plan()
+_PLAN = _SlotPlan()
 
 
 class _State:

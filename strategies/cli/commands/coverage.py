@@ -15,7 +15,7 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_journal, read, strange
 from strategies.base.progress import Progress, bar
 from strategies.base.signals import many, printed, undisturbed
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from strategies.cli.options import CoverageOptions
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
@@ -23,8 +23,8 @@ from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict
 from strategies.ops.semantics.rulebook import Book, Entry
 from strategies.ops.validation.claims import calls
 from strategies.ops.validation.coverage import Compared, coverage, most_used
-from strategies.ops.validation.run import Heard, Terms, trials
-from strategies.sweep.coverage import Tried, as_json, rendered, table
+from strategies.ops.validation.run import RuleResult, Terms, trials
+from strategies.sweep.coverage import OverloadCoverage, as_json, rendered, table
 from strategies.sweep.session import put_on_trial
 from strategies.torch_api import population
 
@@ -76,7 +76,7 @@ def _now(errors: Console, options: CoverageOptions) -> tuple[Line, Sequence[Line
         return journal.begun or {}, journal.lines
 
 
-def of_lines(lines: Iterable[Line]) -> dict[str, Tried]:
+def of_lines(lines: Iterable[Line]) -> dict[str, OverloadCoverage]:
     """What became of each overload, by the lines of a journal; trials of one op alone count."""
     samples: Counter[str] = Counter()
     verdicts: dict[str, set[str]] = defaultdict(set)
@@ -95,7 +95,9 @@ def of_lines(lines: Iterable[Line]) -> dict[str, Tried]:
         if op in samples:
             verdicts[op].add(Verdict.SOUND.value if line["verdict"] == "cleared" else line["verdict"])
             reasons[op] += [line["reason"]] if "reason" in line else []
-    return {op: Tried(samples[op], frozenset(verdicts[op]), tuple(dict.fromkeys(reasons[op]))) for op in samples}
+    return {
+        op: OverloadCoverage(samples[op], frozenset(verdicts[op]), tuple(dict.fromkeys(reasons[op]))) for op in samples
+    }
 
 
 # What `python -m strategies.ops` does: every rule of our own on trial at full strength, totals, and the exit code.
@@ -125,7 +127,7 @@ def validate_ops(
     if not entries:
         errors.print(f"{OPS_CALL}: no rule of our own is of {' or '.join(patterns) or 'any family'}.", markup=False)
         return USAGE
-    heard: list[Heard] = []
+    heard: list[RuleResult] = []
     with bar(errors, quiet) as progress:
         for seed in range(seeds):
             heard += _once(entries, Terms(tuple(ranks), seed), most, workers, progress, near=len(entries) < len(book))
@@ -144,16 +146,16 @@ def _fits(entry: Entry, pattern: str) -> bool:
 
 def _once(
     entries: Sequence[Entry], terms: Terms, most: int, workers: int, progress: Progress, *, near: bool
-) -> list[Heard]:
+) -> list[RuleResult]:
     progress.phase(f"calls, seed {terms.seed}", len(opinfo_samples.database()))
-    with Crew(workers) as crew:
+    with WorkerPool(workers) as crew:
         found = calls(crew, [e.op for e in entries], seed=terms.seed, most=most, tick=progress.tick, near=near)
     progress.phase(f"trials, seed {terms.seed}", len([e for e in entries if found.of.get(e.op)]))
-    with Crew(workers) as crew:  # another one: what was captured is there where it is forked
+    with WorkerPool(workers) as crew:  # another one: what was captured is there where it is forked
         return trials(crew, entries, found.of, found.without, terms, progress.tick)
 
 
-def print_validation(heard: Sequence[Heard], out: Console) -> int:
+def print_validation(heard: Sequence[RuleResult], out: Console) -> int:
     """Prints what is wrong, what was not tested and why, and the totals; gives the exit code."""
     wrong = dict.fromkeys(sentence for one in heard for sentence in one.wrong)
     tested = {one.op for one in heard if one.tested}
@@ -173,7 +175,7 @@ def print_validation(heard: Sequence[Heard], out: Console) -> int:
     return WRONG if wrong else CLEAN if tested else NOTHING
 
 
-def _untested(heard: Sequence[Heard], tested: set[str]) -> dict[str, str]:
+def _untested(heard: Sequence[RuleResult], tested: set[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in heard:
         if one.op not in tested:
@@ -191,10 +193,10 @@ def compare_ops(*, most: int = 6, ranks: Sequence[int] = (2, 3), workers: int = 
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     with bar(errors, quiet) as progress:
         progress.phase("calls", len(opinfo_samples.database()))
-        with Crew(workers) as crew:
+        with WorkerPool(workers) as crew:
             found = calls(crew, most_used(), most=most, tick=progress.tick)
         progress.phase("overloads", len(most_used()))
-        with Crew(workers) as crew:
+        with WorkerPool(workers) as crew:
             compared = coverage(crew, found.of, ranks=ranks, tick=progress.tick)
     return print_comparison(compared, out)
 

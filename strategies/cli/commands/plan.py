@@ -29,7 +29,8 @@ from strategies.planner.search.api import CHEAPEST, NoPlan, Way, plan, ways
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Sent, Time
 from strategies.planner.text import report
-from strategies.planner.text.options import Asked, BadPlanOption, asked, sizes_of
+from strategies.planner.text.options import BadPlanOption, asked, sizes_of
+from strategies.planner.text.options import PlanOptions as Asked
 from strategies.planner.text.parser import text_of
 from strategies.torch_api.specs import device_mesh, to_torch
 from strategies.torch_api.user_modules import imported

@@ -13,9 +13,9 @@ from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, WRONG, gently, wrote
 from strategies.cli.options import SAMPLES, ValidateOptions, plan_sizes
 from strategies.planner.audit.pairs import MODES, draw_pairs
-from strategies.planner.audit.report import Cause, Tried, as_json, as_text, causes, confirmed, rows, wasted
+from strategies.planner.audit.report import AuditResult, Cause, as_json, as_text, causes, confirmed, rows, wasted
 from strategies.planner.audit.script import script
-from strategies.planner.audit.verdict import Bench, Verdict, judge
+from strategies.planner.audit.verdict import RealRuns, Verdict, judge
 
 MESHES = ("2", "3", "2,2", "2,3")
 
@@ -56,7 +56,7 @@ def run(options: ValidateOptions) -> int:
     return (code or NOTHING) if problem else code
 
 
-def exit_code(tried: Tried) -> int:
+def exit_code(tried: AuditResult) -> int:
     """1 if something is wrong on real processes, too; 3 if nothing was tried; 0."""
     if tried.confirmed:
         return WRONG
@@ -80,15 +80,15 @@ def _confirmed(options: ValidateOptions, found: list[Cause], shown: Bar) -> list
     if options.confirm == "none" or not found:
         return found
     shown.phase("on real processes", len(found))
-    with Bench(options.confirm) as bench:
+    with RealRuns(options.confirm) as bench:
         return confirmed(found, bench, shown.tick)
 
 
 def _tried(
     options: ValidateOptions, verdicts: Sequence[Verdict], found: Sequence[Cause], *, whole: bool = True
-) -> Tried:
+) -> AuditResult:
     version = torch.__version__.split("+")[0]
-    return Tried(version, options.seed, rows(verdicts), tuple(found), wasted(verdicts), whole)
+    return AuditResult(version, options.seed, rows(verdicts), tuple(found), wasted(verdicts), whole)
 
 
 def _so_far(verdicts: Sequence[Verdict], found: Sequence[Cause]) -> list[str]:

@@ -13,7 +13,7 @@ from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, NOTHING, WRONG, say, wrote
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore
-from strategies.propagation.races.linearizability import Finding, Part, Tried
+from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
 from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script
 
 SCHEDULES = {"once": 20_000, "propagate": 2_000, "dtensor": 20}
@@ -48,7 +48,7 @@ def run(options: RacesOptions) -> int:
     return (code or NOTHING) if problem else code
 
 
-def exit_code(parts: list[Part]) -> int:
+def exit_code(parts: list[ProgramSummary]) -> int:
     """1 if something was found; 3 if a part was not run; 0."""
     if any(part.findings for part in parts):
         return WRONG
@@ -58,7 +58,7 @@ def exit_code(parts: list[Part]) -> int:
 # -- programs of ours, explored
 
 
-def _explored(options: RacesOptions, shown: Bar) -> list[Part]:
+def _explored(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
     programs, within = explore.ONCE, explore.WITHIN
     if options.target == "propagate":
         from strategies.propagation.races import propagator_programs  # which imports torch
@@ -80,10 +80,10 @@ def _explored(options: RacesOptions, shown: Bar) -> list[Part]:
     return [_part(options.target, one) for one in tried]
 
 
-def _part(target: str, tried: Tried) -> Part:
+def _part(target: str, tried: ExploredProgram) -> ProgramSummary:
     trouble = "" if tried.schedules else "its share of the time was over before it began"
     if tried.failure is None:
-        return Part(tried.name, tried.promise, tried.schedules, tried.seconds, trouble=trouble)
+        return ProgramSummary(tried.name, tried.promise, tried.schedules, tried.seconds, trouble=trouble)
     module, within = "cache_programs", "explore.WITHIN"
     if target == "propagate":
         module, within = "propagator_programs", "propagator_programs.WITHIN"
@@ -97,20 +97,22 @@ def _part(target: str, tried: Tried) -> Part:
         "raise SystemExit(str(failure) if failure else 0)\n"
     )
     finding = Finding(tried.name, tried.failure.kind, 1, str(tried.failure), text)
-    return Part(tried.name, tried.promise, tried.schedules, tried.seconds, (finding,))
+    return ProgramSummary(tried.name, tried.promise, tried.schedules, tried.seconds, (finding,))
 
 
 # -- torch's own propagator, free-running
 
 
-def _free(options: RacesOptions, shown: Bar) -> list[Part]:
+def _free(options: RacesOptions, shown: Bar) -> list[ProgramSummary]:
     end = None if options.seconds is None else time.monotonic() + options.seconds
     shown.phase("--target dtensor", len(SCRIPTS))
     parts = []
     for name, asks in SCRIPTS.items():
         left = PER_SCRIPT if end is None else min(PER_SCRIPT, end - time.monotonic() - GRACE)
         if end is not None and left < LEAST - GRACE:
-            parts.append(Part(name, asks, 0, 0.0, trouble=f"too little was left of --seconds {options.seconds:g}"))
+            parts.append(
+                ProgramSummary(name, asks, 0, 0.0, trouble=f"too little was left of --seconds {options.seconds:g}")
+            )
         else:
             text = script(
                 name, threads=options.threads or THREADS, rounds=options.schedules or SCHEDULES["dtensor"],
@@ -144,7 +146,7 @@ def _repeat(options: RacesOptions) -> str:
     return f"Repeat: localtensor races --target {options.target} --seed {options.seed}{settings} --repro FOLDER writes a script for each"
 
 
-def _write_scripts(folder: Path, parts: list[Part]) -> None:
+def _write_scripts(folder: Path, parts: list[ProgramSummary]) -> None:
     for part in parts:
         if part.findings:
             write_whole(folder / f"races_{part.name}.py", part.findings[0].script)

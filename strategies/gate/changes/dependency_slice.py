@@ -16,7 +16,7 @@ RULE, OP, REGISTRATION = "its rule", "the op", "its registration"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SliceStatement:
     """One statement of a slice: its `head` and `body` with the names that references have where they lead to.
 
     `origin` is what it is reached from: the rule, the op itself, or the registration.
@@ -33,7 +33,7 @@ class Part:
 class Slice:
     """`text` is equal for two slices that do the same.  `doubts` say why other statements may matter, too."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SliceStatement, ...]
     text: str
     doubts: tuple[str, ...] = ()
     outside: frozenset[str] = field(default_factory=frozenset)
@@ -82,7 +82,7 @@ class Slicer:
             self.todo.append(node)
         return f"@{self.numbers[node]}"
 
-    def _part(self, node: Node) -> tuple[Part, str]:
+    def _part(self, node: Node) -> tuple[SliceStatement, str]:
         unit = node[0]
         form, origin = self.index.form(unit), self.origins[node]
         self.doubts.update((f"{doubt} in {unit.path}", None) for doubt in form.doubts)
@@ -94,7 +94,9 @@ class Slicer:
         line = [token if isinstance(token, str) else self._lead(token, node, whence) for token, whence in told]
         changers = self.index.changers(unit)
         line += [self._number((changer, node[1] and not self._full(changer)), origin) for changer in changers]
-        part = Part(unit, origin, unit in self.roots.units, self._named(form.head, node), self._named(form.body, node))
+        part = SliceStatement(
+            unit, origin, unit in self.roots.units, self._named(form.head, node), self._named(form.body, node)
+        )
         return part, " ".join(line)
 
     def _lead(self, reference: Reference, node: Node, origin: str) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strategies.base.git import Repository, blob_name, repository
-from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
+from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
 from strategies.gate.changes.module_model import Function, Unit
 from strategies.gate.changes.project import Project, Trees, of_repository, starts_of, written_now
 from strategies.gate.changes.version_view import Seen, View, located
@@ -31,7 +31,7 @@ def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collect
 
     The rule function itself comes first, then its registration, the op, and what these depend on, the nearest first.
     """
-    sakes: dict[str, list[Part]] = defaultdict(list)
+    sakes: dict[str, list[SliceStatement]] = defaultdict(list)
     for part in then.parts:
         sakes[part.unit.label].append(part)
     ranked = [
@@ -51,13 +51,15 @@ def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collect
     return f"{_called(gone.unit)}, on which {gone.origin} depended, is gone"
 
 
-def _rank(part: Part, functions: Collection[Unit], makers: Collection[Unit]) -> int:
+def _rank(part: SliceStatement, functions: Collection[Unit], makers: Collection[Unit]) -> int:
     if part.unit in functions:
         return int(part.unit in makers)
     return 2 + (part.origin == OP) if part.root else 4
 
 
-def _words(part: Part, sakes: Sequence[Part], functions: Collection[Unit], makers: Collection[Unit]) -> str:
+def _words(
+    part: SliceStatement, sakes: Sequence[SliceStatement], functions: Collection[Unit], makers: Collection[Unit]
+) -> str:
     unit, node = part.unit, part.unit.node
     what = _what(part, sakes)
     if part.unit in makers:
@@ -83,7 +85,7 @@ def _words(part: Part, sakes: Sequence[Part], functions: Collection[Unit], maker
     return f"{_called(unit)}, on which {part.origin} depends, {what}"
 
 
-def _what(part: Part, sakes: Sequence[Part]) -> str:
+def _what(part: SliceStatement, sakes: Sequence[SliceStatement]) -> str:
     """Whether its text changed, or only what one of its names leads to."""
     text = f"{part.head} {part.body}"
     for other in sakes:

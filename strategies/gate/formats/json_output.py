@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from localtensor.layout import short
-from strategies.gate.model import Entry, GateResult, Judged, Key
+from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding
 from strategies.sweep.report.text_and_json import call_text, silent
 
 
@@ -46,7 +46,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
     return {**_key(entry.key), "reason": entry.reason, "expires": entry.expires.isoformat() if entry.expires else None}
 
 
-def _judged(judged: Judged) -> dict[str, Any]:
+def _judged(judged: ReviewedFinding) -> dict[str, Any]:
     f = judged.finding
     return {
         "op": f.rule.op,

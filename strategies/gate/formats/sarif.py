@@ -11,7 +11,7 @@ from urllib.parse import quote
 from strategies.base.progress import printable
 from strategies.gate.decision import IGNORED
 from strategies.gate.formats.wording import BASELINE, fingerprint, happens, stale
-from strategies.gate.model import Entry, GateResult, Judged, Key, SourceLine
+from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.sweep.report.text_and_json import silent
 
 MOST = 4_999
@@ -97,7 +97,7 @@ def _result(rule: str, key: Key, level: str, text: str, place: SourceLine) -> di
     }
 
 
-def _found(judged: Judged, key: Key, level: str, baseline: str) -> dict[str, Any]:
+def _found(judged: ReviewedFinding, key: Key, level: str, baseline: str) -> dict[str, Any]:
     place = judged.place or SourceLine(baseline, 1)
     rule = UNASKED if key.rule == IGNORED else SILENT if silent(judged.finding) else LOUD
     return _result(rule, key, level, f"{key}: {happens(judged)}", place)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from strategies.base.progress import counted
 from strategies.gate.baseline import ANY
-from strategies.gate.model import Entry, GateResult, Judged, Key
+from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding
 from strategies.model.verdict import Verdict
 from strategies.sweep.report.text_and_json import call_text
 
@@ -19,7 +19,7 @@ BASELINE = "localtensor-baseline.json"
 """Where a reader is sent for what stands in no other file."""
 
 
-def happens(judged: Judged) -> str:
+def happens(judged: ReviewedFinding) -> str:
     """What happens, on how many ranks, and what has shown it."""
     found = judged.finding
     if found.ranks < 2:  # a registration that torch never asks: no run shows it
@@ -105,7 +105,7 @@ def verdict(result: GateResult) -> Text:
     return Text.assemble((word, style), tail)
 
 
-def _new(console: Console, new: Sequence[Judged]) -> None:
+def _new(console: Console, new: Sequence[ReviewedFinding]) -> None:
     if not new:
         return
     table = Table(title=f"New: wrong, and nobody has accepted it ({len(new)})", title_justify="left")

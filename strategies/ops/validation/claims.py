@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from localtensor.layout import UNSTABLE
-from strategies.base.worker_pool import Hands
+from strategies.base.worker_pool import Workers
 from strategies.inputs import opinfo_samples
 from strategies.inputs.opinfo_samples import gather
 from strategies.inputs.selection import pick_overloads
@@ -54,7 +54,7 @@ def local_calls(entry: Entry, call: Call, ask: Ask, line: Line, ranks: int) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EntryResult:
     """What came of an entry's trial: the instances that are wrong, and how many were sound, by rule."""
 
     entry: Entry
@@ -70,7 +70,7 @@ def judge(
     seed: int = 0,
     budget: int = 2,
     given: Iterable[Sample] | None = None,
-) -> Judged:
+) -> EntryResult:
     """The entry on trial, on samples of its overload, their other forms and other values, on one axis.
 
     `given` are calls of it, else they are taken from OpInfo or drawn.
@@ -84,7 +84,7 @@ def judge(
                 sound[str(instance.rule)] = sound.get(str(instance.rule), 0) + 1
             else:
                 wrong.append(instance)
-    return Judged(entry, tuple(wrong), sound, count)
+    return EntryResult(entry, tuple(wrong), sound, count)
 
 
 def _tried(
@@ -123,7 +123,7 @@ class Calls:
 
 
 def calls(
-    crew: Hands,
+    crew: Workers,
     wanted: Collection[str],
     *,
     seed: int = 0,

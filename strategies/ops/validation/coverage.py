@@ -18,7 +18,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.layout import UNSTABLE, shorts
-from strategies.base.worker_pool import Done, Failed, Hands
+from strategies.base.worker_pool import Done, Failed, Workers
 from strategies.inputs.variants import adversarial as adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
 from strategies.model.oracle import REFUSALS, Truth, tell
@@ -228,7 +228,7 @@ def _work(task: _Task, note: Callable[[int], None]) -> Compared:
 
 
 def coverage(
-    crew: Hands,
+    crew: Workers,
     calls: Mapping[str, Sequence[Sample]],
     *,
     ops: Sequence[str] | None = None,

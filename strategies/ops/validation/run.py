@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import agreed, short
-from strategies.base.worker_pool import Done, Failed, Hands, Lost
+from strategies.base.worker_pool import Done, Failed, Lost, Workers
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance
 from strategies.ops.all_rules import OUR_RULES
@@ -56,7 +56,7 @@ def sent(entry: Entry) -> Entry | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RuleResult:
     """What came of one entry: what is wrong, how often it was right, on how many calls, and what could not be tried."""
 
     op: str
@@ -74,7 +74,7 @@ class Heard:
         return self.sound > 0 or bool(self.wrong)
 
 
-def hear(task: Task, note: Note) -> Heard:
+def hear(task: Task, note: Note) -> RuleResult:
     """A worker's part: the trial of one entry."""
     noted = _noted([(i, call) for i, call in enumerate(task.calls) if i not in task.skip], note)
     terms = task.terms
@@ -114,8 +114,8 @@ def _noted(calls: Iterable[tuple[int, Sample]], note: Note) -> Iterator[Sample]:
         yield call
 
 
-def _of(entry: Entry) -> Heard:
-    return Heard(entry.op, entry.family, entry.where)
+def _of(entry: Entry) -> RuleResult:
+    return RuleResult(entry.op, entry.family, entry.where)
 
 
 def _told(one: Instance) -> str:
@@ -125,13 +125,13 @@ def _told(one: Instance) -> str:
 
 
 def trials(
-    crew: Hands,
+    crew: Workers,
     entries: Sequence[Entry],
     calls: Mapping[str, Sequence[Sample]],
     without: Mapping[str, str],
     terms: Terms,
     tick: Callable[[int], None] | None = None,
-) -> list[Heard]:
+) -> list[RuleResult]:
     """Each entry's hearing, in their order.  `without` says why an overload has no calls."""
     heard = {e.op: replace(_of(e), untried=(without.get(e.op, "no call reaches it"),)) for e in entries}
     todo = [Task(e.op, sent(e), tuple(calls[e.op]), terms) for e in entries if calls.get(e.op)]

@@ -32,7 +32,7 @@ from strategies.torch_api.redistribute_plans import spec_seen
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankTask:
     """One rank's share: its piece of the source, and the whole tensor, for a referee."""
 
     src: Spec
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankResult:
     """What one rank has of it: an error in one line, or its piece; and what `distribute_tensor` gives it of the whole."""
 
     error: str
@@ -70,7 +70,7 @@ def planner(mode: str) -> Iterator[None]:
         yield
 
 
-def redistributed(part: Part, mesh: DeviceMesh) -> Any:
+def redistributed(part: RankTask, mesh: DeviceMesh) -> Any:
     """The piece afterwards, by DTensor itself; raises whatever it raises."""
     have = spec_seen(part.src, mesh)
     if users(part.src, part.dst):
@@ -84,8 +84,8 @@ def redistributed(part: Part, mesh: DeviceMesh) -> Any:
 
 
 def play(sent: bytes) -> bytes:
-    """A rank of a real run does its part, and sends back what it was `Told`."""
-    part: Part = pickling.loads(sent)
+    """A rank of a real run does its part, and sends back what it was `RankResult`."""
+    part: RankTask = pickling.loads(sent)
     with quiet(), averages(dist.get_backend()):
         mesh = _mesh(part.src.mesh, part.flattened)
         forget()
@@ -116,9 +116,9 @@ def dealt(whole: Tensor, dst: Spec, mesh: DeviceMesh) -> Tensor | None:
     return cut.clone()
 
 
-def heard(part: Part, mesh: DeviceMesh) -> Told:
+def heard(part: RankTask, mesh: DeviceMesh) -> RankResult:
     """What one rank has of it."""
     try:
-        return Told("", redistributed(part, mesh).detach().clone())
+        return RankResult("", redistributed(part, mesh).detach().clone())
     except Exception as error:  # why: whatever DTensor raises is the answer that this rank was asked for
-        return Told(in_a_line(error))
+        return RankResult(in_a_line(error))

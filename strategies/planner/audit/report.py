@@ -14,7 +14,7 @@ from strategies.planner.audit.compare import Outcome
 from strategies.planner.audit.pairs import MODES, Pair
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.shrink import smallest, weight
-from strategies.planner.audit.verdict import KINDS, Bench, Job, Verdict, play_all
+from strategies.planner.audit.verdict import KINDS, Job, RealRuns, Verdict, play_all
 from strategies.planner.steps.plan import bytes_text
 
 # One finding for each cause: every bad pair is made as small as it goes, and what comes to the same is one finding.
@@ -110,7 +110,7 @@ def _met(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause
 _ORDER = ("wrong", "stops", "refused", "right")
 
 
-def confirmed(found: Sequence[Cause], bench: Bench, told: Told = lambda: None) -> list[Cause]:
+def confirmed(found: Sequence[Cause], bench: RealRuns, told: Told = lambda: None) -> list[Cause]:
     """The same, each played on real processes."""
     made = []
     for one in found:
@@ -171,7 +171,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class AuditResult:
     """The whole of a run."""
 
     torch: str
@@ -242,12 +242,12 @@ _MEANT = {
 }  # fmt: skip
 
 
-def as_text(tried: Tried) -> str:
+def as_text(tried: AuditResult) -> str:
     """The report for a terminal."""
     return "\n".join(_lines(tried))
 
 
-def _lines(tried: Tried) -> Iterator[str]:
+def _lines(tried: AuditResult) -> Iterator[str]:
     meshes = ", ".join(dict.fromkeys(str(row.mesh) for row in tried.rows)) or "no mesh"
     yield f"DTensor's own redistribution, torch {tried.torch}: {tried.pairs:,} on {meshes}; seed {tried.seed}"
     yield ""
@@ -299,7 +299,7 @@ def _waste(mode: str, waste: Wasted) -> Iterator[str]:
             yield f"  {times:.1f} times as dear by {whose}: {worst}{own}"
 
 
-def as_json(tried: Tried, code: int) -> str:
+def as_json(tried: AuditResult, code: int) -> str:
     """The report for programs."""
     return json.dumps(
         {

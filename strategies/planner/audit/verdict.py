@@ -17,7 +17,7 @@ from localtensor.layout import assemble, split
 from strategies.base.signals import quiet
 from strategies.planner.audit.compare import Outcome, compared
 from strategies.planner.audit.pairs import Pair, Refused, for_dtensor, paid
-from strategies.planner.audit.rank_run import Part, Told, heard, planner, play, redistributed
+from strategies.planner.audit.rank_run import RankResult, RankTask, heard, planner, play, redistributed
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.search.api import NoPlan, plan
 from strategies.planner.steps.plan import Plan, Price
@@ -46,8 +46,8 @@ class Job:
         held = tuple(piece.clone() for piece in split(x, pair.src, torch.Generator().manual_seed(seed)))
         return cls(pair, held, assemble(held, pair.src).to(x.dtype))
 
-    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> Part:
-        return Part(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
+    def part(self, mode: str, piece: Any, whole: Tensor | None = None) -> RankTask:
+        return RankTask(self.pair.src, self.pair.dst, self.pair.flattened, mode, piece, whole)
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -61,7 +61,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return real.to(dtype).reshape(shape)
 
 
-def judged(job: Job, told: Sequence[Told]) -> Outcome:
+def judged(job: Job, told: Sequence[RankResult]) -> Outcome:
     """The verdict on what every rank was told."""
     raised = [rank for rank, one in enumerate(told) if one.error]
     if raised:
@@ -83,15 +83,15 @@ def work_of(job: Job, mode: str) -> rank_runs.Work[Outcome]:
     """What the ranks do for a pair, and the verdict; to be run within `planner(mode)`."""
     pair = job.pair
 
-    def flow(mesh: DeviceMesh) -> list[Told]:
+    def flow(mesh: DeviceMesh) -> list[RankResult]:
         pieces = lt.LocalTensor([piece.clone() for piece in job.pieces])
         held = redistributed(job.part(mode, pieces), mesh)
-        return [Told("", piece) for piece in rank_runs.by_rank(held, pair.mesh.ranks)]
+        return [RankResult("", piece) for piece in rank_runs.by_rank(held, pair.mesh.ranks)]
 
-    def on_rank(mesh: DeviceMesh, rank: int) -> Told:
+    def on_rank(mesh: DeviceMesh, rank: int) -> RankResult:
         return heard(job.part(mode, job.pieces[rank].clone()), mesh)
 
-    def verdict(given: dict[int, Told], fault: str) -> Outcome:
+    def verdict(given: dict[int, RankResult], fault: str) -> Outcome:
         raised = [rank for rank, one in given.items() if one.error]
         if fault and raised:
             fault = f"rank {raised[0]} raises {given[raised[0]].error}; its peers wait for it"
@@ -220,7 +220,7 @@ def _collectives(plan: Plan) -> int:
 # `split` does, by the source or by the destination, nobody is called wrong, or right.
 
 
-class Bench(RankProcesses):
+class RealRuns(RankProcesses):
     """Real processes on which pairs are confirmed."""
 
     def confirm(self, jobs: Sequence[Job], mode: str) -> list[Outcome]:
@@ -233,7 +233,7 @@ class Bench(RankProcesses):
         return Outcome("stops", fault.text, fault.ranks) if fault else _heard(job, unpacked(outcomes))
 
 
-def _heard(job: Job, told: Sequence[Told]) -> Outcome:
+def _heard(job: Job, told: Sequence[RankResult]) -> Outcome:
     outcome = judged(job, told)
     referees = (job.pair.src, [one.given for one in told]), (job.pair.dst, [one.dealt for one in told])
     for spec, every in referees:

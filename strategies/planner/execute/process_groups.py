@@ -35,7 +35,7 @@ class NotPlanned(Refusal, call="redistribute_local"):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AxisGroup:
     """One process group: the ranks that differ along some axes alone."""
 
     group: Any
@@ -50,7 +50,7 @@ class Groups:
     mesh: Mesh
     rank: int | None
     """This rank's number in the mesh; None if it is not in it."""
-    lines: Mapping[Axes, Line]
+    lines: Mapping[Axes, AxisGroup]
     """By the axes: the group that this rank is in."""
 
 
@@ -76,18 +76,18 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
     theirs = on if isinstance(on, DeviceMesh) and me is not None else None
     every = _everybodys(ranks, on, asked)
     made: list[Any] = []
-    found: dict[Axes, Line] = {}
+    found: dict[Axes, AxisGroup] = {}
     try:
         for along in asked:
             mine = next((line for line in lines(mesh, along) if me in line), ())
             if len(along) == 1 and isinstance(on, DeviceMesh):
                 if theirs is not None:
-                    found[along] = Line(theirs.get_group(along[0]), _sorted(mine, ranks))
+                    found[along] = AxisGroup(theirs.get_group(along[0]), _sorted(mine, ranks))
                 continue
             for one, line in itertools.product(every, lines(mesh, along)):
                 made.append(dist.new_group([one[place] for place in _sorted(line, one)]))
                 if one == ranks and line == mine:
-                    found[along] = Line(made[-1], _sorted(line, one))
+                    found[along] = AxisGroup(made[-1], _sorted(line, one))
         yield Groups(mesh, me, found)
     finally:
         for group in made:
@@ -143,7 +143,7 @@ def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
     return found
 
 
-def _met(x: Tensor, todo: Table, me: int, line: Line | None, *, ours: bool) -> Tensor:
+def _met(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
     """One step: this rank's work, which meets that of the others in collectives."""
     mine = work(x, todo, me, ours=ours)
     given: Any = None

@@ -184,7 +184,7 @@ def groups(mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Transfer:
     """What goes from one rank to another: a tensor of this shape, which is these rows of one dim of something larger."""
 
     shape: tuple[int, ...]
@@ -196,7 +196,7 @@ class Part:
         return rows_of(self.runs)
 
 
-def parts(shape: tuple[int, ...], held: Piece | None, pieces: Sequence[Piece]) -> tuple[Part, ...]:
+def parts(shape: tuple[int, ...], held: Piece | None, pieces: Sequence[Piece]) -> tuple[Transfer, ...]:
     """Where in one rank's piece of a block of this shape those rows lie that are also in each of these pieces.
 
     As what it sends, to those whose pieces they are to be; and as what it gets, from those whose pieces they were.
@@ -211,7 +211,7 @@ def parts(shape: tuple[int, ...], held: Piece | None, pieces: Sequence[Piece]) -
     found = []
     for other in pieces:
         runs = shared(held.runs, other.runs) if held is not None and held.dim == other.dim else other.runs
-        found.append(Part(resized(local, other.dim, rows_of(runs)), other.dim, runs))
+        found.append(Transfer(resized(local, other.dim, rows_of(runs)), other.dim, runs))
     return tuple(found)
 
 
@@ -224,7 +224,7 @@ def resized(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def in_order(shape: tuple[int, ...], found: Sequence[Part]) -> bool:
+def in_order(shape: tuple[int, ...], found: Sequence[Transfer]) -> bool:
     """Whether these parts, one behind the other, are just what lies in memory of a contiguous tensor of this shape.
 
     >>> in_order((4, 5), parts((4, 5), None, [Piece(0, ((0, 3),)), Piece(0, ((3, 1),))]))
@@ -314,7 +314,7 @@ def flat(x: Tensor) -> Tensor:
     return x.contiguous().as_strided((x.numel(),), (1,))
 
 
-def packed(x: Tensor, found: Sequence[Part], rows: int | None = None) -> Tensor:
+def packed(x: Tensor, found: Sequence[Transfer], rows: int | None = None) -> Tensor:
     """These parts of x one behind the other, flat; in slots of so many rows, of zeros where a part has fewer.
 
     x itself, if it is contiguous and its parts lie so.
@@ -332,7 +332,7 @@ def packed(x: Tensor, found: Sequence[Part], rows: int | None = None) -> Tensor:
     return wire
 
 
-def unpacked(wire: Tensor, found: Sequence[Part], shape: tuple[int, ...], rows: int | None = None) -> Tensor:
+def unpacked(wire: Tensor, found: Sequence[Transfer], shape: tuple[int, ...], rows: int | None = None) -> Tensor:
     """The tensor of this shape whose parts these are, contiguous; the inverse of `packed`.
 
     `wire` itself, if it is just that.
@@ -345,16 +345,16 @@ def unpacked(wire: Tensor, found: Sequence[Part], shape: tuple[int, ...], rows: 
     return out
 
 
-def sizes(found: Sequence[Part]) -> list[int]:
+def sizes(found: Sequence[Transfer]) -> list[int]:
     """How many elements each part has."""
     return [math.prod(part.shape) for part in found]
 
 
-def _slot(part: Part, rows: int | None) -> tuple[int, ...]:
+def _slot(part: Transfer, rows: int | None) -> tuple[int, ...]:
     return part.shape if rows is None else resized(part.shape, part.dim, rows)
 
 
-def _cut(wire: Tensor, found: Sequence[Part], rows: int | None) -> Iterator[Tensor]:
+def _cut(wire: Tensor, found: Sequence[Transfer], rows: int | None) -> Iterator[Tensor]:
     """For each part its rows in its slot, shaped."""
     start = 0
     for part in found:

@@ -62,7 +62,7 @@ class Plugged:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class PriceProbe:
     """What a price of steps answered."""
 
     ask: Callable[[Move], float]
@@ -83,7 +83,7 @@ class Tried:
         return Plugged(name, not self.odd, self.seconds, self.ask)
 
 
-def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[..., float]) -> Tried:
+def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
     """The answers for every step between these specs, with their own bytes and with more."""
     odd: list[Odd] = []
     seconds = False
@@ -94,7 +94,7 @@ def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[
         where = f"{along}: {move.kind} {move.was} -> {move.now} of {move.nbytes} bytes"
         seconds = seconds or any(isinstance(got, float) for got in answers)
         odd += _odd_answers(where, answers, ask(price, move))
-    return Tried(lambda move: ask(price, move), tuple(odd), seconds)
+    return PriceProbe(lambda move: ask(price, move), tuple(odd), seconds)
 
 
 def distances(specs: Sequence[Spec], price: Plugged) -> list[list[float]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from localtensor.errors import Refusal
 from localtensor.layout import Spec
-from strategies.planner.metric_check.check import Tried, trials
+from strategies.planner.metric_check.check import PriceProbe, trials
 from strategies.planner.steps.plan import PICO, Move, Price, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, Sent, Time, Topology, TorchPrice
 from strategies.planner.steps.topology import PER_NODE, cluster_of, parse
@@ -37,7 +37,7 @@ class BadPlanOption(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanOptions:
     """The question, ready to be planned."""
 
     src: Spec
@@ -60,7 +60,7 @@ class Asked:
 def asked(
     text: str, *, by: str = "time", topology: str | None = None, inner: str | None = None, outer: str | None = None,
     per_node: int | None = None, memory: str | None = None, flattened: Sequence[str] = (), folder: str = "",
-) -> Asked:  # fmt: skip
+) -> PlanOptions:  # fmt: skip
     """The options as values.  Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
 
     >>> asked("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
@@ -71,7 +71,7 @@ def asked(
     sets = tuple(_set(names, src.mesh.names) for names in flattened)
     links = _topology(src, topology, inner, outer, per_node)
     price, unit = _price(by, src, dst, links, sets, folder)
-    return Asked(src, dst, by, price, unit, links, limit, sets)
+    return PlanOptions(src, dst, by, price, unit, links, limit, sets)
 
 
 def size_of(text: str) -> int:
@@ -159,7 +159,7 @@ def _price(
     return tried.price(by), "ps" if tried.seconds else ""
 
 
-def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Tried:
+def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> PriceProbe:
     def ask(cost: Callable[..., Any], *arguments: Any) -> float:
         try:
             got = cost(*arguments)

@@ -13,7 +13,7 @@ from strategies.planner.picture.ascii import layout_text
 from strategies.planner.search.api import Way, priced, steps_of
 from strategies.planner.steps.plan import PICO, Plan, Step, axes_text, bytes_text, placed, time_text
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
-from strategies.planner.text.options import BYS, Asked, BadPlanOption
+from strategies.planner.text.options import BYS, BadPlanOption, PlanOptions
 from strategies.planner.text.parser import text_of
 
 MOST = 8
@@ -21,7 +21,7 @@ MOST = 8
 _TITLES = {"greedy": "DTensor, greedy", "graph": "DTensor, graph-based"}
 
 
-def as_text(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
     """The plan, a line for each step; then the table of ways, each with its steps below it."""
     best = ways[0].plan
     shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
@@ -72,7 +72,7 @@ def in_a_line(plan: Plan) -> str:
     return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in told) + more or "nothing to do"
 
 
-def _ways(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
     """A line of figures for each way, and its steps; those of DTensor last."""
     best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in BYS
     heads = ["ratio", *(["price"] if own else []), "time", "sent", "in use", "torch's cost"]
@@ -134,7 +134,7 @@ def ratio_text(ratio: float) -> str:
     return "more" if ratio == float("inf") else f"{ratio:,.2f}x"
 
 
-def as_json(asked: Asked, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
+def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
     """One object, on which programs may rely: keys stay, new ones may join them.
 
     | key            | what it says                                                                                |
@@ -197,7 +197,7 @@ def _ratio(way: Way, best: Plan) -> float | None:
 # Python that makes the same plan as a command line did.
 
 
-def code_of(asked: Asked) -> str:
+def code_of(asked: PlanOptions) -> str:
     """A few lines to paste.  Raises `BadPlanOption` for a price of a user's own, which is no value that can be written.
 
     >>> from strategies.planner.text.options import asked

@@ -30,7 +30,7 @@ from strategies.torch_api.user_modules import at_home
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankTask:
     """One rank's share of a case: its pieces, and the whole tensors' shapes and strides.
 
     `placements` has one placement for each axis of `mesh`, for each tensor; no mesh is one axis of all ranks.
@@ -47,14 +47,14 @@ class Part:
     mesh: tuple[int, ...] = ()
     flattened: bool = False
 
-    def of(self, whole: Sequence[Tensor], pieces: tuple[Any, ...]) -> Part:
+    def of(self, whole: Sequence[Tensor], pieces: tuple[Any, ...]) -> RankTask:
         """The same with these pieces of these whole tensors."""
         shapes = tuple(tuple(t.shape) for t in whole)
         return replace(self, pieces=pieces, shapes=shapes, strides=tuple(tuple(t.stride()) for t in whole))
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RankResult:
     """What one rank saw.  `failed` is the stage that raised somewhere ("op" or "full_tensor"), `errors`
     the sentence of each rank that raised, by rank; `whole` are the results as full_tensor gives them.
     A placement is `S(0)` on one axis, `(S(0), R)` on two, and `-` of what is no DTensor."""
@@ -76,8 +76,8 @@ _mesh = functools.cache(mesh_of)
 
 
 def play(sent: bytes) -> bytes:
-    """Runs one part and sends back what was `Heard`.  All ranks leave together, whoever raised."""
-    part: Part = pickling.loads(sent)
+    """Runs one part and sends back what was `RankResult`.  All ranks leave together, whoever raised."""
+    part: RankTask = pickling.loads(sent)
     at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,23 +88,23 @@ def play(sent: bytes) -> bytes:
             return pickling.dumps(played(part, mesh))
 
 
-def played(part: Part, mesh: DeviceMesh) -> Heard:
+def played(part: RankTask, mesh: DeviceMesh) -> RankResult:
     """One rank's part, on a mesh of all ranks of the default group, which all play theirs."""
     outs, errors, trace = _run(part, mesh)
     if any(errors):
-        return Heard("op", errors, trace=trace)
+        return RankResult("op", errors, trace=trace)
     placements = tuple(map(placement_text, outs))
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
     whole, errors, trace = _together(functools.partial(_check_shapes, outs))
     if not errors:  # gloo ends the process where ranks bring pieces of sizes that do not match
         whole, errors, trace = _together(lambda: tuple(_whole(o) for o in outs))
-    return Heard(
+    return RankResult(
         "full_tensor" if any(errors) else "", errors, placements, shapes, pieces, () if errors else whole, trace
     )
 
 
-def _run(part: Part, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
+def _run(part: RankTask, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
     """All that is to be compared.  A rank that raises in the op is heard before its peers go on to what follows."""
     call = part.call
     alone = call.alone if isinstance(call, Followed) else None
@@ -117,14 +117,14 @@ def _run(part: Part, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
     return _together(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written(call))])
 
 
-def results_on(part: Part, mesh: DeviceMesh) -> list[Any]:
+def results_on(part: RankTask, mesh: DeviceMesh) -> list[Any]:
     """All that the call gives, and the arguments that it writes to, on DTensors made from the pieces."""
     tensors = spread_out(part, mesh)
     out = part.call(tensors)
     return [*results(out), *(tensors[leaf] for leaf in written(part.call))]
 
 
-def spread_out(part: Part, mesh: DeviceMesh) -> list[DTensor]:
+def spread_out(part: RankTask, mesh: DeviceMesh) -> list[DTensor]:
     given = zip(part.pieces, part.placements, part.shapes, part.strides, strict=True)
     return [
         DTensor.from_local(

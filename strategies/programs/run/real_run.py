@@ -25,7 +25,7 @@ from strategies.model.oracle import REFUSALS, Truth
 from strategies.model.rule import Call, Program
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import call_of_program, has_partial, truth_about, truth_of
-from strategies.programs.run.rank_run import Heard, Part, placement_text, play, played, results_on
+from strategies.programs.run.rank_run import RankResult, RankTask, placement_text, play, played, results_on
 from strategies.programs.run.verdict import Confirmation, judged
 from strategies.torch_api.mesh_and_caches import averages, mesh_of
 from strategies.torch_api.rank_runs import RankProcesses, Work, by_rank, lost, simulated, unpacked
@@ -35,7 +35,7 @@ from strategies.validation.probe import Case
 Home = tuple[str, str]
 
 
-class Court(RankProcesses):
+class RealRuns(RankProcesses):
     """Real processes on which cases and programs are confirmed; `home` is where the user's rules module is found."""
 
     def __init__(self, backend: str, device: str = "cpu", home: Home = ("", "")) -> None:
@@ -52,21 +52,21 @@ class Court(RankProcesses):
         return weigh_program(program, truth, self.run(play, program_parts(program, self.device, self.home)))
 
 
-def parts_of(case: Case, device: str, home: Home = ("", "")) -> list[Part]:
+def parts_of(case: Case, device: str, home: Home = ("", "")) -> list[RankTask]:
     """What each rank is sent."""
     placements = tuple((p,) for p in case.rule.inputs if p is not None)
-    made = Part(case.sample.call, placements, (), (), (), device, home, (case.ranks,))
+    made = RankTask(case.sample.call, placements, (), (), (), device, home, (case.ranks,))
     return _dealt(made, case.truth.inputs, case.held)
 
 
-def program_parts(program: Program, device: str, home: Home = ("", "")) -> list[Part]:
+def program_parts(program: Program, device: str, home: Home = ("", "")) -> list[RankTask]:
     """The same for a program."""
     call: Call = call_of_program(program)
-    made = Part(call, program.inputs, (), (), (), device, home, program.mesh, program.flattened)
+    made = RankTask(call, program.inputs, (), (), (), device, home, program.mesh, program.flattened)
     return _dealt(made, program.sample.tensors, held_of(program))
 
 
-def _dealt(part: Part, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> list[Part]:
+def _dealt(part: RankTask, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> list[RankTask]:
     ranks = len(held[0]) if held else 1
     pieces = [tuple(column[rank].detach().cpu().clone() for column in held) for rank in range(ranks)]
     return [part.of(whole, mine) for mine in pieces]
@@ -109,7 +109,7 @@ def play_all(programs: Sequence[Program]) -> list[Confirmation]:
     """What DTensor makes of each, in their order, played on simulated ranks.
 
     A program costs itself only, whatever becomes of it: one that cannot be held, or that plain tensors refuse, has a
-    note that begins with `no such program`.  What is `wrong` here is to be confirmed by a `Court`.
+    note that begins with `no such program`.  What is `wrong` here is to be confirmed by `RealRuns`.
     """
     found: dict[int, Confirmation] = {}
     truths: dict[Any, Truth] = {}
@@ -139,23 +139,23 @@ def right(found: Confirmation) -> bool:
     return not found.wrong
 
 
-def work_of(program: Program, truth: Truth, parts: Sequence[Part]) -> Work[Confirmation]:
+def work_of(program: Program, truth: Truth, parts: Sequence[RankTask]) -> Work[Confirmation]:
     """What the ranks do for a program that can run, and the verdict by what is known of it."""
 
-    def verdict(given: dict[int, Heard], fault: str) -> Confirmation:
+    def verdict(given: dict[int, RankResult], fault: str) -> Confirmation:
         if fault:
             return Confirmation(f"stops: {fault}")
         coarse = coarsest(program.sample.tensors, program.inputs)
         return judged(truth, program.mesh, list(given.values()), coarse=coarse)
 
-    def on_rank(mesh: DeviceMesh, rank: int) -> Heard:
+    def on_rank(mesh: DeviceMesh, rank: int) -> RankResult:
         return played(parts[rank], mesh)
 
     mesh = mesh_of, "cpu", program.mesh, program.flattened
     return Work(program.ranks, mesh, functools.partial(_one_flow, parts), on_rank, verdict)
 
 
-def _one_flow(parts: Sequence[Part], mesh: DeviceMesh) -> list[Heard]:
+def _one_flow(parts: Sequence[RankTask], mesh: DeviceMesh) -> list[RankResult]:
     columns = zip(*(part.pieces for part in parts), strict=True)
     pieces = tuple(_on_all(column) for column in columns)
     outs = results_on(replace(parts[0], pieces=pieces), mesh)
@@ -164,7 +164,7 @@ def _one_flow(parts: Sequence[Part], mesh: DeviceMesh) -> list[Heard]:
     whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
     placements = tuple(map(placement_text, outs))
     return [
-        Heard(
+        RankResult(
             "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in held),
             tuple(p[rank] for p in held), tuple(w[rank] for w in whole),
         ) for rank in ranks

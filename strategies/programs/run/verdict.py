@@ -16,24 +16,26 @@ from strategies.model.code_text import tensor_text
 from strategies.model.oracle import Truth, agrees
 from strategies.model.rule import Program, held_text, read_layout
 from strategies.programs.run.local_inputs import held_of
-from strategies.programs.run.rank_run import Heard
+from strategies.programs.run.rank_run import RankResult
 from strategies.validation.difference import Apart, rounding
 from strategies.validation.probe import Case
 
 # Which ranks hold what, before and after, as text that one can read.
 
 
-def picture(case: Case, heard: Sequence[Heard]) -> str:
+def picture(case: Case, heard: Sequence[RankResult]) -> str:
     """Which ranks hold what, before and after."""
     return _drawn(list(map(short, case.rule.inputs)), case.held, heard, case.truth)
 
 
-def program_picture(program: Program, truth: Truth, heard: Sequence[Heard]) -> str:
+def program_picture(program: Program, truth: Truth, heard: Sequence[RankResult]) -> str:
     """The same for a program, whose results are those of what follows the op."""
     return _drawn(list(map(held_text, program.inputs)), held_of(program), heard, truth)
 
 
-def _drawn(placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: Sequence[Heard], truth: Truth) -> str:
+def _drawn(
+    placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: Sequence[RankResult], truth: Truth
+) -> str:
     lines = []
     for i, column in enumerate(held):
         lines.append(f"argument {i}, {placements[i]}")
@@ -59,14 +61,19 @@ class Confirmation:
     note: str = ""
     got: str = ""
     want: str = ""
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[RankResult, ...] = ()
     failed: str = ""
     refused: str = ""
     """What every rank raised when it ran the op, if that is what happened."""
 
 
 def judged(
-    truth: Truth, mesh: tuple[int, ...], heard: Sequence[Heard], claimed: Sequence[str] = (), *, coarse: float = 0.0
+    truth: Truth,
+    mesh: tuple[int, ...],
+    heard: Sequence[RankResult],
+    claimed: Sequence[str] = (),
+    *,
+    coarse: float = 0.0,
 ) -> Confirmation:
     """The verdict on what the ranks of a mesh heard; `claimed` are the placements that the results should have.
 
@@ -80,7 +87,7 @@ def judged(
     return _raised(failed, heard) if failed else _compared(truth, heard, claimed, coarse)
 
 
-def _raised(failed: Heard, heard: tuple[Heard, ...]) -> Confirmation:
+def _raised(failed: RankResult, heard: tuple[RankResult, ...]) -> Confirmation:
     who = [rank for rank, error in enumerate(failed.errors) if error]
     said = failed.errors[who[0]]
     if len(who) < len(failed.errors):
@@ -93,7 +100,7 @@ def _raised(failed: Heard, heard: tuple[Heard, ...]) -> Confirmation:
     return Confirmation("", f"DTensor {where} on every rank: {said}", heard=heard, refused=refused)
 
 
-def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[Heard]) -> str:
+def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[RankResult]) -> str:
     for i, want in enumerate(truth.outputs):
         if not isinstance(want, Tensor):
             continue
@@ -118,7 +125,7 @@ def placements_of(text: str) -> tuple[Placement, ...] | None:
         return None
 
 
-def _compared(truth: Truth, heard: tuple[Heard, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
+def _compared(truth: Truth, heard: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
     for i, want in enumerate(truth.outputs):
         slack = truth.slack[i]
         if truth.metadata_only:

@@ -17,7 +17,7 @@ from strategies.programs.run.real_run import play_all
 from strategies.programs.shrink.sizes import STAGES, Stage
 from strategies.programs.shrink.still_fails import Inputs, Witness, program_of, still
 from strategies.torch_api.user_modules import at_home
-from strategies.validation.finding import Settled, Suspect, case_of
+from strategies.validation.finding import Candidate, Settled, case_of
 
 BUDGET = 200
 """Candidates that one finding may cost."""
@@ -61,26 +61,26 @@ class Doubt:
     """One rule's suspects, the smallest first; `judged` says that the probe itself found them wrong."""
 
     name: str
-    suspects: tuple[Suspect, ...]
+    suspects: tuple[Candidate, ...]
     judged: bool
     seed: int
     home: tuple[str, str] = ("", "")
 
 
-def shrunk(doubt: Doubt, note: Callable[[int], None]) -> tuple[Suspect, ...]:
+def shrunk(doubt: Doubt, note: Callable[[int], None]) -> tuple[Candidate, ...]:
     """All that there is to try for real, the smallest first, those that were given last."""
     at_home(*doubt.home)
     note(0)
     return (*_smaller(doubt), *doubt.suspects)
 
 
-def _smaller(doubt: Doubt) -> Iterator[Suspect]:
+def _smaller(doubt: Doubt) -> Iterator[Candidate]:
     first = doubt.suspects[0]
     if first.program is not None:
         for program in _played(first.program, first.instance.evidence.reason):
             yield _of(first, program)
     elif doubt.judged:
-        yield from map(Suspect, smaller_instances(first.instance, doubt.seed))
+        yield from map(Candidate, smaller_instances(first.instance, doubt.seed))
     else:
         yield from _whole(first, doubt.seed)
 
@@ -96,7 +96,7 @@ def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = BUDGET
     return [charge for program in tries if (charge := witness.charge(program)) is not None]
 
 
-def _whole(first: Suspect, seed: int) -> Iterator[Suspect]:
+def _whole(first: Candidate, seed: int) -> Iterator[Candidate]:
     """A claim of which only a run says whether it is wrong: smaller ones, if a simulated run says so."""
     instance = first.instance
     inputs = tuple((p,) for p in instance.rule.inputs if p is not None and is_plain(p))
@@ -104,7 +104,7 @@ def _whole(first: Suspect, seed: int) -> Iterator[Suspect]:
         return
     start = program_of(case_of(instance, seed), instance.evidence.draw, seed)
     for program in _played(start, "", inputs):
-        yield Suspect(replace(instance, ranks=program.ranks, sample=program.sample))
+        yield Candidate(replace(instance, ranks=program.ranks, sample=program.sample))
 
 
 def _played(start: Program, reason: str, inputs: Inputs | None = None) -> list[Program]:
@@ -117,18 +117,18 @@ def _played(start: Program, reason: str, inputs: Inputs | None = None) -> list[P
     return shrink(start, still(why, reason, inputs=inputs), budget=PLAYED).to_try(MOST)
 
 
-def _of(first: Suspect, program: Program) -> Suspect:
+def _of(first: Candidate, program: Program) -> Candidate:
     rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
     instance = replace(first.instance, rule=rule, ranks=program.ranks, sample=program.sample)
-    return Suspect(instance, program)
+    return Candidate(instance, program)
 
 
 def regrouped(
-    tried: Mapping[str, Sequence[Suspect]], rules: set[str]
-) -> tuple[dict[str, Sequence[Suspect]], list[Settled]]:
+    tried: Mapping[str, Sequence[Candidate]], rules: set[str]
+) -> tuple[dict[str, Sequence[Candidate]], list[Settled]]:
     """Programs that shrank to the same one are tried once; those that shrank to one op on one axis not at all, if
     a rule for that op and those inputs is suspected itself.  The others are settled as the same as that."""
-    left: dict[str, Sequence[Suspect]] = {}
+    left: dict[str, Sequence[Candidate]] = {}
     first: dict[str, str] = {}
     same: list[Settled] = []
     for name, found in tried.items():
@@ -143,7 +143,7 @@ def regrouped(
     return left, same
 
 
-def plain_rule(suspect: Suspect) -> str:
+def plain_rule(suspect: Candidate) -> str:
     """Where a program has shrunk to one op on one axis: the beginning of the names of that op's own rules.
 
     Such a fault is that rule's, and is reported there.  Empty for all others.

@@ -64,7 +64,7 @@ class TurnedAxes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argum
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CallTensor:
     """A tensor of a call as it comes: what is known of the whole of it, and how it lies."""
 
     meta: TensorMeta
@@ -136,13 +136,13 @@ def _on(mesh: DeviceMesh, plan: CallPlan, specs: Sequence[DTensorSpec]) -> Ready
     return Ready(mesh, plan, moves, outputs)
 
 
-def _given(op: str, spec: DTensorSpec) -> Given:
+def _given(op: str, spec: DTensorSpec) -> CallTensor:
     meta = spec.tensor_meta
     if meta is None or not all(type(size) is int for size in meta.shape):
         raise NoSizes(op, str(spec))
     if spec.shard_order is not None and not DTensorSpec.is_default_device_order(spec.shard_order):
         raise TurnedAxes(op, str(spec))
-    return Given(meta, spec.placements)
+    return CallTensor(meta, spec.placements)
 
 
 def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
@@ -196,14 +196,19 @@ def _differ(given: TensorMeta, result: TensorMeta | None) -> bool:
 
 
 def _as_results(
-    held: Sequence[Given], resized: Sequence[tuple[int, int]], metas: Sequence[TensorMeta | None], sizes: Sequence[int]
-) -> list[Given]:
+    held: Sequence[CallTensor],
+    resized: Sequence[tuple[int, int]],
+    metas: Sequence[TensorMeta | None],
+    sizes: Sequence[int],
+) -> list[CallTensor]:
     """An `out=` of another shape as it will be: what it holds is lost, and it lies as the result comes."""
     made = list(held)
     for leaf, result in resized:
         meta = metas[result]
         if meta is not None:
-            made[leaf] = Given(TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype), (Replicate(),) * len(sizes))
+            made[leaf] = CallTensor(
+                TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype), (Replicate(),) * len(sizes)
+            )
     return made
 
 

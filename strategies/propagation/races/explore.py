@@ -12,13 +12,13 @@ from typing import Any
 
 from localtensor.concurrency import Maker, Program, by_lines, explore, single_flight, single_flight_cells
 from strategies.propagation.races import cache_programs
-from strategies.propagation.races.linearizability import Finding, Part, Tried, calls
+from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary, calls
 
 WIDTH = 110
 EXAMPLE = 12  # lines of an example that are shown
 
 
-def as_text(target: str, about: str, parts: Sequence[Part], repeat: str) -> str:
+def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: str) -> str:
     """A line for each part, each finding with what it means, and a last line that counts."""
     lines = [f"localtensor races --target {target}: {about}", ""]
     lines += [_line(part) for part in parts]
@@ -31,7 +31,7 @@ def as_text(target: str, about: str, parts: Sequence[Part], repeat: str) -> str:
     return "\n".join(lines)
 
 
-def as_json(target: str, about: str, parts: Sequence[Part], code: int) -> str:
+def as_json(target: str, about: str, parts: Sequence[ProgramSummary], code: int) -> str:
     """The whole report."""
     return json.dumps({
         "target": target,
@@ -41,7 +41,7 @@ def as_json(target: str, about: str, parts: Sequence[Part], code: int) -> str:
     }, indent=1) + "\n"  # fmt: skip
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _part(part: ProgramSummary) -> dict[str, Any]:
     return {
         "name": part.name,
         "asks": part.asks,
@@ -62,7 +62,7 @@ def _part(part: Part) -> dict[str, Any]:
     }
 
 
-def _line(part: Part) -> str:
+def _line(part: ProgramSummary) -> str:
     what = f"not run: {shorten(part.trouble, 60)}" if part.trouble else _count(len(part.findings), "finding")
     return f"  {part.name:20} {part.tried:>9,} in {part.seconds:6.1f} s  {what:12}  {part.asks}"
 
@@ -77,7 +77,7 @@ def _told(number: int, finding: Finding) -> list[str]:
     return told + ([indent(fill(f"It means: {finding.meaning}", WIDTH), "   ")] if finding.meaning else [])
 
 
-def _last(parts: Sequence[Part], findings: Sequence[Finding]) -> str:
+def _last(parts: Sequence[ProgramSummary], findings: Sequence[Finding]) -> str:
     tried, idle = sum(part.tried for part in parts), [part.name for part in parts if part.trouble]
     left = f"; not run: {', '.join(idle)}" if idle else ""
     return f"{_count(len(findings), 'finding')} in {tried:,} tried{left}"
@@ -120,7 +120,7 @@ def explore_all(
     seed: int = 0,
     seconds: float | None = None,
     told: Told = _silent,
-) -> list[Tried]:
+) -> list[ExploredProgram]:
     """Each program under its share of so many schedules, and of the seconds; the first failure of each.
 
     `within` are the modules whose lines and bytecodes are yield points in the last stages.
@@ -141,7 +141,7 @@ def made(program: Callable[..., Program], yields: str, within: Modules) -> Maker
 
 def _explored(
     program: Callable[..., Program], within: Modules, share: int, seed: int, seconds: float | None, told: Told
-) -> Tried:
+) -> ExploredProgram:
     name, promise = program.__name__, (program.__doc__ or "").strip().rstrip(".")
     told(name, 0)
     start = time.monotonic()
@@ -157,7 +157,7 @@ def _explored(
         )
         tried, failure, stage = tried + done.schedules, done.failure, yields
     told(name, tried)
-    return Tried(name, promise, tried, time.monotonic() - start, failure, stage)
+    return ExploredProgram(name, promise, tried, time.monotonic() - start, failure, stage)
 
 
 def _further(told: Told, name: str, before: int, count: int) -> None:

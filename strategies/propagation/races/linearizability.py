@@ -130,7 +130,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ExploredProgram:
     """A program of ours: how many schedules were run, and the first failure, with what its yield points were."""
 
     name: str
@@ -157,7 +157,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProgramSummary:
     """One program or script.  tried: how many schedules or calls; 0 with `trouble` where nothing was run."""
 
     name: str

@@ -17,14 +17,14 @@ from types import MappingProxyType
 from typing import Any
 
 from strategies.base.signals import LEFT, held
-from strategies.propagation.races.linearizability import Finding, Part
+from strategies.propagation.races.linearizability import Finding, ProgramSummary
 
 GRACE = 10.0
 """Seconds that a script has beyond its own limit, to start, and to write down where its threads stood."""
 MARK = "races: "
 
 
-def run_script(name: str, asks: str, text: str, seconds: float) -> Part:
+def run_script(name: str, asks: str, text: str, seconds: float) -> ProgramSummary:
     """What the script found, that it did not end in time, or why nothing was run."""
     start = time.monotonic()
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def _run(command: list[str], folder: str, seconds: float) -> tuple[int | None, s
     return done.returncode, done.stdout, done.stderr
 
 
-def judged(name: str, asks: str, text: str, code: int | None, out: str, err: str, seconds: float) -> Part:
+def judged(name: str, asks: str, text: str, code: int | None, out: str, err: str, seconds: float) -> ProgramSummary:
     """The part, from what the process left.
 
     >>> judged("clear", "?", "", 1, 'races: {"begins": "2.13.0"}', "Timeout (0:01:00)!", 61.0).findings[0].kind
@@ -66,14 +66,14 @@ def judged(name: str, asks: str, text: str, code: int | None, out: str, err: str
     late = code is None or "Timeout (" in err
     if not any("begins" in one for one in told):
         said = f"it did not begin in {seconds:.0f} s" if late else _last_line(err) or f"exit code {code}"
-        return Part(name, asks, 0, seconds, trouble=said)
+        return ProgramSummary(name, asks, 0, seconds, trouble=said)
     if late:
         found.append(Finding(name, "time-out", 1, _tail(err), text))
     elif not last and code is not None and code < 0:
         found.append(Finding(name, "crash", 1, f"signal {-code}\n{_tail(err)}", text))
     elif not last:
-        return Part(name, asks, 0, seconds, tuple(found), trouble=_last_line(err) or f"exit code {code}")
-    return Part(name, asks, figures.get("calls", 0), seconds, tuple(found), figures)
+        return ProgramSummary(name, asks, 0, seconds, tuple(found), trouble=_last_line(err) or f"exit code {code}")
+    return ProgramSummary(name, asks, figures.get("calls", 0), seconds, tuple(found), figures)
 
 
 def _text(output: object) -> str:

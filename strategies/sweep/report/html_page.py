@@ -17,7 +17,7 @@ from strategies.base.journal import Line
 from strategies.base.progress import printable
 from strategies.model.verdict import Finding, Report, Verdict, digest, mesh_kind
 from strategies.sweep import aggregate
-from strategies.sweep.report.html_pictures import GIVES, TAKES, Part, columns_of, families, parts
+from strategies.sweep.report.html_pictures import GIVES, TAKES, TensorPicture, columns_of, families, parts
 from strategies.sweep.report.text_and_json import call_text, file_name, silent
 
 # A finding as the page shows it: its anchor, what filters ask, its picture, its script.
@@ -39,7 +39,7 @@ class Shown:
     dtypes: tuple[str, ...]
     meshes: tuple[str, ...]
     columns: tuple[str, ...]
-    picture: tuple[Part, ...]
+    picture: tuple[TensorPicture, ...]
     script: str
     file: str
 

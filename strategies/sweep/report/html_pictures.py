@@ -225,7 +225,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPicture:
     """One tensor over all ranks: `argument 0` held as `S(0)`; `what` is "argument", "result" or "op"."""
 
     what: str
@@ -234,7 +234,7 @@ class Part:
     boxes: tuple[Box, ...]
 
 
-def parts(picture: str, reason: str = "") -> tuple[Part, ...]:
+def parts(picture: str, reason: str = "") -> tuple[TensorPicture, ...]:
     """The picture's tensors in order, each result with what the op gives; empty if it is no such text.
 
     >>> text = chr(10).join(("argument 0, R", "  rank 0  [1] of shape (1,)", "the op gives [1] of shape (1,)"))
@@ -252,11 +252,11 @@ def parts(picture: str, reason: str = "") -> tuple[Part, ...]:
             wants.append(_box(OP, want[1]))
         else:
             return ()
-    drawn = [Part(what, title, placement, tuple(boxes)) for what, title, placement, boxes in found]
+    drawn = [TensorPicture(what, title, placement, tuple(boxes)) for what, title, placement, boxes in found]
     results = [part for part in drawn if part.what == "result"]
     if not results:
         drawn = [replace(part, boxes=tuple(_fallen(box, reason) for box in part.boxes)) for part in drawn]
-        return (*drawn, *(Part("op", OP, "", (want,)) for want in wants))
+        return (*drawn, *(TensorPicture("op", OP, "", (want,)) for want in wants))
     bad = _MISSHAPEN.match(reason) if len(results) == 1 else None
     shown = {part.title: _compared(part, want, f"rank {bad[1]}" if bad else "") for part, want in zip(results, wants)}
     return tuple(shown.get(part.title, part) for part in drawn)
@@ -280,7 +280,7 @@ def _fallen(box: Box, reason: str) -> Box:
     return replace(box, wrong=True, note="fails here")
 
 
-def _compared(part: Part, want: Box, misshapen: str) -> Part:
+def _compared(part: TensorPicture, want: Box, misshapen: str) -> TensorPicture:
     """The part with its wrong values marked, and the rank of a wrong shape, and what the op gives beside it."""
     boxes = []
     pieces = [box for box in part.boxes if box.who != "together"]

@@ -18,7 +18,7 @@ from localtensor.testing.hypothesis_strategies.values import Drawn
 from strategies.inputs.schema_samples import accepts
 from strategies.model.arguments import is_index
 from strategies.model.rule import Sample, call_of
-from strategies.validation.assertions.ops import Op, Plan, accepted, is_list, takes_tensor, there
+from strategies.validation.assertions.ops import Op, ShapePlan, accepted, is_list, takes_tensor, there
 from strategies.validation.assertions.rule import NotARule, Rule, shard_dim
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -58,13 +58,13 @@ def schema_calls(op: Op, rule: Rule, dtype: torch.dtype) -> tuple[st.SearchStrat
     return calls(), ""
 
 
-def _probe(op: Op, plan: Plan, dtype: torch.dtype, rng: Random) -> Call:
+def _probe(op: Op, plan: ShapePlan, dtype: torch.dtype, rng: Random) -> Call:
     sizes = {letter: place for place, letter in enumerate(plan.letters, 2)} | {"1": 1}
     args, kwargs = filled(op, plan, sizes, (dtype, TAME), rng.choice)
     return there(args), there(kwargs)
 
 
-def filled(op: Op, plan: Plan, sizes: Mapping[str, int], values: Values, pick: Pick) -> Call:
+def filled(op: Op, plan: ShapePlan, sizes: Mapping[str, int], values: Values, pick: Pick) -> Call:
     """The call of that plan with these sizes, and tensors of such values; everything else is picked."""
     shapes, args, kwargs = dict(plan.shapes), [], {}
     for argument in op.arguments:

@@ -158,7 +158,7 @@ MOST_TRIED, TURNS = 600, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShapePlan:
     """The shapes of one kind of call: for each tensor argument its shape, or of a list its shapes; None if left out."""
 
     first: Shape
@@ -190,7 +190,7 @@ def takes_tensor(argument: Any) -> str:
     return "" if "Tensor" not in kind else "many" if "List" in kind or "[]" in kind else "one"
 
 
-def plans(op: Op, rule: Rule) -> Iterator[Plan]:
+def plans(op: Op, rule: Rule) -> Iterator[ShapePlan]:
     """Every way to try, the simplest first, for a call with as many tensors as the rule has inputs."""
     arguments = [a for a in op.arguments if takes_tensor(a) and not a.is_out]
     fixed = [a for a in arguments if takes_tensor(a) == "one" and not _may_lack(a)]
@@ -215,7 +215,7 @@ def _may_lack(argument: Any) -> bool:
     return "Optional" in str(argument.type) or bool(argument.has_default_value())
 
 
-def _of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator[Plan]:
+def _of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator[ShapePlan]:
     for dims in (*range(1, MOST_DIMS + 1), 0):
         base = tuple(BASE[:dims])
         options: list[Sequence[Any]] = []
@@ -236,7 +236,7 @@ def _of(arguments: Sequence[Any], present: Sequence[Any], many: int) -> Iterator
         )
         for shapes in itertools.islice(dict.fromkeys(itertools.islice(every, 4 * MOST_TRIED)), MOST_TRIED // TURNS):
             given = dict(zip((a.name for a in present), shapes, strict=True))
-            yield Plan(base, tuple((a.name, given.get(a.name)) for a in arguments))
+            yield ShapePlan(base, tuple((a.name, given.get(a.name)) for a in arguments))
 
 
 def _others(base: Shape) -> list[Shape]:
@@ -255,20 +255,20 @@ def _lists(base: Shape, many: int) -> list[tuple[Shape, ...]]:
     return [(base,) * many, *along]
 
 
-def fits(plan: Plan, rule: Rule) -> bool:
+def fits(plan: ShapePlan, rule: Rule) -> bool:
     """Whether every dim that the rule cuts is there."""
     return all(
         (shard_dim(p) or 0) < len(s) or shard_dim(p) is None for p, s in zip(rule.inputs, plan.flat, strict=True)
     )
 
 
-def cuts_one(plan: Plan, rule: Rule) -> bool:
+def cuts_one(plan: ShapePlan, rule: Rule) -> bool:
     """Whether all the dims that the rule cuts are one dim, and none that is broadcast."""
     cut = {s[d] for p, s in zip(rule.inputs, plan.flat, strict=True) if (d := shard_dim(p)) is not None}
     return len(cut) <= 1 and "1" not in cut
 
 
-def is_case_of(special: Plan, general: Plan) -> bool:
+def is_case_of(special: ShapePlan, general: ShapePlan) -> bool:
     """Whether the first is the second with some dims of one size by chance: square matrices are matrices."""
     pairs = [(g, s) for one, two in zip(general.flat, special.flat) for g, s in zip(one, two)]
     same_dims = [*map(len, general.flat)] == [*map(len, special.flat)]
@@ -280,12 +280,12 @@ def is_case_of(special: Plan, general: Plan) -> bool:
     return alike and len(set(becomes.values())) < len(becomes)
 
 
-def accepted(op: Op, rule: Rule, make: Callable[[Plan, Random], tuple[Any, Any]]) -> tuple[list[Plan], str]:
+def accepted(op: Op, rule: Rule, make: Callable[[ShapePlan, Random], tuple[Any, Any]]) -> tuple[list[ShapePlan], str]:
     """The plans that the op takes and the rule fits; or none, and why.
 
     `make` makes a call of a plan.  Where no plan cuts one dim only, those that cut several are as good.
     """
-    found: list[Plan] = []
+    found: list[ShapePlan] = []
     refused, beyond, tried = "", False, 0
     for plan in plans(op, rule):
         if not fits(plan, rule):

@@ -240,7 +240,7 @@ def test_ctrl_c_ends_a_run_without_a_wait_for_what_has_ended(monkeypatch, late):
                 self.lock.acquire()
             raise KeyboardInterrupt
 
-    with controlled_run.Crew() as crew:
+    with controlled_run.ThreadGroup() as crew:
         crew.home = Interrupted(crew.home)
         stage = controlled_run.Stage(crew, Bounded(), 100)
         with pytest.raises(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localtensor._util import ambient
 from localtensor.concurrency.single_flight import BadCache, Once, Stats, _own_copy, clear_all
-from localtensor.concurrency.single_flight_cells import Cell, Circular, Room, brief
+from localtensor.concurrency.single_flight_cells import BucketTable, Cell, Circular, brief
 from localtensor.concurrency.sync import Threads
 
 
@@ -183,7 +183,7 @@ def test_colliding_hashes_are_told_apart():
 
 
 def test_who_saw_a_key_that_is_gone_by_now_looks_again():
-    room, (first, second) = Room(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
+    room, (first, second) = BucketTable(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
     assert room.claimed(first, ())
     seen = room[1]
     room.without(first)

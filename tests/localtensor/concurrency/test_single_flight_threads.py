@@ -14,7 +14,7 @@ import pytest
 
 from localtensor.concurrency import single_flight
 from localtensor.concurrency.single_flight import Once, Stats, clear_all
-from localtensor.concurrency.single_flight_cells import Circle, Circular
+from localtensor.concurrency.single_flight_cells import Circular, WaitCycle
 from localtensor.concurrency.sync import Threads
 from tests.localtensor.once_threads import LONG, Ended, Held, Running, Watched, send
 
@@ -397,7 +397,7 @@ def test_a_computation_that_forks_goes_on_in_both(once):
 def test_threads_with_the_same_services_share_one_circle(watched):
     one, other = Once(name="one", sync=watched), Once(name="other", sync=watched)
     assert one._circle is other._circle is not Once(name="real threads")._circle
-    assert isinstance(one._circle, Circle)
+    assert isinstance(one._circle, WaitCycle)
 
 
 def test_services_live_no_longer_than_their_caches():

@@ -849,7 +849,7 @@ def test_a_fork_server_that_is_gone_is_a_pool_that_did_not_start(gone, monkeypat
     def hire(*_):
         raise gone
 
-    monkeypatch.setattr(worker_group.Crew, "_hire", hire)
+    monkeypatch.setattr(worker_group.WorkerGroup, "_hire", hire)
     with Pool(2) as pool, pytest.raises(errors.PoolDidNotStart, match=rf"rank 0: {type(gone).__name__}"):
         pool.call(my_rank, [(), ()])
 

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from localtensor.pytest_plugin.marks import Marks, Plan, Settings, marks_of, planned, product
+from localtensor.pytest_plugin.marks import Marks, RankPlan, Settings, marks_of, planned, product
 
 
 def marks(*levels):
@@ -29,8 +29,8 @@ def test_without_marks_nothing_is_said():
 
 
 def test_a_mark_without_a_number_takes_the_option_and_two_without_one():
-    assert plan(marks([ranks()])) == Plan(2, (2,))
-    assert plan(marks([ranks()]), ranks=5) == Plan(5, (5,))
+    assert plan(marks([ranks()])) == RankPlan(2, (2,))
+    assert plan(marks([ranks()]), ranks=5) == RankPlan(5, (5,))
 
 
 @pytest.mark.parametrize("shape", [(2, None), (2, True), (-1, -2), (2, "4"), ()])

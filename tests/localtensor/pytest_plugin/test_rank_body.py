@@ -6,7 +6,7 @@ from localtensor._util.events import Call, Place
 from localtensor.concurrency.schedule import round_robin
 from localtensor.errors import KindMismatch, RankRaised
 from localtensor.pytest_plugin.fixtures import Deferred
-from localtensor.pytest_plugin.marks import Plan
+from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.pytest_plugin.rank_body import Program
 from localtensor.threads.run import run_in_threads
 
@@ -15,7 +15,7 @@ pytest_plugins = ["pytester"]
 
 def program(function, ranks=2):
     item = SimpleNamespace(instance=None, fixturenames=[], funcargs={})
-    return Program(item, Plan(ranks, (ranks,)), function, (), {})
+    return Program(item, RankPlan(ranks, (ranks,)), function, (), {})
 
 
 def test_a_rank_returns_what_the_body_returns_and_awaits_what_is_to_be_awaited():

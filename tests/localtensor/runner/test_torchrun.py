@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localtensor.runner.torchrun import Asked, run_script
+from localtensor.runner.torchrun import TorchrunOptions, run_script
 
 WAYS = ("threads", "gloo")
 COMMAND = [sys.executable, "-c", "from strategies.cli.app import main; main()"]
@@ -26,7 +26,7 @@ def script(tmp_path, monkeypatch):
 
     def write(text, **asked):
         Path("train.py").write_text(text)
-        return Asked("train.py", **{"ranks": 2, "timeout": 60.0, **asked})
+        return TorchrunOptions("train.py", **{"ranks": 2, "timeout": 60.0, **asked})
 
     return write
 
@@ -138,7 +138,7 @@ def test_a_module_runs_as_python_runs_it(on, script, capfd):
     Path("pack/__main__.py").write_text("import sys\nfrom pack.near import x\nprint(x, __package__, len(sys.argv))\n")
     Path("pack/near.py").write_text("x = 5\n")
     for name in ("pack", "pack.__main__"):
-        code, out, err = outcome(Asked(name, ("a",), 2, on, module=True), capfd)
+        code, out, err = outcome(TorchrunOptions(name, ("a",), 2, on, module=True), capfd)
         assert (code, out, err) == (0, ["[rank 0] 5 pack 2", "[rank 1] 5 pack 2"], "")
     sys.modules.pop("pack.near", None), sys.modules.pop("pack", None)
 
@@ -196,7 +196,7 @@ BAD = {
 def test_a_bad_question_is_refused_word_for_word(name, script, capfd):
     asked, message = BAD[name]
     Path("train.py").write_text("print('never')\n")
-    code, out, err = outcome(Asked(**{"name": "train.py", **asked}), capfd)
+    code, out, err = outcome(TorchrunOptions(**{"name": "train.py", **asked}), capfd)
     assert (code, out, err) == (2, [], f"{message}\n")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from strategies.base.journal import FORMAT, BadJournal, DiskFull, of_kind, open_journal, read, unlike
-from strategies.base.worker_pool import Crew, Done
+from strategies.base.worker_pool import Done, WorkerPool
 
 ROOT = Path(__file__).parents[3]
 RUN = {"torch": "2.13.0", "seed": 0, "ranks": [2, 3], "shard": None}
@@ -243,7 +243,7 @@ def echo(task, note):
 
 def test_a_worker_that_outlives_its_run_does_not_hold_the_journal(file):
     journal = open_journal(file, resume=True)
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         assert list(crew.run(echo, [1], limit=60)) == [Done(1)]
         journal.close()  # as the system does when the run is killed; the worker is still there
         with open_journal(file, resume=True) as again:

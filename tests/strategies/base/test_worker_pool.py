@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from strategies.base import worker_pool
-from strategies.base.worker_pool import Crew, Done, Failed, Lost, death, own_memory, run
+from strategies.base.worker_pool import Done, Failed, Lost, WorkerPool, death, own_memory, run
 
 
 def work(task, note):
@@ -90,7 +90,7 @@ def test_what_the_parent_holds_and_what_files_back_is_no_more_than_what_is_there
 
 @pytest.mark.parametrize("when", ["it is idle", "work is on its way"])
 def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         (pid,) = (a.value for a in crew.run(pid_of, [0], limit=60))
         os.kill(pid, signal.SIGKILL)
         crew._hands[0].process.join()
@@ -102,7 +102,7 @@ def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
 
 def test_workers_are_kept_from_one_run_to_the_next_and_replaced_when_they_retire(monkeypatch):
     monkeypatch.setattr(worker_pool, "RETIRE", 3)
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         pids = [a.value for _ in range(2) for a in crew.run(pid_of, [0, 0], limit=60)]
     assert pids[0] == pids[1] == pids[2] != pids[3]
     assert not alive(pids)

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from strategies.gate import decision
 from strategies.gate.baseline import Baseline
-from strategies.gate.decision import Tried, amended, judge, keys_of, new_keys, rule_name
+from strategies.gate.decision import Coverage, amended, judge, keys_of, new_keys, rule_name
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.wording import happens
 from strategies.gate.model import Entry, GateResult, Key, SourceLine
@@ -42,7 +42,7 @@ def entry(key=KEY, reason="known", expires=None):
     return Entry(key, reason, expires)
 
 
-ALL = Tried(frozenset({OP}), frozenset({OP}), frozenset(
+ALL = Coverage(frozenset({OP}), frozenset({OP}), frozenset(
     (OP, dtypes, mesh, trial)
     for dtypes in ("real", "bool") for mesh, trial in (("1 axis", "alone"), ("1 axis", "pairs"), ("2 axes", "meshes"))
 ))  # fmt: skip
@@ -157,14 +157,14 @@ def test_an_entry_that_is_suspected_and_not_confirmed_this_time_is_not_gone():
 
 UNTRIED = {
     "another overload": (replace(KEY, op="my.other.default"), ALL),
-    "an overload that was begun and not finished": (KEY, Tried(frozenset({OP}))),
+    "an overload that was begun and not finished": (KEY, Coverage(frozenset({OP}))),
     "a class of dtypes without a sample": (replace(KEY, dtypes="complex"), ALL),
     "a mesh that was not asked for": (replace(KEY, mesh="3 axes"), ALL),
     "what follows an op, without --pairs": (
         replace(KEY, rule="S(0), then sum"),
         replace(ALL, slots=frozenset(slot for slot in ALL.slots if slot[3] != "pairs")),
     ),
-    "an ignored registration of an overload that was not tried": (Key(OP, "ignored", "any", "any"), Tried()),
+    "an ignored registration of an overload that was not tried": (Key(OP, "ignored", "any", "any"), Coverage()),
 }
 
 

@@ -1,4 +1,4 @@
-from strategies.gate.decision import Tried
+from strategies.gate.decision import Coverage
 from strategies.gate.plan import NO_TIME, PART, ran, reached
 from strategies.model.verdict import CLASSES
 
@@ -30,7 +30,7 @@ def test_what_was_tried_to_the_end_is_known_by_all_its_slots():
 def test_what_there_was_no_time_for_is_named():
     tried, untried = reached(BEGIN, [*every("my.a.default")])
     assert untried == (("my.a.default", PART), ("my.b.default", NO_TIME))
-    assert tried == Tried(frozenset({"my.a.default"}))
+    assert tried == Coverage(frozenset({"my.a.default"}))
 
 
 def test_an_overload_that_crashed_was_not_tried_to_the_end():

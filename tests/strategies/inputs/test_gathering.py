@@ -130,7 +130,7 @@ def asked(*patterns, **given):
 
 
 def gathered(found, settings, rules=None):
-    with worker_pool.Crew(1) as crew:
+    with worker_pool.WorkerPool(1) as crew:
         return gather(crew, found, settings, rules, silent, silent)
 
 
@@ -150,7 +150,7 @@ def names_of_all():
 
 def test_gathering_keeps_what_was_asked_for_and_counts_passes():
     units, ticks = [], []
-    with worker_pool.Crew(1) as crew:
+    with worker_pool.WorkerPool(1) as crew:
         settings = asked("aten.cumprod.default", dtypes=("int64",))
         found = pick(settings, None)
         by_op, crashed, _ = gather(crew, found, settings, None, ticks.append, units.append)

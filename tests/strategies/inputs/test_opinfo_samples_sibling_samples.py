@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from strategies.inputs import opinfo_samples
 from strategies.inputs.opinfo_samples import Lacking, gather, lacking, make, siblings
 from strategies.model.rule import overload
@@ -108,7 +108,7 @@ def test_a_sample_that_kills_its_worker_costs_that_sample_alone(monkeypatch):
     object.__setattr__(killer, "origin", "killer")
     last = sample("neg.default", Y)
     monkeypatch.setattr(opinfo_samples, "make", crash)
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         made, reasons = gather(crew, {"aten.neg.default": [NEG, killer, last]}, ["aten.neg.out"])
     assert [s.origin for s in made["aten.neg.out"]] == ["test", "test"]
     assert reasons == {}
@@ -118,7 +118,7 @@ def test_a_crash_on_everything_is_the_reason(monkeypatch):
     killer = sample("neg.default", X)
     object.__setattr__(killer, "origin", "killer")
     monkeypatch.setattr(opinfo_samples, "make", crash)
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         made, reasons = gather(crew, {"aten.neg.default": [killer]}, ["aten.neg.out"])
     assert made == {}
     assert reasons == {"aten.neg.out": "the process died with SIGKILL"}
@@ -127,7 +127,7 @@ def test_a_crash_on_everything_is_the_reason(monkeypatch):
 def test_workers_make_what_this_process_makes():
     wanted = ["aten.neg.out", "aten.positive.default"]
     here, _ = fill({"aten.neg.default": [NEG]}, wanted)
-    with Crew(2) as crew:
+    with WorkerPool(2) as crew:
         there, _ = gather(crew, {"aten.neg.default": [NEG]}, wanted)
     assert {op: [s.arguments() for s in found] for op, found in there.items()} == {
         op: [s.arguments() for s in found] for op, found in here.items()

@@ -8,7 +8,7 @@ from hypothesis import strategies as draw
 from torch.distributed.tensor import Shard
 
 from strategies.model import codec
-from strategies.model.codec import NotData, Told
+from strategies.model.codec import NamedPlacement, NotData
 from strategies.model.rule import Leaf, Rule
 from tests.strategies.cases import numbers, rule, sample
 
@@ -192,6 +192,6 @@ def test_a_rule_comes_back(text):
 
 def test_a_placement_of_dtensors_own_comes_back_by_name_alone():
     read = codec.read_rule(["aten.x.default", ["S(0)", "P(mask)"], ["-"]])
-    assert read == Rule("aten.x.default", (Shard(0), Told("P(mask)")), (None,))
+    assert read == Rule("aten.x.default", (Shard(0), NamedPlacement("P(mask)")), (None,))
     assert str(read) == "aten.x.default: S(0), P(mask) -> -"
     assert codec.rule(read) == ["aten.x.default", ["S(0)", "P(mask)"], ["-"]]

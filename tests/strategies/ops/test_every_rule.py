@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.validation.claims import calls
 from strategies.ops.validation.run import Terms, trials
@@ -23,7 +23,7 @@ LEAST = 0.9
 def captured():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         yield calls(crew, [entry.op for entry in OUR_RULES], most=MOST, dtypes=("float64", "int64"), sizes=("even",))
     torch.set_num_threads(before)
 
@@ -32,7 +32,7 @@ def captured():
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_rule_of_our_own_is_wrong(part, captured):
     entries = list(OUR_RULES)[part::PARTS]
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         heard = trials(crew, entries, captured.of, captured.without, TERMS)
     assert [sentence for one in heard for sentence in one.wrong] == []
     assert [one.op for one in heard] == [entry.op for entry in entries]

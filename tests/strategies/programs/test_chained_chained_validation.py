@@ -12,7 +12,7 @@ from strategies.programs import mesh_programs as redistributions
 from strategies.programs.chained import MOVES, on_meshes, with_followers
 from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany
-from strategies.validation.finding import Docket
+from strategies.validation.finding import Task
 from strategies.validation.overload import CHARGES
 from tests.strategies.cases import numbers, sample
 from tests.strategies.planted_ops import plant, planted
@@ -35,7 +35,7 @@ def silent(number):
 
 
 def docket(*samples, trial="pairs", mesh=(2,), **more):
-    return Docket(samples[0].op, samples, (mesh,), 0, trial, **more)
+    return Task(samples[0].op, samples, (mesh,), 0, trial, **more)
 
 
 def only(found):

@@ -12,7 +12,7 @@ from strategies.sweep import aggregate
 from strategies.sweep.report import text_and_json
 from strategies.validation import finding
 from strategies.validation import finding as findings
-from strategies.validation.finding import Hearing, Settled, Suspect, of_instance
+from strategies.validation.finding import Candidate, Settled, TaskResult, of_instance
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
@@ -29,7 +29,7 @@ def unit(op=OPS[0], trial="alone", dtypes="real", mesh=(2,)):
 
 
 def line(at=None, **what):
-    return finding.task_line(Hearing(at or unit(), **what), 0.5)
+    return finding.task_line(TaskResult(at or unit(), **what), 0.5)
 
 
 def settled(verdict=Verdict.UNSOUND, name=RULE, **more):
@@ -38,7 +38,7 @@ def settled(verdict=Verdict.UNSOUND, name=RULE, **more):
 
 
 def suspicion(columns=6):
-    return {RULE: [Suspect(instance(sample("cumprod.default", numbers(4, columns), -1)))]}
+    return {RULE: [Candidate(instance(sample("cumprod.default", numbers(4, columns), -1)))]}
 
 
 def told(*lines, **begin):
@@ -126,7 +126,7 @@ PROGRAM = Program(sample("cumprod.default", numbers(4, 6), -1), (2, 2), ((Shard(
 
 
 def program_line(trial, mesh=(2, 2)):
-    suspect = Suspect(instance(PROGRAM.sample, ranks=4), PROGRAM)
+    suspect = Candidate(instance(PROGRAM.sample, ranks=4), PROGRAM)
     return line(unit(trial=trial, mesh=mesh), suspects={str(PROGRAM): [suspect]}, tried=1)
 
 

@@ -9,7 +9,7 @@ from strategies.programs.run.verdict import Confirmation
 from strategies.sweep import confirmation
 from strategies.sweep.confirmation import Session, unconfirmed
 from strategies.validation import finding
-from strategies.validation.finding import Settled, Suspect
+from strategies.validation.finding import Candidate, Settled
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
@@ -17,7 +17,7 @@ WRONG, RIGHT = Confirmation("it is wrong", got="[3]", want="[4]"), Confirmation(
 
 
 def suspect(ranks=2, columns=6, **more):
-    return Suspect(instance(sample("cumprod.default", numbers(4, columns), -1), ranks=ranks, **more))
+    return Candidate(instance(sample("cumprod.default", numbers(4, columns), -1), ranks=ranks, **more))
 
 
 class Judge:
@@ -102,7 +102,7 @@ def test_a_refusal_by_every_rank_that_the_probe_saw_too_is_wrong():
 def test_the_script_of_a_program_does_the_same_on_the_same_mesh():
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2, 2), ((Shard(1), Replicate()),), "to (R, S(0))")
-    ((only,), _) = settled({"p": [Suspect(instance(one, ranks=4), program)]}, WRONG)
+    ((only,), _) = settled({"p": [Candidate(instance(one, ranks=4), program)]}, WRONG)
     assert "laid(x, [Replicate(), Shard(0)])" in only.finding.script and "(2, 2)" in only.finding.script
     assert "it is wrong" in only.finding.script and "{name}" in only.finding.script
     assert (only.finding.got, only.finding.want, only.finding.ranks) == ("[3]", "[4]", 4)
@@ -112,7 +112,7 @@ def test_a_program_that_cannot_be_written_down_has_a_picture_only(monkeypatch):
     monkeypatch.setattr(confirmation, "writable", lambda program: False)
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2,), ((Shard(1),),), "sum")
-    ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, WRONG)
+    ((only,), _) = settled({"p": [Candidate(instance(one), program)]}, WRONG)
     assert only.finding.script == "" != only.finding.picture
 
 
@@ -120,7 +120,7 @@ def test_a_program_that_cannot_be_written_down_has_a_picture_only(monkeypatch):
 def test_of_a_program_the_verdicts_are_those_of_a_rule(doubted):
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2,), ((Shard(1),),), "sum")
-    ((only,), _) = settled({"p": [Suspect(instance(one), program)]}, RIGHT, doubted={"p"} if doubted else set())
+    ((only,), _) = settled({"p": [Candidate(instance(one), program)]}, RIGHT, doubted={"p"} if doubted else set())
     assert (only.finding.verdict if only.finding else None) is (Verdict.SUSPECT if doubted else None)
 
 
@@ -136,7 +136,7 @@ def test_a_failure_of_our_own_is_a_crash_and_says_nothing_of_the_rule(doubted):
 def test_a_program_is_run_as_a_program():
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2, 2), ((Shard(1), Replicate()),), "sum")
-    ((only,), asked) = settled({"p": [Suspect(instance(one, ranks=4), program)]}, WRONG)
+    ((only,), asked) = settled({"p": [Candidate(instance(one, ranks=4), program)]}, WRONG)
     assert asked == [str(program)]
     assert (only.finding.title, only.finding.mesh, only.finding.confirmed_on) == (str(program), (2, 2), "gloo")
     assert "argument 0, (S(1), R)\n  rank 0  " in only.finding.picture and "aten.cumprod" in only.finding.script

@@ -5,7 +5,7 @@ import json
 
 from rich.console import Console
 
-from strategies.sweep.coverage import UNDECIDED, UNTRIED, Coverage, Tried, as_json, rendered, table
+from strategies.sweep.coverage import UNDECIDED, UNTRIED, Coverage, OverloadCoverage, as_json, rendered, table
 from strategies.torch_api.population import Member
 
 MEMBERS = [
@@ -16,10 +16,10 @@ MEMBERS = [
     Member("aten.zzz.default", "single-dim strategy", "no kernel for CPU"),
 ]
 TRIED = {
-    "aten.add.Tensor": Tried(3, frozenset({"sound", "unsound"})),
-    "aten.add.out": Tried(2, frozenset({"untestable"}), ("", "DTensor's own rule raises")),
-    "aten.neg.default": Tried(0, reasons=("it refuses all calls",)),
-    "aten.mm.dtype": Tried(4, frozenset({"sound"})),
+    "aten.add.Tensor": OverloadCoverage(3, frozenset({"sound", "unsound"})),
+    "aten.add.out": OverloadCoverage(2, frozenset({"untestable"}), ("", "DTensor's own rule raises")),
+    "aten.neg.default": OverloadCoverage(0, reasons=("it refuses all calls",)),
+    "aten.mm.dtype": OverloadCoverage(4, frozenset({"sound"})),
 }
 
 
@@ -63,13 +63,15 @@ def test_overloads_beside_the_registered_ones_are_counted_apart():
 
 def test_a_reason_that_many_share_comes_first():
     members = [Member(f"aten.{name}.default", "") for name in ("abs", "cos", "sin")]
-    tried = {m.op: Tried(reasons=("rare" if "abs" in m.op else "usual",)) for m in members}
+    tried = {m.op: OverloadCoverage(reasons=("rare" if "abs" in m.op else "usual",)) for m in members}
     assert [r.text for r in table(members, tried, torch="2.13.0").unexercised] == ["usual", "rare"]
 
 
 def test_what_was_tried_in_vain_has_a_reason_too():
     told = table(
-        [Member("aten.abs.default", "")], {"aten.abs.default": Tried(1, frozenset({"suspect"}))}, torch="2.13.0"
+        [Member("aten.abs.default", "")],
+        {"aten.abs.default": OverloadCoverage(1, frozenset({"suspect"}))},
+        torch="2.13.0",
     )
     assert [r.text for r in told.undecided] == [UNDECIDED]
 
@@ -103,6 +105,9 @@ def test_a_person_sees_the_table_and_every_reason():
 
 def test_all_but_one_of_many_is_not_all():
     members = [Member(op, "") for op in ("aten.abs.default", "aten.cos.default")] * 1000
-    tried = {"aten.abs.default": Tried(1, frozenset({"sound"})), "aten.cos.default": Tried(1, frozenset({"sound"}))}
+    tried = {
+        "aten.abs.default": OverloadCoverage(1, frozenset({"sound"})),
+        "aten.cos.default": OverloadCoverage(1, frozenset({"sound"})),
+    }
     told = table([*members, Member("aten.sin.default", "")], tried, torch="2.13.0")
     assert "99.9 % exercised" in text(told)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from strategies.base.journal import open_journal
-from strategies.base.worker_pool import LATE, Crew, Done, Failed, Lost
+from strategies.base.worker_pool import LATE, Done, Failed, Lost, WorkerPool
 from strategies.model.rule import overload
 from strategies.model.verdict import Unit
 from strategies.sweep import session
 from strategies.sweep.session import RETRIES, SECONDS, hear, hear_all
 from strategies.torch_api import user_modules
-from strategies.validation.finding import Docket, Hearing
+from strategies.validation.finding import Task, TaskResult
 from strategies.validation.overload import alone
 from tests.strategies import users
 from tests.strategies.cases import numbers, sample
@@ -31,12 +31,12 @@ def sleepy(x):
 plant("sleepy(Tensor x) -> Tensor", sleepy, "S")
 
 SAMPLES = tuple(sample("neg.default", numbers(n + 1)) for n in range(3))
-ONE = Docket("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
+ONE = Task("aten.neg.default", SAMPLES, ((2,), (3,)), 0)
 TWO = replace(ONE, op="aten.abs.default", meshes=((2,),))
 
 
 def heard(docket):
-    return Done([Hearing(unit, samples=1) for unit in docket.units()])
+    return Done([TaskResult(unit, samples=1) for unit in docket.units()])
 
 
 class Scripted:
@@ -146,8 +146,8 @@ class Watched:
 def test_a_sample_that_hangs_on_one_mesh_is_left_out_on_all_of_them(monkeypatch):
     monkeypatch.setattr(session, "SECONDS", 0.5)
     samples = (planted("sleepy", numbers(6, 5)), planted("sleepy", numbers(8, 7)))
-    docket = Docket(samples[0].op, samples, ((3,), (2,), (4,)), 0)
-    with Crew(1) as crew, open_journal(None, resume=False) as journal:
+    docket = Task(samples[0].op, samples, ((3,), (2,), (4,)), 0)
+    with WorkerPool(1) as crew, open_journal(None, resume=False) as journal:
         hands = Watched(crew)
         hear_all(hands, [docket], journal, "this run", lambda count: None)
         only = replace(docket, samples=samples[1:])
@@ -222,7 +222,7 @@ def test_what_has_to_be_confirmed_is_announced_as_soon_as_it_is_known(held):
 
     def answer(docket):
         told.append(docket.op)
-        found = Hearing(docket.units()[0])
+        found = TaskResult(docket.units()[0])
         if docket is TWO:
             getattr(found, held)["a rule"] = []
         return Done([found])
@@ -243,20 +243,20 @@ def silent(number):
 
 @if_cumprod_is_wrong
 def test_an_op_alone_is_heard_as_the_trial_hears_it():
-    docket = Docket(CUMPROD.op, (CUMPROD,), ((2,),), 0)
+    docket = Task(CUMPROD.op, (CUMPROD,), ((2,),), 0)
     assert repr(hear(docket, silent)) == repr(alone(docket, silent))
     assert [list(h.suspects) for h in hear(docket, silent) if h.suspects] == [["aten.cumprod.default: S(1) -> S(1)"]]
 
 
 @pytest.mark.parametrize(("until", "count"), [(1.0, 0), (0.0, 4), (4e9, 4)])
 def test_a_docket_whose_time_is_up_is_not_begun(until, count):
-    assert len(hear(Docket(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
+    assert len(hear(Task(CUMPROD.op, (CUMPROD,), ((2,),), 0, until=until), silent)) == count
 
 
 def test_the_users_module_is_imported_first(tmp_path):
     name = users.write(tmp_path, "heard_rules", users.RIGHT_AND_WRONG)
     assert name not in sys.modules
-    docket = Docket(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
+    docket = Task(f"{name}.running.default", (), ((2,),), 0, home=(name, str(tmp_path)))
     try:
         with users.undone():
             assert [h.unit for h in hear(docket, silent)] == list(docket.units())

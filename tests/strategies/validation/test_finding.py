@@ -7,7 +7,7 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.rule import Program
 from strategies.model.verdict import Crash, Verdict
 from strategies.validation import finding
-from strategies.validation.finding import Settled, Suspect, of_instance, of_suspect
+from strategies.validation.finding import Candidate, Settled, of_instance, of_suspect
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
 
@@ -42,7 +42,7 @@ def test_a_finding_tells_its_sample_and_where_its_values_come_from():
 
 
 def test_the_finding_of_a_suspect_has_its_evidence():
-    found = of_suspect(Suspect(instance()), Verdict.SUSPECT, "why")
+    found = of_suspect(Candidate(instance()), Verdict.SUSPECT, "why")
     assert (found.verdict, found.reason, found.got, found.want) == (Verdict.SUSPECT, "why", "[1]", "[2]")
     assert (found.title, found.mesh, found.name) == ("", (), "aten.cumprod.default: S(1) -> S(1)")
 
@@ -50,5 +50,5 @@ def test_the_finding_of_a_suspect_has_its_evidence():
 def test_the_finding_of_a_program_is_called_after_it():
     one = sample("cumprod.default", numbers(4, 6), -1)
     program = Program(one, (2, 2), ((Shard(1), Replicate()),), "sum")
-    found = of_suspect(Suspect(instance(one, ranks=4), program), Verdict.UNSOUND, "why")
+    found = of_suspect(Candidate(instance(one, ranks=4), program), Verdict.UNSOUND, "why")
     assert (found.title, found.name, found.mesh) == (str(program), str(program), (2, 2))

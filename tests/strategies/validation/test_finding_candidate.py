@@ -9,7 +9,7 @@ from strategies.model.codec import NotData
 from strategies.model.rule import Program
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.validation import finding
-from strategies.validation.finding import Docket, Suspect, case_of
+from strategies.validation.finding import Candidate, Task, case_of
 from strategies.validation.overload import alone
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
@@ -38,12 +38,12 @@ def same(one, other):
 
 def found_by(*samples, seed=0):
     """All that the trial suspects of these samples."""
-    heard = alone(Docket(samples[0].op, samples, ((2,), (3,)), seed), lambda number: None)
+    heard = alone(Task(samples[0].op, samples, ((2,), (3,)), seed), lambda number: None)
     return [s for h in heard for kept in (h.suspects, h.whole) for found in kept.values() for s in found]
 
 
 def test_a_suspect_comes_back_from_a_journal():
-    before = Suspect(instance(sample("cumprod.default", X.t(), -1), variant="specials", draw=3))
+    before = Candidate(instance(sample("cumprod.default", X.t(), -1), variant="specials", draw=3))
     after = there_and_back(before)
     assert same(before, after)
     assert (after.name, after.weight, after.program) == (before.name, before.weight, None)
@@ -53,7 +53,7 @@ def test_a_program_comes_back_with_its_sample():
     placements = ((Shard(1), Replicate()), (Partial("max"), Shard(0)))
     two = sample("add.Tensor", X, X)
     program = Program(two, (2, 3), placements, "sum", 5, 2, True)
-    after = there_and_back(Suspect(instance(two, "S(1), P(max) -> S(1)", ranks=6), program))
+    after = there_and_back(Candidate(instance(two, "S(1), P(max) -> S(1)", ranks=6), program))
     assert replace(after.program, sample=two) == program
     assert after.program.sample is after.instance.sample
     assert after.name == str(program)
@@ -62,14 +62,14 @@ def test_a_program_comes_back_with_its_sample():
 def test_a_suspect_whose_call_is_no_data_says_so():
     one = sample("bernoulli.p", X, 0.5, generator=torch.Generator())
     with pytest.raises(NotData):
-        finding.as_data(Suspect(instance(one)))
+        finding.as_data(Candidate(instance(one)))
 
 
 def test_ordinary_values_weigh_less_then_few_ranks_then_few_elements():
     small = sample("cumprod.default", numbers(2, 2), -1)
     order = [
-        Suspect(instance(small)), Suspect(instance()), Suspect(instance(small, ranks=3)),
-        Suspect(instance(small, variant="specials")), Suspect(instance(variant="specials")),
+        Candidate(instance(small)), Candidate(instance()), Candidate(instance(small, ranks=3)),
+        Candidate(instance(small, variant="specials")), Candidate(instance(variant="specials")),
     ]  # fmt: skip
     backwards = list(reversed(order))
     assert sorted(backwards, key=lambda s: s.weight) == order

@@ -7,7 +7,7 @@ import torch
 
 from strategies.model.verdict import Crash, Unit
 from strategies.validation import finding
-from strategies.validation.finding import Docket, Hearing, Suspect, describe, keep, merged
+from strategies.validation.finding import Candidate, Task, TaskResult, describe, keep, merged
 from strategies.validation.overload import alone
 from tests.strategies.cases import numbers, sample
 from tests.strategies.validation.test_finding_candidate import instance
@@ -18,7 +18,7 @@ MESHES = ((2,), (3,), (2, 2))
 
 
 def suspect(columns, **more):
-    return Suspect(instance(sample("cumprod.default", numbers(2, columns), -1), **more))
+    return Candidate(instance(sample("cumprod.default", numbers(2, columns), -1), **more))
 
 
 def there_and_back(hearing, seconds=0.5):
@@ -29,13 +29,13 @@ def there_and_back(hearing, seconds=0.5):
 
 
 def test_every_step_and_every_truth_has_a_number_of_its_own():
-    docket = Docket("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
+    docket = Task("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
     steps = [docket.step(s, m) for s in range(4) for m in range(3)] + [docket.truth_step(s) for s in range(4)]
     assert steps == list(range(16))
 
 
 def test_a_number_tells_the_sample_and_the_mesh():
-    docket = Docket("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
+    docket = Task("aten.neg.default", (sample("neg.default", X),) * 4, MESHES, 0)
     assert [docket.at(docket.step(s, m)) for s in range(4) for m in range(3)] == [
         (s, m) for s in range(4) for m in MESHES
     ]
@@ -43,7 +43,7 @@ def test_a_number_tells_the_sample_and_the_mesh():
 
 
 def test_the_units_of_a_docket_are_in_order_and_only_those_wanted():
-    docket = Docket("aten.neg.default", (), MESHES, 0)
+    docket = Task("aten.neg.default", (), MESHES, 0)
     assert len(docket.units()) == 12 and list(docket.units()) == sorted(docket.units())
     wanted = frozenset(docket.units()[3:5])
     assert set(replace(docket, only=wanted).units()) == wanted
@@ -56,7 +56,7 @@ def test_a_sample_is_described_as_a_call():
 
 # Lines.
 
-FULL = Hearing(
+FULL = TaskResult(
     UNIT, 3, 9, 40, {"b", "a"}, {"a"}, {"wrong": [suspect(3), suspect(4)]}, {"who knows": [suspect(5)]},
     [instance()], {"odd": "why"}, Counter({"too many": 2}), [Crash("op", "sample", "error", "trace")],
 )  # fmt: skip
@@ -83,7 +83,7 @@ def test_a_hearing_comes_back_from_its_line():
 
 def test_what_the_trial_really_finds_comes_back():
     samples = (sample("cumprod.default", X, -1), sample("cumprod.default", numbers(4, 4, dtype=torch.int64), 0))
-    for hearing in alone(Docket("aten.cumprod.default", samples, ((2,),), 0, search=True), lambda number: None):
+    for hearing in alone(Task("aten.cumprod.default", samples, ((2,),), 0, search=True), lambda number: None):
         again = there_and_back(hearing)
         assert repr(replace_samples(again)) == repr(replace_samples(hearing))
 
@@ -94,8 +94,8 @@ def replace_samples(hearing):
 
 
 def test_an_empty_hearing_is_a_short_line():
-    assert finding.task_line(Hearing(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
-    assert there_and_back(Hearing(UNIT)) == Hearing(UNIT)
+    assert finding.task_line(TaskResult(UNIT), 0.12345) == {"kind": "unit", "unit": str(UNIT), "seconds": 0.123}
+    assert there_and_back(TaskResult(UNIT)) == TaskResult(UNIT)
 
 
 def test_a_line_is_the_same_in_any_order_of_finding():
@@ -105,7 +105,7 @@ def test_a_line_is_the_same_in_any_order_of_finding():
 
 
 def test_a_suspicion_that_is_no_data_is_counted_and_never_silently_lost():
-    bad = Suspect(instance(sample("bernoulli.p", X, 0.5, generator=torch.Generator())))
+    bad = Candidate(instance(sample("bernoulli.p", X, 0.5, generator=torch.Generator())))
     hearing = replace(FULL, suspects={"bad": [bad], "both": [bad, suspect(3)]}, missing=[bad.instance])
     after = there_and_back(hearing)
     assert (list(after.suspects), after.missing) == (["both"], [])

@@ -9,7 +9,7 @@ from strategies.model.rule import Claim, overload
 from strategies.model.verdict import Unit, Verdict, read_unit
 from strategies.validation import claim_sources
 from strategies.validation import overload as trial
-from strategies.validation.finding import Docket, Hearing, case_of, merged
+from strategies.validation.finding import Task, TaskResult, case_of, merged
 from strategies.validation.overload import CHARGES, PARTIALS, WHOLE, alone
 from tests.strategies.cases import numbers, rule, sample
 from tests.strategies.planted_ops import planted
@@ -23,13 +23,13 @@ def silent(number):
 
 
 def by_unit(*samples, ranks=(2,), seed=0, **docket):
-    return alone(Docket(samples[0].op, samples, tuple((n,) for n in ranks), seed, **docket), silent)
+    return alone(Task(samples[0].op, samples, tuple((n,) for n in ranks), seed, **docket), silent)
 
 
 def heard(*samples, **docket):
     """The hearings of all units as one."""
     found = by_unit(*samples, **docket)
-    return Hearing(
+    return TaskResult(
         found[0].unit, sum(h.samples for h in found), sum(h.tried for h in found), sum(h.combinations for h in found),
         {n for h in found for n in h.sound}, {n for h in found for n in h.by_metadata},
         merged([h.suspects for h in found], CHARGES), merged([h.whole for h in found], WHOLE),
@@ -240,7 +240,7 @@ def test_a_crash_of_another_form_keeps_what_came_before(monkeypatch):
 def test_steps_are_noted_before_they_are_taken_and_those_to_skip_are_not():
     noted = []
     samples = tuple(planted("trips", numbers(n)) for n in (4, 3, 8))
-    docket = Docket(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)]))
+    docket = Task(samples[0].op, samples, ((2,), (4,)), 0, skip=frozenset([docket_step(1, 0), docket_step(1, 1)]))
     alone(docket, noted.append)
     assert set(noted) == {docket.truth_step(0), 0, 1, docket.truth_step(2), 4, 5}
     assert [noted.index(n) for n in (docket.truth_step(0), 0, 1)] == [0, 1, 2]
@@ -253,7 +253,7 @@ def docket_step(sample, mesh):
 @pytest.mark.usefixtures("as_given")
 def test_a_truth_that_killed_a_worker_is_told_no_more():
     samples = (planted("trips", numbers(3)), planted("trips", numbers(8)))
-    docket = Docket(samples[0].op, samples, ((2,),), 0)
+    docket = Task(samples[0].op, samples, ((2,),), 0)
     found = alone(replace(docket, skip=frozenset([docket.truth_step(0)])), silent)
     assert [(h.samples, h.crashed) for h in found if h.unit.dtypes == "real"] == [(1, [])]
 
@@ -286,7 +286,7 @@ def test_only_the_units_that_are_wanted_are_tried():
 
 
 def test_an_overload_without_samples_has_its_units_all_the_same():
-    docket = Docket("aten.neg.default", (), ((2,),), 0)
+    docket = Task("aten.neg.default", (), ((2,),), 0)
     assert [h.unit for h in alone(docket, silent)] == list(docket.units())
     assert read_unit("aten.neg.default alone real 2") in docket.units()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from strategies.model.oracle import REFUSALS, tell
 from strategies.model.rule import Sample
 from strategies.model.verdict import Instance, Verdict
-from strategies.programs.run.real_run import Court
+from strategies.programs.run.real_run import RealRuns
 from strategies.validation import claim_sources, finding
 from strategies.validation.probe import try_claims
 
@@ -34,7 +34,7 @@ def agreement(
     A case that the real run refuses on every rank, or that DTensor does not follow, is no disagreement.
     """
     apart, cases = [], 0
-    with Court(backend, device) as court:
+    with RealRuns(backend, device) as court:
         for instance in _spread(samples, ranks, seed, most):
             cases += 1
             seen = court.confirm(finding.case_of(instance, seed))

@@ -28,7 +28,7 @@ CACHES = (
         'text += f" by {spec.shard_order}"',
         'text += ""',
         "a tensor whose axes take other turns is answered as one from left to right",
-        ("tests/strategies/propagation/test_cache.py",),
+        ("tests/strategies/propagation/test_cache_cache_key.py",),
     ),
     Planted(
         "strategies/propagation/propagator.py",

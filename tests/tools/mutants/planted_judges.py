@@ -79,8 +79,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/overload.py",
-        "keep(hearing.suspects.setdefault(name, []), Suspect(instance), CHARGES)",
-        "hearing.suspects[name] = [Suspect(instance)]",
+        "keep(hearing.suspects.setdefault(name, []), Candidate(instance), CHARGES)",
+        "hearing.suspects[name] = [Candidate(instance)]",
         "of several cases of one rule the last is kept, not the smallest",
     ),
     Planted(

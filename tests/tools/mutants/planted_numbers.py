@@ -124,7 +124,7 @@ _CACHES = (
          "a failure is kept: who asks later gets the old exception, or waits for ever"),
     _bug("concurrency/single_flight", "        if cell.state is GONE:\n            return False\n", "",
          "Ctrl-C in the thread that computes: those who wait get None for a value"),
-    _bug("concurrency/single_flight", "        self._sync.step(\"clear\")\n        self._room = Room()",
+    _bug("concurrency/single_flight", "        self._sync.step(\"clear\")\n        self._room = BucketTable()",
          "        self._sync.step(\"clear\")\n        self._room.clear()", "what is computed over a clear() is kept after it"),
     _bug("concurrency/single_flight_cells", "while len(self.ring) >= limit:", "while len(self.ring) > limit:",
          "a cache keeps one value more than its limit", "concurrency/test_single_flight"),

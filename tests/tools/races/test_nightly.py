@@ -4,7 +4,7 @@ import pytest
 
 from localtensor.concurrency.results import Failure
 from strategies.propagation.races import explore as races
-from strategies.propagation.races.linearizability import Tried
+from strategies.propagation.races.linearizability import ExploredProgram
 from tests.tools.races import nightly
 
 
@@ -16,7 +16,7 @@ def test_it_says_how_far_it_is_and_that_nothing_was_found(capsys):
 
 def test_a_finding_ends_it_with_its_interleaving(monkeypatch, capsys):
     failure = Failure("check", "one is lost", "bounded", ((0, "begins"),))
-    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, failure)])
+    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, failure)])
     assert nightly.main(["--schedules", "130"]) == 1
     out = capsys.readouterr().out
     assert "asks: One key\ncheck: one is lost\n  thread 0: begins\nReplay: bounded\n" in out

@@ -9,7 +9,7 @@ import pytest
 
 from localtensor.concurrency.explorer import explore, replay
 from localtensor.concurrency.single_flight import Once
-from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, Circular, Room
+from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, BucketTable, Circular
 from strategies.propagation.races import cache_programs, linearizability
 from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import World
@@ -112,7 +112,7 @@ class ClearsDoneOnly(Once):
     """What is being computed stays where it is."""
 
     def clear(self):
-        kept = Room()
+        kept = BucketTable()
         for number, cells in self._room.items():
             busy = tuple(cell for cell in cells if cell.state is COMPUTING)
             if busy:

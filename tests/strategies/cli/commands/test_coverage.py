@@ -15,7 +15,7 @@ from strategies.torch_api import population
 from strategies.torch_api.population import Member
 from strategies.validation import finding
 from strategies.validation import finding as findings
-from strategies.validation.finding import Hearing, Settled, of_instance
+from strategies.validation.finding import Settled, TaskResult, of_instance
 from tests.strategies.validation.test_finding_candidate import instance
 
 CUMPROD, NEG, MM = "aten.cumprod.default", "aten.neg.default", "aten.mm.default"
@@ -27,7 +27,7 @@ BEGIN = {
 
 
 def line(op=CUMPROD, trial="alone", mesh=(2,), **what):
-    return {**finding.task_line(Hearing(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
+    return {**finding.task_line(TaskResult(Unit(op, trial, "real", mesh), **what), 0.1), "run": "r"}
 
 
 def settled(name=RULE, *, cleared=False):

@@ -12,7 +12,7 @@ from strategies.cli.commands import gate
 from strategies.cli.commands.gate import run
 from strategies.gate import baseline
 from strategies.gate import plan as gate_work
-from strategies.gate.decision import Tried
+from strategies.gate.decision import Coverage
 from strategies.gate.model import Entry, Key
 from strategies.gate.options import GateOptions
 from strategies.gate.plan import Work
@@ -28,11 +28,11 @@ FOUND = Finding(
     kinds=(("real", "1 axis"),),
 )  # fmt: skip
 REPORT = Report("2.13.0", 0, (2,), "gloo", Counts(instances=9, overloads=1))
-ALL = Tried(frozenset({OP}), frozenset({OP}), frozenset({(OP, "real", "1 axis", "alone")}))
+ALL = Coverage(frozenset({OP}), frozenset({OP}), frozenset({(OP, "real", "1 axis", "alone")}))
 CLEAN = Work(REPORT, ALL, Path("/"))
 WRONG = replace(CLEAN, report=replace(REPORT, findings=(FOUND,)))
 DEAD = replace(CLEAN, report=replace(REPORT, crashed=(Crash(OP, "scale(f64[2])", "the process died with SIGSEGV"),)),
-               tried=Tried(frozenset({OP})))  # fmt: skip
+               tried=Coverage(frozenset({OP})))  # fmt: skip
 FILE = Path("localtensor-baseline.json")
 
 
@@ -86,7 +86,7 @@ def test_0_what_is_wrong_is_accepted(gated):
 
 def test_0_nothing_had_to_be_judged(gated):
     note = "no rule changed since HEAD: nothing had to be judged (3 overloads unchanged)"
-    idle = Work(replace(REPORT, counts=Counts()), Tried(), Path("/"), notes=(note,), idle=True)
+    idle = Work(replace(REPORT, counts=Counts()), Coverage(), Path("/"), notes=(note,), idle=True)
     accept(Entry(KEY, "known"))
     code, out, _ = gated(idle)
     assert code == 0 and f"note {note}\n" in out and held() == (Entry(KEY, "known"),)
@@ -128,7 +128,7 @@ def test_3_a_crash(gated):
 
 
 def test_3_nothing_tested(gated):
-    code, out, _ = gated(replace(CLEAN, report=replace(REPORT, counts=Counts()), tried=Tried()))
+    code, out, _ = gated(replace(CLEAN, report=replace(REPORT, counts=Counts()), tried=Coverage()))
     assert code == 3 and "trouble nothing was tested" in out
 
 

@@ -11,7 +11,7 @@ from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import exit_code, run
 from strategies.cli.options import ValidateOptions, plan_sizes
 from strategies.planner.audit.compare import RIGHT, Outcome
-from strategies.planner.audit.report import Cause, Tried, as_json, as_text, rows, wasted
+from strategies.planner.audit.report import AuditResult, Cause, as_json, as_text, rows, wasted
 from strategies.planner.audit.verdict import Verdict
 from tests.tools.plans.plan_pairs import pair
 from tests.torch_here import before_2_14
@@ -19,7 +19,7 @@ from tests.torch_here import before_2_14
 PAIR = pair("S(0)", "P(sum)", (2,), (1,))
 REFUSED = Outcome("refused", "RuntimeError: not supported")
 CAUSE = Cause("refused: x", PAIR, ("greedy",), REFUSED, 3, PAIR, confirmed=True)
-NOTHING = Tried("2.13.0", 0, (), (), ())
+NOTHING = AuditResult("2.13.0", 0, (), (), ())
 
 
 def asked(**options):
@@ -71,18 +71,18 @@ def test_a_mesh_that_is_named_twice_is_tried_once(capsys):
 
 def test_exit_codes():
     verdict = Verdict(PAIR, "greedy", RIGHT, None)
-    tried = Tried("2.13.0", 0, rows([verdict]), (), ())
+    tried = AuditResult("2.13.0", 0, rows([verdict]), (), ())
     assert exit_code(NOTHING) == 3
     assert exit_code(tried) == 0
-    assert exit_code(Tried("2.13.0", 0, tried.rows, (CAUSE,), ())) == 1
+    assert exit_code(AuditResult("2.13.0", 0, tried.rows, (CAUSE,), ())) == 1
     suspected = Cause("x", PAIR, ("greedy",), REFUSED, 1, PAIR)
-    assert exit_code(Tried("2.13.0", 0, tried.rows, (suspected,), ())) == 0
+    assert exit_code(AuditResult("2.13.0", 0, tried.rows, (suspected,), ())) == 0
 
 
 def test_a_report_names_the_finding_its_planners_and_its_smallest_pair():
     verdicts = [Verdict(PAIR, "greedy", REFUSED, None)]
     suspected = Cause("x", PAIR, ("greedy", "graph"), Outcome("wrong", "rank 0 holds"), 1, PAIR, note="right: ")
-    tried = Tried("2.13.0", 7, rows(verdicts), (CAUSE, suspected), wasted(verdicts), whole=False)
+    tried = AuditResult("2.13.0", 7, rows(verdicts), (CAUSE, suspected), wasted(verdicts), whole=False)
     text = as_text(tried)
     assert "DTensor's own redistribution, torch 2.13.0: 1 on (2,); seed 7" in text
     assert "S(0) -> P(sum)  (greedy; met 3 times; a user cannot ask for it)" in text

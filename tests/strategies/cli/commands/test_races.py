@@ -15,7 +15,7 @@ from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions
 from strategies.propagation.races import explore as races
-from strategies.propagation.races.linearizability import Finding, Part, Tried
+from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
 
 FAILURE = Failure("deadlock", "thread 0 waits", "bounded:1:1", ((0, "begins"), (1, "takes lock")))
 
@@ -50,7 +50,7 @@ def test_nothing_found_is_told_and_written(tmp_path, capsys):
 
 
 def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, FAILURE)])
+    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
     assert run(RacesOptions("once", repro=tmp_path / "scripts")) == WRONG
     out = capsys.readouterr().out
     assert "1. asks: deadlock, once" in out and "thread 1: takes lock" in out and "Replay: bounded:1:1" in out
@@ -65,13 +65,15 @@ def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, caps
     ("propagate", "same_key", "propagator_programs", "propagator_programs.WITHIN"),
 ])  # fmt: skip
 def test_a_script_names_the_program_that_failed_and_what_was_traced(target, name, module, within):
-    [finding] = races_command._part(target, Tried(name, "One key", 7, 0.1, FAILURE, "lines")).findings
+    [finding] = races_command._part(target, ExploredProgram(name, "One key", 7, 0.1, FAILURE, "lines")).findings
     assert f"explore.made({module}.{name}, 'lines', {within})" in finding.script
 
 
 def test_parts_without_a_finding_have_no_script(tmp_path):
     found = Finding("a", "crash", 1, "", "text")
-    races_command._write_scripts(tmp_path, [Part("a", "?", 3, 0.0, (found,)), Part("b", "?", 3, 0.0)])
+    races_command._write_scripts(
+        tmp_path, [ProgramSummary("a", "?", 3, 0.0, (found,)), ProgramSummary("b", "?", 3, 0.0)]
+    )
     assert [(file.name, file.read_text()) for file in tmp_path.glob("*.py")] == [("races_a.py", "text\n")]
 
 
@@ -96,7 +98,7 @@ def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, sett
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [Tried("asks", "One key", 7, 0.1, FAILURE)])
+    monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
     monkeypatch.setattr(races_command, "write_whole", full)
     assert run(RacesOptions("once", **settings)) == NOTHING
     assert f"localtensor: {named}: No space left on device; the report above is whole" in capsys.readouterr().err
@@ -104,9 +106,9 @@ def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, sett
 
 @pytest.mark.parametrize(("parts", "code"), [
     ([], NOTHING),
-    ([Part("a", "?", 3, 0.0)], CLEAN),
-    ([Part("a", "?", 3, 0.0), Part("b", "?", 0, 0.0, trouble="over")], NOTHING),
-    ([Part("a", "?", 3, 0.0, (Finding("a", "crash", 1, "", ""),)), Part("b", "?", 0, 0.0, trouble="over")], WRONG),
+    ([ProgramSummary("a", "?", 3, 0.0)], CLEAN),
+    ([ProgramSummary("a", "?", 3, 0.0), ProgramSummary("b", "?", 0, 0.0, trouble="over")], NOTHING),
+    ([ProgramSummary("a", "?", 3, 0.0, (Finding("a", "crash", 1, "", ""),)), ProgramSummary("b", "?", 0, 0.0, trouble="over")], WRONG),
 ])  # fmt: skip
 def test_exit_codes(parts, code):
     assert exit_code(parts) == code
@@ -115,7 +117,7 @@ def test_exit_codes(parts, code):
 def test_free_running_threads_are_told_what_was_asked(monkeypatch):
     ran = []
     monkeypatch.setattr(
-        races_command, "run_script", lambda *asked: ran.append(asked) or Part(asked[0], asked[1], 1, 0.0)
+        races_command, "run_script", lambda *asked: ran.append(asked) or ProgramSummary(asked[0], asked[1], 1, 0.0)
     )
     assert run(RacesOptions("dtensor", schedules=5, threads=3, seed=9, quiet=True)) == CLEAN
     assert all("THREADS, ROUNDS, SEED, SECONDS = 3, 5, 9, 60\n" in text for _, _, text, _ in ran)

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Part, Slice
+from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
 from strategies.gate.changes.module_model import Unit
 from strategies.gate.changes.select import reason
 
@@ -36,7 +36,7 @@ SAID = {
 
 def sliced(changed=(), order=tuple(SAID), without=()):
     parts = [
-        Part(UNITS[n], ROOTS.get(n, RULE), n in ROOTS, f"def {n}", "new" if n in changed else "old")
+        SliceStatement(UNITS[n], ROOTS.get(n, RULE), n in ROOTS, f"def {n}", "new" if n in changed else "old")
         for n in order
         if n not in without
     ]

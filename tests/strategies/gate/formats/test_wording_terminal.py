@@ -7,7 +7,7 @@ from torch.distributed.tensor import Shard
 from strategies.base.progress import counted
 from strategies.gate.decision import ignored_finding
 from strategies.gate.formats.wording import MOST, show, verdict
-from strategies.gate.model import Choice, Entry, GateResult, Judged, Key, SourceLine
+from strategies.gate.model import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Finding, Report, Verdict
 
@@ -18,7 +18,7 @@ FOUND = Finding(
     "gloo", picture="argument 0, S(0)\n  rank 0  [1] of shape (1,)",
 )  # fmt: skip
 REPORT = Report("2.13.0", 0, (2,), "gloo", Counts(instances=9))
-NEW = Judged(FOUND, (KEY,), (KEY,), SourceLine("pkg/rules.py", 7))
+NEW = ReviewedFinding(FOUND, (KEY,), (KEY,), SourceLine("pkg/rules.py", 7))
 CLEAN = GateResult(REPORT, judged=(OP,), seconds=1.25)
 
 
@@ -53,7 +53,7 @@ def test_what_is_accepted_is_counted_and_not_shown():
 
 def test_an_ignored_registration_is_told_without_ranks():
     key = Key(OP, "ignored", "any", "any")
-    text = shown(replace(CLEAN, findings=(Judged(ignored_finding(OP), (key,), (key,)),)))
+    text = shown(replace(CLEAN, findings=(ReviewedFinding(ignored_finding(OP), (key,), (key,)),)))
     assert f"{OP}: ignored" in text and "never used" in text and "ranks" not in text
 
 

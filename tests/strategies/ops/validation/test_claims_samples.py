@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from strategies.inputs import opinfo_samples
 from strategies.inputs.selection import Pick
 from strategies.ops.validation.claims import GRADIENT, calls, gradients
@@ -17,7 +17,7 @@ def test_calls_are_those_of_the_wanted_overloads_and_the_same_for_the_same_seed(
         "strategies.inputs.opinfo_samples.database",
         lambda all_=opinfo_samples.database: [i for i in all_() if "embedding" in i.name],
     )
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         one, two = (calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",)) for _ in range(2))
     assert sorted(one.of) == sorted(wanted) and not one.without
     for op in wanted:
@@ -40,7 +40,7 @@ def test_near_calls_come_from_the_opinfos_that_bear_the_name(monkeypatch, wanted
     assert len(few) == 3
     monkeypatch.setattr("strategies.inputs.opinfo_samples.database", lambda: few)
     ticks: list[int] = []
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         found = calls(crew, wanted, most=3, dtypes=("float64",), sizes=("even",), tick=ticks.append, near=True)
     assert sorted(found.of) == wanted and not found.without and sum(ticks) <= run
 
@@ -55,7 +55,7 @@ def test_what_no_near_opinfo_reaches_is_looked_for_in_all(monkeypatch):
     )
     monkeypatch.setattr("strategies.ops.validation.claims.pick_overloads", lambda ops, database: Pick((0,)))
     ticks: list[int] = []
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         found = calls(
             crew,
             ["aten.cumsum.default", "aten.rsub.Tensor"],

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from strategies.cli.commands.coverage import print_comparison
 from strategies.model.rule import Call, Leaf, Rule, Sample, results
 from strategies.model.verdict import CLEAN, NOTHING, WRONG
@@ -115,7 +115,7 @@ def killing(calls):
 def test_a_call_that_kills_its_process_leaves_the_others_to_be_compared(monkeypatch):
     monkeypatch.setattr(ops_coverage, "compare", lambda op, entry, calls, **t: compare(op, entry, killing(calls), **t))
     alive, dead = made("aten.neg.default", (4, 6)), made("aten.neg.default", (3,))
-    with Crew(1) as crew:  # forked, so the workers have what is patched here
+    with WorkerPool(1) as crew:  # forked, so the workers have what is patched here
         found, lost = coverage(crew, {"aten.neg.default": [dead, alive], "aten.abs.default": [dead]},
                                ops=["aten.neg.default", "aten.abs.default"], ranks=(2,))  # fmt: skip
     assert found.calls == 1 and found.covered and found.theirs and not found.why

@@ -8,12 +8,12 @@ import torch
 from rich.console import Console
 from torch.distributed.tensor import Partial, Shard
 
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from strategies.cli.commands.coverage import chosen, print_validation, validate_ops
 from strategies.model.rule import Call, Leaf, Sample
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG
 from strategies.ops.semantics.rulebook import Book, Entry
-from strategies.ops.validation.run import Heard, Terms, trials
+from strategies.ops.validation.run import RuleResult, Terms, trials
 
 TERMS = Terms(ranks=(2,), budget=1)
 
@@ -47,7 +47,7 @@ def entry(op, lines):
 
 
 def tried(one, *calls, without=None):
-    with Crew(1) as crew:
+    with WorkerPool(1) as crew:
         (heard,) = trials(crew, [one], {one.op: calls} if calls else {}, without or {}, TERMS)
     return heard
 
@@ -86,10 +86,10 @@ def test_a_rule_that_raises_is_no_right_rule():
 
 
 @pytest.mark.parametrize(("heard", "code"), [
-    (Heard("a.b.c", "some", "here:1", sound=3, calls=1), CLEAN),
-    (Heard("a.b.c", "some", "here:1", wrong=("a line",), calls=1), WRONG),
-    (Heard("a.b.c", "some", "here:1", untried=("no kernel",)), NOTHING),
-    (Heard("a.b.c", "some", "here:1", calls=4), NOTHING),
+    (RuleResult("a.b.c", "some", "here:1", sound=3, calls=1), CLEAN),
+    (RuleResult("a.b.c", "some", "here:1", wrong=("a line",), calls=1), WRONG),
+    (RuleResult("a.b.c", "some", "here:1", untried=("no kernel",)), NOTHING),
+    (RuleResult("a.b.c", "some", "here:1", calls=4), NOTHING),
 ])  # fmt: skip
 def test_the_exit_code_is_that_of_what_was_heard(heard, code, capsys):
     assert print_validation([heard], Console(width=200)) == code

@@ -5,10 +5,10 @@ import torch
 
 from localtensor._util.events import Died, Raised, Returned, Waiting
 from localtensor.processes.pool import Pool
-from strategies.planner.audit.rank_run import Told
+from strategies.planner.audit.rank_run import RankResult
 from strategies.planner.audit.report import Cause
 from strategies.planner.audit.script import script
-from strategies.planner.audit.verdict import Bench, Job, _heard, play_all
+from strategies.planner.audit.verdict import Job, RealRuns, _heard, play_all
 from strategies.torch_api.rank_runs import lost
 from tests.strategies.script_runner import run_script
 from tests.tools.plans.plan_pairs import pair
@@ -22,7 +22,7 @@ PAIRS = (
 
 @pytest.fixture(scope="module")
 def bench():
-    with Bench(seconds=60) as made:
+    with RealRuns(seconds=60) as made:
         yield made
 
 
@@ -54,13 +54,18 @@ def test_a_script_of_plain_torch_shows_what_is_wrong_and_what_is_right(pool):
 def test_where_torch_deals_otherwise_nobody_is_called_wrong():
     job = Job.of(PAIRS[2])
     pieces = [torch.zeros(5, 2), torch.zeros(5, 1)]
-    wrong = [Told("", piece.double()) for piece in pieces]
+    wrong = [RankResult("", piece.double()) for piece in pieces]
     assert _heard(job, wrong).kind == "wrong"
-    assert _heard(job, [Told("", one.piece, one.piece) for one in wrong]).kind == "disputed"
+    assert _heard(job, [RankResult("", one.piece, one.piece) for one in wrong]).kind == "disputed"
     parts = job.whole.split([2, 1], 1)
-    assert _heard(job, [Told("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind == "wrong"
-    assert _heard(job, [Told("", part) for part in parts]).kind == "right"
-    assert _heard(job, [Told("", part, one.piece) for one, part in zip(wrong, parts, strict=True)]).kind == "disputed"
+    assert (
+        _heard(job, [RankResult("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind == "wrong"
+    )
+    assert _heard(job, [RankResult("", part) for part in parts]).kind == "right"
+    assert (
+        _heard(job, [RankResult("", part, one.piece) for one, part in zip(wrong, parts, strict=True)]).kind
+        == "disputed"
+    )
 
 
 def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
@@ -68,7 +73,7 @@ def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
     rows, columns = job.whole.split([3, 2]), job.whole.split([2, 1], 1)
     wrong = [piece + 1 for piece in columns]
     for given, kind in ((rows, "wrong"), (rows[::-1], "disputed")):
-        told = [Told("", *three) for three in zip(wrong, columns, given, strict=True)]
+        told = [RankResult("", *three) for three in zip(wrong, columns, given, strict=True)]
         assert _heard(job, told).kind == kind
 
 
@@ -83,7 +88,7 @@ def test_what_became_of_ranks_that_do_not_come_back_is_told():
 
 
 def test_nothing_to_confirm_starts_nothing():
-    made = Bench()
+    made = RealRuns()
     assert made.confirm([], "greedy") == []
     assert made._pool is None
     made.close()

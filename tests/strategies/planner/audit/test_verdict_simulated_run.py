@@ -10,7 +10,7 @@ from strategies.base.signals import quiet
 from strategies.planner.audit import verdict
 from strategies.planner.audit.compare import RIGHT, Outcome
 from strategies.planner.audit.pairs import MODES, draw_pairs
-from strategies.planner.audit.rank_run import Told, planner
+from strategies.planner.audit.rank_run import RankResult, planner
 from strategies.planner.audit.verdict import Job, judged, play_all, work_of
 from strategies.torch_api.mesh_and_caches import averages
 from strategies.torch_api.rank_runs import on_threads
@@ -52,7 +52,9 @@ def test_lockstep_and_rank_threads_come_to_the_same():
 
 
 def told(*pieces):
-    return [one if isinstance(one, Told) else Told("", torch.tensor(one, dtype=torch.float64)) for one in pieces]
+    return [
+        one if isinstance(one, RankResult) else RankResult("", torch.tensor(one, dtype=torch.float64)) for one in pieces
+    ]
 
 
 def test_a_verdict_names_the_ranks_that_hold_something_else():
@@ -68,17 +70,17 @@ def test_a_verdict_names_the_ranks_that_hold_something_else():
 
 
 def test_one_rank_that_raises_is_no_refusal():
-    found = judged(Job.of(PAIR), told(Told("ValueError: no"), Job.of(PAIR).whole.tolist()))
+    found = judged(Job.of(PAIR), told(RankResult("ValueError: no"), Job.of(PAIR).whole.tolist()))
     assert (found.kind, found.ranks) == ("stops", (0,))
-    assert judged(Job.of(PAIR), [Told("ValueError: no")] * 2) == Outcome("refused", "ValueError: no")
+    assert judged(Job.of(PAIR), [RankResult("ValueError: no")] * 2) == Outcome("refused", "ValueError: no")
 
 
 def test_a_rank_that_raises_alone_on_threads_stops_the_run(monkeypatch):
     def heard(part, mesh):
         if mesh.get_rank() == 1:
-            return Told("ValueError: only I")
+            return RankResult("ValueError: only I")
         torch.distributed.barrier()
-        return Told("", part.piece)
+        return RankResult("", part.piece)
 
     monkeypatch.setattr(verdict, "heard", heard)
     found = on_threads([work_of(Job.of(PAIR), "greedy")])[0]
@@ -90,7 +92,7 @@ def test_ranks_that_wait_for_each_other_stop_the_run(monkeypatch):
     def heard(part, mesh):
         if mesh.get_rank() == 1:
             torch.distributed.barrier()
-        return Told("", part.piece)
+        return RankResult("", part.piece)
 
     monkeypatch.setattr(verdict, "heard", heard)
     assert on_threads([work_of(Job.of(PAIR), "greedy")])[0].kind == "stops"

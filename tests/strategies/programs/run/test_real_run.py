@@ -12,8 +12,8 @@ from localtensor.errors import BadPlacement
 from strategies.model.oracle import tell
 from strategies.model.rule import overload
 from strategies.programs.run.program_oracle import truth_of
-from strategies.programs.run.rank_run import Heard
-from strategies.programs.run.real_run import Confirmation, Court, parts_of, play_all, weigh
+from strategies.programs.run.rank_run import RankResult
+from strategies.programs.run.real_run import Confirmation, RealRuns, parts_of, play_all, weigh
 from strategies.programs.run.verdict import picture, program_picture
 from strategies.torch_api import rank_runs
 from strategies.validation.claim_sources import claims
@@ -29,7 +29,7 @@ X = numbers(4, 6)
 
 @pytest.fixture(scope="module")
 def court():
-    with Court("gloo", home=HOME) as court:
+    with RealRuns("gloo", home=HOME) as court:
         yield court
 
 
@@ -181,7 +181,7 @@ def test_one_pool_at_a_time_reused_while_the_number_of_ranks_is_the_same(monkeyp
             log.append(f"end {self.ranks}")
 
     monkeypatch.setattr(rank_runs, "Pool", Stand)
-    with Court("gloo") as court:
+    with RealRuns("gloo") as court:
         for ranks in (2, 2, 4, 2):
             assert court.confirm(case_of(NEG.sample, "S(0) -> S(0)", ranks)).wrong == ""
     assert log == ["start 2", "end 2", "start 4", "end 4", "start 2", "end 2"]
@@ -243,7 +243,7 @@ def heard(*pieces, whole=None, placement="S(0)", errors=(), failed="", trace="")
     """The outcomes of ranks that hold these pieces of one result."""
     pieces = [torch.tensor(piece) for piece in pieces]
     whole = torch.cat(pieces) if whole is None else torch.tensor(whole)
-    made = [Heard(failed, errors, (placement,), (tuple(p.shape),), (p,), (whole,), trace) for p in pieces]
+    made = [RankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), (whole,), trace) for p in pieces]
     return [Returned(rank, pickling.dumps(one)) for rank, one in enumerate(made)]
 
 
@@ -333,7 +333,7 @@ RIGHT = heard([-1.0, -2.0], [-3.0, -4.0])
 def test_ranks_that_are_late_have_more_time_once_before_it_is_called_a_hang(monkeypatch, answers, asked, wrong):
     pool = Slow(*answers)
     monkeypatch.setattr(rank_runs, "Pool", lambda *_, **__: pool)
-    with Court("gloo") as court:
+    with RealRuns("gloo") as court:
         found = court.confirm(NEG)
     assert (pool.asked, found.wrong) == (asked, wrong)
 
@@ -366,6 +366,6 @@ def test_over_nccl_ranks_can_tell_each_other_on_the_cpu_who_raised(monkeypatch):
 
     monkeypatch.setattr(rank_runs, "Pool", pool)
     one = sample("relu.default", numbers(4, 6))
-    with pytest.raises(Told), Court("nccl", "cuda") as court:
+    with pytest.raises(Told), RealRuns("nccl", "cuda") as court:
         court.confirm(case_of(one, "S(0) -> S(0)"))
     assert asked == [(2, "cpu:gloo,cuda:nccl")]

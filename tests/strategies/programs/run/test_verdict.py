@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from strategies.model.oracle import tell
-from strategies.programs.run.rank_run import Heard
+from strategies.programs.run.rank_run import RankResult
 from strategies.programs.run.verdict import judged, placements_of
 from tests.strategies.cases import numbers, placements, sample
 
@@ -15,7 +15,9 @@ RIGHT = [-X[:2, :1], -X[:2, 1:], -X[2:, :1], -X[2:, 1:]]
 
 def heard(pieces, placement="(S(0), S(1))", whole=None, failed="", errors=()):
     whole = -X if whole is None else whole
-    return [Heard(failed, errors, (placement,), (tuple(p.shape),), (p,), () if failed else (whole,)) for p in pieces]
+    return [
+        RankResult(failed, errors, (placement,), (tuple(p.shape),), (p,), () if failed else (whole,)) for p in pieces
+    ]
 
 
 def test_right_pieces_on_two_axes_are_right():
@@ -48,9 +50,9 @@ def test_a_wrong_whole_is_told_with_its_placements():
 
 
 def test_one_rank_that_raises_is_wrong_and_all_ranks_are_not():
-    lone = [Heard("op", ("", "ValueError: no"))] * 2
+    lone = [RankResult("op", ("", "ValueError: no"))] * 2
     assert judged(TRUTH, (2,), lone).wrong.startswith("rank 1 raises ValueError: no; its peers go on")
-    every = judged(TRUTH, (2,), [Heard("op", ("ValueError: no",) * 2)] * 2)
+    every = judged(TRUTH, (2,), [RankResult("op", ("ValueError: no",) * 2)] * 2)
     assert (every.wrong, every.refused) == ("", "ValueError: no")
 
 
@@ -94,7 +96,7 @@ def test_placements_are_read_back(text, read):
 
 
 def test_none_where_a_tensor_should_be_is_wrong():
-    found = judged(TRUTH, (2,), [Heard("", (), ("-",), (None,), (None,), (None,))] * 2)
+    found = judged(TRUTH, (2,), [RankResult("", (), ("-",), (None,), (None,), (None,))] * 2)
     assert "it is None, not a tensor" in found.wrong
 
 
@@ -103,5 +105,5 @@ def test_what_a_float_beyond_int64_becomes_is_not_compared():
     truth = tell(sample("neg.default", torch.tensor([5, 7])))
     for value, wrong in ((least, False), (least + 1, True)):
         whole = torch.tensor([-5, value])
-        account = [Heard("", (), ("R",), ((2,),), (whole,), (whole,)) for _ in range(2)]
+        account = [RankResult("", (), ("R",), ((2,),), (whole,), (whole,)) for _ in range(2)]
         assert bool(judged(truth, (2,), account).wrong) is wrong

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from strategies.model.code_text import tensor_text
-from strategies.programs.run.rank_run import Heard
+from strategies.programs.run.rank_run import RankResult
 from strategies.programs.run.verdict import picture
 from tests.strategies.cases import probe, rule, sample
 
@@ -23,10 +23,10 @@ def test_a_tensor_is_shown_on_one_line(value, shown):
 
 
 def test_a_picture_of_a_case_that_could_not_be_assembled_says_so():
-    lone = Heard("full_tensor", ("no", "no"), ("S(0)",), ((2,),), (torch.tensor([1.0, 2.0]),))
+    lone = RankResult("full_tensor", ("no", "no"), ("S(0)",), ((2,),), (torch.tensor([1.0, 2.0]),))
     assert "  together  could not be assembled" in picture(NEG, [lone, lone]).splitlines()
 
 
 def test_a_picture_of_a_case_that_raised_shows_what_went_in_and_what_should_come_out():
-    shown = picture(NEG, [Heard("op", ("no", ""))] * 2).splitlines()
+    shown = picture(NEG, [RankResult("op", ("no", ""))] * 2).splitlines()
     assert [line.split()[0] for line in shown] == ["argument", "rank", "rank", "the"]

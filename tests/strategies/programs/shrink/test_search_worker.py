@@ -11,7 +11,7 @@ from strategies.programs.chained import _suspect
 from strategies.programs.run.real_run import play_all
 from strategies.programs.shrink import search
 from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
-from strategies.validation.finding import Docket, Settled, Suspect, case_of
+from strategies.validation.finding import Candidate, Settled, Task, case_of
 from strategies.validation.overload import alone
 from tests.strategies.cases import judged, numbers, sample
 from tests.strategies.planted_ops import plant, planted
@@ -38,7 +38,7 @@ def suspected(one, layout, mesh, **more):
 
 def tried(one, *, whole=False):
     """All suspects of the trial of one sample on two ranks, by rule."""
-    heard = alone(Docket(one.op, (one,), ((2,),), 0), silent)
+    heard = alone(Task(one.op, (one,), ((2,),), 0), silent)
     return {name: found for h in heard for name, found in (h.whole if whole else h.suspects).items()}
 
 
@@ -103,7 +103,7 @@ def test_a_program_comes_as_smaller_programs_that_go_wrong_as_it_did():
 def test_a_program_that_goes_wrong_no_more_stays_as_it_is():
     right = Program(sample("neg.default", numbers(4, 6)), (2, 2), ((Shard(0), Shard(1)),))
     rule = Rule(right.sample.op, (Shard(1),), ())
-    given = Suspect(Instance(rule, 4, right.sample, Verdict.UNSOUND, "simulated", Evidence("rank 0 makes 1")), right)
+    given = Candidate(Instance(rule, 4, right.sample, Verdict.UNSOUND, "simulated", Evidence("rank 0 makes 1")), right)
     assert offered("a", [given]) == (given,)
 
 
@@ -115,7 +115,7 @@ def test_a_claim_that_only_a_run_can_judge_and_that_runs_right_stays_as_it_is():
 @if_cumprod_is_wrong
 def test_a_claim_that_only_a_run_can_judge_and_that_runs_wrong_is_made_small_with_its_inputs():
     """A rule for one axis that the probe is not asked about: DTensor's own run of it is what says that it is wrong."""
-    given = Suspect(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"][-1].instance)
+    given = Candidate(tried(CUMPROD)["aten.cumprod.default: S(1) -> S(1)"][-1].instance)
     first, *_, last = offered("a", [given], judged=False)
     assert last is given and first.program is None
     assert (first.name, first.instance.ranks) == (given.name, 2)
@@ -128,7 +128,7 @@ def test_placements_of_dtensors_own_are_not_even_played(monkeypatch):
 
     monkeypatch.setattr(search, "play_all", lambda programs: pytest.fail("played"))
     rule = Rule(CUMPROD.op, (Odd(),), (Shard(1),))
-    given = Suspect(Instance(rule, 2, CUMPROD, Verdict.SUSPECT, "test", Evidence("only a run can judge it")))
+    given = Candidate(Instance(rule, 2, CUMPROD, Verdict.SUSPECT, "test", Evidence("only a run can judge it")))
     assert offered("a", [given], judged=False) == (given,)
 
 
@@ -153,7 +153,7 @@ def test_the_step_is_noted():
 def program(one=EDGES, mesh=(2, 2), layout=CUT, **more):
     made = Program(one, mesh, (layout,), **more)
     rule = Rule(one.op, (layout[-1],), ())
-    return Suspect(Instance(rule, made.ranks, one, Verdict.UNSOUND, "simulated", Evidence("wrong")), made)
+    return Candidate(Instance(rule, made.ranks, one, Verdict.UNSOUND, "simulated", Evidence("wrong")), made)
 
 
 def test_programs_that_shrink_to_the_same_one_are_tried_once():
@@ -185,4 +185,4 @@ def test_what_follows_a_flattened_submesh_and_a_second_axis_are_no_plain_rule(mo
     axes = len(more.get("mesh", (2,)))
     assert plain_rule(program(**alike)) == "planted.edges.default: S(1) -> "
     assert plain_rule(program(**{**alike, "layout": (Shard(1),) * axes, **more})) == ""
-    assert plain_rule(Suspect(program().instance)) == ""
+    assert plain_rule(Candidate(program().instance)) == ""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from strategies.validation.assertions.calls import TAME, filled, schema_calls
-from strategies.validation.assertions.ops import Op, Plan, accepted, cuts_one, fits, is_case_of, there
+from strategies.validation.assertions.ops import Op, ShapePlan, accepted, cuts_one, fits, is_case_of, there
 from strategies.validation.assertions.rule import Rule
 
 
@@ -46,7 +46,7 @@ def test_why_there_is_none_is_said():
 
 def test_a_square_is_a_case_of_a_rectangle():
     def plan(*shapes):
-        return Plan(tuple(shapes[0]), tuple((f"x{i}", tuple(shape)) for i, shape in enumerate(shapes)))
+        return ShapePlan(tuple(shapes[0]), tuple((f"x{i}", tuple(shape)) for i, shape in enumerate(shapes)))
 
     assert is_case_of(plan("ab", "ba"), plan("ab", "bn"))
     assert not is_case_of(plan("ab", "bn"), plan("ab", "ba"))
