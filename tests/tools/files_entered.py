@@ -1,0 +1,141 @@
+"""How many of our modules a command enters: in the parent, in a worker, for one collective.
+
+    python -m tests.tools.files_entered
+
+A module counts if one of its functions is called (`sys.setprofile`); bodies of modules and classes do not count.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HOOK = """
+import atexit, json, os, sys
+sys.path.insert(0, {root!r})
+from tests.tools.files_entered import Entered
+entered = Entered()
+entered.start()
+os.register_at_fork(after_in_child=entered.in_child)
+atexit.register(entered.write)
+"""
+
+
+class Entered:
+    """The files of ours whose functions were called in this process."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self._known: dict[int, bool] = {}
+        self.role = "parent"
+
+    def start(self) -> None:
+        """From here on, in this thread and in those that are started."""
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    def stop(self) -> None:
+        """No longer, in this thread."""
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def in_child(self) -> None:
+        """A forked process counts its own files, and writes them as it goes: it may be killed."""
+        self.role, self.files, self._known = "worker", set(), {}
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or id(frame.f_code) in self._known:
+            return
+        self._known[id(frame.f_code)] = True
+        file = frame.f_code.co_filename
+        if (
+            file.startswith((f"{ROOT}/localtensor/", f"{ROOT}/strategies/"))
+            and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        ):
+            new = file not in self.files
+            self.files.add(file)
+            if new and self.role == "worker":
+                self.write()
+
+    def write(self) -> None:
+        """What was entered so far, to a file of this process in the folder that the environment names."""
+        folder = os.environ.get("FILES_ENTERED")
+        if folder:
+            text = json.dumps({"role": self.role, "files": sorted(self.files)})
+            (Path(folder) / f"{os.getpid()}.json").write_text(text)
+
+
+def of_command(*words: str) -> dict[str, list[str]]:
+    """The files that `localtensor WORDS` enters in the parent, and in the worker that enters most of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = (
+            HOOK.format(root=str(ROOT))
+            + f"sys.argv = {['localtensor', *words]!r}\nfrom strategies.__main__ import main\nmain()\n"
+        )
+        environment = os.environ | {"FILES_ENTERED": folder, "PYTHONPATH": str(ROOT)}
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, check=False)
+        found = [json.loads(file.read_text()) for file in Path(folder).glob("*.json")]
+    most: dict[str, list[str]] = {}
+    for one in found:
+        if len(one["files"]) > len(most.get(one["role"], ())):
+            most[one["role"]] = one["files"]
+    return most
+
+
+def of_call(call: Callable[[], object]) -> list[str]:
+    """The files that a second call enters: the first has filled tables and imported."""
+    call()
+    entered = Entered()
+    entered.start()
+    try:
+        call()
+    finally:
+        entered.stop()
+    return sorted(entered.files)
+
+
+def main() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import localtensor as lt
+
+    with lt.LocalTensorMode(4):
+        x = lt.rank_map(lambda rank: torch.full((4,), float(rank)))
+        lockstep = of_call(lambda: lt.all_reduce(x, "sum"))
+
+    seen: list[list[str]] = []
+
+    def program() -> None:
+        x = torch.ones(2)
+        if dist.get_rank() == 0:
+            seen.append(of_call(lambda: dist.all_reduce(x)))
+        else:
+            dist.all_reduce(x)
+            dist.all_reduce(x)
+
+    lt.run(program, ranks=2)
+    command = of_command("validate", "cumprod")
+    for name, files in (
+        ("all_reduce in lockstep", lockstep),
+        ("all_reduce on a rank thread", seen[0]),
+        ("validate cumprod, the parent", command.get("parent", [])),
+        ("validate cumprod, a worker", command.get("worker", [])),
+    ):
+        print(f"{name}: {len(files)}")
+        if "--list" in sys.argv:
+            print(*(f"    {Path(file).relative_to(ROOT)}" for file in files), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
