@@ -41,7 +41,7 @@ class Ending:
 
 
 class ThreadGroup:
-    """Threads that wait for work, for one caller at a time.  `with Crew() as crew: ...` ends them."""
+    """Threads that wait for work, for one caller at a time.  `with ThreadGroup() as group: ...` ends them."""
 
     def __init__(self) -> None:
         self.batons: list[threading.Lock] = []

@@ -227,7 +227,7 @@ class WorkerPool:
 def run(
     work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
 ) -> Iterator[Answer]:
-    """As `Crew.run`, with a crew that is there for this call alone."""
+    """As `WorkerPool.run`, with a pool that is there for this call alone."""
     with WorkerPool(workers) as crew:
         yield from crew.run(work, tasks, limit=limit, tick=tick)
 
@@ -321,7 +321,7 @@ def serve(sent: bytes) -> bytes:
 
 
 class Workers(Protocol):
-    """Who does the work: `workers.Crew`, or somebody's executor."""
+    """Who does the work: a `WorkerPool`, or somebody's executor."""
 
     def __enter__(self) -> Workers: ...
 

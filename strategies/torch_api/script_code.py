@@ -26,6 +26,7 @@ It prints {prints}
 def placements_code(placements: Sequence[Placement]) -> str:
     """Python text that makes a list of these.
 
+    >>> from torch.distributed.tensor import Partial, Shard
     >>> placements_code([Shard(1), Partial("max")])
     "[Shard(1), Partial('max')]"
     """

@@ -232,7 +232,7 @@ DOOR = {
     "{p}/rules.py": EXPORTS["{p}/rules.py"].replace("api import *", "api import helper, inner, limit").replace(
         "return helper(x)", "return helper(x) or inner.further(x)"
     ),
-    "{p}/api/__init__.py": "from localtensor._util.doors import door\n\n__getattr__, __dir__, __all__ = door(__name__, __file__)\n",
+    "{p}/api/__init__.py": "from localtensor._util import lazy\n\n__getattr__, __dir__, __all__ = lazy.exports(__name__, __file__)\n",
     "{p}/api/__init__.pyi": "from {p}.api import inner as inner\nfrom {p}.api.inner import helper as helper\n"
     "from {p}.util import limit as limit\n",
     "{p}/api/inner.py": "from {p} import util\n\nhelper = util.helper\n\n\ndef further(x):\n    return []\n",

@@ -72,7 +72,7 @@ def shifted(ndim: int, *gone: int) -> list[tuple[int, int]]:
 def other_dims(ndim: int, *gone: int) -> list[tuple[int, int]]:
     """The dims other than these, each in its own place.
 
-    >>> kept(3, 0)
+    >>> other_dims(3, 0)
     [(1, 1), (2, 2)]
     """
     return [(dim, dim) for dim in without(ndim, *gone)]

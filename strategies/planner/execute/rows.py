@@ -203,9 +203,9 @@ def parts(shape: tuple[int, ...], held: Piece | None, pieces: Sequence[Piece]) -
 
     >>> mine, theirs = Piece(0, ((2, 2),)), Piece(1, ((0, 3),))
     >>> parts((4, 5), mine, [theirs])
-    (Part(shape=(2, 3), dim=1, runs=((0, 3),)),)
+    (Transfer(shape=(2, 3), dim=1, runs=((0, 3),)),)
     >>> parts((4, 5), mine, [Piece(0, ((1, 2),))])
-    (Part(shape=(1, 5), dim=0, runs=((0, 1),)),)
+    (Transfer(shape=(1, 5), dim=0, runs=((0, 1),)),)
     """
     local = shape if held is None else resized(shape, held.dim, held.rows)
     found = []
@@ -319,7 +319,7 @@ def packed(x: Tensor, found: Sequence[Transfer], rows: int | None = None) -> Ten
 
     x itself, if it is contiguous and its parts lie so.
 
-    >>> packed(torch.arange(4).view(2, 2), [Part((2, 1), 1, ((1, 1),)), Part((2, 1), 1, ((0, 1),))])
+    >>> packed(torch.arange(4).view(2, 2), [Transfer((2, 1), 1, ((1, 1),)), Transfer((2, 1), 1, ((0, 1),))])
     tensor([1, 3, 0, 2])
     """
     even = all(part.rows == rows for part in found) if rows is not None else True

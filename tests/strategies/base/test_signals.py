@@ -58,7 +58,7 @@ def test_what_must_not_stay_is_removed(tmp_path):
 
 def test_folders_of_ranks_that_have_not_begun_are_removed(tmp_path):
     body = (
-        "from localtensor.processes import worker_group as _crew\nfolder = _crew.Crew(1, 'gloo').folder\n"
+        "from localtensor.processes import worker_group as _crew\nfolder = _crew.WorkerGroup(1, 'gloo').folder\n"
         "print(folder, flush=True)\nassert os.path.isdir(folder)\nstop()"
     )
     code, folder, said = ended(body, tmp_path)

@@ -135,10 +135,10 @@ def test_few_tasks_need_few_workers(tasks):
 
 ORPHANS = """
 import os
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from tests.strategies.base.test_worker_pool import pid_of
 
-with Crew(2) as crew:
+with WorkerPool(2) as crew:
     list(crew.run(pid_of, [0, 0], limit=30))
     print(*[worker.process.pid for worker in crew._hands], flush=True)
     os.kill(os.getpid(), 9)
@@ -158,10 +158,10 @@ def test_workers_end_when_their_parent_is_killed():
 
 DEAF = """
 import sys
-from strategies.base.worker_pool import Crew
+from strategies.base.worker_pool import WorkerPool
 from tests.strategies.base.test_worker_pool import deaf
 
-with Crew(1) as crew:
+with WorkerPool(1) as crew:
     list(crew.run(deaf, sys.argv[1:], limit=60))
 """
 
