@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from strategies.base.progress import takes_options
+from strategies.base.options import takes_options
 from strategies.base.signals import CLEAN, NOTHING, complain, gently, open_streams, say, watch
 from strategies.cli.options import (
     CostOptions,

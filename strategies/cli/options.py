@@ -12,7 +12,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from strategies.base.progress import BadOption, Quiet, Seed, Workers, check_folder, check_writable
+from strategies.base.options import BadOption, Quiet, Seed, Workers, check_folder, check_writable
 from strategies.base.signals import many
 
 # fmt: off

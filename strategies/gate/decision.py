@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from strategies.base.worker_pool import LATE
-from strategies.gate.baseline import ANY, Baseline
-from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding, SourceLine
+from strategies.gate.baseline import ANY, Baseline, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Finding, Report, Verdict, mesh_kind
 

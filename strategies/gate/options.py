@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from strategies.base.atomic_files import unwritable
-from strategies.base.progress import BadOption, Quiet, Seed, Workers
+from strategies.base.options import BadOption, Quiet, Seed, Workers
 
 CALL = "localtensor gate"
 _BUDGET = re.compile(r"(?:([0-9]{1,4})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,7})s?)?")

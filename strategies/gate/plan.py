@@ -21,12 +21,11 @@ from strategies.base.journal import Line, of_kind, open_journal
 from strategies.base.progress import Progress, counted
 from strategies.base.signals import many
 from strategies.gate import decision, verdict_cache
-from strategies.gate.baseline import Baseline
+from strategies.gate.baseline import Baseline, Choice, GateResult, SourceLine
 from strategies.gate.changes.project import written_now
 from strategies.gate.changes.select import select
 from strategies.gate.changes.version_view import OUTSIDE, digests
 from strategies.gate.decision import Coverage, Places, nowhere
-from strategies.gate.model import Choice, GateResult, SourceLine
 from strategies.gate.options import GateOptions
 from strategies.gate.verdict_cache import VerdictCache, remembered
 from strategies.inputs.selection import matching

@@ -25,7 +25,8 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, Crash, Report, class_
 from strategies.programs.chained import on_meshes, with_followers
 from strategies.programs.run.real_run import RealRuns
 from strategies.programs.shrink.search import Doubt, regrouped, shrunk
-from strategies.sweep import aggregate, confirmation, executors
+from strategies.sweep import aggregate, executors
+from strategies.sweep import aggregate as confirmation
 from strategies.torch_api import user_modules
 from strategies.torch_api.user_modules import at_home
 from strategies.validation import finding

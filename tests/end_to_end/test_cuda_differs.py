@@ -74,7 +74,7 @@ def test_simulation_and_real_processes_agree(one, apart):
 @if_cumprod_is_wrong
 def test_a_disagreement_is_counted_and_told(monkeypatch):
     one = sample("relu.default", numbers(4, 6))
-    monkeypatch.setattr("tests.tools.cuda.agreement.suspects.case_of", _of_cumprod)
+    monkeypatch.setattr("tests.tools.cuda.agreement.finding.case_of", _of_cumprod)
     seen = agreement({one.op: [one]}, device="cpu", backend="gloo", most=1)
     assert seen.share == 100.0
     assert "the probe says sound, the real run: rank 0 assembles" in seen.apart[0]

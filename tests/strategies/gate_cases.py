@@ -4,8 +4,8 @@ import datetime as dt
 from dataclasses import replace
 
 from localtensor.layout.spec import parse
+from strategies.gate.baseline import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.gate.decision import ignored_finding, keys_of
-from strategies.gate.model import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 

@@ -17,16 +17,16 @@ from localtensor.errors import LocalTensorError
 from strategies.base.atomic_files import write_whole
 from strategies.base.git import BadRevision, NoGit, NoRepository
 from strategies.base.journal import BadJournal, DiskFull
-from strategies.base.progress import BadOption, bar
+from strategies.base.options import BadOption
+from strategies.base.progress import bar
 from strategies.base.signals import printed, say, undisturbed
 from strategies.gate import baseline, decision, plan
-from strategies.gate.baseline import BadBaseline, Baseline
+from strategies.gate.baseline import BadBaseline, Baseline, GateResult
 from strategies.gate.formats import github
 from strategies.gate.formats import wording as terminal
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.junit import junit
 from strategies.gate.formats.sarif import sarif
-from strategies.gate.model import GateResult
 from strategies.gate.options import GateOptions
 from strategies.gate.plan import Work, within
 from strategies.model.settings import BadSetting, UnknownOp

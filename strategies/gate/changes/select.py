@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strategies.base.git import Repository, blob_name, repository
+from strategies.gate.baseline import Choice
 from strategies.gate.changes.dependency_slice import OP, REGISTRATION, RULE, Slice, SliceStatement
 from strategies.gate.changes.module_model import Function, Unit
 from strategies.gate.changes.project import Project, Trees, of_repository, starts_of, written_now
 from strategies.gate.changes.version_view import Seen, View, located
-from strategies.gate.model import Choice
 
 
 def reason(now: Slice, then: Slice, functions: Collection[Unit], makers: Collection[Unit]) -> str:

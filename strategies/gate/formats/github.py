@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from strategies.base.progress import printable
+from strategies.gate.baseline import GateResult
 from strategies.gate.formats.wording import BASELINE, accepted, happens, stale, where
-from strategies.gate.model import GateResult
 from strategies.sweep.report.text_and_json import call_text, silent
 
 MOST = 1 << 20

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from localtensor.layout import short
-from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding
+from strategies.gate.baseline import Entry, GateResult, Key, ReviewedFinding
 from strategies.sweep.report.text_and_json import call_text, silent
 
 

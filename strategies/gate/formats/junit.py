@@ -6,8 +6,8 @@ from collections import defaultdict
 from xml.etree import ElementTree as ET
 
 from strategies.base.progress import printable
+from strategies.gate.baseline import GateResult
 from strategies.gate.formats.wording import happens, stale, where
-from strategies.gate.model import GateResult
 
 GATE = "localtensor.gate"
 _TAGS = {"failure": "failures", "error": "errors", "skipped": "skipped"}

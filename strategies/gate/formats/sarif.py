@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from strategies.base.progress import printable
+from strategies.gate.baseline import Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.gate.decision import IGNORED
 from strategies.gate.formats.wording import BASELINE, fingerprint, happens, stale
-from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.sweep.report.text_and_json import silent
 
 MOST = 4_999

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strategies.base.progress import counted
-from strategies.gate.baseline import ANY
-from strategies.gate.model import Entry, GateResult, Key, ReviewedFinding
+from strategies.gate.baseline import ANY, Entry, GateResult, Key, ReviewedFinding
 from strategies.model.verdict import Verdict
 from strategies.sweep.report.text_and_json import call_text
 

@@ -12,7 +12,7 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 from localtensor.torch_suites.hooks import pytest_configure, pytest_unconfigure
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 
 
 def pytest_on(*args, cwd, **environment):

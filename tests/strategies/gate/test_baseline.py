@@ -9,8 +9,7 @@ import pytest
 import strategies
 from strategies.base import atomic_files
 from strategies.gate import baseline
-from strategies.gate.baseline import BadBaseline, Baseline, as_text, read, write
-from strategies.gate.model import Entry, Key
+from strategies.gate.baseline import BadBaseline, Baseline, Entry, Key, as_text, read, write
 
 SCHEMA = json.loads((Path(strategies.__file__).parent / "schema/baseline.json").read_text())
 CUMPROD = Key("aten.cumprod.default", "S(0) -> S(0)", "real", "1 axis")

@@ -8,11 +8,10 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from strategies.gate import decision
-from strategies.gate.baseline import Baseline
+from strategies.gate.baseline import Baseline, Entry, GateResult, Key, SourceLine
 from strategies.gate.decision import Coverage, amended, judge, keys_of, new_keys, rule_name
 from strategies.gate.formats.json_output import as_json
 from strategies.gate.formats.wording import happens
-from strategies.gate.model import Entry, GateResult, Key, SourceLine
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Counts, Crash, Finding, Report, Verdict
 from strategies.sweep.report.text_and_json import silent

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies.base.progress import BadOption
+from strategies.base.options import BadOption
 from strategies.gate.options import GateOptions
 
 TODAY = dt.date(2026, 11, 21)

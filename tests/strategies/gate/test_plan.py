@@ -8,9 +8,8 @@ import pytest
 from strategies.base.progress import Silent
 from strategies.gate import plan as gate_work
 from strategies.gate import verdict_cache
-from strategies.gate.baseline import Baseline
+from strategies.gate.baseline import Baseline, Choice, Entry, Key
 from strategies.gate.changes.select import Selection
-from strategies.gate.model import Choice, Entry, Key
 from strategies.gate.options import GateOptions
 from strategies.gate.plan import NO_TIME, chosen, work
 from strategies.model.settings import UnknownOp

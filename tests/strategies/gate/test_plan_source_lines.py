@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from strategies.gate import plan as gate_places
-from strategies.gate.model import SourceLine
+from strategies.gate.baseline import SourceLine
 from strategies.gate.plan import places, within
 from strategies.torch_api import user_modules
 from tests.strategies import edit_styles, edits, users

@@ -120,13 +120,13 @@ PLANTED: tuple[Planted, ...] = (
         "parts that are added up have no room to round, and shards have",
     ),
     Planted(
-        "strategies/sweep/confirmation.py",
+        "strategies/sweep/aggregate.py",
         "if last[name][1].wrong:\n                        break",
         "if not last[name][1].wrong:\n                        break",
         "the first case that runs right clears a rule that another would have shown wrong",
     ),
     Planted(
-        "strategies/sweep/confirmation.py",
+        "strategies/sweep/aggregate.py",
         "for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges}):",
         "for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges})[:1]:",
         "cases on more ranks than the fewest are never tried",

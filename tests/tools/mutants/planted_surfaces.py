@@ -63,7 +63,7 @@ GATE = (
         GATE_ALONE,
     ),
     Planted(
-        "strategies/gate/model.py",
+        "strategies/gate/baseline.py",
         "if self.new or self.gone:",
         "if self.new:",
         "a baseline never shrinks: stale entries pass",

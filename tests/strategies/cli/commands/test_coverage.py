@@ -6,7 +6,7 @@ import pytest
 
 from localtensor.errors import LocalTensorError
 from strategies.base.journal import open_journal
-from strategies.base.progress import BadOption
+from strategies.base.options import BadOption
 from strategies.cli.commands import coverage
 from strategies.cli.commands.coverage import of_lines, run
 from strategies.cli.options import CoverageOptions

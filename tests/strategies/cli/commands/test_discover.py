@@ -4,7 +4,7 @@ import warnings
 import pytest
 import torch
 
-from strategies.base.progress import BadOption
+from strategies.base.options import BadOption
 from strategies.cli.commands.discover import run
 from strategies.cli.options import DiscoverOptions
 from strategies.model.verdict import CLEAN, NOTHING, USAGE

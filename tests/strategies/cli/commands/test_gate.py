@@ -12,8 +12,8 @@ from strategies.cli.commands import gate
 from strategies.cli.commands.gate import run
 from strategies.gate import baseline
 from strategies.gate import plan as gate_work
+from strategies.gate.baseline import Entry, Key
 from strategies.gate.decision import Coverage
-from strategies.gate.model import Entry, Key
 from strategies.gate.options import GateOptions
 from strategies.gate.plan import Work
 from strategies.model.rule import Rule

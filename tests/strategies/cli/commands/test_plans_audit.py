@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from strategies.base.progress import BadOption
+from strategies.base.options import BadOption
 from strategies.cli.app import app
 from strategies.cli.commands import plans_audit
 from strategies.cli.commands.plans_audit import exit_code, run

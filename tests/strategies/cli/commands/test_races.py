@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from localtensor.concurrency.results import Failure
-from strategies.base.progress import BadOption
+from strategies.base.options import BadOption
 from strategies.base.signals import CLEAN, NOTHING, WRONG
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run

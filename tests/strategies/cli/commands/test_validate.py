@@ -8,7 +8,7 @@ import pytest
 
 from localtensor.errors import LocalTensorError
 from strategies.base.journal import DiskFull
-from strategies.base.progress import BadOption
+from strategies.base.options import BadOption
 from strategies.cli.commands import validate
 from strategies.cli.commands.validate import run
 from strategies.cli.options import ValidateOptions

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
 
+from strategies.gate.baseline import SourceLine
 from strategies.gate.formats.sarif import MOST, sarif
-from strategies.gate.model import SourceLine
 from tests.strategies.gate_cases import CLEAN, EVERY, FULL, finding, hostile, huge, new, unasked
 
 

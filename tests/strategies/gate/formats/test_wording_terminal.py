@@ -5,9 +5,9 @@ from rich.console import Console
 from torch.distributed.tensor import Shard
 
 from strategies.base.progress import counted
+from strategies.gate.baseline import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.gate.decision import ignored_finding
 from strategies.gate.formats.wording import MOST, show, verdict
-from strategies.gate.model import Choice, Entry, GateResult, Key, ReviewedFinding, SourceLine
 from strategies.model.rule import Rule
 from strategies.model.verdict import Counts, Finding, Report, Verdict
 

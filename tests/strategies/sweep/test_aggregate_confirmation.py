@@ -6,8 +6,8 @@ from torch.distributed.tensor import Replicate, Shard
 from strategies.model.rule import Program
 from strategies.model.verdict import Verdict
 from strategies.programs.run.verdict import Confirmation
-from strategies.sweep import confirmation
-from strategies.sweep.confirmation import Session, unconfirmed
+from strategies.sweep import aggregate as confirmation
+from strategies.sweep.aggregate import Session, unconfirmed
 from strategies.validation import finding
 from strategies.validation.finding import Candidate, Settled
 from tests.strategies.cases import numbers, sample

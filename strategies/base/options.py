@@ -1,0 +1,91 @@
+"""The options of a command as one frozen value: a dataclass, whose fields are the parameters of the command line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from types import GenericAlias
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from typer import Option
+
+from localtensor.errors import LocalTensorError, refusal
+from strategies.base.atomic_files import unwritable
+from strategies.base.signals import USAGE, complain, leave
+
+Options = TypeVar("Options")
+Seed = Annotated[int, Option("--seed", help="Same seed, same output.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress bar.")]
+Workers = Annotated[
+    int | None, Option("--workers", help="Worker processes.  [default: one for each core]", show_default=False)
+]
+
+
+class BadOption(LocalTensorError):
+    """An option of a command that cannot be followed."""
+
+    def __init__(self, call: str, option: str, value: object, problem: str, remedy: str) -> None:
+        super().__init__(refusal(call, option, str(value), problem, remedy))
+
+
+def check_writable(call: str, **paths: Path | None) -> None:
+    """Say before the work, not after it, that a file cannot be written; `repro` is a folder.  Raises `BadOption`."""
+    for name, path in paths.items():
+        problem, remedy = unwritable(path, folder=name == "repro") if path is not None else ("", "")
+        if problem:
+            raise BadOption(call, f"--{name}", path, problem, remedy)
+
+
+def check_folder(call: str, json: Path | None, remedy: str) -> None:
+    """`check_writable` takes a file whose folder is still to be made; this does not.  Raises `BadOption`."""
+    if json is not None and not json.absolute().parent.is_dir():
+        raise BadOption(call, "--json", json, "its folder is not there", remedy)
+
+
+def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callable[..., None]]:
+    """A function of `options`, which gives the exit code, as a function that typer can register.
+
+    Its parameters are the fields of the dataclass, each annotated with its `Option` or `Argument`; a field that is a
+    tuple may be given several times.  Options that the dataclass refuses end the command with 2.  For `more` see `leave`.
+    """
+
+    def typed(function: Callable[[Options], int]) -> Callable[..., None]:
+        kind = get_type_hints(function)["options"]
+        several = {name for name, hint in get_type_hints(kind).items() if get_origin(hint) is tuple}
+
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            def work() -> int:
+                lists = {name: tuple(given[name]) for name in several if given[name]}
+                try:
+                    options = kind(**{name: value for name, value in given.items() if name not in several}, **lists)
+                except BadOption as error:
+                    complain(str(error))
+                    return USAGE
+                return function(options)
+
+            leave(work, more)
+
+        del command.__wrapped__  # whose parameter is another
+        command.__annotations__ = {}
+        command.__signature__ = Signature(_parameters(kind))  # type: ignore[attr-defined]
+        return command
+
+    return typed
+
+
+def _parameters(kind: Any) -> list[Parameter]:
+    """The fields of a dataclass as typer reads parameters: it knows lists, and no tuples of any length."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for field in fields(kind):
+        hint, default = hints[field.name], Parameter.empty if field.default is MISSING else field.default
+        value = get_args(hint)[0]
+        if get_origin(value) is tuple:
+            hint = hint.copy_with((GenericAlias(list, get_args(value)[:1]),))
+            default = Parameter.empty if default is Parameter.empty else None
+        found.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    return found
