@@ -17,8 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a s
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [
-    "strategies/propagation/overlay/autoload.py"
-]  # importing it puts our rules into DTensor for the whole process
+    "strategies/propagation/overlay/autoload.py",  # importing it puts our rules into DTensor for the whole process
+    "localtensor/torch_suites/__init__.py",  # collecting its examples would load the plugin that it names
+]
 
 torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other
 
