@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a s
 
 collect_ignore = [
     "strategies/propagation/overlay/autoload.py",  # importing it puts our rules into DTensor for the whole process
-    "localtensor/torch_suites",  # a package that names a plugin: collecting it would load that (one example is lost, in exits.py)
+    "localtensor/torch_suites",  # a package that names a plugin: collecting it would load that: tests/localtensor/torch_suites has its example
 ]
 
 torch.set_num_threads(1)  # xdist's workers are the parallelism; more threads only make them wait for each other

@@ -1,10 +1,10 @@
-"""Judges claims about sharding: takes rules from torch or from you, and puts each on trial.
+"""Judges claims about sharding: tests each rule of torch, or of your own, against the real op.
 
 The command line is `localtensor validate`.  May import `localtensor`, never the other way round.
 
 `strategies.overlay_dtensor()` gives the running DTensor rules of our own, for a while; `strategies.plan(src, dst)` is the
-cheapest redistribution; `strategies.no_implicit_communication()` refuses one that nobody wrote.  Each is imported when it
-is first asked for: most who come by this door want none of them.
+cheapest redistribution; `strategies.no_implicit_communication()` refuses one that nobody wrote.  Each is imported on
+first use.
 """
 
 from localtensor._util import lazy as _lazy

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from localtensor import run
-from localtensor.torch_suites.exits import Killed, RankProcess, as_processes
+from localtensor.torch_suites.exits import Killed, RankProcess, as_processes, exit_code
 
 
 @pytest.mark.parametrize(("end", "code"), [
@@ -58,3 +58,7 @@ def test_a_stand_in_for_a_process_has_ended_and_harms_nobody():
     assert (process.is_alive(), process.exitcode, process.recv(), process.poll()) == (False, None, "Traceback", True)
     with pytest.raises(TypeError):
         os.kill(process.pid, 9)
+
+
+def test_exit_codes_are_those_of_a_process():
+    assert [exit_code(SystemExit(*said)) for said in ((), (86,), ("a sentence",))] == [0, 86, 1]
