@@ -14,6 +14,9 @@ LONG   := --ignore=tests/architecture/test_mutants.py --ignore=tests/localtensor
           --ignore=tests/localtensor/runner/test_torchrun.py --ignore=tests/localtensor/threads/test_rank_world.py \
           --ignore=tests/localtensor/lockstep/dispatch/test_every_overload.py --ignore=tests/localtensor/testing
 
+# Hundreds of tests start Python anew: without its cache each such process would compile every module of ours once more.
+export PYTHONDONTWRITEBYTECODE :=
+
 # The first of these that runs and is new enough makes .venv; `make setup PYTHON=...` asks for one.
 PYTHON  ?=
 PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10 python)
@@ -47,7 +50,7 @@ fix: $(READY) ## format, and repair what the linter can repair by itself  (a sec
 	$(PY) -m ruff format .
 
 laws: $(READY) ## the properties, with new and many more draws than CI  (minutes)
-	$(PYTEST) -n 2 --slow --hypothesis-profile=thorough tests/properties tests/localtensor
+	$(PYTEST) -n 2 --slow --hypothesis-profile=nightly tests/properties tests/localtensor
 
 real: $(READY) ## everything that is held against real gloo processes  (minutes)
 	$(PYTEST) --slow tests/real

@@ -3,14 +3,17 @@
 import os
 import signal
 
+# Read when torch is imported, here and in the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from hypothesis import settings
 
 # "default": small, and the same draws in every run, so that CI is red for a reason only.
-# "thorough": other draws each time; by HYPOTHESIS_PROFILE=thorough or --hypothesis-profile=thorough.
-settings.register_profile("default", max_examples=50, derandomize=True, deadline=None, database=None)
-settings.register_profile("thorough", max_examples=1000, deadline=None, print_blob=True)
+# "nightly": other draws each time; by HYPOTHESIS_PROFILE=nightly or --hypothesis-profile=nightly.
+settings.register_profile("default", max_examples=20, derandomize=True, deadline=None, database=None)
+settings.register_profile("nightly", max_examples=1000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started with `&` by a shell: the tests of Ctrl-C need it back

@@ -32,7 +32,7 @@ def test_each_planted_bug_fits_the_code():
 
 
 def test_no_bug_is_planted_twice():
-    assert [bug for bug, times in Counter((b.path, b.before, b.after) for b in PLANTED).items() if times > 1] == []
+    assert [bug for bug, times in Counter((b.where, b.before, b.after) for b in PLANTED).items() if times > 1] == []
 
 
 def test_a_bug_that_does_not_fit_is_told():

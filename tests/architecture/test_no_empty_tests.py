@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 SPEAKING = ("assert_", "check_")
@@ -36,9 +34,8 @@ def empty_tests(file: Path) -> list[str]:
     return empty if tests else [f"{file.name} holds no test"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "tests")))
-def test_each_test_asserts_something(file):
-    assert empty_tests(file) == []
+def test_each_test_asserts_something():
+    assert [line for file in FILES for line in empty_tests(file)] == []
 
 
 def test_planted_empty_tests_are_caught(tmp_path):
@@ -61,6 +58,6 @@ def test_planted_empty_tests_are_caught(tmp_path):
 
 
 def test_a_planted_file_without_tests_is_caught(tmp_path):
-    file = tmp_path / "test_nobody.py"
+    file = tmp_path / "test_misspelt.py"
     file.write_text("def tset_misspelt(): assert True\n")
-    assert empty_tests(file) == ["test_nobody.py holds no test"]
+    assert empty_tests(file) == ["test_misspelt.py holds no test"]

@@ -1,6 +1,6 @@
 """Ordinary DTensor code gives in lockstep what it gives on rank threads, on every rank; and is refused where it is.
 
-CI runs the same few programs each time; `--hypothesis-profile=thorough` draws others, and many more.
+CI runs the same few programs each time; `--hypothesis-profile=nightly` draws others, and many more.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from localtensor.errors import LocalTensorError, RankRaised
 from tests.end_to_end.programs.lockstep_ways import assert_bits, in_lockstep, on_threads
 from tests.properties.dtensor_programs import STEPS, Program, play, programs
 
-thorough = settings.get_current_profile_name() == "thorough"
+nightly = settings.get_current_profile_name() == "nightly"
 whole_programs = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 WORDS = 60  # of an error's first line, which must be the same
 
@@ -47,7 +47,7 @@ def check(program: Program) -> str:
 def test_a_program_gives_in_lockstep_what_it_gives_on_rank_threads():
     counted: Counter[str] = Counter()
 
-    @settings(whole_programs, max_examples=2000 if thorough else 80)
+    @settings(whole_programs, max_examples=2000 if nightly else 80)
     @given(program=programs())
     def law(program: Program) -> None:
         counted[check(program)] += 1

@@ -1,6 +1,6 @@
 """Whole rank programs: a right one gives what its slow twin gives, under every schedule; one fault is found and placed.
 
-CI runs the same few programs each time; `--hypothesis-profile=thorough` draws others, and many more.
+CI runs the same few programs each time; `--hypothesis-profile=nightly` draws others, and many more.
 """
 
 import itertools
@@ -34,7 +34,7 @@ ACCUSED = 0.95  # of the faults: the error names the rank that has it, or a line
 
 RIGHT = rank_programs(10, ranks=(1, 2, 3, 4, 5, 6), for_gloo=False)
 Seeds = st.integers(0, 2**32)
-thorough = settings.get_current_profile_name() == "thorough"
+nightly = settings.get_current_profile_name() == "nightly"
 whole_programs = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
@@ -60,7 +60,7 @@ def plain(x: Any) -> Any:
 # -- right programs
 
 
-@settings(whole_programs, max_examples=1000 if thorough else 60)
+@settings(whole_programs, max_examples=1000 if nightly else 60)
 @given(program=RIGHT, seed=Seeds)
 def test_a_right_program_gives_what_its_twin_gives_under_every_schedule_and_again_when_replayed(program, seed):
     want = program.played()
@@ -78,7 +78,7 @@ def test_messages_between_two_ranks_meet_by_their_tags_in_whatever_order(program
     check_values(simulated(program, lt.shuffled(seed)), program.played())
 
 
-@settings(whole_programs, max_examples=500 if thorough else 20)
+@settings(whole_programs, max_examples=500 if nightly else 20)
 @given(program=RIGHT, seed=Seeds)
 def test_one_schedule_gives_one_diary(program, seed):
     for first, second in zip(schedules(seed), schedules(seed), strict=True):
@@ -166,7 +166,7 @@ def test_one_fault_is_told_at_once_unless_the_twin_shows_it_to_be_harmless(capsy
     """What is harmless, the referee says: a program that is right after all, whose values are then the twin's."""
     counted: Counter[tuple[str, str]] = Counter()
 
-    @settings(whole_programs, max_examples=1000 if thorough else 100)
+    @settings(whole_programs, max_examples=1000 if nightly else 100)
     @given(fault=faults(), seed=Seeds)
     def law(fault: Fault, seed: int) -> None:
         counted[fault.name, verdict(fault, seed)] += 1
@@ -176,7 +176,7 @@ def test_one_fault_is_told_at_once_unless_the_twin_shows_it_to_be_harmless(capsy
     faulty = sum(many for (_, said), many in counted.items() if said != "harmless")
     named = faulty - sum(many for (_, said), many in counted.items() if said == "not named")
     with capsys.disabled():
-        if thorough:
+        if nightly:
             print("\n", sorted(counted.items()), f"\n{named} of {faulty} accused")
     assert faulty > len(PLANTS)
     assert named >= ACCUSED * faulty, counted

@@ -1,6 +1,6 @@
 """DTensor on rank threads, held to what is drawn: whole tensors, the pieces of each rank, and layouts.
 
-Each example runs on all ranks.  CI draws the same few each time; `--hypothesis-profile=thorough` draws many others.
+Each example runs on all ranks.  CI draws the same few each time; `--hypothesis-profile=nightly` draws many others.
 """
 
 import pytest

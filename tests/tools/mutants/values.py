@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,21 +12,51 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Planted:
-    """A bug planted by hand: `before`, which stands in the file once, becomes `after`; `why` says what a user would see."""
+    """A bug planted by hand: the pattern `before`, which stands in one function once, becomes `after`; `why` says what a user would see."""
 
-    path: str
+    where: str
+    """The file and the function or class: `strategies/planner/search/astar.py::Search.run`; a file alone for what stands outside both."""
     before: str
+    """Source text; each run of blanks and line ends within it stands for any other."""
     after: str
     why: str
     tests: tuple[str, ...] = ()
-    """The test files that have to find it; by default those of its room."""
+    """The test files that have to find it; by default those that mirror the file."""
+
+    @property
+    def path(self) -> str:
+        return self.where.partition("::")[0]
 
     def text(self) -> str:
-        """The file with the bug in it.  Raises ValueError where `before` does not stand there just once."""
+        """The file with the bug in it.  Raises ValueError where the function is not there, or `before` not just once in it."""
         source = (ROOT / self.path).read_text()
-        if source.count(self.before) != 1:
-            raise ValueError(f"{self.path}: {self.before!r} stands there {source.count(self.before)} times, not once")
-        return source.replace(self.before, self.after)
+        start, end = _extent(source, self.where)
+        inner = r"\s+".join(map(re.escape, self.before.split()))
+        edges = re.match(r"(\s*).*?(\s*)\Z", self.before, re.DOTALL)
+        assert edges  # it matches any text
+        found = list(re.compile(edges[1] + inner + edges[2]).finditer(source, start, end))
+        if len(found) != 1:
+            raise ValueError(f"{self.where}: {self.before!r} stands there {len(found)} times, not once")
+        return source[: found[0].start()] + self.after + source[found[0].end() :]
+
+
+def _extent(source: str, where: str) -> tuple[int, int]:
+    """Where the function or class begins and ends in its file, in characters; the whole file where none is named."""
+    name = where.partition("::")[2]
+    node: ast.AST = ast.parse(source)
+    for part in name.split(".") if name else ():
+        inner = [n for n in ast.walk(node) if isinstance(n, _NAMED) and n.name == part]
+        if len(inner) != 1:
+            raise ValueError(f"{where}: {part!r} is defined there {len(inner)} times, not once")
+        [node] = inner
+    if not isinstance(node, _NAMED):
+        return 0, len(source)
+    lines = source.splitlines(keepends=True)
+    first = min(n.lineno for n in (node, *node.decorator_list))
+    return sum(map(len, lines[: first - 1])), sum(map(len, lines[: node.end_lineno]))
+
+
+_NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
