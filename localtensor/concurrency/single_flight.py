@@ -1,4 +1,4 @@
-"""`Once`: a shared cache in which each key is computed once, by whoever asks first; the others wait for it.
+"""`SingleFlightCache`: a shared cache in which each key is computed once, by whoever asks first; the others wait for it.
 
 What holds, whatever the threads do:
 
@@ -35,15 +35,15 @@ from localtensor.concurrency.single_flight_cells import (
     FAILED,
     GONE,
     KEPT,
+    AtomicCounter,
     BucketTable,
     Cell,
     Circular,
     Held,
     Nested,
-    Tally,
-    circle_of,
     miss_explained,
     parts_of,
+    wait_graph_of,
 )
 from localtensor.concurrency.sync import THREADS, Sync
 from localtensor.errors.base import Refusal
@@ -73,10 +73,10 @@ class Stats:
     size: int
 
 
-class Once(Generic[V]):
+class SingleFlightCache(Generic[V]):
     """Values by key, each computed once.  `name` is for messages, `parts` names what a key is made of, for `explain`.
 
-    >>> lengths = Once(len, name="lengths")
+    >>> lengths = SingleFlightCache(len, name="lengths")
     >>> lengths.get("abc"), lengths.get("abc"), lengths.get("abcd", lambda: -1)
     (3, 3, -1)
     >>> lengths.stats()
@@ -93,17 +93,19 @@ class Once(Generic[V]):
         parts: Callable[[Any], Mapping[str, Any]] = parts_of,
     ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise BadCache("Once", "limit", limit, "a cache keeps one value or more", "Pass a whole number from 1 on.")
+            raise BadCache(
+                "SingleFlightCache", "limit", limit, "a cache keeps one value or more", "Pass a whole number from 1 on."
+            )
         self.name = name
         self._compute = compute
         self._limit = limit
         self._parts = parts
         self._sync = sync
-        self._tallies = {what: Tally() for what in ("hits", "misses", "waits", "failures", "evictions")}
-        self._hit = self._tallies["hits"].add
+        self._counters = {what: AtomicCounter() for what in ("hits", "misses", "waits", "failures", "evictions")}
+        self._hit = self._counters["hits"].add
         self._own = Held(sync)
-        self._circle = circle_of(sync)
-        self._room = BucketTable()
+        self._wait_graph = wait_graph_of(sync)
+        self._table = BucketTable()
         ambient.add_cache(self)
 
     def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: Any) -> V:
@@ -111,7 +113,7 @@ class Once(Generic[V]):
 
         Raises what computing raises; `Circular`; `BadCache` if nothing says how to compute.
         """
-        for cell in self._room.get(hash(key), _NONE):
+        for cell in self._table.get(hash(key), _NONE):
             known = cell.key
             if known is key or known == key:
                 if cell.state is KEPT:
@@ -124,22 +126,22 @@ class Once(Generic[V]):
     def clear(self) -> None:
         """Nothing is kept.  What is being computed goes to those who asked already, and is not kept either."""
         self._sync.step("clear")
-        self._room = BucketTable()
+        self._table = BucketTable()
 
     def stats(self) -> Stats:
         """Exact if nobody uses the cache now; else each number was right at some moment of this call."""
-        counts = {what: tally.read() for what, tally in self._tallies.items()}
+        counts = {what: counter.read() for what, counter in self._counters.items()}
         return Stats(**counts, size=len(self._kept()))
 
     def explain(self, key: Hashable) -> str:
         """Whether a key is kept, and if not, in what the nearest kept key differs.
 
-        >>> sums = Once(sum, name="sums")
+        >>> sums = SingleFlightCache(sum, name="sums")
         >>> sums.get((1, 2)), sums.explain((1, 2)), sums.explain((1, 3))
         (3, 'kept', 'same [0]; differs in: [1]=3 vs 2')
         """
-        room = self._room
-        for cell in room.get(hash(key), _NONE):
+        table = self._table
+        for cell in table.get(hash(key), _NONE):
             if cell.key is key or cell.key == key:
                 return "kept" if cell.state is KEPT else "being computed"
         return miss_explained(key, [cell.key for cell in self._kept()], self._parts)
@@ -147,17 +149,17 @@ class Once(Generic[V]):
     def after_fork(self) -> None:
         """What other threads of the parent were computing is forgotten: in this process they do not exist."""
         me = self._sync.me()
-        self._circle.begin(self._sync)
+        self._wait_graph.begin(self._sync)
         self._own = Held(self._sync)
-        for cell in [cell for cells in self._room.values() for cell in cells]:
+        for cell in [cell for cells in self._table.values() for cell in cells]:
             if cell.state is not KEPT and cell.owner != me:
-                self._room.without(cell)
+                self._table.without(cell)
 
     def __repr__(self) -> str:
-        return f"Once({self.name!r}, {len(self._kept())} of {self._limit})"
+        return f"SingleFlightCache({self.name!r}, {len(self._kept())} of {self._limit})"
 
     def _kept(self) -> list[Cell]:
-        return [cell for cell in self._room.ring.copy() if cell.state is KEPT]
+        return [cell for cell in self._table.ring.copy() if cell.state is KEPT]
 
     # -- off the hit path
 
@@ -168,18 +170,18 @@ class Once(Generic[V]):
             compute, args = self._compute, (key,)
         number, me = hash(key), self._sync.me()
         while True:
-            room = self._room
+            table = self._table
             mine = Cell(key, number, me, self._sync.gate())
             try:
                 try:
-                    cell = self._claim(room, mine)
+                    cell = self._claim(table, mine)
                     if cell is mine:
                         del cell  # a failure is part of it, and will have this frame in its traceback
-                        return self._work(room, mine, compute, args)
+                        return self._work(table, mine, compute, args)
                 finally:
-                    self._settle(room, mine)
+                    self._settle(table, mine)
             finally:
-                self._settle(room, mine)  # what another thread raises in this one may have ended the first
+                self._settle(table, mine)  # what another thread raises in this one may have ended the first
                 del mine
             try:
                 if cell is not None and self._answered(cell, me):
@@ -187,14 +189,14 @@ class Once(Generic[V]):
             except Nested:
                 cell = None
             if cell is None:  # in the midst of this thread's own lines with the lock: it cannot be kept
-                self._tallies["misses"].add()
+                self._counters["misses"].add()
                 return compute(*args)
 
-    def _claim(self, room: BucketTable, mine: Cell) -> Cell | None:
+    def _claim(self, table: BucketTable, mine: Cell) -> Cell | None:
         """The one cell of the key: `mine`, if there was none; None if this thread has the lock already."""
         key, number, seen = mine.key, mine.number, _NONE
         while True:
-            cells = room.get(number, _NONE)
+            cells = table.get(number, _NONE)
             compared = set(map(id, seen))
             for cell in cells:
                 if id(cell) not in compared and (cell.key is key or cell.key == key):
@@ -202,43 +204,43 @@ class Once(Generic[V]):
             self._sync.step("looked")
             if self._own.by == mine.owner:
                 return None
-            if self._own.run(mine.owner, room.claimed, mine, cells):
+            if self._own.run(mine.owner, table.claimed, mine, cells):
                 return mine
             seen = cells
 
-    def _work(self, room: BucketTable, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
-        self._tallies["misses"].add()
+    def _work(self, table: BucketTable, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
+        self._counters["misses"].add()
         self._sync.step("claimed")
         try:
             value = compute(*args)
         except Exception as error:  # why: whatever computing raises goes to all who wait
-            self._tallies["failures"].add()
+            self._counters["failures"].add()
             self._sync.step("failed")
-            self._forget(room, cell)  # before it is told: who hears of it and asks again computes anew
+            self._forget(table, cell)  # before it is told: who hears of it and asks again computes anew
             cell.error, cell.trace = error, error.__traceback__
             cell.state = FAILED
             del cell  # the traceback has this frame
             raise
         self._sync.step("computed")
         cell.value = value
-        self._keep(room, cell)
+        self._keep(table, cell)
         return value
 
-    def _keep(self, room: BucketTable, cell: Cell) -> None:
-        for _ in self._own.run(cell.owner, room.kept, cell, self._limit):
-            self._tallies["evictions"].add()
+    def _keep(self, table: BucketTable, cell: Cell) -> None:
+        for _ in self._own.run(cell.owner, table.kept, cell, self._limit):
+            self._counters["evictions"].add()
 
-    def _forget(self, room: BucketTable, cell: Cell) -> None:
-        self._own.run(cell.owner, room.without, cell)
+    def _forget(self, table: BucketTable, cell: Cell) -> None:
+        self._own.run(cell.owner, table.without, cell)
 
-    def _settle(self, room: BucketTable, cell: Cell) -> None:
+    def _settle(self, table: BucketTable, cell: Cell) -> None:
         """Nobody waits for the cell: if it has no value, whoever waited computes.  Once or twice is the same."""
         gate = cell.gate
         if gate is None or not cell.claimed:
             return
         if cell.state is COMPUTING:
             self._sync.step("abandons")
-            self._forget(room, cell)
+            self._forget(table, cell)
             cell.state = GONE
         gate.open()
         cell.gate = None
@@ -252,25 +254,25 @@ class Once(Generic[V]):
             cell.used = True
             self._hit()
             return True
-        before = self._circle.waits(me)
+        before = self._wait_graph.waits(me)
         try:
             try:
                 self._wait(cell, me)
             finally:
-                self._circle.put(me, before)
+                self._wait_graph.put(me, before)
         finally:
-            self._circle.put(me, before)  # as above
+            self._wait_graph.put(me, before)  # as above
         if cell.state is GONE:
             return False
-        self._tallies["waits"].add()
+        self._counters["waits"].add()
         if cell.error is not None:
             raise _own_copy(cell.error).with_traceback(cell.trace)
         return True
 
     def _wait(self, cell: Cell, me: int) -> None:
-        circle = self._circle.enter(me, cell)
-        if circle:
-            raise Circular(self.name, [one.key for one in circle])
+        cycle = self._wait_graph.enter(me, cell)
+        if cycle:
+            raise Circular(self.name, [one.key for one in cycle])
         self._sync.step("waits")
         gate = cell.gate
         while gate is not None and cell.state is COMPUTING and not gate.wait(SLICE):

@@ -1,4 +1,4 @@
-"""The parts of a shared cache: a cell for each key, a room of cells, a circle of who waits for whom, and a tally."""
+"""The parts of a shared cache: a cell for each key, a table of buckets, the graph of waiting threads, and a counter."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class Held:
                 self.by = None  # what another thread raises in this one may have ended the first
 
 
-class WaitCycle:
-    """Which cell each thread waits for, in all caches with the same services: nobody may close a circle."""
+class WaitGraph:
+    """Which cell each thread waits for, in all caches with the same services: no thread may close a cycle."""
 
     def __init__(self, sync: Sync) -> None:
         self.begin(sync)
@@ -143,7 +143,7 @@ class WaitCycle:
         self._waits: dict[int, Cell] = {}
 
     def enter(self, me: int, cell: Cell) -> list[Cell]:
-        """The thread waits for the cell from here on, unless that would close a circle: the answer is the circle then.
+        """The thread waits for the cell from here on, unless that would close a cycle: it is returned then.
 
         Raises `Nested`.
         """
@@ -175,13 +175,13 @@ class WaitCycle:
             self._waits[me] = cell
 
 
-def circle_of(sync: Sync) -> WaitCycle:
-    """The one circle of these services.  It is kept with them: they are what all these threads have in common."""
-    circle: WaitCycle = vars(sync).get("once") or vars(sync).setdefault("once", WaitCycle(sync))
-    return circle
+def wait_graph_of(sync: Sync) -> WaitGraph:
+    """The one graph of these services.  It is kept with them: they are what all these threads have in common."""
+    graph: WaitGraph = vars(sync).get("wait_graph") or vars(sync).setdefault("wait_graph", WaitGraph(sync))
+    return graph
 
 
-class Tally:
+class AtomicCounter:
     """Counts exactly, whoever adds, without a lock: the counter is one step of the interpreter."""
 
     __slots__ = ("_count", "add")
