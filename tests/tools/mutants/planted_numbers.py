@@ -120,7 +120,7 @@ _PLACEMENTS = (
 )  # fmt: skip
 
 _CACHES = (
-    _bug("concurrency/single_flight", "self._forget(table, cell)  # before it is told", "pass  # before it is told",
+    _bug("concurrency/single_flight", "self._forget(table, cell)  # first:", "pass  # first:",
          "a failure is kept: who asks later gets the old exception, or waits for ever"),
     _bug("concurrency/single_flight", "        if cell.state is GONE:\n            return False\n", "",
          "Ctrl-C in the thread that computes: those who wait get None for a value"),
