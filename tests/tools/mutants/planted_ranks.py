@@ -198,8 +198,8 @@ PLUGIN = (
     ),
     Planted(
         "localtensor/errors/failure_report.py",
-        "for one in fault.raised[1:] if _same(one, first, places)",
-        "for one in fault.raised if _same(one, first, places)",
+        "for one in fault.raised[1:] if _fact(one, places) == _fact(first, places)",
+        "for one in fault.raised if _fact(one, places) == _fact(first, places)",
         "the rank that is the first cause agrees with itself",
     ),
     Planted(
