@@ -152,11 +152,11 @@ class SingleFlightCache(Generic[V]):
     def after_fork(self) -> None:
         """Drops the keys that other threads of the parent were computing: those threads do not exist in this process."""
         me = self._sync.me()
-        self._wait_graph.begin(self._sync)
+        self._wait_graph.reset(self._sync)
         self._own = Held(self._sync)
         for cell in [cell for cells in self._table.values() for cell in cells]:
             if cell.state is not KEPT and cell.owner != me:
-                self._table.without(cell)
+                self._table.remove(cell)
 
     def __repr__(self) -> str:
         return f"SingleFlightCache({self.name!r}, {len(self._kept())} of {self._limit})"
@@ -205,7 +205,7 @@ class SingleFlightCache(Generic[V]):
             self._sync.step("looked")
             if self._own.by == mine.owner:
                 return None
-            if self._own.run(mine.owner, table.claimed, mine, cells):
+            if self._own.run(mine.owner, table.try_add, mine, cells):
                 return mine
             seen = cells
 
@@ -228,11 +228,11 @@ class SingleFlightCache(Generic[V]):
         return value
 
     def _keep(self, table: BucketTable, cell: Cell) -> None:
-        for _ in self._own.run(cell.owner, table.kept, cell, self._limit):
+        for _ in self._own.run(cell.owner, table.keep, cell, self._limit):
             self._counters["evictions"].add()
 
     def _forget(self, table: BucketTable, cell: Cell) -> None:
-        self._own.run(cell.owner, table.without, cell)
+        self._own.run(cell.owner, table.remove, cell)
 
     def _settle(self, table: BucketTable, cell: Cell) -> None:
         """Releases the threads that wait for the cell; if it has no value, one of them computes.  Idempotent."""
@@ -255,14 +255,14 @@ class SingleFlightCache(Generic[V]):
             cell.used = True
             self._hit()
             return True
-        before = self._wait_graph.waits(me)
+        before = self._wait_graph.awaited_by(me)
         try:
             try:
                 self._wait(cell, me)
             finally:
-                self._wait_graph.put(me, before)
+                self._wait_graph.restore(me, before)
         finally:
-            self._wait_graph.put(me, before)  # as above
+            self._wait_graph.restore(me, before)  # as above
         if cell.state is GONE:
             return False
         self._counters["waits"].add()
@@ -271,7 +271,7 @@ class SingleFlightCache(Generic[V]):
         return True
 
     def _wait(self, cell: Cell, me: int) -> None:
-        cycle = self._wait_graph.enter(me, cell)
+        cycle = self._wait_graph.add(me, cell)
         if cycle:
             raise Circular(self.name, [one.key for one in cycle])
         self._sync.step("waits")

@@ -70,7 +70,7 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
         super().__init__()
         self.ring: deque[Cell] = deque()
 
-    def claimed(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
+    def try_add(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
         """Adds the cell; False if the cells of its hash are no longer those of `beside`."""
         if self.get(cell.number, ()) is not beside:
             return False
@@ -78,14 +78,14 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
         self[cell.number] = (*beside, cell)
         return True
 
-    def kept(self, cell: Cell, limit: int) -> list[Cell]:
+    def keep(self, cell: Cell, limit: int) -> list[Cell]:
         """Marks the cell as kept, and returns the cells that were evicted for it."""
         gone = self.make_space(limit)
         self.ring.append(cell)
         cell.state = KEPT
         return gone
 
-    def without(self, cell: Cell) -> None:
+    def remove(self, cell: Cell) -> None:
         """Removes the cell from its bucket."""
         rest = tuple([other for other in self.get(cell.number, ()) if other is not cell])
         if rest:
@@ -104,7 +104,7 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
                 self.ring.rotate(-1)
                 looks -= 1
                 continue
-            self.without(first)
+            self.remove(first)
             gone.append(self.ring.popleft())
         return gone
 
@@ -135,14 +135,14 @@ class WaitGraph:
     """The cell that each thread waits for, across all caches with the same services.  No wait may close a cycle."""
 
     def __init__(self, sync: Sync) -> None:
-        self.begin(sync)
+        self.reset(sync)
 
-    def begin(self, sync: Sync) -> None:
+    def reset(self, sync: Sync) -> None:
         """Forgets all waits."""
         self.own = Held(sync)
         self._waits: dict[int, Cell] = {}
 
-    def enter(self, me: int, cell: Cell) -> list[Cell]:
+    def add(self, me: int, cell: Cell) -> list[Cell]:
         """Registers that the thread waits for the cell; returns the cycle instead if that would close one.
 
         Raises `Nested`.
@@ -162,12 +162,12 @@ class WaitGraph:
         self._waits[me] = cell
         return []
 
-    def waits(self, me: int) -> Cell | None:
+    def awaited_by(self, me: int) -> Cell | None:
         """The cell that the thread waits for now; a signal handler may call this during a wait."""
         cell = self._waits.get(me)
         return cell if cell is not None and cell.state is COMPUTING else None
 
-    def put(self, me: int, cell: Cell | None) -> None:
+    def restore(self, me: int, cell: Cell | None) -> None:
         """Restores what the thread waits for; None is nothing."""
         if cell is None:
             self._waits.pop(me, None)

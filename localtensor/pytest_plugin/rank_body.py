@@ -210,11 +210,16 @@ class Program:
     def _base(self, rank: int) -> dict[str, Callable[[], Any]]:
         plan = self.plan
         device = "cuda" if plan.on == "nccl" else "cpu"
+
+        def comms() -> Comms:
+            simulation: Any = ambient.running()
+            return Comms(simulation.calls, rank)
+
         return {
             "rank": lambda: rank,
             "world_size": lambda: plan.ranks,
             "mesh": lambda: init_device_mesh(device, plan.shape, mesh_dim_names=plan.names),
-            "comms": lambda: Comms(ambient.running().calls, rank),
+            "comms": comms,
         }
 
     def cause_of(self, fault: LocalTensorError) -> LocalTensorError:

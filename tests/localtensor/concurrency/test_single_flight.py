@@ -187,12 +187,12 @@ def test_colliding_hashes_are_told_apart():
 
 
 def test_who_saw_a_key_that_is_gone_by_now_looks_again():
-    room, (first, second) = BucketTable(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
-    assert room.claimed(first, ())
-    seen = room[1]
-    room.without(first)
-    assert not room.claimed(second, seen) and 1 not in room
-    assert room.claimed(second, ()) and room[1] == (second,)
+    table, (first, second) = BucketTable(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
+    assert table.try_add(first, ())
+    seen = table[1]
+    table.remove(first)
+    assert not table.try_add(second, seen) and 1 not in table
+    assert table.try_add(second, ()) and table[1] == (second,)
 
 
 def test_a_key_that_equals_nothing_is_known_by_identity():

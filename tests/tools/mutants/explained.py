@@ -67,7 +67,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "any number that is not below torch's",
     (
         "localtensor/torch_suites/multi_threaded.py",
-        "if len(threads) == 1 and isinstance(threads[0], _Waiting):",
+        "if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):",
     ): "the only one is the last one, too",
     (
         "localtensor/testing/hypothesis_strategies/search.py",
