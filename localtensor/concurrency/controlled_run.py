@@ -170,10 +170,7 @@ class Stage:
 
     def number(self, below: int) -> int:
         """The schedule's choice of a number from 0 to `below` - 1."""
-        try:
-            return self._schedule.number(below)
-        except Exception as refusal:  # why: a schedule may raise anything, and it ends the run
-            raise self._refused(refusal) from refusal
+        return self._from_schedule(self._schedule.number, below)
 
     def end(self, kind: str, detail: str) -> Ended:
         """Ends the run with this outcome, unless it has ended already."""
@@ -183,15 +180,15 @@ class Stage:
 
     def choose(self, me: int) -> int:
         """The thread that runs next, by the schedule.  Raises `Ended` where the schedule raises."""
-        try:
-            return self._schedule.next(self.runnable, me)
-        except Exception as refusal:  # why: a schedule may raise anything, and it ends the run
-            raise self._refused(refusal) from refusal
+        return self._from_schedule(self._schedule.next, self.runnable, me)
 
-    def _refused(self, refusal: Exception) -> Ended:
-        self._refusal = self._refusal or refusal
-        self.over = True
-        return Ended()
+    def _from_schedule(self, choose: Callable[..., int], *args: object) -> int:
+        try:
+            return choose(*args)
+        except Exception as refusal:  # why: any error of a schedule ends the run, and is raised by `run`
+            self._refusal = self._refusal or refusal
+            self.over = True
+            raise Ended from refusal
 
     def _deadlock(self) -> Ended:
         detail = "; ".join(f"thread {thread} waits for {self.waits[thread].why()}" for thread in sorted(self.waits))

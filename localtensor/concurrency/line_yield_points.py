@@ -74,7 +74,7 @@ class _Tracer:
         return self._within
 
 
-def _codes(one: Any) -> list[CodeType]:
+def _codes(one: object) -> list[CodeType]:
     """The code objects of a function, or of all functions of a class."""
     if isinstance(one, type):
         return [code for member in vars(one).values() for code in _codes(member)]

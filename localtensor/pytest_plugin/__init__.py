@@ -111,7 +111,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(_RANKS_PARAMETER, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
 
 
-def _marks_with_nodes(node: Any) -> list[tuple[Any, pytest.Mark]]:
+def _marks_with_nodes(node: pytest.Item) -> list[tuple[Any, pytest.Mark]]:
     return [(where, mark) for where, mark in node.iter_markers_with_node() if mark.name in ("ranks", "mesh")]
 
 

@@ -29,7 +29,7 @@ PER_RANK = frozenset({"rank", "world_size", "mesh", "comms"})
 Await = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-def is_ours(definition: Any) -> bool:
+def is_ours(definition: pytest.FixtureDef[Any]) -> bool:
     return getattr(definition.func, "__module__", None) == OURS
 
 
@@ -41,9 +41,9 @@ class RequestedFixtures:
     wide: tuple[str, str, str] | None  # fixture, scope, the requested fixture
 
 
-def asked_by(item: Any) -> RequestedFixtures:
+def asked_by(item: pytest.Function) -> RequestedFixtures:
     """The fixtures that a test requests, also through fixtures, except by request.getfixturevalue."""
-    definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
+    definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
     ours: set[str] = set()
     wide: list[tuple[str, str, str]] = []
     known: dict[tuple[str, int], str | None] = {}
@@ -71,9 +71,9 @@ def asked_by(item: Any) -> RequestedFixtures:
     return RequestedFixtures(frozenset(ours), wide[0] if wide else None)
 
 
-def shadowed(item: Any) -> list[str]:
+def shadowed(item: pytest.Function) -> list[str]:
     """A note for each fixture of the user that hides a per-rank fixture of the same name."""
-    definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
+    definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
     found = [definitions[name][-1] for name in sorted(PER_RANK) if definitions.get(name) and name in item.fixturenames]
     return [
         f"Note: the fixture {one.argname} is that of {one.func.__module__}, which comes before localtensor's."
@@ -90,14 +90,14 @@ class Deferred:
 
     __slots__ = ("definition", "needs")
 
-    def __init__(self, definition: Any, needs: Mapping[str, Any]) -> None:
+    def __init__(self, definition: pytest.FixtureDef[Any], needs: Mapping[str, Any]) -> None:
         self.definition, self.needs = definition, needs
 
     def __repr__(self) -> str:
         return f"<{self.definition.argname}: a value in each rank>"
 
 
-def deferred(definition: Any, request: Any, *, has_log: bool) -> Deferred | None:
+def deferred(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> Deferred | None:
     """The placeholder of a fixture that depends on the rank, else None; `has_log`: whether there is an event log."""
     needs = {name: request.getfixturevalue(name) for name in definition.argnames}
     per_rank = is_ours(definition) and definition.argname in PER_RANK
@@ -113,7 +113,7 @@ def deferred(definition: Any, request: Any, *, has_log: bool) -> Deferred | None
     raise refusal
 
 
-def _refusal_of(definition: Any, request: Any, *, has_log: bool) -> str | None:
+def _refusal_of(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> str | None:
     name = definition.argname
     if name == "comms" and not has_log:
         return "comms: real processes keep no event log. Run this test with --ranks-on threads."
@@ -193,7 +193,7 @@ class RankFixtures:
 class RankRequest:
     """pytest's request in a rank: values that depend on the rank are those of this rank."""
 
-    def __init__(self, request: Any, fixtures: RankFixtures) -> None:
+    def __init__(self, request: pytest.FixtureRequest, fixtures: RankFixtures) -> None:
         self._request, self._fixtures = request, fixtures
 
     def __getattr__(self, name: str) -> Any:

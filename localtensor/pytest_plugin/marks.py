@@ -238,7 +238,7 @@ check_way = partial(_one_of, WAYS, "there is no such way to run")
 check_leftovers = partial(_one_of, LEFTOVERS, "that is nothing to do about groups that a test leaves")
 
 
-def check_schedule(call: str, argument: str, value: Any) -> str:
+def check_schedule(call: str, argument: str, value: str) -> str:
     """A text that `localtensor.replay` reads; the policy `shuffled` without a seed gets one here, once for all."""
     from localtensor.concurrency.schedule import replay  # lazy: few sessions set a schedule
 

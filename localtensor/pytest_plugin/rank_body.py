@@ -90,13 +90,13 @@ def of_ranks(value: Any, drawn: dict[int, list[tuple[str, Any]]]) -> Any:
     return RankData(value, drawn.setdefault(id(value), [])) if kind is not None and isinstance(value, kind) else value
 
 
-def _strategy_text(strategy: Any) -> str:
+def _strategy_text(strategy: object) -> str:
     """The text of a strategy; equal for two that were made in the same way."""
     return _ADDRESS.sub("...", repr(strategy))
 
 
 @contextmanager
-def at_ease(test: Any) -> Iterator[None]:
+def at_ease(test: Callable[..., Any]) -> Iterator[None]:
     """Allows fixtures of function scope, since those of a rank are made for each example; and drops the default deadline
     of Hypothesis, which is meant for one function and not for all ranks.
     """
@@ -255,7 +255,7 @@ def copied(value: Any, copies: dict[int, Any]) -> Any:
         return value
 
 
-def _to_copy(value: Any) -> bool:
+def _to_copy(value: object) -> bool:
     return isinstance(value, _COPIED) or (isinstance(value, tuple) and any(map(_to_copy, value)))
 
 

@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _close(first: Any, second: Any, rtol: float, atol: float) -> bool:
+def _close(first: object, second: object, rtol: float, atol: float) -> bool:
     """Whether two values that differ are equal within the tolerances."""
     if not (rtol or atol):
         return False
@@ -87,7 +87,7 @@ def _report(found: Sequence[tuple[int, tuple[Any, ...], Any, Any]], ranks: int) 
     return "\n".join(lines)
 
 
-def _difference_texts(first: Any, second: Any) -> Iterator[str]:
+def _difference_texts(first: object, second: object) -> Iterator[str]:
     far = how_far(first, second)
     if isinstance(first, float) and isinstance(second, float):
         far = f"by {abs(first - second):.3g}"

@@ -41,8 +41,8 @@ class Difference:
     rank: int
     place: str
     what: str
-    lockstep: Any
-    alone: Any
+    lockstep: object
+    alone: object
 
     def __str__(self) -> str:
         far = how_far(self.lockstep, self.alone)
@@ -204,7 +204,7 @@ def compared(rank: int, place: str, mine: Any, alone: Any) -> Iterator[Differenc
         yield Difference(rank, place, "value", mine, alone)
 
 
-def same_plain(one: Any, other: Any) -> bool:
+def same_plain(one: object, other: object) -> bool:
     """Equal and of one type, or both not a number."""
     if type(one) is not type(other):
         return False

@@ -19,7 +19,7 @@ def on_threads(how: How) -> Iterator[None]:
     """While inside, torch's own bases and all their subclasses run on rank threads."""
     with ExitStack() as stack:
         for module in SUITE_MODULES:
-            owner = module.base()
+            owner = module.BASE
             for name, method in module.replaced_methods(owner, how).items():
                 stack.enter_context(replaced(owner, name, method))
         decorator = multi_threaded.comms_decorator(how)
@@ -31,7 +31,7 @@ class NotASuite(Refusal):
     """A class that is to run on rank threads is no subclass of torch's test bases."""
 
     def __init__(self, cls: object) -> None:
-        names = ", ".join(module.base().__name__ for module in SUITE_MODULES)
+        names = ", ".join(module.BASE.__name__ for module in SUITE_MODULES)
         shown = getattr(cls, "__qualname__", type(cls).__name__)
         problem = "it is over none of torch's test bases"
         super().__init__("on_rank_threads", "cls", shown, problem, f"Use one of {names}.")
@@ -43,16 +43,16 @@ def put_on(cls: Any, how: How) -> None:
     Raises `NotASuite` if it is no subclass of torch's bases.
     """
     for module in SUITE_MODULES:
-        if isinstance(cls, type) and issubclass(cls, module.base()):
+        if isinstance(cls, type) and issubclass(cls, module.BASE):
             for name, method in module.replaced_methods(cls, how).items():
-                if not _overridden(cls, module.base(), name):
+                if not _overridden(cls, module.BASE, name):
                     setattr(cls, name, method)
             return
     raise NotASuite(cls)
 
 
 def is_suite(cls: type) -> bool:
-    return issubclass(cls, tuple(module.base() for module in SUITE_MODULES))
+    return issubclass(cls, tuple(module.BASE for module in SUITE_MODULES))
 
 
 def _overridden(cls: type, owner: type, name: str) -> bool:

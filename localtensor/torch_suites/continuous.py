@@ -26,10 +26,7 @@ PRIVATE = {
     "torch.testing._internal.common_distributed.MultiProcContinuousTest._worker_loop": "what a process runs",
     "torch.testing._internal.common_utils.set_rng_seed": "the seed that every process begins with",
 }
-
-
-def base() -> type:
-    return common_distributed.MultiProcContinuousTest
+BASE = common_distributed.MultiProcContinuousTest
 
 
 class _TaskQueue:
@@ -68,7 +65,7 @@ class _NoProcess:
         raise RuntimeError("this test waits for processes in its own way, and there are none: its ranks are threads")
 
 
-def replaced_methods(owner: Any, how: How) -> dict[str, Any]:
+def replaced_methods(owner: type, how: How) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock_spawn = inspect.getattr_static(owner, "_spawn_processes")
 

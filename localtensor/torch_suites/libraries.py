@@ -71,7 +71,7 @@ def _limit(store: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> timede
     return next((value for value in (*rest, *options.values()) if isinstance(value, timedelta)), store.timeout)
 
 
-def _has_keys(store: Any, name: str, keys: Any) -> bool:
+def _has_keys(store: dist.Store, name: str, keys: Any) -> bool:
     if name == "queue_pop":
         return bool(store.queue_len(keys))
     return bool(store.check([keys] if isinstance(keys, str) else list(keys)))
@@ -128,15 +128,19 @@ class _Registrations:
         self.namespaces: set[str] = set()
         self.defined: dict[tuple[str, str], set[int]] = {}  # ranks that hold it now
         self.kernels: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
-        self.libraries: dict[int, Any] = {}
+        self.libraries: dict[int, torch.library.Library] = {}
 
-    def begin(self, original: Callable[..., None], lib: Any, ns: str, kind: str, *args: Any, **kwargs: Any) -> None:
+    def begin(
+        self, original: Callable[..., None], lib: torch.library.Library, ns: str, kind: str, *args: Any, **kwargs: Any
+    ) -> None:
         if kind == "DEF" and _is_tests_own(ns):
             kind = "FRAGMENT" if ns in self.namespaces else kind
             self.namespaces.add(ns)
         original(lib, ns, kind, *args, **kwargs)
 
-    def define(self, original: Callable[..., Any], lib: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
+    def define(
+        self, original: Callable[..., Any], lib: torch.library.Library, schema: str, *args: Any, **kwargs: Any
+    ) -> Any:
         if not _is_tests_own(lib.ns):
             return original(lib, schema, *args, **kwargs)
         known = self.defined.get((lib.ns, schema))
@@ -148,15 +152,26 @@ class _Registrations:
         self.libraries[id(lib)] = lib
         return answer
 
-    def impl(self, original: Callable[..., Any], lib: Any, op: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def impl(
+        self, original: Callable[..., Any], lib: torch.library.Library, op: Any, fn: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         place = (lib.ns, "impl", str(op), *map(str, args), *map(str, kwargs.items()))
         return self._kernel(original, lib, place, op, fn, *args, **kwargs)
 
-    def fake(self, original: Callable[..., Any], lib: Any, op: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def fake(
+        self, original: Callable[..., Any], lib: torch.library.Library, op: Any, fn: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         return self._kernel(original, lib, (lib.ns, "fake", str(op)), op, fn, *args, **kwargs)
 
     def _kernel(
-        self, original: Any, lib: Any, place: tuple[str, ...], op: Any, fn: Any, *args: Any, **kwargs: Any
+        self,
+        original: Any,
+        lib: torch.library.Library,
+        place: tuple[str, ...],
+        op: Any,
+        fn: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if not _is_tests_own(lib.ns) or not isinstance(fn, types.FunctionType | types.MethodType):
             return original(lib, op, fn, *args, **kwargs)
@@ -166,7 +181,7 @@ class _Registrations:
         by_rank[_rank()] = fn
         return original(lib, op, _of_rank(fn, by_rank), *args, **kwargs) if first else None
 
-    def leave(self, original: Callable[..., None], lib: Any) -> None:
+    def leave(self, original: Callable[..., None], lib: torch.library.Library) -> None:
         """Drops the rank's definitions; the operators stay until the end of the run."""
         if id(lib) not in self.libraries or not is_rank():
             original(lib)

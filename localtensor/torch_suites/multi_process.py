@@ -34,13 +34,10 @@ PRIVATE = {
 TERMINATED = -15
 
 _NAMES = ("_start_processes", "_join_processes", "_check_return_codes", "run_test")
+BASE = common_distributed.MultiProcessTestCase
 
 
-def base() -> type:
-    return common_distributed.MultiProcessTestCase
-
-
-def replaced_methods(owner: Any, how: How) -> dict[str, Any]:
+def replaced_methods(owner: type, how: How) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: getattr(owner, name) for name in _NAMES}
 

@@ -32,10 +32,7 @@ PRIVATE = {
 }
 
 _REPLACED = ("_spawn_threads", "_join_threads", "run_test_with_threaded_pg")
-
-
-def base() -> type:
-    return common_distributed.MultiThreadedTestCase
+BASE = common_distributed.MultiThreadedTestCase
 
 
 class _UnjoinedRanks:
@@ -45,7 +42,7 @@ class _UnjoinedRanks:
         self.case = case
 
 
-def replaced_methods(owner: Any, how: How) -> dict[str, Any]:
+def replaced_methods(owner: type, how: How) -> dict[str, Any]:
     """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: inspect.getattr_static(owner, name) for name in _REPLACED}
 

@@ -193,7 +193,9 @@ def drawn(
 
     @st.composite
     def made(draw: search.Draw) -> Drawn:
-        return search.drawn(draw, of, wanted, names, requires_grad)
+        size = of.of(draw, of.ndim(draw))
+        kind, pattern, seed = draw(search.one_of(wanted)), draw(search.one_of(names)), draw(search.SEEDS)
+        return Drawn(size, kind, pattern, seed, requires_grad)
 
     return made()
 
@@ -265,7 +267,9 @@ def sharded(
 
     @st.composite
     def made(draw: search.Draw) -> Sharded:
-        return search.sharded(draw, draw(asked), names)
+        drawn_spec = draw(asked)
+        pattern = draw(search.one_of(search.fitting(names, drawn_spec)))
+        return Sharded(drawn_spec, pattern, draw(search.SEEDS))
 
     return made()
 

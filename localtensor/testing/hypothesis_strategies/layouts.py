@@ -164,7 +164,7 @@ def read_spec(text: str) -> Spec:
 
 
 def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | None]) -> ShardOrder:
-    """The shard order that the turns of the axes make."""
+    """The shard order by the turns of the axes."""
     found: dict[int | None, list[tuple[int | None, int]]] = {}
     for axis, (cut, turn) in enumerate(zip(map(cuts, placements), turns, strict=True)):
         found.setdefault(None if cut is None else cut[0], []).append((turn, axis))
@@ -180,24 +180,15 @@ def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | Non
     return tuple(orders)
 
 
-# A whole tensor and what each rank of a mesh holds of it, drawn.
-#
-# `shards.assemble(Sharded(...).pieces, spec)` is the whole, to the last bit, for every pattern but "rough", on up to
-# eight ranks.
-
-# Partial values that make their total to the last bit, in whatever order the ranks are folded, and no easier for it.
-#
-# The parts cancel, change sign, tie, and are zero where the total is not, as those of `partials.parts`; but every number
-# of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is rounded.
-# Where the total is no multiple of it, infinite or NaN, one rank alone holds it.
-
-
 def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
-    """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x exactly.
+    """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x bit for bit in any order of the ranks.
 
-    `sparse` asks for the second form: zeros of the parts that are not zeros of the total (sum, avg), ties (min, max),
-    ones (product).  An average of a number that is near the end of its dtype has no exact parts, nor has one of
-    integers.  Raises `NotReducible` where the reduction has no meaning for the dtype.
+    The parts cancel, change sign, tie, and are zero where the total is not, as those of `reductions.parts`; but every
+    number of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is rounded.
+    Where the total is no multiple of it, infinite or NaN, one rank alone holds it.  `sparse` is the second form: zeros of
+    the parts that are not zeros of the total (sum, avg), ties (min, max), ones (product).  An average of a number that is
+    near the end of its dtype has no exact parts, nor has one of integers.  Raises `NotReducible` where the reduction has
+    no meaning for the dtype.
     """
     if kind in ("min", "max") or not (x.dtype.is_floating_point or x.dtype.is_complex):
         return parts(x, kind, ranks, rng, sparse=sparse)
@@ -241,8 +232,8 @@ def _factors(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tenso
 class Sharded:
     """A whole tensor and each rank's piece, made from a spec, a pattern and a seed, which are also its repr.
 
-    `pieces[rank]` are fresh, contiguous tensors that share no memory, so a test may write into them.  Two are equal if
-    spec, pattern and seed are.  Raises `BadDraw` for an unknown pattern, `BadPlacement` for a layout without a meaning, or
+    `pieces[rank]` are fresh, contiguous tensors that share no memory, so a test may write into them.
+    `assemble(x.pieces, x.spec)` is `x.whole` bit for bit, except for "rough", on up to eight ranks.  Two are equal if spec, pattern and seed are.  Raises `BadDraw` for an unknown pattern, `BadPlacement` for a layout without a meaning, or
     with two.
 
     >>> sharded = Sharded.of("i64[5] @ dp=2:S(0), tp=2:P(sum)", "arange", 1)

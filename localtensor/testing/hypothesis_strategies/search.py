@@ -21,7 +21,6 @@ from localtensor.layout.shards import Layout, in_order
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard
 from localtensor.testing.hypothesis_strategies.layouts import (
     HALVES,
-    Sharded,
     mended,
     options,
     orders,
@@ -30,7 +29,6 @@ from localtensor.testing.hypothesis_strategies.layouts import (
     steady,
 )
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, count, full_names, knows
-from localtensor.testing.hypothesis_strategies.values import Drawn
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Place = Callable[[Draw, Sequence[Any]], Any]
@@ -177,21 +175,6 @@ def layouts(
         return mended(placed, shape, dtype, mesh.sizes)
 
     return drawn()
-
-
-def drawn(
-    draw: Draw, shapes: Shapes, dtypes: tuple[torch.dtype, ...], patterns: tuple[str, ...], requires_grad: bool
-) -> Drawn:
-    """A tensor as shape, dtype, pattern and seed."""
-    shape = shapes.of(draw, shapes.ndim(draw))
-    dtype, pattern, seed = draw(one_of(dtypes)), draw(one_of(patterns)), draw(SEEDS)
-    return Drawn(shape, dtype, pattern, seed, requires_grad)
-
-
-def sharded(draw: Draw, spec: Spec, patterns: tuple[str, ...]) -> Sharded:
-    """A sharded value with a pattern that the spec can represent."""
-    pattern = draw(one_of(fitting(patterns, spec)))
-    return Sharded(spec, pattern, draw(SEEDS))
 
 
 def fitting(patterns: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
