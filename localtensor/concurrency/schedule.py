@@ -276,8 +276,8 @@ class _ListedAnswers:
         free = self._policy.number(below)
         answer = self._answer(f"n{free}")
         if answer[0] != "n" or int(answer[1:]) >= below:
-            asked = f"the program asks for a number below {below}"
-            raise ReplayDiverged(f"answer {self._place} in the text is {_describe(answer)}, and {asked}")
+            request = f"the program asks for a number below {below}"
+            raise ReplayDiverged(f"answer {self._place} in the text is {_describe(answer)}, and {request}")
         return int(answer[1:])
 
     def _answer(self, free: str) -> str:

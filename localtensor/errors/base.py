@@ -118,7 +118,7 @@ def short_ranks(ranks: Sequence[int]) -> str:
     >>> short_ranks([0, 1, 2, 7, 8, 9, 10])
     '0, 1, 2, 7-10'
     """
-    rows = [[rank for _, rank in row] for _, row in groupby(enumerate(ranks), lambda at: at[1] - at[0])]
+    rows = [[rank for _, rank in row] for _, row in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 3 else ", ".join(map(str, row)) for row in rows)
 
 

@@ -132,13 +132,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.stash[_REFUSED] = str(refusal)  # xdist would report a worker that ends here as crashed
 
 
-def _plan_item(item: pytest.Function, marks: Marks, asked: RequestedFixtures, settings: Settings) -> None:
-    per_rank = sorted(asked.ours & PER_RANK)
-    if asked.wide is not None:
-        fixture, scope, needs = asked.wide
+def _plan_item(item: pytest.Function, marks: Marks, requested: RequestedFixtures, settings: Settings) -> None:
+    per_rank = sorted(requested.ours & PER_RANK)
+    if requested.wide is not None:
+        fixture, scope, needs = requested.wide
         problem = f"it has {scope} scope, and {needs} has a value in each rank of one test"
         raise refused(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope.")
-    beside = "world" in asked.ours
+    beside = "world" in requested.ours
     if marks.there or (settings.ranks is not None and per_rank and not beside):
         if beside:
             problem = "the ranks of a test cannot start another run"

@@ -46,8 +46,8 @@ class Difference:
 
     def __str__(self) -> str:
         far = how_far(self.lockstep, self.alone)
-        told = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
-        return f"rank {self.rank}, {self.place}: {self.what}: {told}{far and ', '}{far}"
+        values = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
+        return f"rank {self.rank}, {self.place}: {self.what}: {values}{far and ', '}{far}"
 
 
 def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

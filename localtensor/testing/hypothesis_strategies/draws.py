@@ -71,8 +71,8 @@ def meshes(
     >>> find(meshes(), lambda mesh: mesh.ranks >= 3), find(meshes(min_axes=2), lambda mesh: min(mesh.sizes) > 1)
     (Mesh(a=3), Mesh(a=2, b=2))
     """
-    asked = _meshes("meshes", (min_ranks, max_ranks), (min_axes, max_axes), names)
-    return st.composite(asked.mesh)()
+    requested = _meshes("meshes", (min_ranks, max_ranks), (min_axes, max_axes), names)
+    return st.composite(requested.mesh)()
 
 
 def placements(
@@ -123,11 +123,11 @@ def shapes(max_dims: int = 3, max_size: int = 8, *, min_dims: int = 0) -> st.Sea
     >>> find(shapes(), lambda shape: len(shape) == 2 and shape[1] > 2), find(shapes(), lambda shape: 0 in shape)
     ((1, 3), (0,))
     """
-    asked = _shapes("shapes", None, (min_dims, max_dims), max_size)
+    requested = _shapes("shapes", None, (min_dims, max_dims), max_size)
 
     @st.composite
     def drawn(draw: search.Draw) -> tuple[int, ...]:
-        return asked.of(draw, asked.ndim(draw))
+        return requested.of(draw, requested.ndim(draw))
 
     return drawn()
 
@@ -160,10 +160,10 @@ def specs(
     >>> spec_text(find(specs(orders=True), lambda spec: spec.shard_order and min(spec.mesh.sizes) > 1))
     'f32[1] @ a=2:S(0)[1], b=2:S(0)[0]'
     """
-    asked = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
+    requested = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
                    (min_ranks, max_ranks), max_axes, (min_dims, max_dims), max_size)  # fmt: skip
-    asked = replace(asked, orders=orders)
-    return st.composite(asked.spec)()
+    requested = replace(requested, orders=orders)
+    return st.composite(requested.spec)()
 
 
 def drawn(
@@ -263,11 +263,11 @@ def sharded(
     spec = read_spec(spec) if isinstance(spec, str) else specs(**options) if spec is None else spec
     if not isinstance(spec, Spec | st.SearchStrategy):
         raise BadDraw("sharded", "spec", spec, "it is no spec", "Pass one, its text, or a strategy such as specs().")
-    asked, names = st.just(spec) if isinstance(spec, Spec) else spec, tuple(patterns)
+    drawn_specs, names = st.just(spec) if isinstance(spec, Spec) else spec, tuple(patterns)
 
     @st.composite
     def made(draw: search.Draw) -> Sharded:
-        drawn_spec = draw(asked)
+        drawn_spec = draw(drawn_specs)
         pattern = draw(search.one_of(search.fitting(names, drawn_spec)))
         return Sharded(drawn_spec, pattern, draw(search.SEEDS))
 

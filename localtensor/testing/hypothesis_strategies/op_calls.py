@@ -58,8 +58,10 @@ def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tu
     wanted = list(known) if names is None else [full for name in names for full in _names_of(name)]
     found = tuple(full for full in wanted if any(dtype in _dtypes(full) for dtype in dtypes))
     if not found:
-        asked = ", ".join(map(str, dtypes))
-        raise BadDraw("op_calls", "names", names, f"none of them knows {asked}", "Pass other names, or other dtypes.")
+        dtype_names = ", ".join(map(str, dtypes))
+        raise BadDraw(
+            "op_calls", "names", names, f"none of them knows {dtype_names}", "Pass other names, or other dtypes."
+        )
     return found
 
 
