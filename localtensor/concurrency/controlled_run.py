@@ -134,9 +134,8 @@ class Stage:
             raise Ended
         trace = self.trace
         if len(trace) >= self._most:
-            raise self.end(
-                "livelock", f"{self._most} steps, and threads {_join_numbers(self._unfinished)} have not ended"
-            )
+            unfinished = ", ".join(map(str, self._unfinished))
+            raise self.end("livelock", f"{self._most} steps, and threads {unfinished} have not ended")
         chosen = self.choose(me)
         if chosen != me:
             self.current = chosen
@@ -248,7 +247,3 @@ def _locked() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
-
-
-def _join_numbers(threads: Sequence[int]) -> str:
-    return ", ".join(map(str, threads))

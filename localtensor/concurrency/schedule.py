@@ -183,9 +183,6 @@ def replay(text: str) -> Schedule:
     return Diary(policy, due=(int(read["count"]), int(read["digest"], 16)) if read["count"] else None)
 
 
-parse = replay  # what a command line calls it
-
-
 class Diary:
     """Wraps a policy and records its answers: all of them while they fit into a text, else their digest.
 

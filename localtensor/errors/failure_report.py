@@ -57,16 +57,16 @@ def told(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, 
     return "\n".join(lines)
 
 
-def last_lines(log: Sequence[Call], most: int = MOST_COLLECTIVES) -> list[str]:
+def last_lines(log: Sequence[Call]) -> list[str]:
     """The last collectives and messages of a run, in the order in which they began; ranks that did the same share
     a line."""
     names: dict[tuple[object, ...], None] = {}
     for call in reversed(log):
         names.setdefault(_name(call))
-        if len(names) == most:
+        if len(names) == MOST_COLLECTIVES:
             break
     lines = folded_calls(call for call in log if _name(call) in names)
-    return ["Last collectives:", *map(_cut, lines[-most:])] if lines else []
+    return ["Last collectives:", *map(_cut, lines[-MOST_COLLECTIVES:])] if lines else []
 
 
 def _name(call: Call) -> tuple[object, ...]:

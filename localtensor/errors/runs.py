@@ -30,7 +30,9 @@ class PiecesDiffer(Refusal):
     def __init__(self, argument: str, length: int, ranks: int) -> None:
         problem = "a list is dealt out, one piece for each rank"
         remedy = f"Make it {ranks} long, or pass a tuple to give it whole to every rank."
-        super().__init__("run", argument, f"a list of {length} for {_ranks(ranks)}", problem, remedy)
+        super().__init__(
+            "run", argument, f"a list of {length} for {ranks} rank{'s' if ranks != 1 else ''}", problem, remedy
+        )
 
 
 class NotCopyable(Refusal):
@@ -168,10 +170,6 @@ class ReplayDiverged(Refusal, call="run", argument="schedule", values="a replay"
         "Replay the program, ranks and torch that wrote it, and seed what draws random numbers, reads clocks or "
         "walks over sets."
     )
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count != 1 else ''}"
 
 
 class BadGroup(Refusal):

@@ -294,10 +294,9 @@ class RankProgram:
 
     def rendered(self) -> Rendered:
         """The text with its map from lines to events.  No two events share a line."""
+        raises = any(event.what == "raise" for events in self.events for event in events)
         text = [_HEAD, f"PRIME = {PRIME}"]
-        text += [
-            f"\n\n{inspect.getsource(word).rstrip()}" for word in _WORDS if word.__name__ != "Planted" or self._raises()
-        ]
+        text += [f"\n\n{inspect.getsource(word).rstrip()}" for word in _WORDS if word.__name__ != "Planted" or raises]
         text = "\n".join(text).split("\n")
         lines: dict[int, tuple[int, int]] = {}
         for rank, events in enumerate(self.events):
@@ -310,9 +309,6 @@ class RankProgram:
         listed = ", ".join(f"rank{rank}" for rank in range(self.ranks))
         text += ["", "", "def program():", f"    return [{listed}][dist.get_rank()]()"]
         return Rendered("\n".join(text) + "\n", lines)
-
-    def _raises(self) -> bool:
-        return any(event.what == "raise" for events in self.events for event in events)
 
     def __repr__(self) -> str:
         return self.rendered().source
