@@ -100,12 +100,12 @@ def _own_pid(original: Callable[..., int]) -> int:
     return own if simulation is None else own * PIDS + simulation.rank() + PIDS
 
 
-def _ending(exit_code: Callable[..., int]) -> Callable[..., Any]:
+def _ending(code_of: Callable[..., int]) -> Callable[..., Any]:
     """A wrapper of a call that ends the process: a rank ends with the exit code of its arguments instead."""
 
     def end(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_rank():
-            raise Killed(exit_code(*args, **kwargs))
+            raise Killed(code_of(*args, **kwargs))
         return original(*args, **kwargs)
 
     return end
