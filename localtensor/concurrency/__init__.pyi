@@ -6,15 +6,15 @@ from localtensor.concurrency.results import Program as Program
 from localtensor.concurrency.single_flight import AS_IT_IS as AS_IT_IS
 from localtensor.concurrency.single_flight import LIMIT as LIMIT
 from localtensor.concurrency.single_flight import BadCache as BadCache
-from localtensor.concurrency.single_flight import Once as Once
 from localtensor.concurrency.single_flight import Same as Same
+from localtensor.concurrency.single_flight import SingleFlightCache as SingleFlightCache
 from localtensor.concurrency.single_flight import Stats as Stats
 from localtensor.concurrency.single_flight import clear_all as clear_all
 from localtensor.concurrency.single_flight import rare_key as rare_key
 from localtensor.concurrency.single_flight import value_key as value_key
+from localtensor.concurrency.single_flight_cells import AtomicCounter as AtomicCounter
 from localtensor.concurrency.single_flight_cells import Circular as Circular
 from localtensor.concurrency.single_flight_cells import KeyPart as KeyPart
-from localtensor.concurrency.single_flight_cells import Tally as Tally
 from localtensor.concurrency.single_flight_cells import brief as brief
 from localtensor.concurrency.sync import THREADS as THREADS
 from localtensor.concurrency.sync import Scheduled as Scheduled

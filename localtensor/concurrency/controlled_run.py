@@ -1,7 +1,7 @@
 """One run of a program under a schedule: exactly one thread runs, and hands over at yield points only.
 
-Threads are hired once and used from run to run; a hand-over is one lock released and one taken, about 8 us.  What a
-run came to is its `Ending`.  Lighter than `baton`, which owns ranks whose programs must be stopped from outside.
+Threads are started once and used from run to run; a hand-over is one lock released and one taken, about 8 us.  The
+outcome of a run is its `Ending`.  Lighter than `threads.run_token`, whose ranks must be stoppable from outside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 from localtensor.concurrency.schedule import Schedule
 
 PATIENCE = 10.0
-"""Seconds that a thread may run without a yield point; after them the run is given up as hung."""
+"""Seconds that a thread may run without a yield point; then the run ends as hung."""
 
 
 class Ended(BaseException):
@@ -23,37 +23,37 @@ class Ended(BaseException):
 
 
 class Obstacle(Protocol):
-    """What a thread can stand before."""
+    """A lock or gate that blocks a thread."""
 
     def why(self) -> str:
-        """`lock 0, which thread 1 has`"""
+        """The object and its holder in words: `lock 0, which thread 1 has`."""
 
     def expire(self, thread: int) -> None:
-        """The thread's time is over: it goes on with empty hands."""
+        """The thread's wait has timed out: it goes on without the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a run came to; `kind` is "" where all threads ended and nothing was raised."""
+    """The outcome of a run; `kind` is "" where all threads ended and nothing was raised."""
 
     kind: str = ""
-    said: str = ""
+    detail: str = ""
 
 
 class ThreadGroup:
     """Threads that wait for work, for one caller at a time.  `with ThreadGroup() as group: ...` ends them."""
 
     def __init__(self) -> None:
-        self.batons: list[threading.Lock] = []
-        self.home = _shut()
+        self.turns: list[threading.Lock] = []
+        self.home = _locked()
         self.job: Callable[[int], None] | None = None
-        self.lost = False  # one of them hangs in the user's code: none of them is waited for
+        self.lost = False  # one of them hangs in the user's code: none of them is joined
         self._threads: list[threading.Thread] = []
 
-    def hire(self, many: int) -> None:
-        """There are so many threads."""
+    def ensure_threads(self, many: int) -> None:
+        """Starts threads until there are `many`."""
         for number in range(len(self._threads), many):
-            self.batons.append(_shut())
+            self.turns.append(_locked())
             thread = threading.Thread(target=self._serve, args=(number,), name=f"explored {number}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -65,54 +65,54 @@ class ThreadGroup:
         if self.lost:
             return
         self.job = None
-        for baton in self.batons:
-            baton.release()
+        for turn in self.turns:
+            turn.release()
         for thread in self._threads:
             thread.join()
 
     def _serve(self, number: int) -> None:
-        baton = self.batons[number]
+        turn = self.turns[number]
         while True:
-            baton.acquire()
+            turn.acquire()
             if self.job is None:
                 return
             self.job(number)
 
 
 class Stage:
-    """One run.  `current` is the thread that runs, None before and after; all else is for the locks and gates."""
+    """One run.  `current` is the thread that runs, None before and after; the other state serves locks and gates."""
 
-    def __init__(self, crew: ThreadGroup, schedule: Schedule, most: int) -> None:
+    def __init__(self, group: ThreadGroup, schedule: Schedule, most: int) -> None:
         self.current: int | None = None
         self.over = False
         self.trace: list[tuple[int, str]] = []
         self.runnable: list[int] = []
         self.waits: dict[int, Obstacle] = {}
-        self.timed: dict[int, float] = {}  # until when, by a clock that moves only when nobody can run
+        self.timed: dict[int, float] = {}  # deadline, by a clock that moves only when no thread can run
         self.clock = 0.0
         self.ending = Ending()
         self._refusal: BaseException | None = None
-        self._crew, self._schedule, self._most = crew, schedule, most
-        self._left: list[int] = []
+        self._group, self._schedule, self._most = group, schedule, most
+        self._unfinished: list[int] = []
         self._threads: Sequence[Callable[[], object]] = ()
 
-    def perform(self, threads: Sequence[Callable[[], object]]) -> Ending:
-        """All threads have ended.  Raises what the schedule raised, such as `ReplayDiverged`."""
-        crew = self._crew
-        crew.hire(len(threads))
+    def run(self, threads: Sequence[Callable[[], object]]) -> Ending:
+        """Runs all threads to their end.  Raises what the schedule raised, such as `ReplayDiverged`."""
+        group = self._group
+        group.ensure_threads(len(threads))
         self._threads = threads
-        self.runnable, self._left = list(range(len(threads))), list(range(len(threads)))
+        self.runnable, self._unfinished = list(range(len(threads))), list(range(len(threads)))
         self._schedule.begin(len(threads))
         first = self._schedule.next(self.runnable, None)
-        crew.job = self._live
+        group.job = self._run_thread
         self.current = first
         try:
-            crew.batons[first].release()
+            group.turns[first].release()
             self._wait()
-        except BaseException:  # why: Ctrl-C, above all; the threads unwind, and it goes on
+        except BaseException:  # why: Ctrl-C above all; the threads unwind, and it is raised again
             self.over = True
-            if self.current is not None:  # else the last thread has ended, and what it let go may be taken already
-                crew.lost = not crew.home.acquire(timeout=PATIENCE)
+            if self.current is not None:  # else the last thread has ended, and `home` may be taken already
+                group.lost = not group.home.acquire(timeout=PATIENCE)
             raise
         if self._refusal is not None:
             raise self._refusal
@@ -120,15 +120,13 @@ class Stage:
 
     def _wait(self) -> None:
         done = -1
-        while not self._crew.home.acquire(timeout=PATIENCE):
+        while not self._group.home.acquire(timeout=PATIENCE):
             if len(self.trace) == done:
-                self._crew.lost = True
-                last = next((what for who, what in reversed(self.trace) if who == self.current), "it began")
+                self._group.lost = True
+                last = next((what for thread, what in reversed(self.trace) if thread == self.current), "it began")
                 self.end("hung", f"thread {self.current} came to no yield point for {PATIENCE:.0f} s after: {last}")
                 return
             done = len(self.trace)
-
-    # -- for the thread that runs
 
     def pause(self, me: int, what: str) -> None:
         """A yield point: others may have run when it returns, and now `me` does `what`."""
@@ -136,19 +134,20 @@ class Stage:
             raise Ended
         trace = self.trace
         if len(trace) >= self._most:
-            raise self.end("livelock", f"{self._most} steps, and threads {_listed(self._left)} have not ended")
+            unfinished = ", ".join(map(str, self._unfinished))
+            raise self.end("livelock", f"{self._most} steps, and threads {unfinished} have not ended")
         chosen = self.choose(me)
         if chosen != me:
             self.current = chosen
-            batons = self._crew.batons
-            batons[chosen].release()
-            batons[me].acquire()
+            turns = self._group.turns
+            turns[chosen].release()
+            turns[me].acquire()
             if self.over:
                 raise Ended
         trace.append((me, what))
 
-    def stand(self, me: int, what: str, before: Obstacle) -> None:
-        """`me` cannot run before somebody calls `wake(me)`; others run meanwhile."""
+    def block(self, me: int, what: str, before: Obstacle) -> None:
+        """`me` cannot run until another thread calls `wake(me)`; others run meanwhile."""
         if self.over:
             raise Ended
         self.runnable.remove(me)
@@ -158,47 +157,44 @@ class Stage:
         self.pause(me, what)
 
     def wake(self, thread: int) -> None:
-        """What the thread stood before is gone: it can run."""
+        """The thread is no longer blocked: it can run."""
         self.waits.pop(thread, None)
         self.timed.pop(thread, None)
         insort(self.runnable, thread)
 
-    def bar(self, thread: int, before: Obstacle) -> None:
-        """Another thread, which could run, cannot any longer."""
+    def suspend(self, thread: int, before: Obstacle) -> None:
+        """Blocks another thread, which could run so far."""
         self.runnable.remove(thread)
         self.waits[thread] = before
 
     def number(self, below: int) -> int:
-        """The schedule's choice among so many."""
-        try:
-            return self._schedule.number(below)
-        except Exception as refusal:  # why: a schedule may raise anything, and it ends the run
-            raise self._refused(refusal) from refusal
+        """The schedule's choice of a number from 0 to `below` - 1."""
+        return self._from_schedule(self._schedule.number, below)
 
-    def end(self, kind: str, said: str) -> Ended:
-        """The run is over, and this is what it came to, if nothing else was before it."""
+    def end(self, kind: str, detail: str) -> Ended:
+        """Ends the run with this outcome, unless it has ended already."""
         if not self.over:
-            self.ending, self.over = Ending(kind, said), True
+            self.ending, self.over = Ending(kind, detail), True
         return Ended()
 
     def choose(self, me: int) -> int:
-        """Who runs next, by the schedule.  Raises `Ended` where the schedule raises."""
-        try:
-            return self._schedule.next(self.runnable, me)
-        except Exception as refusal:  # why: a schedule may raise anything, and it ends the run
-            raise self._refused(refusal) from refusal
+        """The thread that runs next, by the schedule.  Raises `Ended` where the schedule raises."""
+        return self._from_schedule(self._schedule.next, self.runnable, me)
 
-    def _refused(self, refusal: Exception) -> Ended:
-        self._refusal = self._refusal or refusal
-        self.over = True
-        return Ended()
+    def _from_schedule(self, choose: Callable[..., int], *args: object) -> int:
+        try:
+            return choose(*args)
+        except Exception as refusal:  # why: any error of a schedule ends the run, and is raised by `run`
+            self._refusal = self._refusal or refusal
+            self.over = True
+            raise Ended from refusal
 
     def _deadlock(self) -> Ended:
-        told = "; ".join(f"thread {thread} waits for {self.waits[thread].why()}" for thread in sorted(self.waits))
-        return self.end("deadlock", told)
+        detail = "; ".join(f"thread {thread} waits for {self.waits[thread].why()}" for thread in sorted(self.waits))
+        return self.end("deadlock", detail)
 
     def _expire(self) -> bool:
-        """Nobody can run: the time of the one who waits the shortest is over."""
+        """No thread can run: the timed wait with the earliest deadline times out; False if there is none."""
         if not self.timed:
             return False
         thread = min(self.timed, key=lambda one: (self.timed[one], one))
@@ -208,52 +204,46 @@ class Stage:
         obstacle.expire(thread)
         return True
 
-    # -- the life of a thread in one run
-
-    def _live(self, me: int) -> None:
+    def _run_thread(self, me: int) -> None:
         try:
             if not self.over:
                 self.trace.append((me, "begins"))
                 self._threads[me]()
         except Ended:
             pass
-        except BaseException as error:  # why: whatever a thread raises is what the run came to
-            said = str(error).partition("\n")[0]
-            self.end("raised", f"thread {me} raised {type(error).__name__}: {said}")
+        except BaseException as error:  # why: any error of a thread is the outcome of the run
+            detail = str(error).partition("\n")[0]
+            self.end("raised", f"thread {me} raised {type(error).__name__}: {detail}")
         try:
-            self._leave(me)
+            self._end_thread(me)
         except Ended:
             self._end_the_rest()
 
-    def _leave(self, me: int) -> None:
-        self._left.remove(me)
+    def _end_thread(self, me: int) -> None:
+        self._unfinished.remove(me)
         if not self.over:
             self.runnable.remove(me)
-            if self._left and not self.runnable and not self._expire():
+            if self._unfinished and not self.runnable and not self._expire():
                 self._deadlock()
             elif self.runnable:
-                self._hand(self.choose(me))
+                self._pass_turn_to(self.choose(me))
                 return
         self._end_the_rest()
 
     def _end_the_rest(self) -> None:
-        """The next thread that has not ended unwinds; after the last, the caller goes on."""
-        if self._left:
-            self._hand(self._left[0])
+        """Lets the next unfinished thread unwind; after the last, the caller goes on."""
+        if self._unfinished:
+            self._pass_turn_to(self._unfinished[0])
         else:
             self.current = None
-            self._crew.home.release()
+            self._group.home.release()
 
-    def _hand(self, thread: int) -> None:
+    def _pass_turn_to(self, thread: int) -> None:
         self.current = thread
-        self._crew.batons[thread].release()
+        self._group.turns[thread].release()
 
 
-def _shut() -> threading.Lock:
+def _locked() -> threading.Lock:
     lock = threading.Lock()
     lock.acquire()
     return lock
-
-
-def _listed(threads: Sequence[int]) -> str:
-    return ", ".join(map(str, threads))

@@ -1,8 +1,13 @@
 """Interleavings of a small concurrent program, tried one by one: all with few preemptions, or many by priorities.
 
 A program is a function of a `Sync`.  It makes what its threads share, with the locks and gates of that sync, and
-returns them with a check.  Between two yield points (a lock, a gate, a step) a thread is alone, so that a run is a
-function of its schedule: what fails once fails again by its text.
+returns them with a check.  Between two yield points (a lock, a gate, a step) only one thread runs, so that a run is a
+function of its schedule: a failure is repeated by the text of its schedule.
+
+The policy "bounded" runs every schedule with at most so many preemptions, the fewest first, each exactly once:
+M. Musuvathi, S. Qadeer, "Iterative Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007.  A
+schedule is `round_robin` except for some choices; a choice that interrupts a thread that could go on is a preemption.  A
+thread that waits or has ended is replaced for free, by any of those that can run.
 
 >>> def program(sync):
 ...     box = {"n": 0}
@@ -29,7 +34,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from localtensor.concurrency import schedule as schedules_of
@@ -39,18 +44,12 @@ from localtensor.concurrency.schedule import Diary, Pct, Schedule, Shuffled
 from localtensor.concurrency.sync import Scheduled
 from localtensor.errors.runs import BadExploration, BadProgram, BadSchedule, ReplayDiverged
 
-# Every schedule with at most so many preemptions, the fewest first, each exactly once.
-#
-# M. Musuvathi, S. Qadeer, "Iterative Context Bounding for Systematic Testing of Multithreaded Programs", PLDI 2007: a
-# schedule is what `round_robin` does, but for some answers; where it takes the run from a thread that could go on, that
-# is a preemption.  A thread that waits or has ended is replaced for free, by any of those that can run.
-
 _TEXT = re.compile(r"bounded((?::[0-9]{1,9}:[0-9]{1,9})*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An answer that could have been another: how often it was asked before, what else there was, which costs."""
+    """A choice with alternatives: its number in the run, the other options, and whether they preempt a thread."""
 
     place: int
     others: tuple[int, ...]
@@ -58,7 +57,7 @@ class Choice:
 
 
 class Bounded:
-    """A `Schedule`: round robin, but for the answers in `turns`, each a place and what is answered there.
+    """A `Schedule`: round robin, except for the answers in `turns`, each a pair (number of the choice, answer).
 
     >>> schedule = Bounded(((1, 1),))
     >>> schedule.begin(2)
@@ -74,7 +73,7 @@ class Bounded:
         self.begin(0)
 
     def begin(self, ranks: int) -> None:
-        self.choices: list[Choice] = []  # after the last turn: those before belong to other schedules
+        self.choices: list[Choice] = []  # after the last turn: earlier ones belong to other schedules
         self._place = -1
 
     def next(self, runnable: Sequence[int], current: int | None) -> int:
@@ -104,7 +103,7 @@ class Bounded:
 
 
 class Frontier:
-    """The schedules still to run: `take` one, run it, `grow` what it shows.  No more than `most` are kept."""
+    """The schedules still to run: `take` one, run it, then `grow` by its choices.  At most `most` are kept."""
 
     def __init__(self, bound: int, most: int) -> None:
         self._bound, self._most = bound, most
@@ -113,7 +112,7 @@ class Frontier:
         self._pending = 1
 
     def take(self) -> Bounded | None:
-        """One of those with the fewest preemptions; None if none is left."""
+        """A schedule with the fewest preemptions; None if none is left."""
         for waiting in self._ahead:
             if waiting:
                 self._pending -= 1
@@ -121,7 +120,7 @@ class Frontier:
         return None
 
     def grow(self, ran: Bounded) -> None:
-        """All that differs from this run in one answer after its last turn is still to run."""
+        """Adds the schedules that differ from this run in one answer after its last turn."""
         for choice in reversed(ran.choices):
             cost = ran.preemptions + choice.preempts
             if cost > self._bound:
@@ -134,7 +133,7 @@ class Frontier:
 
 
 def read(text: str) -> Bounded:
-    """The schedule of a text: `bounded:17:1:25:0`.  Raises `BadSchedule`."""
+    """The schedule of a text such as `bounded:17:1:25:0`.  Raises `BadSchedule`."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise BadSchedule(text, "it is no bounded[:PLACE:ANSWER]...")
@@ -146,7 +145,7 @@ def read(text: str) -> Bounded:
 
 
 def _default(runnable: Sequence[int], current: int | None) -> int:
-    """The one that ran; if it cannot, the next higher one, from the last to the first."""
+    """The thread that ran; if it cannot run, the next higher one, and after the last the first."""
     if current is None:
         return runnable[0]
     for one in runnable:
@@ -157,7 +156,7 @@ def _default(runnable: Sequence[int], current: int | None) -> int:
 
 POLICIES = ("bounded", "pct", "shuffled")
 STEPS = 10_000
-"""So many steps in one run are a livelock, unless the caller knows better."""
+"""The default limit of steps in one run; beyond it the run is a livelock."""
 Maker = Callable[[Scheduled], Program]
 
 
@@ -171,90 +170,86 @@ def explore(
     seed: int = 0,
     seconds: float | None = None,
     steps: int = STEPS,
-    told: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Explored:
-    """The first failure among at most so many schedules, or none.
+    """The first failure among at most `schedules` schedules, or none.
 
     policy: "bounded" tries every schedule with at most `bound` preemptions, the fewest first, and is `complete` when it
     has; "pct" and "shuffled" draw schedules by `seed`, `seed` + 1 and so on (see `localtensor.concurrency.schedule`), `depth` is
-    that of pct.  `seconds`: no new run begins after them.  `steps` in one run are a livelock.  `told` is called now
-    and then with the number of schedules run so far.
+    that of pct.  No new run begins after `seconds`.  More than `steps` steps in one run are a livelock.  `progress` is called
+    every 256 schedules with the number of schedules run so far.
 
     Raises `BadExploration` for a setting that is none, `BadProgram` if `program` returns no `Program` with threads.
     """
-    _check(policy, schedules=schedules, bound=bound, depth=depth, steps=steps)
+    _check_settings(policy, schedules=schedules, bound=bound, depth=depth, steps=steps)
     end = None if seconds is None else time.monotonic() + seconds
     frontier = Frontier(bound, schedules) if policy == "bounded" else None
     count = longest = 0
-    with ThreadGroup() as crew:
-        drawn = _drawn(policy, seed, depth, lambda: longest)
+    with ThreadGroup() as group:
+        drawn = _random_schedules(policy, seed, depth, lambda: longest)
         while count < schedules and (end is None or time.monotonic() < end):
             schedule = frontier.take() if frontier else next(drawn)
             if schedule is None:
                 break
-            failure, ran = _run(crew, program, schedule, steps)
+            failure, ran = _run(group, program, schedule, steps)
             count, longest = count + 1, max(longest, ran)
             if failure is not None:
-                return Explored(count, False, _again(crew, program, schedule, steps, failure), longest)
+                return Explored(count, False, _confirmed(group, program, schedule, steps, failure), longest)
             if frontier and isinstance(schedule, Bounded):
                 frontier.grow(schedule)
-            if told and count % 256 == 0:
-                told(count)
-        complete = frontier is not None and frontier.take() is None  # it keeps more than can be run, if it drops any
+            if progress and count % 256 == 0:
+                progress(count)
+        complete = frontier is not None and frontier.take() is None  # also False if the frontier dropped any
     return Explored(count, complete, None, longest)
 
 
 def replay(program: Maker, text: str, *, steps: int = STEPS) -> Failure | None:
-    """What the program comes to under the schedule of that text; None if all is well.
+    """The failure of the program under the schedule of that text; None if it passes.
 
-    Raises `BadSchedule` for a text that cannot be read, `ReplayDiverged` if the program is another one by now.
+    Raises `BadSchedule` for a text that cannot be read, `ReplayDiverged` if the program no longer matches the text.
     """
     schedule = read(text) if text.startswith("bounded") else schedules_of.replay(text)
-    with ThreadGroup() as crew:
-        failure, _ = _run(crew, program, schedule, steps)
-    return failure and Failure(failure.kind, failure.said, text, failure.steps)
+    with ThreadGroup() as group:
+        failure, _ = _run(group, program, schedule, steps)
+    return failure and replace(failure, text=text)
 
 
-def _run(crew: ThreadGroup, program: Maker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
-    """One run: how it failed, if it did, and the number of its steps."""
-    stage = Stage(crew, schedule, steps)
+def _run(group: ThreadGroup, program: Maker, schedule: Schedule, steps: int) -> tuple[Failure | None, int]:
+    """One run: its failure, if any, and the number of its steps."""
+    stage = Stage(group, schedule, steps)
     made = program(Scheduled(stage))
     if not isinstance(made, Program) or not made.threads:
         raise BadProgram(repr(made), "it is no Program with threads")
-    ending = stage.perform(made.threads)
-    kind, said = ending.kind, ending.said
+    ending = stage.run(made.threads)
+    kind, detail = ending.kind, ending.detail
     if not kind:
         try:
             made.check()
-        except Exception as error:  # why: whatever the check raises is what the run came to
-            kind, said = "check", _said(error)
+        except Exception as error:  # why: any error of the user's check is the outcome of the run
+            kind, detail = "check", _error_line(error)
     if not kind:
         return None, len(stage.trace)
-    return Failure(kind, said, schedule.text, tuple(stage.trace)), len(stage.trace)
+    return Failure(kind, detail, schedule.text, tuple(stage.trace)), len(stage.trace)
 
 
-def _said(error: Exception) -> str:
-    """One line: an assertion's own words, or what else was raised, and by what name."""
+def _error_line(error: Exception) -> str:
+    """One line: the message of an assertion, or the type and message of any other error."""
     words = str(error).partition("\n")[0]
     return words if words and isinstance(error, AssertionError) else f"{type(error).__name__}: {words}"
 
 
-def _again(crew: ThreadGroup, program: Maker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
-    """The failure with a text that writes its answers down, after a second run that has to fail likewise."""
-    if crew.lost:
+def _confirmed(group: ThreadGroup, program: Maker, schedule: Schedule, steps: int, failure: Failure) -> Failure:
+    """The failure with a text that lists the schedule's answers, if a second run fails in the same way."""
+    if group.lost:
         return failure
-    noted = schedule if isinstance(schedule, Bounded) else Diary(schedule)
-    second, _ = _run(crew, program, noted, steps)
-    same = second is not None and (second.kind, second.said, second.steps) == (
-        failure.kind,
-        failure.said,
-        failure.steps,
-    )
-    return Failure(failure.kind, failure.said, noted.text if same else failure.text, failure.steps, same)
+    recorded = schedule if isinstance(schedule, Bounded) else Diary(schedule)
+    second, _ = _run(group, program, recorded, steps)
+    same = second is not None and replace(second, text=failure.text) == failure
+    return replace(failure, text=recorded.text if same else failure.text, repeats=same)
 
 
-def _drawn(policy: str, seed: int, depth: int, longest: Callable[[], int]) -> Iterator[Schedule]:
-    """Schedules by seeds.  The steps that pct spreads its changes over are those of the longest run so far."""
+def _random_schedules(policy: str, seed: int, depth: int, longest: Callable[[], int]) -> Iterator[Schedule]:
+    """Schedules by seeds.  pct spreads its priority changes over the steps of the longest run so far."""
     if policy == "pct":
         yield Bounded()
     while True:
@@ -262,7 +257,7 @@ def _drawn(policy: str, seed: int, depth: int, longest: Callable[[], int]) -> It
         seed += 1
 
 
-def _check(policy: str, **settings: int) -> None:
+def _check_settings(policy: str, **settings: int) -> None:
     if policy not in POLICIES:
         raise BadExploration("policy", repr(policy), "there is no such policy", f"Use {', '.join(POLICIES)}.")
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""Every line of some modules is a yield point, or every bytecode: what nobody thought of marking is explored, too.
+"""Every line, or every bytecode, of some modules is a yield point: races at unmarked places are explored, too.
 
 >>> class Count:
 ...     def __init__(self):
@@ -11,7 +11,7 @@
 ...     def check():
 ...         assert count.hits == 2, f"two additions made {count.hits}"
 ...     return Program([count.add, count.add], check)
->>> print(explore(by_lines(program, Count, opcodes=True), policy="bounded").failure.said)
+>>> print(explore(by_lines(program, Count, opcodes=True), policy="bounded").failure.detail)
 two additions made 1
 """
 
@@ -30,9 +30,9 @@ from localtensor.concurrency.sync import Scheduled
 def by_lines(
     program: Callable[[Scheduled], Program], *where: Any, opcodes: bool = False
 ) -> Callable[[Scheduled], Program]:
-    """The program, in whose threads each line of `where` (modules, classes or functions) is a yield point.
+    """The program with a yield point at each line of `where` (modules, classes or functions).
 
-    With `opcodes` each bytecode is one: a schedule may come between the reading and the writing of one `+=`.
+    With `opcodes` each bytecode is one: a schedule may switch threads between the read and the write of one `+=`.
     """
     files = {one.__file__ for one in where if hasattr(one, "__file__")}
     codes = {code for one in where if not hasattr(one, "__file__") for code in _codes(one)}
@@ -74,8 +74,8 @@ class _Tracer:
         return self._within
 
 
-def _codes(one: Any) -> list[CodeType]:
-    """Of a function, or of all the functions of a class."""
+def _codes(one: object) -> list[CodeType]:
+    """The code objects of a function, or of all functions of a class."""
     if isinstance(one, type):
         return [code for member in vars(one).values() for code in _codes(member)]
     code = getattr(one, "__code__", None)

@@ -1,15 +1,15 @@
-"""Which rank runs next: the policies that a run asks, and the one line of text that repeats the run.
+"""Schedules: the policies that choose which rank runs next, and the one line of text that repeats a run.
 
-One rank thread runs at a time.  At each yield point (a collective, a wait, a lock of ours) the engine asks a
-`Schedule`.  Every policy is a short class; `Diary` goes around one and writes the text; `replay` reads it.
+One rank thread runs at a time.  At each yield point (a collective, a wait, a lock of this project) the engine queries a
+`Schedule`.  Every policy is a short class; `Diary` wraps one and writes the text; `replay` reads it.
 
     round_robin                  the rank that ran goes on while it can, then the next higher one
     shuffled:42                  any rank that can run, by the seed 42
     pct:7:3:1000                 random priorities, changed twice within 1000 steps, by the seed 7
-    shuffled:42=4:1,0x2,n3       the same, and what it answered to 4 ranks: rank 1, rank 0 twice, the number 3
+    shuffled:42=4:1,0x2,n3       the same, with its answers for 4 ranks: rank 1, rank 0 twice, the number 3
     shuffled:42@900#1c0ffee5     900 answers, too many to list, and their digest
 
-A schedule is not locked: whoever holds the turn asks it.
+A schedule has no lock: only the thread that runs uses it.  The functions below check the settings of a policy.
 """
 
 import random
@@ -22,8 +22,6 @@ from typing import Protocol
 from zlib import crc32
 
 from localtensor.errors import BadSchedule, ReplayDiverged
-
-# The policies by themselves, each a `Schedule`, which says what they promise; the makers there check settings.
 
 
 class RoundRobin:
@@ -86,28 +84,28 @@ def _draw(rng: random.Random, below: int) -> int:
 
 
 LONGEST = 160  # characters in a text: with the words around it, a line of 200
-_LISTED = LONGEST - len("@999999999999#1c0ffee5")  # of them, what may stand before the digest
+_LISTED = LONGEST - len("@999999999999#1c0ffee5")  # of them, characters before the digest
 
 
 class Schedule(Protocol):
-    """An oracle with three questions: a new run?  who goes next?  a number, please?"""
+    """Chooses the rank that runs next, and numbers for other choices of a run."""
 
     def begin(self, ranks: int) -> None:
-        """A new run of that many ranks; the last one is forgotten, so that the same object repeats the same run."""
+        """Starts a new run of so many ranks; the previous run leaves no trace, so that one object repeats the same run."""
 
     def next(self, runnable: Sequence[int], current: int | None) -> int:
-        """One of `runnable`, which ascends and is not empty.  `current` ran last, and may have to wait now."""
+        """One of `runnable`, which is ascending and not empty.  `current` ran last, and may be blocked now."""
 
     def number(self, below: int) -> int:
-        """From 0 to `below` - 1: which of several senders, say, a receive from anyone takes."""
+        """A number from 0 to `below` - 1, as for the sender that a receive from any source takes."""
 
     @property
     def text(self) -> str:
-        """What `replay` takes to repeat the run so far."""
+        """The text with which `replay` repeats the run so far."""
 
 
 def round_robin() -> Schedule:
-    """The default: the rank that ran goes on while it can, then the next higher one, from the last to the first.
+    """The default: the rank that ran goes on while it can, then the next higher one, and after the last the first.
 
     A rank that can always run is never interrupted: an engine that polls leaves the poller out of `runnable`.
 
@@ -122,7 +120,7 @@ def round_robin() -> Schedule:
 
 
 def shuffled(seed: int | None = None) -> "Diary":
-    """Any rank that can run, each as likely as the next.  Without a seed it draws one, which the text shows.
+    """Any rank that can run, all with equal probability.  Without a seed it draws one, which the text shows.
 
     Raises `BadSchedule` for a seed that is no whole number from 0 to 2**64 - 1.
 
@@ -133,7 +131,7 @@ def shuffled(seed: int | None = None) -> "Diary":
     >>> schedule.text
     'shuffled:42=4:2,n0'
     """
-    return Diary(Shuffled(**_checked("shuffled", seed=_seed(seed))))
+    return Diary(Shuffled(**_check_settings("shuffled", seed=_seed_or_random(seed))))
 
 
 def pct(seed: int | None = None, depth: int = 3, steps: int = 1000) -> "Diary":
@@ -152,13 +150,13 @@ def pct(seed: int | None = None, depth: int = 3, steps: int = 1000) -> "Diary":
     >>> schedule.text
     'pct:7:2:5=2:0x4,1'
     """
-    return Diary(Pct(**_checked("pct", seed=_seed(seed), depth=depth, steps=steps)))
+    return Diary(Pct(**_check_settings("pct", seed=_seed_or_random(seed), depth=depth, steps=steps)))
 
 
 def replay(text: str) -> Schedule:
     """The schedule that repeats a run from its text, and after the end of the text goes on as that run would have.
 
-    Takes a policy by itself too, as one writes it on a command line: `shuffled`, `pct:7`.
+    A policy alone is a text too, as on a command line: `shuffled`, `pct:7`.
 
     Raises `BadSchedule` for a text that cannot be read.  The schedule raises `ReplayDiverged` once the program asks
     for another number of ranks, another kind of answer, a rank that cannot run, or when the digests differ.
@@ -174,26 +172,22 @@ def replay(text: str) -> Schedule:
     read = _TEXT.fullmatch(text) if isinstance(text, str) and len(text) <= LONGEST else None
     if read is None:
         raise BadSchedule(text, f"it is no POLICY[=RANKS:ANSWERS][@COUNT#DIGEST] of up to {LONGEST} characters")
-    made = _named(text, read["policy"], [int(setting) for setting in read["settings"].split(":")[1:]])
+    made = _policy_named(text, read["policy"], [int(setting) for setting in read["settings"].split(":")[1:]])
     if not read["ranks"] and not read["count"]:
         return made
     policy = made.policy if isinstance(made, Diary) else made
     if read["ranks"]:
-        policy = _Script(policy, int(read["ranks"]), read["answers"])
+        policy = _ListedAnswers(policy, int(read["ranks"]), read["answers"])
     if len(policy.text) > _LISTED:
         raise BadSchedule(text, f"what stands before the digest has more than {_LISTED} characters")
     return Diary(policy, due=(int(read["count"]), int(read["digest"], 16)) if read["count"] else None)
 
 
-parse = replay  # what a command line calls it
-
-
 class Diary:
-    """Goes around a policy and writes down its answers: each one while they fit into a text, else their digest.
+    """Wraps a policy and records its answers: all of them while they fit into a text, else their digest.
 
-    Its memory does not grow with the run.  `due` is how many answers must have which digest, or `ReplayDiverged`
-    is raised.  Two runs of one program under one policy gave the same answers if their
-    texts are equal.
+    Its memory does not grow with the run.  `due` is a number of answers and the digest that they must have, else
+    `ReplayDiverged` is raised.  Two runs of one program under one policy gave the same answers if their texts are equal.
 
     >>> diary = Diary(round_robin())
     >>> diary.begin(2)
@@ -209,7 +203,7 @@ class Diary:
 
     def _start(self, ranks: int) -> None:
         self._ranks, self._count, self._digest = ranks, 0, crc32(b"%d:" % ranks)
-        self._runs: list[tuple[str, int]] | None = []  # an answer, how often in a row; None: too many to list
+        self._runs: list[tuple[str, int]] | None = []  # (answer, repetitions in a row); None: too many to list
 
     def begin(self, ranks: int) -> None:
         self._start(ranks)
@@ -252,11 +246,8 @@ class Diary:
         return f"{self.policy.text}@{self._count}#{self._digest:08x}"
 
 
-# -- replays
-
-
-class _Script:
-    """Answers from a list; then, from where it would be by now, the policy that once gave them."""
+class _ListedAnswers:
+    """Answers from a list, then those of the policy that gave them, in the state that it has by then."""
 
     def __init__(self, policy: Schedule, ranks: int, answers: str) -> None:
         self.text = f"{policy.text}={ranks}:{answers}"
@@ -266,22 +257,24 @@ class _Script:
         if ranks != self._ranks:
             raise ReplayDiverged(f"the text is of a run of {self._ranks} ranks, and this one has {ranks}")
         self._policy.begin(ranks)
-        self._left, self._place = _spelled(self._answers), 0
+        self._left, self._place = _parse_answers(self._answers), 0
 
     def next(self, runnable: Sequence[int], current: int | None) -> int:
         free = self._policy.next(runnable, current)
         answer = self._answer(f"r{free}")
         if answer[0] != "r" or int(answer[1:]) not in runnable:
             ranks = ", ".join(map(str, runnable[:8])) + (f" and {len(runnable) - 8} more" if runnable[8:] else "")
-            raise ReplayDiverged(f"answer {self._place} in the text is {_said(answer)}, and what can run is {ranks}")
+            raise ReplayDiverged(
+                f"answer {self._place} in the text is {_describe(answer)}, and what can run is {ranks}"
+            )
         return int(answer[1:])
 
     def number(self, below: int) -> int:
         free = self._policy.number(below)
         answer = self._answer(f"n{free}")
         if answer[0] != "n" or int(answer[1:]) >= below:
-            asked = f"the program asks for a number below {below}"
-            raise ReplayDiverged(f"answer {self._place} in the text is {_said(answer)}, and {asked}")
+            request = f"the program asks for a number below {below}"
+            raise ReplayDiverged(f"answer {self._place} in the text is {_describe(answer)}, and {request}")
         return int(answer[1:])
 
     def _answer(self, free: str) -> str:
@@ -289,22 +282,20 @@ class _Script:
         return next(self._left, free)
 
 
-# -- numbers and words
-
 _TEXT = re.compile(
     r"(?P<policy>[a-z_]+)(?P<settings>(?::[0-9]+)*)"
     r"(?:=(?P<ranks>[0-9]+):(?P<answers>n?[0-9]+(?:x[0-9]{1,12})?(?:,n?[0-9]+(?:x[0-9]{1,12})?)*))?"
     r"(?:@(?P<count>[0-9]{1,12})#(?P<digest>[0-9a-f]{8}))?"
 )
 _RANGES = {"seed": (0, 2**64 - 1), "depth": (1, 100), "steps": (1, 10**9)}
-_MAKERS: dict[str, tuple[Callable[..., Schedule], str]] = {  # and the settings that each takes, in order
+_MAKERS: dict[str, tuple[Callable[..., Schedule], str]] = {  # with the settings of each, in order
     "round_robin": (round_robin, "no settings"),
     "shuffled": (shuffled, "seed"),
     "pct": (pct, "seed, depth, steps"),
 }
 
 
-def _named(text: str, name: str, settings: Sequence[int]) -> Schedule:
+def _policy_named(text: str, name: str, settings: Sequence[int]) -> Schedule:
     if name == "bounded":
         raise BadSchedule(text, "it is of localtensor.concurrency.explorer, whose replay(program, text) reads it")
     if name not in _MAKERS:
@@ -315,7 +306,7 @@ def _named(text: str, name: str, settings: Sequence[int]) -> Schedule:
     return maker(*settings)
 
 
-def _checked(policy: str, **settings: int) -> dict[str, int]:
+def _check_settings(policy: str, **settings: int) -> dict[str, int]:
     for name, value in settings.items():
         low, high = _RANGES[name]
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -324,15 +315,15 @@ def _checked(policy: str, **settings: int) -> dict[str, int]:
     return settings
 
 
-def _seed(seed: int | None) -> int:
+def _seed_or_random(seed: int | None) -> int:
     return secrets.randbits(32) if seed is None else seed
 
 
-def _spelled(answers: str) -> Iterator[str]:
-    """One by one: `0x2,n3` is r0, r0, n3.  Lazily, for the text may say 0x999999999999."""
+def _parse_answers(answers: str) -> Iterator[str]:
+    """The answers one by one: `0x2,n3` is r0, r0, n3.  Lazy, because a text may hold 0x999999999999."""
     runs = (run.partition("x") for run in answers.split(","))
     return chain.from_iterable(repeat(a if a[0] == "n" else f"r{a}", int(times or 1)) for a, _, times in runs)
 
 
-def _said(answer: str) -> str:
+def _describe(answer: str) -> str:
     return f"{'rank' if answer[0] == 'r' else 'the number'} {answer[1:]}"

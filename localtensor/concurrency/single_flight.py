@@ -1,21 +1,24 @@
-"""`Once`: a shared cache in which each key is computed once, by whoever asks first; the others wait for it.
+"""`SingleFlightCache`: a shared cache in which the first caller of a key computes its value, and the others wait for it.
 
-What holds, whatever the threads do:
+Guarantees, under any interleaving of threads:
 
 * A hit takes no lock.  Keys are compared, hashed and computed outside of locks, so a key may do anything in `__eq__`.
-* One thread computes a key.  Its value goes to all who wait, and is kept; its exception goes to all who wait, and is not
-  kept: who asks later computes anew.  Each waiter gets a copy of the exception, because raising one object in two threads
-  mixes their tracebacks; one that cannot be copied is shared.
-* If the thread that computes is ended (Ctrl-C, `SystemExit`, any `BaseException`), that is not the others' affair: one of
-  them computes then.
-* Who asks for what it is itself computing, also by way of keys that other threads compute, gets `Circular` at once, and
-  nobody hangs.  This holds across all caches with the same `sync`.
+* One thread computes a key.  Its value goes to all waiting threads, and is kept.  Its exception goes to all waiting
+  threads, and is not kept: a later call computes anew.  Each waiting thread gets a copy of the exception, because raising
+  one object in two threads mixes their tracebacks; one that cannot be copied is shared.
+* If the thread that computes is ended (Ctrl-C, `SystemExit`, any `BaseException`), one of the waiting threads computes.
+* A thread that requests a key that it is itself computing, also by way of keys that other threads compute, gets `Circular`
+  at once, and no thread hangs.  This holds across all caches with the same `sync`.
 * A wait can be interrupted, by Ctrl-C and by an exception sent from another thread.
-* `clear` never waits.  What is being computed then goes to those who asked before, and is not kept.
-* At most `limit` values are kept.  The oldest goes first, unless it was hit since it was last looked at.
-* A child forked while others compute starts with what was kept.
+* `clear` never waits.  A value that is being computed then goes to the earlier callers, and is not kept.
+* At most `limit` values are kept.  The oldest is evicted first, unless it was hit since it was last examined.
+* A child forked while other threads compute starts with the kept values.
 
-A compute function must not wait for another thread that asks the same cache, other than through the cache.
+A compute function must not wait for another thread that uses the same cache, other than through the cache.
+
+`value_key` and `rare_key` turn arguments into parts of keys, such that equal keys mean equal results.  1, 1.0 and True are
+equal in Python and mean different things, and so do 0.0 and -0.0; NaN is equal to itself here.  Each cache passes a `leaf`
+for the values that only it knows, such as tensors.
 """
 
 from __future__ import annotations
@@ -35,34 +38,34 @@ from localtensor.concurrency.single_flight_cells import (
     FAILED,
     GONE,
     KEPT,
+    AtomicCounter,
     BucketTable,
     Cell,
     Circular,
     Held,
     Nested,
-    Tally,
-    circle_of,
     miss_explained,
     parts_of,
+    wait_graph_of,
 )
 from localtensor.concurrency.sync import THREADS, Sync
 from localtensor.errors.base import Refusal
 
 LIMIT = 16384
-SLICE = 0.05  # seconds: what another thread raises in one that waits lands between two slices
+SLICE = 0.05  # seconds; an exception sent to a waiting thread arrives between two slices
 _NONE: tuple[Cell, ...] = ()
 V = TypeVar("V")
 
 
 class BadCache(Refusal, values="{value!r}"):
-    """A cache that could keep nothing, or was not told how to compute."""
+    """A cache that could keep nothing, or has no compute function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Calls by what became of them: `misses` computed, `waits` were answered by another's computation.
+    """Counts of calls: `misses` computed, `waits` got the value that another thread computed.
 
-    `failures` are computations that raised; `size` is how many values are kept now.
+    `failures` are computations that raised; `size` is the number of values kept now.
     """
 
     hits: int
@@ -73,10 +76,10 @@ class Stats:
     size: int
 
 
-class Once(Generic[V]):
-    """Values by key, each computed once.  `name` is for messages, `parts` names what a key is made of, for `explain`.
+class SingleFlightCache(Generic[V]):
+    """Values by key, each computed once.  `name` is for messages; `parts` returns the named parts of a key, for `explain`.
 
-    >>> lengths = Once(len, name="lengths")
+    >>> lengths = SingleFlightCache(len, name="lengths")
     >>> lengths.get("abc"), lengths.get("abc"), lengths.get("abcd", lambda: -1)
     (3, 3, -1)
     >>> lengths.stats()
@@ -93,25 +96,27 @@ class Once(Generic[V]):
         parts: Callable[[Any], Mapping[str, Any]] = parts_of,
     ) -> None:
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise BadCache("Once", "limit", limit, "a cache keeps one value or more", "Pass a whole number from 1 on.")
+            raise BadCache(
+                "SingleFlightCache", "limit", limit, "a cache keeps one value or more", "Pass a whole number from 1 on."
+            )
         self.name = name
         self._compute = compute
         self._limit = limit
         self._parts = parts
         self._sync = sync
-        self._tallies = {what: Tally() for what in ("hits", "misses", "waits", "failures", "evictions")}
-        self._hit = self._tallies["hits"].add
+        self._counters = {what: AtomicCounter() for what in ("hits", "misses", "waits", "failures", "evictions")}
+        self._hit = self._counters["hits"].add
         self._own = Held(sync)
-        self._circle = circle_of(sync)
-        self._room = BucketTable()
+        self._wait_graph = wait_graph_of(sync)
+        self._table = BucketTable()
         ambient.add_cache(self)
 
     def get(self, key: Hashable, compute: Callable[..., V] | None = None, *args: Any) -> V:
-        """The value of the key; if it is not kept, `compute(*args)`, or what the cache was made with, of the key.
+        """The value of the key; if it is not kept, `compute(*args)`, or the cache's own compute function of the key.
 
-        Raises what computing raises; `Circular`; `BadCache` if nothing says how to compute.
+        Raises what computing raises; `Circular`; `BadCache` if there is no compute function.
         """
-        for cell in self._room.get(hash(key), _NONE):
+        for cell in self._table.get(hash(key), _NONE):
             known = cell.key
             if known is key or known == key:
                 if cell.state is KEPT:
@@ -122,44 +127,42 @@ class Once(Generic[V]):
         return self._missed(key, compute, args)
 
     def clear(self) -> None:
-        """Nothing is kept.  What is being computed goes to those who asked already, and is not kept either."""
+        """Drops all values.  A value that is being computed goes to its earlier callers, and is not kept."""
         self._sync.step("clear")
-        self._room = BucketTable()
+        self._table = BucketTable()
 
     def stats(self) -> Stats:
-        """Exact if nobody uses the cache now; else each number was right at some moment of this call."""
-        counts = {what: tally.read() for what, tally in self._tallies.items()}
+        """Exact if no thread uses the cache now; else each number was right at some moment of this call."""
+        counts = {what: counter.read() for what, counter in self._counters.items()}
         return Stats(**counts, size=len(self._kept()))
 
     def explain(self, key: Hashable) -> str:
-        """Whether a key is kept, and if not, in what the nearest kept key differs.
+        """Whether a key is kept, and if not, how the nearest kept key differs.
 
-        >>> sums = Once(sum, name="sums")
+        >>> sums = SingleFlightCache(sum, name="sums")
         >>> sums.get((1, 2)), sums.explain((1, 2)), sums.explain((1, 3))
         (3, 'kept', 'same [0]; differs in: [1]=3 vs 2')
         """
-        room = self._room
-        for cell in room.get(hash(key), _NONE):
+        table = self._table
+        for cell in table.get(hash(key), _NONE):
             if cell.key is key or cell.key == key:
                 return "kept" if cell.state is KEPT else "being computed"
         return miss_explained(key, [cell.key for cell in self._kept()], self._parts)
 
     def after_fork(self) -> None:
-        """What other threads of the parent were computing is forgotten: in this process they do not exist."""
+        """Drops the keys that other threads of the parent were computing: those threads do not exist in this process."""
         me = self._sync.me()
-        self._circle.begin(self._sync)
+        self._wait_graph.reset(self._sync)
         self._own = Held(self._sync)
-        for cell in [cell for cells in self._room.values() for cell in cells]:
+        for cell in [cell for cells in self._table.values() for cell in cells]:
             if cell.state is not KEPT and cell.owner != me:
-                self._room.without(cell)
+                self._table.remove(cell)
 
     def __repr__(self) -> str:
-        return f"Once({self.name!r}, {len(self._kept())} of {self._limit})"
+        return f"SingleFlightCache({self.name!r}, {len(self._kept())} of {self._limit})"
 
     def _kept(self) -> list[Cell]:
-        return [cell for cell in self._room.ring.copy() if cell.state is KEPT]
-
-    # -- off the hit path
+        return [cell for cell in self._table.ring.copy() if cell.state is KEPT]
 
     def _missed(self, key: Hashable, compute: Callable[..., V] | None, args: tuple[Any, ...]) -> V:
         if compute is None:
@@ -168,33 +171,33 @@ class Once(Generic[V]):
             compute, args = self._compute, (key,)
         number, me = hash(key), self._sync.me()
         while True:
-            room = self._room
+            table = self._table
             mine = Cell(key, number, me, self._sync.gate())
             try:
                 try:
-                    cell = self._claim(room, mine)
+                    cell = self._claim(table, mine)
                     if cell is mine:
-                        del cell  # a failure is part of it, and will have this frame in its traceback
-                        return self._work(room, mine, compute, args)
+                        del cell  # it holds a failure, whose traceback will hold this frame
+                        return self._work(table, mine, compute, args)
                 finally:
-                    self._settle(room, mine)
+                    self._settle(table, mine)
             finally:
-                self._settle(room, mine)  # what another thread raises in this one may have ended the first
+                self._settle(table, mine)  # an exception sent by another thread may have ended the first call
                 del mine
             try:
                 if cell is not None and self._answered(cell, me):
                     return cell.value  # type: ignore[no-any-return]
             except Nested:
                 cell = None
-            if cell is None:  # in the midst of this thread's own lines with the lock: it cannot be kept
-                self._tallies["misses"].add()
+            if cell is None:  # this thread holds the lock already: the value cannot be kept
+                self._counters["misses"].add()
                 return compute(*args)
 
-    def _claim(self, room: BucketTable, mine: Cell) -> Cell | None:
-        """The one cell of the key: `mine`, if there was none; None if this thread has the lock already."""
+    def _claim(self, table: BucketTable, mine: Cell) -> Cell | None:
+        """The one cell of the key: `mine`, if there was none; None if this thread holds the lock already."""
         key, number, seen = mine.key, mine.number, _NONE
         while True:
-            cells = room.get(number, _NONE)
+            cells = table.get(number, _NONE)
             compared = set(map(id, seen))
             for cell in cells:
                 if id(cell) not in compared and (cell.key is key or cell.key == key):
@@ -202,49 +205,49 @@ class Once(Generic[V]):
             self._sync.step("looked")
             if self._own.by == mine.owner:
                 return None
-            if self._own.run(mine.owner, room.claimed, mine, cells):
+            if self._own.run(mine.owner, table.try_add, mine, cells):
                 return mine
             seen = cells
 
-    def _work(self, room: BucketTable, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
-        self._tallies["misses"].add()
+    def _work(self, table: BucketTable, cell: Cell, compute: Callable[..., V], args: tuple[Any, ...]) -> V:
+        self._counters["misses"].add()
         self._sync.step("claimed")
         try:
             value = compute(*args)
-        except Exception as error:  # why: whatever computing raises goes to all who wait
-            self._tallies["failures"].add()
+        except Exception as error:  # why: any error of the compute function goes to all waiting threads, and is raised
+            self._counters["failures"].add()
             self._sync.step("failed")
-            self._forget(room, cell)  # before it is told: who hears of it and asks again computes anew
+            self._forget(table, cell)  # first: a thread that gets the failure and calls again computes anew
             cell.error, cell.trace = error, error.__traceback__
             cell.state = FAILED
             del cell  # the traceback has this frame
             raise
         self._sync.step("computed")
         cell.value = value
-        self._keep(room, cell)
+        self._keep(table, cell)
         return value
 
-    def _keep(self, room: BucketTable, cell: Cell) -> None:
-        for _ in self._own.run(cell.owner, room.kept, cell, self._limit):
-            self._tallies["evictions"].add()
+    def _keep(self, table: BucketTable, cell: Cell) -> None:
+        for _ in self._own.run(cell.owner, table.keep, cell, self._limit):
+            self._counters["evictions"].add()
 
-    def _forget(self, room: BucketTable, cell: Cell) -> None:
-        self._own.run(cell.owner, room.without, cell)
+    def _forget(self, table: BucketTable, cell: Cell) -> None:
+        self._own.run(cell.owner, table.remove, cell)
 
-    def _settle(self, room: BucketTable, cell: Cell) -> None:
-        """Nobody waits for the cell: if it has no value, whoever waited computes.  Once or twice is the same."""
+    def _settle(self, table: BucketTable, cell: Cell) -> None:
+        """Releases the threads that wait for the cell; if it has no value, one of them computes.  Idempotent."""
         gate = cell.gate
         if gate is None or not cell.claimed:
             return
         if cell.state is COMPUTING:
             self._sync.step("abandons")
-            self._forget(room, cell)
+            self._forget(table, cell)
             cell.state = GONE
         gate.open()
         cell.gate = None
 
     def _answered(self, cell: Cell, me: int) -> bool:
-        """Whether the value is in the cell, which another thread computes; False if it gave up.
+        """Waits for the cell of another thread; False if that thread was ended before there was a value.
 
         Raises what computing raised; `Circular`; `Nested`.
         """
@@ -252,25 +255,25 @@ class Once(Generic[V]):
             cell.used = True
             self._hit()
             return True
-        before = self._circle.waits(me)
+        before = self._wait_graph.awaited_by(me)
         try:
             try:
                 self._wait(cell, me)
             finally:
-                self._circle.put(me, before)
+                self._wait_graph.restore(me, before)
         finally:
-            self._circle.put(me, before)  # as above
+            self._wait_graph.restore(me, before)  # as above
         if cell.state is GONE:
             return False
-        self._tallies["waits"].add()
+        self._counters["waits"].add()
         if cell.error is not None:
             raise _own_copy(cell.error).with_traceback(cell.trace)
         return True
 
     def _wait(self, cell: Cell, me: int) -> None:
-        circle = self._circle.enter(me, cell)
-        if circle:
-            raise Circular(self.name, [one.key for one in circle])
+        cycle = self._wait_graph.add(me, cell)
+        if cycle:
+            raise Circular(self.name, [one.key for one in cycle])
         self._sync.step("waits")
         gate = cell.gate
         while gate is not None and cell.state is COMPUTING and not gate.wait(SLICE):
@@ -278,7 +281,7 @@ class Once(Generic[V]):
 
 
 def clear_all() -> None:
-    """Every cache that lives in this process keeps nothing."""
+    """Clears every live cache of this process."""
     for cache in ambient.caches():
         cache.clear()
 
@@ -286,7 +289,7 @@ def clear_all() -> None:
 def _own_copy(error: Exception) -> Exception:
     try:
         twin = copy.copy(error)
-    except Exception:  # why: an exception of the user's may refuse in any way, and it must be told all the same
+    except Exception:  # why: an exception of the user may fail to copy in any way; the original is raised then
         return error
     if type(twin) is not type(error):
         return error
@@ -295,21 +298,16 @@ def _own_copy(error: Exception) -> Exception:
     return twin
 
 
-# Values as parts of the keys of a cache: equal keys, equal answers.
-#
-# 1, 1.0 and True are equal in Python and mean different things, and so do 0.0 and -0.0; NaN is equal to itself here.  What
-# one cache knows besides, the tensors of a call say, it writes itself: that is its `leaf`.
-
 AS_IT_IS = frozenset({
     int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme,
 })  # fmt: skip
-"""No value of these types equals one of another, but for bool, which is not among them; all else becomes a tuple."""
+"""Types whose values are their own key: none equals a value of another of these types.  All others become a tuple."""
 _COMMON = frozenset({bool, float, list, tuple, dict})
 _TRUE, _FALSE = (bool, True), (bool, False)
 
 
 class Same:
-    """An object that equals itself only, and lives as long as it is part of a key: its id is nobody else's."""
+    """A key part that equals only itself.  It keeps its object alive, so that no other object gets the same id."""
 
     __slots__ = ("thing",)
 
@@ -327,7 +325,7 @@ class Same:
 
 
 def value_key(value: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
-    """A value with its type, as something that can be hashed; `leaf` is asked for what is of no common type.
+    """A hashable key of a value and its type; `leaf` makes that of a value of no common type.
 
     >>> value_key([1, (2.0, True)], repr)
     (<class 'list'>, 1, (<class 'tuple'>, (<class 'float'>, 2.0), (<class 'bool'>, True)))
@@ -337,7 +335,7 @@ def value_key(value: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
         return value  # type: ignore[no-any-return]
     if kind is list or kind is tuple:
         parts: list[Any] = [kind]
-        for item in value:  # written out: it is asked at each lookup, and `leaf` would be a cell of a comprehension
+        for item in value:  # a loop, for speed at each lookup: a comprehension would make `leaf` a closure cell
             kind = type(item)
             parts.append(item if kind in AS_IT_IS else value_key(item, leaf) if kind in _COMMON else leaf(item))
         return tuple(parts)
@@ -351,7 +349,7 @@ def value_key(value: Any, leaf: Callable[[Any], Hashable]) -> Hashable:
 
 
 def rare_key(value: Any, leaf: Callable[[Any], Hashable], refused: Callable[[Any], Exception]) -> Hashable:
-    """The same for the less common types, for a `leaf` to end with.  Raises `refused(value)` for any other."""
+    """The key of a value of a less common type, as the last resort of a `leaf`.  Raises `refused(value)` for any other."""
     kind = type(value)
     if isinstance(value, Mapping):
         return (kind, value_key(dict(value), leaf))

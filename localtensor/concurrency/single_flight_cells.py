@@ -1,4 +1,4 @@
-"""The parts of a shared cache: a cell for each key, a room of cells, a circle of who waits for whom, and a tally."""
+"""The parts of a shared cache: a cell for each key, a bucket table, the wait graph, a counter, and explained misses."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Circular(Refusal):
 
 
 class Nested(Exception):
-    """A finaliser or signal handler asks in the midst of the lines that hold a lock: it must not wait for itself."""
+    """A finaliser or signal handler uses the cache while its own thread holds the lock: it must not wait for itself."""
 
 
 def brief(thing: object, most: int = 200) -> str:
-    """What it prints, cut short to so many characters; a print that fails says only what class it is of."""
+    """The repr of a thing, cut to `most` characters; the name of its class if the repr fails."""
     try:
         text = repr(thing)
-    except Exception:  # why: a key of the user's may do anything, and the error must be told all the same
+    except Exception:  # why: the repr of a user's key may raise anything, and the message needs a text
         return f"<{type(thing).__name__}>"
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class Cell:
-    """One key: who computes it, then its value.  `state` is written last: what it promises is there."""
+    """One key: the thread that computes it, then its value.  `state` is written last, after the values it stands for."""
 
     __slots__ = ("claimed", "error", "gate", "key", "number", "owner", "state", "trace", "used", "value")
 
@@ -49,19 +49,19 @@ class Cell:
         self.key = key
         self.number = number  # the hash of the key
         self.owner = owner
-        self.gate: Gate | None = gate  # None: all who waited were told
+        self.gate: Gate | None = gate  # None: all waiting threads were released
         self.state = COMPUTING
         self.claimed = False
-        self.used = False  # since it was looked at last by who makes space
+        self.used = False  # since `make_space` examined it last
         self.value: Any = None
         self.error: Exception | None = None
         self.trace: Any = None
 
 
 class BucketTable(dict[int, "tuple[Cell, ...]"]):
-    """Cells by the hash of their keys.  The tuples are replaced, never changed: who reads one needs no lock.
+    """Cells by the hash of their keys.  The tuples are replaced, never changed, so that readers need no lock.
 
-    `ring` has the kept cells, the next to go first.  A cell in it that is in no tuple any more is nothing.
+    `ring` holds the kept cells, the next to be evicted first.
     """
 
     __slots__ = ("ring",)
@@ -70,23 +70,23 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
         super().__init__()
         self.ring: deque[Cell] = deque()
 
-    def claimed(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
-        """The cell is there, unless others than `beside` have its hash by now."""
+    def try_add(self, cell: Cell, beside: tuple[Cell, ...]) -> bool:
+        """Adds the cell; False if the cells of its hash are no longer those of `beside`."""
         if self.get(cell.number, ()) is not beside:
             return False
         cell.claimed = True
         self[cell.number] = (*beside, cell)
         return True
 
-    def kept(self, cell: Cell, limit: int) -> list[Cell]:
-        """The cell has its value; the answer has those that went for it."""
+    def keep(self, cell: Cell, limit: int) -> list[Cell]:
+        """Marks the cell as kept, and returns the cells that were evicted for it."""
         gone = self.make_space(limit)
         self.ring.append(cell)
         cell.state = KEPT
         return gone
 
-    def without(self, cell: Cell) -> None:
-        """The cell is in no tuple."""
+    def remove(self, cell: Cell) -> None:
+        """Removes the cell from its bucket."""
         rest = tuple([other for other in self.get(cell.number, ()) if other is not cell])
         if rest:
             self[cell.number] = rest
@@ -94,7 +94,7 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
             self.pop(cell.number, None)
 
     def make_space(self, limit: int) -> list[Cell]:
-        """Fewer than `limit` are kept; the answer has those that went: not used since they were looked at, oldest first."""
+        """Evicts until fewer than `limit` cells are kept: the oldest unused since last examined.  Returns the evicted."""
         gone = []
         looks = len(self.ring)
         while len(self.ring) >= limit:
@@ -104,13 +104,13 @@ class BucketTable(dict[int, "tuple[Cell, ...]"]):
                 self.ring.rotate(-1)
                 looks -= 1
                 continue
-            self.without(first)
+            self.remove(first)
             gone.append(self.ring.popleft())
         return gone
 
 
 class Held:
-    """A lock that knows which thread has it: what runs in the midst of its lines must not take it again."""
+    """A lock that knows which thread holds it: a finaliser or signal handler of that thread must not take it again."""
 
     __slots__ = ("by", "lock")
 
@@ -119,7 +119,7 @@ class Held:
         self.by: int | None = None
 
     def run(self, me: int, work: Callable[..., T], *args: Any) -> T:
-        """What the work gives, done with the lock by this thread."""
+        """The result of `work(*args)`, which runs while this thread holds the lock."""
         with self.lock:
             try:
                 try:
@@ -128,61 +128,61 @@ class Held:
                 finally:
                     self.by = None
             finally:
-                self.by = None  # what another thread raises in this one may have ended the first
+                self.by = None  # an exception sent by another thread may have ended the first
 
 
-class WaitCycle:
-    """Which cell each thread waits for, in all caches with the same services: nobody may close a circle."""
+class WaitGraph:
+    """The cell that each thread waits for, across all caches with the same services.  No wait may close a cycle."""
 
     def __init__(self, sync: Sync) -> None:
-        self.begin(sync)
+        self.reset(sync)
 
-    def begin(self, sync: Sync) -> None:
-        """Nobody waits."""
+    def reset(self, sync: Sync) -> None:
+        """Forgets all waits."""
         self.own = Held(sync)
         self._waits: dict[int, Cell] = {}
 
-    def enter(self, me: int, cell: Cell) -> list[Cell]:
-        """The thread waits for the cell from here on, unless that would close a circle: the answer is the circle then.
+    def add(self, me: int, cell: Cell) -> list[Cell]:
+        """Registers that the thread waits for the cell; returns the cycle instead if that would close one.
 
         Raises `Nested`.
         """
         if self.own.by == me:
             raise Nested
-        return self.own.run(me, self._closed, me, cell)
+        return self.own.run(me, self._cycle_of, me, cell)
 
-    def _closed(self, me: int, cell: Cell) -> list[Cell]:
-        found: list[Cell] = []
-        asked: Cell | None = cell
-        while asked is not None and asked.state is COMPUTING and len(found) <= len(self._waits):
-            found.append(asked)
-            if asked.owner == me:
-                return found
-            asked = self._waits.get(asked.owner)
+    def _cycle_of(self, me: int, cell: Cell) -> list[Cell]:
+        cycle: list[Cell] = []
+        awaited: Cell | None = cell
+        while awaited is not None and awaited.state is COMPUTING and len(cycle) <= len(self._waits):
+            cycle.append(awaited)
+            if awaited.owner == me:
+                return cycle
+            awaited = self._waits.get(awaited.owner)
         self._waits[me] = cell
         return []
 
-    def waits(self, me: int) -> Cell | None:
-        """What the thread waits for now: a signal handler may ask in the midst of a wait."""
+    def awaited_by(self, me: int) -> Cell | None:
+        """The cell that the thread waits for now; a signal handler may call this during a wait."""
         cell = self._waits.get(me)
         return cell if cell is not None and cell.state is COMPUTING else None
 
-    def put(self, me: int, cell: Cell | None) -> None:
-        """The thread waits for this again, or for nothing."""
+    def restore(self, me: int, cell: Cell | None) -> None:
+        """Restores what the thread waits for; None is nothing."""
         if cell is None:
             self._waits.pop(me, None)
         else:
             self._waits[me] = cell
 
 
-def circle_of(sync: Sync) -> WaitCycle:
-    """The one circle of these services.  It is kept with them: they are what all these threads have in common."""
-    circle: WaitCycle = vars(sync).get("once") or vars(sync).setdefault("once", WaitCycle(sync))
-    return circle
+def wait_graph_of(sync: Sync) -> WaitGraph:
+    """The one wait graph of these services, kept on the object that their threads share."""
+    graph: WaitGraph = vars(sync).get("wait_graph") or vars(sync).setdefault("wait_graph", WaitGraph(sync))
+    return graph
 
 
-class Tally:
-    """Counts exactly, whoever adds, without a lock: the counter is one step of the interpreter."""
+class AtomicCounter:
+    """An exact counter without a lock, for any number of threads: adding is one step of the interpreter."""
 
     __slots__ = ("_count", "add")
 
@@ -191,11 +191,9 @@ class Tally:
         self.add = self._count.__next__
 
     def read(self) -> int:
-        """How often it was added to."""
-        return int(repr(self._count)[len("count(") : -1])  # to ask it for the next number would change it
+        """The number of calls of `add`."""
+        return int(repr(self._count)[len("count(") : -1])  # next() would change it
 
-
-# Why a key missed: which kept key is nearest, and in what it differs.
 
 Parts = Callable[[Any], Mapping[str, Any]]
 ABSENT = "(not given)"
@@ -203,7 +201,7 @@ ABSENT = "(not given)"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeyPart:
-    """A value and how it is shown.  A quiet one is not listed among what is the same."""
+    """A value and its text.  A quiet part is not listed among the equal ones."""
 
     value: Any
     text: str
@@ -228,7 +226,7 @@ def parts_of(key: Hashable) -> Mapping[str, Any]:
 
 
 def miss_explained(key: Hashable, kept: Iterable[Hashable], parts: Parts = parts_of) -> str:
-    """One line: what is the same in the nearest kept key, and what is not.
+    """One line about the nearest kept key: the equal parts, and the parts that differ.
 
     >>> miss_explained(("sum", "S(0)", -1), [("mul", "R", 1), ("sum", "S(0)", 1)])
     'same [0] and [1]; differs in: [2]=-1 vs 1'
@@ -244,8 +242,8 @@ def miss_explained(key: Hashable, kept: Iterable[Hashable], parts: Parts = parts
         return "nothing is kept"
     differ, theirs = nearest
     same = [name for name, part in mine.items() if name not in differ and not getattr(part, "quiet", False)]
-    shared = f"same {_list(same)}; " if same else ""
-    return f"{shared}differs in: {', '.join(f'{n}={_shown(mine, n)} vs {_shown(theirs, n)}' for n in differ)}"
+    shared = f"same {_join_names(same)}; " if same else ""
+    return f"{shared}differs in: {', '.join(f'{n}={_part_text(mine, n)} vs {_part_text(theirs, n)}' for n in differ)}"
 
 
 def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool:
@@ -255,9 +253,9 @@ def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any], name: str) -> bool
     return one is other or (type(one) is type(other) and bool(one == other))
 
 
-def _shown(parts: Mapping[str, Any], name: str) -> str:
+def _part_text(parts: Mapping[str, Any], name: str) -> str:
     return brief(parts[name]) if name in parts else ABSENT
 
 
-def _list(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,7 +1,11 @@
-"""The `Sync` of a run that is explored: each taking, freeing, opening, waiting and step is a yield point.
+"""Locks, gates, thread numbers and yield points for concurrent code, by real threads or by an explored schedule.
 
-A thread says what it is about to do, and does it when the schedule lets it: whoever waits for a lock that another has
-cannot be chosen.  Timed waits run out only when nobody else can run, so that no clock decides.
+Production code is served by `THREADS`.  A harness that explores interleavings serves the same code with `Scheduled`, so
+that one schedule is one run; hence code that is explored takes a `Sync` and never uses `threading` itself.
+
+In an explored run each lock operation, gate operation and step is a yield point.  A thread announces its next action, and
+performs it when the schedule chooses the thread; a thread that waits for a held lock cannot be chosen.  Timed waits expire
+only when no other thread can run, so that no clock decides.
 """
 
 from __future__ import annotations
@@ -14,42 +18,37 @@ from typing import Any, Protocol
 from localtensor.concurrency.controlled_run import Stage
 from localtensor.errors.runs import WaitsAlone
 
-# What concurrent code of ours asks of the outside: locks, gates, who am I, and places where another thread may go on.
-#
-# Real threads are served by `THREADS`.  A harness that explores interleavings serves the same code with locks of its own,
-# so that one schedule is one run; hence no room with threads in it uses `threading` itself, but takes a `Sync`.
-
 SLICE = 1.0  # seconds
 
 
 class Gate(Protocol):
-    """Shut at first; once it is open it stays open."""
+    """Closed at first; once open it stays open."""
 
     def open(self) -> None:
-        """All who wait go on, and whoever comes later does not wait."""
+        """Lets all waiting threads go on; later threads do not wait."""
 
     def wait(self, seconds: float | None = None) -> bool:
         """True once it is open; False after so many seconds."""
 
 
 class Sync(Protocol):
-    """The services; an object is shared by all threads that meet in the same locks."""
+    """The services; one object is shared by all threads that use the same locks."""
 
     def lock(self, name: str = "") -> AbstractContextManager[Any]:
-        """A new lock for `with`, which the thread that has it must not take again.  `name` is for reports."""
+        """A new lock for `with`; it is not reentrant.  `name` is for reports."""
 
     def gate(self, name: str = "") -> Gate:
         """A new gate."""
 
     def me(self) -> int:
-        """The calling thread: no two that live at once have the same number."""
+        """The number of the calling thread; no two live threads have the same."""
 
     def step(self, what: str) -> None:
-        """A yield point: here a schedule may let another thread go on.  `what` names it in reports."""
+        """A yield point: a schedule may let another thread go on here.  `what` names it in reports."""
 
 
 class Threads:
-    """Real threads: a step is nothing."""
+    """Real threads, for which a step does nothing."""
 
     def lock(self, name: str = "") -> AbstractContextManager[Any]:
         return threading.Lock()
@@ -65,9 +64,9 @@ class Threads:
 
 
 class _SyncGate:
-    """A bare lock, handed on by each who comes through.  `threading.Event` has a lock of its own, in Python: a thread
-    that is sent an exception there leaves it locked, and then nobody can open.  Who leaves this one locked holds up the
-    others for the rest of their `SLICE`.
+    """A bare lock that each thread releases for the next.  `threading.Event` has a lock of its own, in Python: a thread
+    that is sent an exception there leaves it locked, and then no thread can open.  A thread that leaves this one locked
+    delays the others for the rest of their `SLICE`.
     """
 
     __slots__ = ("_lock", "_open")
@@ -79,38 +78,38 @@ class _SyncGate:
 
     def open(self) -> None:
         self._open = True
-        self._hand_on()
+        self._release()
 
     def wait(self, seconds: float | None = None) -> bool:
         while seconds is None and not self._open:
-            self._stand(SLICE)
-        return self._open or self._stand(seconds or 0)
+            self._wait_for_lock(SLICE)
+        return self._open or self._wait_for_lock(seconds or 0)
 
-    def _stand(self, seconds: float) -> bool:
+    def _wait_for_lock(self, seconds: float) -> bool:
         if self._lock.acquire(timeout=seconds):
-            self._hand_on()
+            self._release()
         return self._open
 
-    def _hand_on(self) -> None:
+    def _release(self) -> None:
         with contextlib.suppress(RuntimeError):  # it was free
             self._lock.release()
 
 
 THREADS = Threads()
-"""What production code is given where it is given nothing else."""
+"""The default services of production code."""
 
 
-SETUP = -1  # who makes the program and checks it: no thread of it
+SETUP = -1  # the number of the caller that makes the program and checks it
 
 
 class Scheduled:
-    """A `Sync`; beyond that, a thread may be interrupted where it waits, and numbers come from the schedule."""
+    """The `Sync` of an explored run; it can also interrupt a waiting thread, and draws numbers from the schedule."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._made = 0
         self.interrupts: dict[int, type[BaseException]] = {}
-        self.gates: dict[int, _Gate] = {}  # where each thread waits
+        self.gates: dict[int, _Gate] = {}  # thread -> the gate that it waits at
 
     def lock(self, name: str = "") -> _Lock:
         return _Lock(self._stage, self._named("lock", name))
@@ -132,7 +131,7 @@ class Scheduled:
         return self._stage.number(below)
 
     def interrupt(self, thread: int, error: type[BaseException] = KeyboardInterrupt) -> None:
-        """The thread's wait at a gate, now or the next one, ends in that error, as Ctrl-C ends it."""
+        """Ends the thread's current or next wait at a gate by that error, as Ctrl-C does."""
         self.step(f"interrupts thread {thread}")
         self.interrupts[thread] = error
         if thread in self.gates:
@@ -162,11 +161,11 @@ class _Lock:
         if self._owner is None:
             stage.pause(me, self._takes)
         else:
-            stage.stand(me, self._takes, self)
+            stage.block(me, self._takes, self)
         self._wanting.remove(me)
         self._owner = me
         for other in self._wanting:
-            stage.bar(other, self)
+            stage.suspend(other, self)
         return True
 
     def __exit__(self, *_: object) -> None:
@@ -183,7 +182,7 @@ class _Lock:
         return f"{self._name}, which {'the setup' if self._owner == SETUP else f'thread {self._owner}'} has"
 
     def expire(self, thread: int) -> None:
-        """Nobody waits for a lock by the clock."""
+        """Never called: waits for a lock have no timeout."""
 
 
 class _Gate:
@@ -215,7 +214,7 @@ class _Gate:
             self._sync.gates[me] = self
             if seconds is not None:
                 stage.timed[me] = stage.clock + max(seconds, 0.0)
-            stage.stand(me, f"goes through {self._name}", self)
+            stage.block(me, f"goes through {self._name}", self)
         error = self._sync.interrupts.pop(me, None)
         if error is not None:
             raise error
@@ -229,6 +228,6 @@ class _Gate:
         self._sync.gates.pop(thread, None)
 
     def leave(self, thread: int) -> None:
-        """That thread may go on."""
+        """Lets that thread go on."""
         self.expire(thread)
         self._stage.wake(thread)

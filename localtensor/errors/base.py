@@ -1,7 +1,12 @@
-"""What all errors share: a class for each case, built from its facts, and a message of five parts.
+"""The base classes of all errors, the five parts of a message, and the formats that messages share.
 
-They are: whose call, which argument, the values in short form, what does not fit, what to do.  `refusal` puts them in
-that order, and `Refusal` is the base of the classes that say no more, so that none can forget one.
+The parts are: the call, the argument, its values in short form, the problem, the remedy.  `refusal` joins them in that
+order; `Refusal` is the base of the classes whose message is that sentence alone, so that no part can be missing.
+
+A `ProgramFault` is a fault of the user's program: that sentence, then a line for each rank or group of ranks.  Ranks with
+equal facts share a line, and a list stops at two dozen lines; the attributes of the error hold everything.
+
+The last classes of this module are refusals of what a caller writes: placements, meshes, dims, pieces.
 """
 
 from collections import Counter
@@ -20,11 +25,11 @@ class LocalTensorError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """It can be pickled, whatever the arguments of its class: it crosses processes as text and attributes."""
-        return _again, (type(self), self.args, dict(self.__dict__))
+        """Pickles the text and the attributes, so that the arguments of the class do not matter."""
+        return _restore, (type(self), self.args, dict(self.__dict__))
 
 
-def _again(kind: type[LocalTensorError], args: tuple[object, ...], attributes: dict[str, object]) -> LocalTensorError:
+def _restore(kind: type[LocalTensorError], args: tuple[object, ...], attributes: dict[str, object]) -> LocalTensorError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
@@ -42,10 +47,10 @@ def refusal(call: str, argument: str, values: str, problem: str, remedy: str) ->
 class Refusal(LocalTensorError):
     """An error whose message is one sentence of five parts.
 
-    A class writes down the parts that are the same in all its messages, with names in braces for the facts of a case:
-    the first three parts in its header, `PROBLEM` and `REMEDY` in its body.  Who raises it passes the facts, and the
-    parts that it leaves open, in the order in which the sentence first names them.  A class has a constructor of its
-    own where facts must be worked out, may be left out, or are kept as attributes.
+    A class states the parts that are the same in all its messages, with names in braces for the facts of a case: the
+    first three parts in its header, `PROBLEM` and `REMEDY` in its body.  The constructor takes the facts, and the parts
+    that the class leaves open, in the order in which the sentence first names them.  A class has a constructor of its
+    own where facts are computed, are optional, or are kept as attributes.
 
     >>> class NoSuchPage(Refusal, argument="page", values="page {number} of {pages}"):
     ...     PROBLEM = "there is no page {number}"
@@ -66,22 +71,17 @@ class Refusal(LocalTensorError):
         super().__init__(sentence.format(**dict(zip(names, facts, strict=True))))
 
 
-# What all faults of a user's program share: a sentence of five parts, then a line for each rank, or for each few.
-#
-# Ranks that did the same share a line, and a list stops at two dozen lines: with a thousand ranks, that is all one
-# wants to read.  Whatever is left out is in the error's attributes.
-
-REPLAY_LINE = 200  # characters: one line of a terminal, or two, that can be copied whole
+REPLAY_LINE = 200  # characters: one or two lines of a terminal, which can be copied whole
 MOST_LINES = 24
-LARGE_GROUP = 8  # its ranks are no longer written one by one
+LARGE_GROUP = 8  # ranks; those of a larger group are printed as ranges
 
 
 class ProgramFault(LocalTensorError):
-    """Something that the user's own program does wrong.
+    """A fault of the user's program.
 
-    `places` are the lines of that program which the message names, the likely culprit's first; `ranks` are the
-    ranks that it is about.  Who knows how to bring the fault about again sets `replay`, and who kept a log of
-    what all ranks called, `log`.
+    `places` are the lines of that program which the message names, the likely culprit's first; `ranks` are the ranks
+    that are concerned.  `replay` is the schedule that repeats the fault, or None; `log` holds the calls of all ranks,
+    where a log was kept.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ def short_ranks(ranks: Sequence[int]) -> str:
     >>> short_ranks([0, 1, 2, 7, 8, 9, 10])
     '0, 1, 2, 7-10'
     """
-    rows = [[rank for _, rank in row] for _, row in groupby(enumerate(ranks), lambda at: at[1] - at[0])]
+    rows = [[rank for _, rank in row] for _, row in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 3 else ", ".join(map(str, row)) for row in rows)
 
 
 def first_line(text: str, most: int = 200) -> str:
-    """The first line of a text that says anything, cut short.
+    """The first line of a text that is not blank, cut to `most` characters.
 
     >>> first_line("abcdefgh", 6)
     'abc...'
@@ -133,7 +133,7 @@ def first_line(text: str, most: int = 200) -> str:
 
 
 def in_a_line(error: BaseException, most: int = 200) -> str:
-    """The kind of an error, and the first line of its message, cut short after so many characters.
+    """The type of an error, and the first line of its message, which is cut to `most` characters.
 
     >>> in_a_line(ValueError("odd, since ...")), in_a_line(KeyError())
     ('ValueError: odd, since ...', 'KeyError: -')
@@ -142,12 +142,12 @@ def in_a_line(error: BaseException, most: int = 200) -> str:
 
 
 def at(place: Place | None) -> str:
-    """Where it was, as the end of a phrase; nothing if nobody knows."""
+    """The place as the end of a phrase, ` at a.py:7 in f`; empty for None."""
     return f" at {place}" if place else ""
 
 
 def brief(call: Call) -> str:
-    """A call in few words, and its line.
+    """A call in short form, with its place.
 
     >>> brief(Call(0, "recv", "0", (0, 1), 2, peer=1, tag=5, place=Place("a.py", 7, "f")))
     'recv #2 from 1 with tag 5 at a.py:7 in f'
@@ -163,7 +163,7 @@ def brief(call: Call) -> str:
 
 
 def without_rank(call: Call) -> str:
-    """All that the line of a call says, but for whose it is; a large group in short form."""
+    """The text of a call without its rank; the ranks of a large group are printed as ranges."""
     text = str(call).partition(": ")[2]
     if len(call.group) <= LARGE_GROUP:
         return text
@@ -171,7 +171,9 @@ def without_rank(call: Call) -> str:
 
 
 def folded(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None = None) -> list[str]:
-    """Ranks with the same text share a line, which stands where the first of them stood.
+    """Lines of ranks, where ranks with the same text share one, in the place of the first.
+
+    `one` and `more` join the ranks and the text: for one rank, and for several.
 
     >>> folded([(1, "recv"), (0, "send"), (2, "send")])
     ['  rank 1: recv', '  ranks 0, 2: send']
@@ -185,31 +187,31 @@ def folded(lines: Iterable[tuple[int, str]], one: str = ": ", more: str | None =
 
 
 def folded_calls(calls: Iterable[Call]) -> list[str]:
-    """A line for each call, or for each few that are alike."""
+    """A line for each call; equal calls of several ranks share one."""
     return folded((call.rank, without_rank(call)) for call in calls)
 
 
 def last_collectives(calls: Sequence[Call]) -> list[str]:
-    """What the ranks had called before, under a heading; nothing if they had called nothing."""
+    """The previous calls of the ranks, under a heading; empty if there are none."""
     return ["Last collectives:", *folded_calls(calls)] if calls else []
 
 
 def wait_lines(waits: Iterable[Wait]) -> list[str]:
-    """The graph of who waits for whom, a line for each rank or for each few that wait alike."""
+    """The wait graph: a line for each rank; ranks that wait for the same share one."""
     ordered = sorted(waits, key=lambda wait: wait.rank)
     lines = [(wait.rank, f"{rank_names(wait.ranks)} in {brief(wait.call)}") for wait in ordered]
     return folded(lines, " waits for ", " wait for ")
 
 
 def busy_lines(busy: Iterable[Waiting]) -> list[str]:
-    """Where real processes were when they were ended, a line for each rank or for each few."""
+    """The places at which real processes were ended: a line for each rank; ranks at the same place share one."""
     return folded(((one.rank, one.where) for one in busy), " was at ", " were at ")
 
 
-def shortened(lines: Sequence[str]) -> list[str]:
-    """The first lines, and how many more there are."""
-    over = len(lines) - MOST_LINES
-    return [*lines[:MOST_LINES], f"  and {over} lines more"] if over > 1 else list(lines)
+def shortened(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
+    """The first `most` lines, and the number of the others."""
+    over = len(lines) - most
+    return [*lines[:most], f"  and {over} lines more"] if over > 1 else list(lines)
 
 
 def minority_first(facts: Mapping[int, object]) -> list[tuple[object, list[int]]]:
@@ -230,12 +232,12 @@ def said(facts: Mapping[int, object]) -> str:
     >>> said({0: "sum", 1: "max", 2: "sum"})
     'max on rank 1, sum on ranks 0, 2'
     """
-    told = [f"{fact} on {rank_names(ranks)}" for fact, ranks in minority_first(facts)]
-    return ", ".join(told[:4]) + (f" and {len(told) - 4} others" if len(told) > 4 else "")
+    phrases = [f"{fact} on {rank_names(ranks)}" for fact, ranks in minority_first(facts)]
+    return ", ".join(phrases[:4]) + (f" and {len(phrases) - 4} others" if len(phrases) > 4 else "")
 
 
 def suspicion(facts: Mapping[int, object]) -> list[str]:
-    """Who is likely to be wrong, if more than half of the ranks agree; else nothing.
+    """A line that names the ranks that differ, if more than half of the ranks agree; else nothing.
 
     >>> suspicion({0: "sum", 1: "max", 2: "sum"}), suspicion({0: "sum", 1: "max"})
     (['Likely culprit: rank 1; ranks 0, 2 agree.'], [])
@@ -248,28 +250,23 @@ def suspicion(facts: Mapping[int, object]) -> list[str]:
     return [f"Likely culprit: {rank_names(others)}; {rank_names(most)} agree."]
 
 
-# Refusals of what a caller writes: placements, meshes, dims, pieces.
-
-MOST_SHAPES = 8  # in a message; of more ranks, the first that differs is named
+MOST_SHAPES = 8  # in a message; with more ranks, the first that differs is named
 
 
 class BadPlacement(Refusal):
     """A placement that cannot be read, or that the tensor cannot have."""
 
     def __init__(self, call: str, text: str, problem: str, remedy: str = "") -> None:
-        remedy = (
-            remedy
-            or "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
-        )
-        super().__init__(call, "placement", repr(text), problem, remedy)
+        usual = "Write R, S(0), SS(0,2), P(sum), P(avg), P(min), P(max), P(product), or pass torch's own placement."
+        super().__init__(call, "placement", repr(text), problem, remedy or usual)
 
 
 class BadMesh(Refusal):
     """Mesh sizes or names that make no mesh, or an axis, rank or place that a mesh does not have."""
 
     def __init__(self, call: str, values: str, problem: str, argument: str = "mesh", remedy: str = "") -> None:
-        remedy = remedy or "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
-        super().__init__(call, argument, values, problem, remedy)
+        usual = "Give each axis a size of at least 1 and a name of its own, as in Mesh.of(dp=2, tp=4)."
+        super().__init__(call, argument, values, problem, remedy or usual)
 
 
 class NoSuchDim(Refusal):
@@ -285,7 +282,7 @@ class WrongPieces(Refusal):
     """The ranks' pieces do not make up one tensor of the spec's shape."""
 
     def __init__(self, call: str, got: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> None:
-        values, problem = f"pieces of shapes {_few(got)}", f"the spec asks for {_few(want)}"
+        values, problem = f"pieces of shapes {_shape_list(got)}", f"the spec asks for {_shape_list(want)}"
         odd = [rank for rank, (mine, theirs) in enumerate(zip(got, want, strict=False)) if tuple(mine) != tuple(theirs)]
         if odd and len(got) > MOST_SHAPES:
             problem += f", {tuple(want[odd[0]])} and not {tuple(got[odd[0]])} of rank {odd[0]}"
@@ -301,7 +298,7 @@ class WrongShape(WrongPieces):
         Refusal.__init__(self, call, "x", f"shape {tuple(got)}", problem, remedy)
 
 
-def _few(shapes: Sequence[Sequence[int]]) -> str:
+def _shape_list(shapes: Sequence[Sequence[int]]) -> str:
     over = len(shapes) - MOST_SHAPES
     shown = ", ".join(str(tuple(shape)) for shape in shapes[:MOST_SHAPES])
     return f"[{shown} and {over} more]" if over > 0 else f"[{shown}]"
@@ -321,4 +318,4 @@ class BadShardOrder(Refusal, call="Spec", argument="shard_order"):
 
 
 class OtherRows(Refusal, argument="spec"):
-    """A spec that cannot be written in another way without some rank holding other rows."""
+    """A spec that has no other form in which each rank holds the same rows."""

@@ -1,4 +1,4 @@
-"""Refusals of the collectives: what the ranks bring does not fit together."""
+"""Refusals of the collectives: the arguments of the ranks do not fit together."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -8,7 +8,7 @@ from localtensor.errors.base import Refusal
 
 
 def _first_two(facts: Mapping[str, object], noun: str) -> str:
-    """The first fact and the first that differs from it: with a thousand ranks, that is all one wants to read."""
+    """The first fact and the first that differs from it: enough for any number of ranks."""
     name, first = next(iter(facts.items()))
     other = next(key for key, fact in facts.items() if fact != first)
     return f"{name} has {noun} {first}, {other} has {noun} {facts[other]}"
@@ -19,7 +19,7 @@ def _argument(facts: Mapping[str, object]) -> str:
 
 
 class NotOnePerRank(Refusal):
-    """What should hold an entry for each rank is a single tensor, is empty, or has another length."""
+    """An argument with one entry for each rank is a single tensor, is empty, or has another length."""
 
     PROBLEM = "a collective needs what each rank of the group brings"
     REMEDY = "Pass a list with an entry for each rank, in group order."
@@ -188,7 +188,7 @@ class SplitSum(Refusal, values="{splits} of {rows} rows"):
 class SplitsDisagree(Refusal, argument="output_splits[{rank}]", values="{expected} expected, {sent} sent"):
     """A rank expects other sizes than its peers send."""
 
-    PROBLEM = "rank {rank} waits for rows that nobody sends, or gets rows that it has no room for"
+    PROBLEM = "rank {rank} waits for rows that no rank sends, or gets rows that it has no space for"
     REMEDY = "Write {sent}."
 
 

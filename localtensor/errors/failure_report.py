@@ -1,7 +1,7 @@
-"""What is said under the one failure of a test that ran on ranks: who failed how, and how to see it again.
+"""The text under a failed test that ran on ranks: how each rank failed, and the command that repeats the failure.
 
-Whoever shows the failure has shown the first cause already, with its source.  What stands here is about the others:
-ranks that failed alike share a line, and no list grows with the number of ranks.
+The caller prints the first cause with its source; this text is about the other ranks.  Ranks with equal failures share a
+line, and no list grows with the number of ranks.
 """
 
 import re
@@ -17,29 +17,29 @@ from localtensor.errors.base import (
     folded_calls,
     minority_first,
     rank_names,
+    shortened,
     wait_lines,
 )
 from localtensor.errors.programs import RankRaised
 
-MOST_STORIES = 10  # ways to fail that are told one by one
-STORY_LINES = 16  # lines for all of them together, but one each at least
+MOST_STORIES = 10  # different failures that are listed
+STORY_LINES = 16  # for all of them together; each has one at least
 ONE_STORY = 6  # lines for one of them at most
 MOST_WAITS = 4
 MOST_COLLECTIVES = 5
 WIDTH = 140
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # pytest paints what an assertion compared, where the terminal has colours
-_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")  # in the repr of an object: ranks that hold alike ones agree all the same
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # pytest colours the compared values, where the terminal has colours
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")  # in the repr of an object; failures that differ only in it are equal
 _ADVICE = re.compile(r"^\s*(Use -v to get|Full diff:$|\.\.\.Full output truncated)")
 
 
 def told(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, str] | None = None) -> str:
     """The text under a failure on so many ranks, at most some 30 lines, without colours.
 
-    Of a `RankRaised`: the first cause, which ranks agree with it, how others failed, which passed and which wait.  Of
-    other faults, whose own text says that, only what it does not say.  Then the last collectives, and `replay`, the
-    command that brings the failure about again.  `passed` holds what the failed assertion compared on ranks where it
-    went through, which may wait since, as far as somebody saw it.
+    For a `RankRaised`: the first cause, the ranks that agree with it, the failures of others, the ranks that passed and
+    the ranks that wait.  Other faults state that in their own text.  Then the last collectives, and `replay`, the command
+    that repeats the failure.  `passed` holds, by rank, what the failed assertion compared on the ranks where it passed.
 
     >>> raised = [Raised(1, "AssertionError", "assert 1 == 6", ""), Raised(2, "AssertionError", "assert 2 == 6", "")]
     >>> print(told(RankRaised(raised, places={1: Place("test_a.py", 7, "test_sum")}), 4, "pytest test_a.py"))
@@ -57,16 +57,16 @@ def told(fault: LocalTensorError, ranks: int, replay: str, passed: Mapping[int, 
     return "\n".join(lines)
 
 
-def last_lines(log: Sequence[Call], most: int = MOST_COLLECTIVES) -> list[str]:
+def last_lines(log: Sequence[Call]) -> list[str]:
     """The last collectives and messages of a run, in the order in which they began; ranks that did the same share
     a line."""
     names: dict[tuple[object, ...], None] = {}
     for call in reversed(log):
         names.setdefault(_name(call))
-        if len(names) == most:
+        if len(names) == MOST_COLLECTIVES:
             break
     lines = folded_calls(call for call in log if _name(call) in names)
-    return ["Last collectives:", *map(_cut, lines[-most:])] if lines else []
+    return ["Last collectives:", *map(_cut, lines[-MOST_COLLECTIVES:])] if lines else []
 
 
 def _name(call: Call) -> tuple[object, ...]:
@@ -77,17 +77,17 @@ def _of_ranks(fault: RankRaised, ranks: int, passed: Mapping[int, str]) -> list[
     first = fault.raised[0]
     places = fault.where
     heading = f"First cause: rank {first.rank} of {ranks}{_at(places.get(first.rank))}"
-    agree = [one.rank for one in fault.raised[1:] if _same(one, first, places)]
+    agree = [one.rank for one in fault.raised[1:] if _fact(one, places) == _fact(first, places)]
     if agree:
         heading += f"; {rank_names(agree)} agree{'s' if len(agree) == 1 else ''}"
     failed = {one.rank for one in fault.raised}
-    at_work = {*(wait.rank for wait in fault.waits), *(one.rank for one in fault.busy)}
-    well = [rank for rank in range(ranks) if rank not in failed and (rank not in at_work or rank in passed)]
+    busy_ranks = {*(wait.rank for wait in fault.waits), *(one.rank for one in fault.busy)}
+    passed_ranks = [rank for rank in range(ranks) if rank not in failed and (rank not in busy_ranks or rank in passed)]
     return [
         heading,
-        *_stories(fault.raised, places),
-        *_some(_passed(well, passed), MOST_WAITS),
-        *_some([*wait_lines(fault.waits), *busy_lines(fault.busy)], MOST_WAITS),
+        *_failure_lines(fault.raised, places),
+        *shortened(_passed_lines(passed_ranks, passed), MOST_WAITS),
+        *map(_cut, shortened([*wait_lines(fault.waits), *busy_lines(fault.busy)], MOST_WAITS)),
     ]
 
 
@@ -95,49 +95,46 @@ def _at(place: Place | None) -> str:
     return f",{at(place)}" if place else ""
 
 
-def _same(one: Raised, other: Raised, places: Mapping[int, Place | None]) -> bool:
-    return _fact(one, places) == _fact(other, places)
-
-
 def _fact(one: Raised, places: Mapping[int, Place | None]) -> tuple[str, str, Place | None]:
     return one.kind, plain(one.message), places.get(one.rank)
 
 
-def _stories(raised: Sequence[Raised], places: Mapping[int, Place | None]) -> list[str]:
-    """How each group of ranks failed: that of the first cause, then the rarest."""
+def _failure_lines(raised: Sequence[Raised], places: Mapping[int, Place | None]) -> list[str]:
+    """The failure of each group of ranks: that of the first cause, then the rarest."""
     first = raised[0]
     facts = minority_first({one.rank: _fact(one, places) for one in raised})
     facts.sort(key=lambda item: first.rank not in item[1])
-    shown, rest = facts[:MOST_STORIES], facts[MOST_STORIES:]
+    listed, rest = facts[:MOST_STORIES], facts[MOST_STORIES:]
     if len(rest) == 1:
-        shown, rest = facts, []
-    room = max(1, min(ONE_STORY, STORY_LINES // len(shown)))
+        listed, rest = facts, []
+    most = max(1, min(ONE_STORY, STORY_LINES // len(listed)))
     by_rank = {one.rank: one for one in raised}
     lines = []
-    for index, (_, who) in enumerate(shown):
-        one = by_rank[who[0]]
-        known = _words(first.message) if index else []
+    for index, (_, ranks_alike) in enumerate(listed):
+        one = by_rank[ranks_alike[0]]
+        shared = _message_lines(first.message) if index else []
         elsewhere = places.get(one.rank) if places.get(one.rank) != places.get(first.rank) else None
-        lines += _story(rank_names(who), one, known, elsewhere, room)
+        lines += _rank_failure_lines(rank_names(ranks_alike), one, shared, elsewhere, most)
     if rest:
-        others = [rank for _, who in rest for rank in who]
+        others = [rank for _, ranks_alike in rest for rank in ranks_alike]
         lines.append(_cut(f"  and {len(rest)} other ways to fail, on {rank_names(others)}"))
     return lines
 
 
-def _story(who: str, one: Raised, known: Sequence[str], elsewhere: Place | None, room: int) -> list[str]:
-    """One exception in so many lines; those that the first cause has too are left out, if others remain."""
-    words = _words(one.message)
-    words = [line for line in words if line not in known] or words
-    if room == 1 and words:
-        words = ["; ".join(line.strip() for line in words)]
-    kind = "" if one.kind == "AssertionError" and words else one.kind
-    head = ": ".join(part for part in (kind, words[0].strip() if words else "") if part)
-    place = f"{_at(elsewhere)}" if elsewhere else ""
-    return [_cut(f"  {who}: {head}{place}"), *(_cut(f"      {line}") for line in words[1:room])]
+def _rank_failure_lines(
+    names: str, one: Raised, shared: Sequence[str], elsewhere: Place | None, most: int
+) -> list[str]:
+    """One exception in `most` lines; lines that the first cause has too are left out, if others remain."""
+    text = _message_lines(one.message)
+    text = [line for line in text if line not in shared] or text
+    if most == 1 and text:
+        text = ["; ".join(line.strip() for line in text)]
+    kind = "" if one.kind == "AssertionError" and text else one.kind
+    head = ": ".join(part for part in (kind, text[0].strip() if text else "") if part)
+    return [_cut(f"  {names}: {head}{_at(elsewhere)}"), *(_cut(f"      {line}") for line in text[1:most])]
 
 
-def _words(message: str) -> list[str]:
+def _message_lines(message: str) -> list[str]:
     return [line.rstrip() for line in plain(message).splitlines() if line.strip() and not _ADVICE.match(line)]
 
 
@@ -150,14 +147,11 @@ def plain(text: str) -> str:
     return _ADDRESS.sub("0x...", _COLOURS.sub("", text))
 
 
-def _passed(well: Iterable[int], passed: Mapping[int, str]) -> list[str]:
-    saw = {rank: f"passed: {first_line(plain(passed[rank]), 80)}" if rank in passed else "passed" for rank in well}
-    return [_cut(f"  {rank_names(who)}: {what}") for what, who in minority_first(saw)]
-
-
-def _some(lines: Sequence[str], most: int) -> list[str]:
-    over = len(lines) - most
-    return [*map(_cut, lines[:most]), f"  and {over} lines more"] if over > 1 else list(map(_cut, lines))
+def _passed_lines(passed_ranks: Iterable[int], passed: Mapping[int, str]) -> list[str]:
+    texts = {
+        rank: f"passed: {first_line(plain(passed[rank]), 80)}" if rank in passed else "passed" for rank in passed_ranks
+    }
+    return [_cut(f"  {rank_names(ranks_alike)}: {what}") for what, ranks_alike in minority_first(texts)]
 
 
 def _cut(line: str) -> str:

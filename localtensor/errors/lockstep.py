@@ -1,4 +1,4 @@
-"""What one control flow for all ranks cannot do: steer by values that differ, or hold what is not of its making."""
+"""Errors of lockstep mode: a branch on values that differ between ranks, and tensors from outside of the mode."""
 
 import linecache
 from collections.abc import Iterable, Mapping
@@ -7,15 +7,15 @@ from localtensor._util.events import Place
 from localtensor.errors.base import Refusal, at, first_line, folded, minority_first, rank_names, said
 
 MOST_IN_SENTENCE = 4  # values; more of them have a line each
-LONGEST_SOURCE = 100  # characters of the user's line
+LONGEST_SOURCE = 100  # characters of the source line
 _OWN_FLOW = "Run the function by localtensor.run(fn, ranks=...), where each rank has a control flow of its own"
 _WITHOUT_BRANCH = "by torch.where, or by torch.sym_max, sym_min or sym_ite for ints"
 
 
 class RanksDiverge(Refusal):
-    """What must be one value in one control flow differs between ranks; `values` holds what each rank has.
+    """A value that must be the same on all ranks of one control flow differs; `values` holds it by rank.
 
-    `what` is the condition in words, if there are any; the user's line is quoted if its file can be read.
+    `what` is the condition in words, or empty; the user's line is quoted if its file can be read.
     """
 
     def __init__(self, call: str, what: str, values: Mapping[int, object], place: Place | None = None) -> None:
@@ -32,7 +32,7 @@ class RanksDiverge(Refusal):
 
 
 class OutsideWrite(Refusal):
-    """An op writes values that differ by rank into a tensor that all ranks share; `shown` is it in short form."""
+    """An op writes values that differ by rank into a tensor that all ranks share; `shown` is its short form."""
 
     def __init__(self, op: str, place: Place | None, shown: str) -> None:
         self.place = place
@@ -42,7 +42,7 @@ class OutsideWrite(Refusal):
 
 
 class AnotherMode(Refusal):
-    """What belongs to one LocalTensorMode is used in another."""
+    """A tensor of one LocalTensorMode is used in another."""
 
     def __init__(self, op: str, place: Place | None = None) -> None:
         self.place = place
@@ -52,7 +52,7 @@ class AnotherMode(Refusal):
 
 
 class NoMode(Refusal):
-    """What needs a LocalTensorMode is called outside of any."""
+    """A function that needs a LocalTensorMode is called outside of any."""
 
     def __init__(self, call: str, place: Place | None = None) -> None:
         self.place = place
@@ -62,7 +62,7 @@ class NoMode(Refusal):
 
 
 class NotHeld(Refusal):
-    """Ranks are asked for a value, and they hold none."""
+    """A value is requested of ranks that hold none."""
 
     def __init__(self, call: str, ranks_missing: Iterable[int], ranks_held: Iterable[int]) -> None:
         missing, held = sorted(ranks_missing), sorted(ranks_held)
@@ -85,7 +85,7 @@ class ValuesDiffer(Refusal, values="{mine} on rank {rank}, {theirs} on rank {oth
 
 
 class NotATensor(Refusal, argument="value", values="a {kind} on rank {rank}"):
-    """What is to be a rank's value of a LocalTensor is something else."""
+    """A rank's value for a LocalTensor is no tensor."""
 
     PROBLEM = "each rank's value of a LocalTensor is a tensor"
     REMEDY = "Give a torch.Tensor for each rank."
@@ -100,5 +100,5 @@ class ModeBusy(
 
 
 def _source(place: Place | None) -> str:
-    """The user's line, if its file is there."""
+    """The source line at a place; empty if the file cannot be read."""
     return "" if place is None else first_line(linecache.getline(place.file, place.line), LONGEST_SOURCE)

@@ -1,6 +1,6 @@
-"""Calls that meet and do not fit: one class for each thing in which the ranks of a group can differ.
+"""Mismatched calls of the ranks of a group: one class for each property in which they can differ.
 
-On a real cluster these hang, or give wrong numbers in silence.
+On a real cluster these hang, or give silently wrong numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,13 @@ from localtensor.errors.base import (
 
 
 class CollectiveMismatch(ProgramFault):
-    """The calls that stand at one place of a group's sequence differ.
+    """The calls at one position of a group's sequence differ.
 
     `calls` has one for each rank that has arrived, in the order of the message: where most ranks agree, the others
-    come first.
+    come first.  `FACT` formats the property of a `call` that is compared; without it, the whole call is.
     """
 
+    FACT: ClassVar[str] = ""
     ARGUMENT: ClassVar[str] = "call"
     PROBLEM: ClassVar[str] = "the ranks of a group must make the same call"
     REMEDY: ClassVar[str] = "Make the same call on every rank of the group."
@@ -40,7 +41,7 @@ class CollectiveMismatch(ProgramFault):
         order = [rank for _, ranks in minority_first(facts) for rank in ranks]
         self.calls = tuple(sorted(calls, key=lambda call: order.index(call.rank)))
         self.last = tuple(last)
-        sentence = refusal(self._whose(), self._argument(), self._values(facts), self.PROBLEM, self._remedy(facts))
+        sentence = refusal(self._call_text(), self._argument(), self._values(facts), self.PROBLEM, self._remedy(facts))
         details = [*suspicion(facts), *folded_calls(self.calls), *last_collectives(last)]
         super().__init__(sentence, details, [call.place for call in self.calls], order)
 
@@ -48,9 +49,9 @@ class CollectiveMismatch(ProgramFault):
         return {call.rank: self._fact(call) for call in calls}
 
     def _fact(self, call: Call) -> str:
-        return brief(replace(call, place=None))
+        return self.FACT.format(call=call) if self.FACT else brief(replace(call, place=None))
 
-    def _whose(self) -> str:
+    def _call_text(self) -> str:
         return brief(replace(self.calls[0], place=None))
 
     def _argument(self) -> str:
@@ -66,13 +67,11 @@ class CollectiveMismatch(ProgramFault):
 class KindMismatch(CollectiveMismatch):
     """Ranks call different collectives, or the same ones in another order."""
 
+    FACT = "{call.kind}"
     PROBLEM = "the ranks of a group must call the same collectives in the same order"
     REMEDY = "Look above these lines for a branch or a loop that depends on the rank, and call the same on every rank."
 
-    def _fact(self, call: Call) -> str:
-        return call.kind
-
-    def _whose(self) -> str:
+    def _call_text(self) -> str:
         return f"call #{self.calls[0].number} in group {self.calls[0].group_name}"
 
 
@@ -91,11 +90,11 @@ class _TensorMismatch(CollectiveMismatch):
     """Tensors differ: the message names the first that does."""
 
     def _argument(self) -> str:
-        index = _first_odd(self.calls, self._of)
+        index = _first_difference(self.calls, self._of)
         return "tensor" if all(len(call.tensors) < 2 for call in self.calls) else f"tensors[{index}]"
 
     def _facts(self, calls: Sequence[Call]) -> dict[int, str]:
-        index = _first_odd(calls, self._of)
+        index = _first_difference(calls, self._of)
         return {call.rank: self._of(call.tensors[index]) if call.tensors[index:] else "none" for call in calls}
 
     @staticmethod
@@ -122,7 +121,7 @@ class ShapeMismatch(_TensorMismatch):
             return "Let each rank receive into a tensor of the shape that the root has for it."
         if "alltoall" in kind:
             return "Let each rank receive into a tensor of the shape that its peer sends."
-        if len({prod(_numbers(fact)) for fact in facts.values()}) == 1:
+        if len({prod(_shape_sizes(fact)) for fact in facts.values()}) == 1:
             return f"Reshape each tensor to {facts[min(facts)]}."
         if "gather" in kind:
             return f"{_to_one_shape(facts)}, and gather the sizes too, so that each rank can cut them back."
@@ -147,9 +146,9 @@ class DtypeMismatch(_TensorMismatch):
 
 
 class LayoutMismatch(_TensorMismatch):
-    """Tensors of one shape lie in memory in different orders: their elements would meet in the wrong pairs.
+    """Tensors of one shape have different memory orders, so that the wrong elements would be combined.
 
-    A real backend adds up memory, element by element as it lies there; gloo says nothing, NCCL refuses such tensors.
+    A real backend combines memory, element by element; gloo does so silently, NCCL refuses such tensors.
     """
 
     PROBLEM = "the ranks of a group must lay their elements out in one order"
@@ -161,40 +160,34 @@ class LayoutMismatch(_TensorMismatch):
 
 
 class DeviceMismatch(CollectiveMismatch):
-    """Ranks bring tensors from different kinds of device, for which torch has different backends."""
+    """Ranks bring tensors of different device types, for which torch has different backends."""
 
+    FACT = "{call.device}"
     ARGUMENT = "device"
     PROBLEM = "the tensors of one collective lie on one kind of device, which one backend serves"
     REMEDY = "Move the tensors to one kind of device before the call, as x.to('cpu') or x.cuda() does."
-
-    def _fact(self, call: Call) -> str:
-        return str(call.device)
 
 
 class ReduceOpMismatch(CollectiveMismatch):
     """Ranks reduce by different operations."""
 
+    FACT = "{call.op}"
     ARGUMENT = "op"
     PROBLEM = "the ranks of a group must reduce by the same operation"
     REMEDY = "Pass the same ReduceOp on every rank; where it is left out, it is SUM."
 
-    def _fact(self, call: Call) -> str:
-        return str(call.op)
-
 
 class RootMismatch(CollectiveMismatch):
-    """Ranks take different ranks for the root."""
+    """Ranks name different roots."""
 
+    FACT = "root {call.root}"
     ARGUMENT = "root"
     PROBLEM = "the ranks of a group must name the same root"
     REMEDY = "Name one root: src= and dst= count in the whole world, group_src= and group_dst= within the group."
 
-    def _fact(self, call: Call) -> str:
-        return f"root {call.root}"
-
 
 class SplitMismatch(CollectiveMismatch):
-    """A rank sends other sizes than its peer makes room for."""
+    """A rank sends other sizes than its peer expects."""
 
     ARGUMENT = "split sizes"
     PROBLEM = "what a rank sends to a peer is what that peer must make room for"
@@ -204,13 +197,13 @@ class SplitMismatch(CollectiveMismatch):
     )
 
     def _fact(self, call: Call) -> str:
-        return f"{_sizes(call.input_splits)} in and {_sizes(call.output_splits)} out"
+        return f"{_splits_text(call.input_splits)} in and {_splits_text(call.output_splits)} out"
 
     def _values(self, facts: Mapping[int, str]) -> str:
         for sender in self.calls:
             for receiver in self.calls:
-                sent = _size_for(receiver, sender.input_splits, sender)
-                room = _size_for(sender, receiver.output_splits, receiver)
+                sent = _split_for(receiver, sender.input_splits, sender)
+                room = _split_for(sender, receiver.output_splits, receiver)
                 if sent is not None and room is not None and sent != room:
                     return f"rank {sender.rank} sends {sent} to rank {receiver.rank}, which makes room for {room}"
         return said(facts)
@@ -219,7 +212,7 @@ class SplitMismatch(CollectiveMismatch):
 class GroupMismatch(CollectiveMismatch):
     """A process group has other members on one rank than on another: the ranks made groups in different orders.
 
-    A rank whose members in `groups` are () is a member itself, and never made the group.
+    Members of () in `groups` mark a rank that belongs to the group and never made it.
     """
 
     def __init__(self, name: str, groups: Mapping[int, tuple[int, ...]], places: Mapping[int, Place | None]) -> None:
@@ -240,7 +233,7 @@ class GroupMismatch(CollectiveMismatch):
 
 
 class MessageMismatch(CollectiveMismatch):
-    """A send and a recv that meet, of different shapes or dtypes."""
+    """A matched send and recv of different shapes or dtypes."""
 
     def __init__(self, send: Call, recv: Call) -> None:
         self.calls, self.last = (send, recv), ()
@@ -260,33 +253,33 @@ class MessageMismatch(CollectiveMismatch):
         )
 
 
-def _first_odd(calls: Sequence[Call], of: Callable[[str], str]) -> int:
+def _first_difference(calls: Sequence[Call], of: Callable[[str], str]) -> int:
     """The index of the first tensor in which the calls differ; 0 if they do not."""
     least = min(len(call.tensors) for call in calls)
     return next((i for i in range(least) if len({of(call.tensors[i]) for call in calls}) > 1), 0)
 
 
 def _to_one_shape(facts: Mapping[int, str]) -> str:
-    shapes = [_numbers(fact) for fact in facts.values()]
+    shapes = [_shape_sizes(fact) for fact in facts.values()]
     if len({len(shape) for shape in shapes}) > 1:
         return f"Flatten each tensor and pad it to [{max(map(prod, shapes))}]"
     return f"Pad each tensor to [{','.join(str(max(sizes)) for sizes in zip(*shapes, strict=True))}]"
 
 
-def _numbers(shape: str) -> list[int]:
+def _shape_sizes(shape: str) -> list[int]:
     """The sizes in a shape's short form.
 
-    >>> _numbers("[8,4]"), _numbers("[]")
+    >>> _shape_sizes("[8,4]"), _shape_sizes("[]")
     ([8, 4], [])
     """
     return [int(size) for size in shape[1:-1].split(",") if size.isdecimal()]
 
 
-def _sizes(splits: tuple[int, ...] | None) -> str:
+def _splits_text(splits: tuple[int, ...] | None) -> str:
     return f"[{', '.join(map(str, splits))}]" if splits is not None else "equal pieces"
 
 
-def _size_for(peer: Call, splits: tuple[int, ...] | None, call: Call) -> int | None:
+def _split_for(peer: Call, splits: tuple[int, ...] | None, call: Call) -> int | None:
     if splits is None or peer.rank not in call.group or len(splits) != len(call.group):
         return None
     return splits[call.group.index(peer.rank)]

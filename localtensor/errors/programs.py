@@ -1,4 +1,4 @@
-"""What a program does wrong and a real run would not tell: it hangs, or its numbers depend on who is faster."""
+"""Faults that a real run does not report: deadlocks, races, leftovers, and the first cause of a failed run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ class EarlyReturn(ProgramFault):
         awaited = {rank for wait in waits for rank in wait.ranks}
         early = sorted(awaited & returned.keys()) or sorted(returned)
         sentence = refusal(
-            "run", "fn", f"{rank_names(early)} returned while {_who(waits, 'wait')} for {_them(early)}",
+            "run", "fn", f"{rank_names(early)} returned while {_ranks_and_verb(waits, 'wait')} for {'it' if len(early) == 1 else 'them'}",
             "a rank must take part in every collective that its groups call",
             "Look for a return, a break or a branch that depends on the rank, and make the call on every rank.",
         )  # fmt: skip
@@ -43,29 +43,33 @@ class EarlyReturn(ProgramFault):
 
 
 class Deadlock(ProgramFault):
-    """No rank can go on: each waits for another.  `circle` is a way round, () if there is none."""
+    """No rank can go on: each waits for another.  `circle` are the ranks of a cycle of waits, () if there is none."""
 
     def __init__(self, waits: Sequence[Wait]) -> None:
         self.waits = tuple(sorted(waits, key=lambda wait: wait.rank))
-        self.circle = _circle({wait.rank: set(wait.ranks) for wait in waits})
+        self.circle = _find_cycle({wait.rank: set(wait.ranks) for wait in waits})
         inside = [wait for wait in self.waits if wait.rank in self.circle]
-        problem = "no rank can go on" + (f", they wait for each other in a circle: {self._way()}" if inside else "")
-        sentence = refusal("run", "fn", _who(waits, "wait"), problem, _way_out([wait.call for wait in inside]))
+        problem = "no rank can go on" + (
+            f", they wait for each other in a circle: {self._cycle_text()}" if inside else ""
+        )
+        sentence = refusal(
+            "run", "fn", _ranks_and_verb(waits, "wait"), problem, _deadlock_remedy([wait.call for wait in inside])
+        )
         first = [*inside, *(wait for wait in self.waits if wait not in inside)]
         super().__init__(sentence, wait_lines(self.waits), _places(first), _ranks(first))
 
-    def _way(self) -> str:
+    def _cycle_text(self) -> str:
         shown = list(map(str, self.circle[:LONGEST_CIRCLE]))
         return " -> ".join([*shown, *(["..."] if len(self.circle) > LONGEST_CIRCLE else []), str(self.circle[0])])
 
 
 class WorkNotWaited(ProgramFault):
-    """Asynchronous collectives that nobody waited for: their outputs may hold anything."""
+    """Asynchronous collectives without a wait(): their outputs may hold anything."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
         sentence = refusal(
-            _whose(calls), "async_op", f"not waited for on {rank_names({call.rank for call in calls})}",
+            _call_text(calls), "async_op", f"not waited for on {rank_names({call.rank for call in calls})}",
             "the function returned while its output may still be on the way",
             "Keep the Work that the call returns, and call its wait() before the output is read.",
         )  # fmt: skip
@@ -101,16 +105,16 @@ class BufferReused(ProgramFault):
 
 
 class MessagesLeftOver(ProgramFault):
-    """Sends and receives that never met."""
+    """Sends and receives that were never matched."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.calls = tuple(calls)
         sentence = refusal(
-            _whose(calls), "peer", f"never met on {rank_names({call.rank for call in calls})}",
+            _call_text(calls), "peer", f"never met on {rank_names({call.rank for call in calls})}",
             "a send meets the recv of the rank that it names, in the same group and with the same tag",
             "Make the other half of each call on the rank that it names, or leave the call out.",
         )  # fmt: skip
-        details = [*folded_calls(calls), *shortened(list(_near_misses(calls)))]
+        details = [*folded_calls(calls), *shortened(list(_near_miss_lines(calls)))]
         super().__init__(sentence, details, [call.place for call in calls], [call.rank for call in calls])
 
 
@@ -134,7 +138,7 @@ class GroupsLeftOver(ProgramFault):
 
 
 class RanksDisagree(ProgramFault):
-    """A value that the program says is the same on all ranks is not; `values` are short forms by rank."""
+    """A value that the program asserts to be the same on all ranks differs; `values` are short forms by rank."""
 
     def __init__(
         self,
@@ -159,9 +163,9 @@ class RanksDisagree(ProgramFault):
 class RankRaised(ProgramFault):
     """Ranks raised; the first cause comes first in `raised`, and is this error's __cause__.
 
-    `where` are the lines that they came from, by rank.  `waits` are the others, as far as they wait; `busy` real
-    processes that were ended where they were.  `errors` are the exceptions themselves, by rank, where the ranks are
-    threads of this process or were forked from it; `rendered` is how each looked in its own process.
+    `where` are the lines that they came from, by rank.  `waits` are the waits of the other ranks; `busy` are real
+    processes that were ended, with their places.  `errors` are the exceptions themselves, by rank, where the ranks are
+    threads of this process or were forked from it; `rendered` is the text of each in its own process.
     """
 
     def __init__(
@@ -177,13 +181,13 @@ class RankRaised(ProgramFault):
         self.where = where = dict(places or {})
         first, others = raised[0], sorted(raised[1:], key=lambda one: one.rank)
         problem = "this is the first rank that raised"
-        problem += f", and {_who(waiting, 'wait')} for others since" if waiting else ""
+        problem += f", and {_ranks_and_verb(waiting, 'wait')} for others since" if waiting else ""
         problem += f", and {rank_names(one.rank for one in busy)} had not come back" if busy else ""
         sentence = refusal(
-            "run", f"rank {first.rank}", f"{_story(first)}{at(where.get(first.rank))}", problem,
+            "run", f"rank {first.rank}", f"{_raised_text(first)}{at(where.get(first.rank))}", problem,
             "Repair this line first: what the other ranks say may only be its echo.",
         )  # fmt: skip
-        lines = folded((one.rank, f"{_story(one)}{at(where.get(one.rank))}") for one in others)
+        lines = folded((one.rank, f"{_raised_text(one)}{at(where.get(one.rank))}") for one in others)
         order = [one.rank for one in (first, *others)]
         super().__init__(
             sentence, [*lines, *wait_lines(waiting), *busy_lines(busy)],
@@ -198,23 +202,19 @@ class CollectiveFailed(ProgramFault):
         self.calls, self.detail = tuple(calls), detail
         problem = "all ranks have arrived, and what they bring is refused"
         ranks = [call.rank for call in calls]
-        sentence = refusal(_whose(calls), "tensors", f"of {rank_names(ranks)}", problem, detail)
+        sentence = refusal(_call_text(calls), "tensors", f"of {rank_names(ranks)}", problem, detail)
         super().__init__(sentence, folded_calls(calls), [call.place for call in calls], ranks)
 
 
-def _whose(calls: Sequence[Call]) -> str:
+def _call_text(calls: Sequence[Call]) -> str:
     """The call, or the first of several."""
     first = brief(replace(calls[0], place=None))
     return first if len({brief(replace(call, place=None)) for call in calls}) == 1 else f"{first} and others"
 
 
-def _who(waits: Iterable[Wait], verb: str) -> str:
+def _ranks_and_verb(waits: Iterable[Wait], verb: str) -> str:
     ranks = {wait.rank for wait in waits}
     return f"{rank_names(ranks)} {verb}{'s' if len(ranks) == 1 else ''}"
-
-
-def _them(ranks: Sequence[int]) -> str:
-    return "it" if len(ranks) == 1 else "them"
 
 
 def _ranks(waits: Iterable[Wait]) -> list[int]:
@@ -225,8 +225,8 @@ def _places(waits: Iterable[Wait]) -> list[Place | None]:
     return [wait.call.place for wait in waits]
 
 
-def _circle(graph: Mapping[int, set[int]]) -> tuple[int, ...]:
-    """Ranks of which each waits for the next and the last for the first, the lowest first; () if there is no such."""
+def _find_cycle(graph: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """A cycle of waits, which begins at its lowest rank: each rank waits for the next, the last for the first; else ()."""
     alive = {rank: sorted(ranks) for rank, ranks in graph.items()}
     while dead := [rank for rank, ranks in alive.items() if not any(other in alive for other in ranks)]:
         for rank in dead:
@@ -241,8 +241,8 @@ def _circle(graph: Mapping[int, set[int]]) -> tuple[int, ...]:
     return (*ring[start:], *ring[:start])
 
 
-def _way_out(calls: Sequence[Call]) -> str:
-    """What to do about a circle through these calls."""
+def _deadlock_remedy(calls: Sequence[Call]) -> str:
+    """The remedy for a cycle of waits in these calls."""
     if not calls:
         return "Let the ranks that are waited for make the call too."
     if all(call.kind.startswith("store.") for call in calls):
@@ -258,8 +258,8 @@ def _way_out(calls: Sequence[Call]) -> str:
     return "Put the sends, receives and collectives of these ranks into one order, in which each meets its other half."
 
 
-def _near_misses(calls: Sequence[Call]) -> Iterable[str]:
-    """Halves that name each other and still do not meet."""
+def _near_miss_lines(calls: Sequence[Call]) -> Iterable[str]:
+    """Lines about sends and receives that name each other and still do not match."""
     for send in (call for call in calls if "send" in call.kind):
         for recv in (call for call in calls if "recv" in call.kind):
             if (send.peer, send.rank) == (recv.rank, recv.peer):
@@ -270,6 +270,6 @@ def _near_misses(calls: Sequence[Call]) -> Iterable[str]:
                     yield f"  rank {send.rank}'s send and rank {recv.rank}'s recv differ in their {' and '.join(odd)}"
 
 
-def _story(raised: Raised) -> str:
+def _raised_text(raised: Raised) -> str:
     message = first_line(raised.message)
     return f"{raised.kind}: {message}" if message else raised.kind

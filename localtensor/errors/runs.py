@@ -1,4 +1,4 @@
-"""Refusals of `run`: bad input, what it cannot serve, and runs that do not end."""
+"""Refusals of `run`, of a pool of real processes and of `explore`: bad input, unsupported calls, runs that do not end."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from localtensor.errors.base import (
 
 
 class NotCallableWith(Refusal):
-    """What should run on each rank is no function, or takes other arguments."""
+    """The function for the ranks is not callable, or takes other arguments."""
 
     def __init__(self, fn: object, problem: str) -> None:
         name = getattr(fn, "__qualname__", None) or first_line(repr(fn), 60)
@@ -30,11 +30,13 @@ class PiecesDiffer(Refusal):
     def __init__(self, argument: str, length: int, ranks: int) -> None:
         problem = "a list is dealt out, one piece for each rank"
         remedy = f"Make it {ranks} long, or pass a tuple to give it whole to every rank."
-        super().__init__("run", argument, f"a list of {length} for {_ranks(ranks)}", problem, remedy)
+        super().__init__(
+            "run", argument, f"a list of {length} for {ranks} rank{'s' if ranks != 1 else ''}", problem, remedy
+        )
 
 
 class NotCopyable(Refusal):
-    """An argument of which no rank can have its own copy."""
+    """An argument that cannot be copied for each rank."""
 
     def __init__(self, argument: str, kind: str, detail: str) -> None:
         problem = f"each rank gets its own deep copy, and this one failed ({first_line(detail)})"
@@ -45,7 +47,7 @@ class NotCopyable(Refusal):
 
 
 class NestedRun(Refusal):
-    """A rank starts a run of its own."""
+    """A rank starts another run."""
 
     def __init__(self, rank: int, place: Place | None = None) -> None:
         problem = "the ranks of a run cannot start another"
@@ -54,7 +56,7 @@ class NestedRun(Refusal):
 
 
 class NeverEnded(ProgramFault):
-    """A run past its limit; `left_behind` are the ranks whose threads could not be stopped, `busy` real processes."""
+    """A run past its time limit; `left_behind` are ranks whose threads could not be stopped, `busy` real processes."""
 
     def __init__(
         self,
@@ -87,18 +89,18 @@ class NeverEnded(ProgramFault):
 
 
 class NotServed(Refusal):
-    """A call of torch.distributed that has no meaning on rank threads here."""
+    """A call of torch.distributed that rank threads do not support."""
 
     def __init__(self, call: str, detail: str, gloo_has_it: bool = True) -> None:
         problem = f"this call is not served there ({detail})"
         remedy = "Run the program on real processes, with on='gloo'."
-        if not gloo_has_it:  # as far as anybody here knows
+        if not gloo_has_it:  # as far as is known
             remedy = f"Use another call, or {remedy[0].lower()}{remedy[1:-1]}, if gloo has this one."
         super().__init__(call, "on", "rank threads", problem, remedy)
 
 
 class ForeignThread(Refusal, argument="thread", values="called from {thread}"):
-    """A collective called from a thread that is no rank's."""
+    """A collective called from a thread that is not a rank's."""
 
     PROBLEM = "a collective belongs to a rank, and this thread is none"
     REMEDY = "Call it on the thread that runs the rank's function, with async_op=True to go on meanwhile."
@@ -130,9 +132,9 @@ class ScriptFailed(Refusal):
         self.exit_codes = dict(exit_codes)
         bad = {rank: code for rank, code in exit_codes.items() if code}
         codes = sorted(set(bad.values()))
-        told = [f"{rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
+        phrases = [f"{rank_names(r for r in bad if bad[r] == code)} with exit code {code}" for code in codes]
         remedy = "See what it printed: the first rank to fail is the one to repair."
-        super().__init__("run", "script", "; ".join(told), "these ranks ended with an error", remedy)
+        super().__init__("run", "script", "; ".join(phrases), "these ranks ended with an error", remedy)
 
 
 class TooFewGpus(Refusal):
@@ -145,7 +147,7 @@ class TooFewGpus(Refusal):
 
 
 class UnknownWay(Refusal):
-    """A word that is in no table: of what to run on, or of what becomes of leftovers."""
+    """An unknown choice of an argument: `on`, or what happens to groups that are left over."""
 
     def __init__(self, word: object, known: Sequence[object], argument: str = "on") -> None:
         remedy = f"Write {', '.join(map(repr, known))}."
@@ -162,7 +164,7 @@ class BadSchedule(Refusal):
 
 
 class ReplayDiverged(Refusal, call="run", argument="schedule", values="a replay"):
-    """A program that does not do what it did when the schedule was written."""
+    """A program that behaves differently than when the schedule was written."""
 
     REMEDY = (
         "Replay the program, ranks and torch that wrote it, and seed what draws random numbers, reads clocks or "
@@ -170,25 +172,18 @@ class ReplayDiverged(Refusal, call="run", argument="schedule", values="a replay"
     )
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count != 1 else ''}"
-
-
 class BadGroup(Refusal):
     """A process group that a rank cannot have."""
 
 
 class TorchChanged(Refusal, call="localtensor", argument="torch"):
-    """A private part of torch that this version no longer has as we know it."""
+    """A private part of torch that is missing or different in this version."""
 
     REMEDY = "Use torch 2.13, with which this was tried, and report it with your version."
 
 
-# Refusals of a pool of real processes.
-
-
 class NoRanks(Refusal, argument="ranks", values="ranks={ranks!r}"):
-    """A pool of processes with nobody in it."""
+    """A pool of no processes."""
 
     PROBLEM = "a group has at least one rank, and a whole number of them"
     REMEDY = "Ask for 1 rank or more."
@@ -241,21 +236,18 @@ class PoolDidNotStart(Refusal, argument="pool", values="Pool({ranks})"):
     REMEDY = "In a script, start it under `if __name__ == '__main__':`; else see what the workers printed."
 
 
-# What keeps a program from being explored: it is none, it waits outside of a run, or its schedule is unreadable.
-
-
 class BadProgram(Refusal, call="explore", argument="program"):
-    """What was handed to `explore` is no program of threads."""
+    """The argument of `explore` is not a program of threads."""
 
     REMEDY = "Pass a function of a Sync that returns Program(threads=[...], check=...), with new objects each time."
 
 
 class BadExploration(Refusal, call="explore"):
-    """A setting of `explore` that nothing can be done with."""
+    """An invalid setting of `explore`."""
 
 
 class WaitsAlone(Refusal, call="explore", argument="program"):
-    """A lock or a gate that is waited for while no thread of the program runs, so that nobody will ever come."""
+    """A wait for a lock or gate while no thread of the program runs, so that no thread can ever release it."""
 
-    PROBLEM = "it is waited for outside of the threads, and nobody would ever come"
+    PROBLEM = "it is waited for outside of the threads, and no thread can release it"
     REMEDY = "Let the function that makes the program, and its check, take only what is free."

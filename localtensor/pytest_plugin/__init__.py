@@ -34,7 +34,7 @@ from localtensor.pytest_plugin.marks import (
     refused,
 )
 
-_CHOSEN = "_ranks"  # the parameter of a test that is there once for each number of ranks
+_RANKS_PARAMETER = "_ranks"  # the parameter of a test with several numbers of ranks
 _TEST = pytest.StashKey[Any]()
 _REFUSED = pytest.StashKey[str]()
 _OURS = PER_RANK | {"world"}
@@ -54,14 +54,11 @@ _OPTIONS: dict[str, tuple[str, str, Check, str]] = {
 }  # fmt: skip
 
 
-# -- what a session says
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ranks", "distributed tests on simulated ranks (localtensor)")
     for name, (option, metavar, _, words) in _OPTIONS.items():
         group.addoption(option, metavar=metavar, default=None, dest=f"localtensor_{name}", help=words)
-        parser.addini(_ini(option), f"as {option}: {words}", default=None)
+        parser.addini(_ini_name(option), f"as {option}: {words}", default=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -79,22 +76,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = _settings(config)
 
 
-def _ini(option: str) -> str:
+def _ini_name(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
 
 
 def _settings(config: pytest.Config) -> Settings:
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     typed = set()
     for name, (option, _, check, _) in _OPTIONS.items():
-        value, said_by = config.getoption(f"localtensor_{name}"), option
+        value, source = config.getoption(f"localtensor_{name}"), option
         if value is None:
-            value, said_by = config.getini(_ini(option)) or None, _ini(option)
+            value, source = config.getini(_ini_name(option)) or None, _ini_name(option)
         else:
             typed.add(name)
         if value is not None:
-            said[name] = check("pytest", said_by, value)
-    return Settings(typed=frozenset(typed), **said)
+            settings[name] = check("pytest", source, value)
+    return Settings(typed=frozenset(typed), **settings)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -107,23 +104,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"localtensor: {', '.join(typed)}"] if typed else []
 
 
-# -- which tests run on ranks
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     numbers = marks_of(_marks_with_nodes(metafunc.definition)).numbers
     if len(numbers) > 1:
-        metafunc.fixturenames.append(_CHOSEN)
-        metafunc.parametrize(_CHOSEN, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
+        metafunc.fixturenames.append(_RANKS_PARAMETER)
+        metafunc.parametrize(_RANKS_PARAMETER, numbers, indirect=True, ids=[f"ranks={number}" for number in numbers])
 
 
-def _marks_with_nodes(node: Any) -> list[tuple[Any, pytest.Mark]]:
+def _marks_with_nodes(node: pytest.Item) -> list[tuple[Any, pytest.Mark]]:
     return [(where, mark) for where, mark in node.iter_markers_with_node() if mark.name in ("ranks", "mesh")]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each rank test has its plan.  Raises `pytest.UsageError` for the first that cannot run, in a sentence; under xdist that test fails."""
+    """Gives each rank test its plan.  Raises `pytest.UsageError` for the first that cannot run; under xdist that test fails."""
     settings = config.stash[SETTINGS]
     for item in items:
         if not isinstance(item, pytest.Function):
@@ -131,20 +125,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = marks_of(_marks_with_nodes(item))
         if marks.there or not _OURS.isdisjoint(item.fixturenames):
             try:
-                _sort(item, marks, asked_by(item), settings)
+                _plan_item(item, marks, asked_by(item), settings)
             except pytest.UsageError as refusal:
                 if not hasattr(config, "workerinput"):
                     raise
-                item.stash[_REFUSED] = str(refusal)  # a worker of xdist that ends here would be a crash to it
+                item.stash[_REFUSED] = str(refusal)  # xdist would report a worker that ends here as crashed
 
 
-def _sort(item: pytest.Function, marks: Marks, asked: RequestedFixtures, settings: Settings) -> None:
-    per_rank = sorted(asked.ours & PER_RANK)
-    if asked.wide is not None:
-        fixture, scope, needs = asked.wide
+def _plan_item(item: pytest.Function, marks: Marks, requested: RequestedFixtures, settings: Settings) -> None:
+    per_rank = sorted(requested.ours & PER_RANK)
+    if requested.wide is not None:
+        fixture, scope, needs = requested.wide
         problem = f"it has {scope} scope, and {needs} has a value in each rank of one test"
         raise refused(item.nodeid, f"fixture {fixture}", f"asks for {needs}", problem, "Give it function scope.")
-    beside = "world" in asked.ours
+    beside = "world" in requested.ours
     if marks.there or (settings.ranks is not None and per_rank and not beside):
         if beside:
             problem = "the ranks of a test cannot start another run"
@@ -152,7 +146,7 @@ def _sort(item: pytest.Function, marks: Marks, asked: RequestedFixtures, setting
                 item.nodeid, "fixture world", "asked for in a rank test", problem, "Leave out the mark or the fixture."
             )
         callspec = getattr(item, "callspec", None)
-        chosen = callspec.params.get(_CHOSEN) if callspec is not None else None
+        chosen = callspec.params.get(_RANKS_PARAMETER) if callspec is not None else None
         item.stash[PLAN] = planned(item.nodeid, marks, settings, chosen)
         return
     outside = [name for name in per_rank if not (beside and name == "comms")]
@@ -160,9 +154,6 @@ def _sort(item: pytest.Function, marks: Marks, asked: RequestedFixtures, setting
         problem = "it has a value in each rank, and this test does not run on ranks"
         raise refused(item.nodeid, f"fixture {outside[0]}", "asked for outside a rank test", problem,
                       "Mark the test with @pytest.mark.ranks(4), or give --ranks 4.")  # fmt: skip
-
-
-# -- how they run
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -178,7 +169,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Any:
-    plan = request._pyfuncitem.stash.get(PLAN, None)  # pytest's private part: in the table of rank_fixtures
+    plan = request._pyfuncitem.stash.get(PLAN, None)  # private to pytest: see the list in `fixtures`
     if plan is None:
         return None
     return deferred(fixturedef, request, has_log=plan.on == "threads")
@@ -190,7 +181,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     test = item.stash.get(_TEST, None)
     if test is None:
         return (yield)
-    with test.in_place():
+    with test.running_on_ranks():
         return (yield)
 
 
@@ -208,7 +199,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     finally:
         test = item.stash.get(_TEST, None)
         if test is not None:
-            test.environment.tidy_up()
+            test.environment.restore()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -224,16 +215,13 @@ def pytest_runtest_makereport(
     return report
 
 
-# -- fixtures
-
-
 @pytest.fixture
 def _ranks(request: pytest.FixtureRequest) -> int:
-    """The number of ranks of a test that is there for several."""
+    """The number of ranks of a test that is parametrized over several."""
     return int(request.param)
 
 
-def _outside(name: str) -> Any:
+def _fail_outside(name: str) -> Any:
     pytest.fail(
         f"fixture {name}: asked for outside a rank test. Mark the test with @pytest.mark.ranks(4).", pytrace=False
     )
@@ -242,19 +230,19 @@ def _outside(name: str) -> Any:
 @pytest.fixture
 def rank() -> int:
     """In a rank test: this rank, from 0 to world_size - 1."""
-    return int(_outside("rank"))
+    return int(_fail_outside("rank"))
 
 
 @pytest.fixture
 def world_size() -> int:
     """In a rank test: the number of ranks."""
-    return int(_outside("world_size"))
+    return int(_fail_outside("world_size"))
 
 
 @pytest.fixture
 def mesh() -> Any:
     """In a rank test: the DeviceMesh of @pytest.mark.mesh, or a mesh of one dim of all ranks."""
-    return _outside("mesh")
+    return _fail_outside("mesh")
 
 
 @pytest.fixture
@@ -266,9 +254,9 @@ def world(pytestconfig: pytest.Config) -> World:
 
 @pytest.fixture
 def comms(request: pytest.FixtureRequest) -> Comms:
-    """The event log.  In a rank test: what this rank called so far (`comms.of_all_ranks`: all).  Beside `world`: what
-    the ranks of the last `world.run` called."""
+    """The event log.  In a rank test: the calls of this rank so far (`comms.of_all_ranks`: of all).  Beside `world`: the
+    calls of the ranks of the last `world.run`."""
     if "world" not in request.fixturenames:
-        _outside("comms")
+        _fail_outside("comms")
     ran: World = request.getfixturevalue("world")
     return Comms(lambda: ran.calls, None)

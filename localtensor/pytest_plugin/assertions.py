@@ -1,7 +1,7 @@
-"""What an assertion compared on the ranks on which it went through, beside the one on which it failed.
+"""The compared values of assertions that passed on some ranks, and the one exception with which a rank test ends.
 
-pytest tells of assertions that pass where the ini setting `enable_assertion_pass_hook` is on, since it costs the text
-of each.  An assertion in a loop passes many times: the last one counts.
+pytest reports passed assertions where the ini setting `enable_assertion_pass_hook` is on, since it renders the text of
+each.  An assertion in a loop passes many times: the last one counts.
 """
 
 import copy
@@ -19,23 +19,23 @@ from localtensor.errors.base import LocalTensorError, rank_names
 from localtensor.errors.programs import RankRaised
 
 PASSED = pytest.StashKey[dict[tuple[int, str, int], str]]()
-_MESSENGERS = ("_pytest", "pluggy", "localtensor")
+_PASSED_BY = ("_pytest", "pluggy", "localtensor")
 
 
 def note(stash: pytest.Stash, line: int, text: str) -> None:
-    """The rank that runs has passed an assertion at this line; to be called from within."""
+    """Records that the calling rank has passed an assertion at this line."""
     simulation = of_rank()
     if simulation is not None:
         stash.setdefault(PASSED, {})[simulation.rank(), _file(sys._getframe(1)), line] = text
 
 
 def forget(stash: pytest.Stash) -> None:
-    """Another run begins."""
+    """Drops the records of the previous run."""
     stash.setdefault(PASSED, {}).clear()
 
 
 def compared(stash: pytest.Stash, fault: LocalTensorError) -> Mapping[int, str]:
-    """By rank, what it compared where the first cause of this fault is an assertion that failed.
+    """By rank, the compared values at the failed assertion that is the first cause of this fault.
 
     >>> compared(pytest.Stash(), LocalTensorError("another"))
     {}
@@ -48,13 +48,11 @@ def compared(stash: pytest.Stash, fault: LocalTensorError) -> Mapping[int, str]:
 
 
 def _file(frame: FrameType | None) -> str:
-    """The file of the innermost frame that does not belong to those who carry the news."""
-    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _MESSENGERS:
+    """The file of the innermost frame outside of pytest, pluggy and this project."""
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_BY:
         frame = frame.f_back
     return frame.f_code.co_filename if frame is not None else ""
 
-
-# Which one exception a test on ranks ends with, when each rank may have ended with its own.
 
 Caught = TypeVar("Caught", bound=BaseException)
 _ENDS_ALL = (pytest.exit.Exception, KeyboardInterrupt)
@@ -62,55 +60,55 @@ _SKIPS = (pytest.skip.Exception, SkipTest)
 
 
 def first_cause(fault: LocalTensorError, ranks: int) -> tuple[BaseException, LocalTensorError]:
-    """What the test raises, and the fault as it is to be told: the failure that the test shows comes first in it.
+    """The exception that the test raises, and the fault with that exception first.
 
-    What ends the session beats a failure, a failure beats an xfail, and an xfail beats a skip; of equals, the one
-    that came first.  The text of a skip says on which ranks.
+    An end of the session takes precedence over a failure, a failure over an xfail, an xfail over a skip; of equals, the
+    first.  The text of a skip names its ranks.
     """
     if not isinstance(fault, RankRaised) or not fault.errors:
         return trimmed(fault), fault
     order = sorted(
-        (one.rank for one in fault.raised if one.rank in fault.errors), key=lambda rank: _weight(fault.errors[rank])
+        (one.rank for one in fault.raised if one.rank in fault.errors), key=lambda rank: _priority(fault.errors[rank])
     )
     first = order[0]
     error = trimmed(fault.errors[first])
     if isinstance(error, _SKIPS):
-        _say_where(error, [rank for rank in order if isinstance(fault.errors[rank], _SKIPS)], ranks)
-    told = copy.copy(fault)
-    told.raised = tuple(sorted(fault.raised, key=lambda one: one.rank != first))
-    return error, told
+        _name_ranks_in(error, [rank for rank in order if isinstance(fault.errors[rank], _SKIPS)], ranks)
+    reordered = copy.copy(fault)
+    reordered.raised = tuple(sorted(fault.raised, key=lambda one: one.rank != first))
+    return error, reordered
 
 
-def _weight(error: BaseException) -> int:
-    """A lower one is heard first."""
+def _priority(error: BaseException) -> int:
+    """The lowest is raised by the test."""
     if isinstance(error, _ENDS_ALL):
         return 0
     if isinstance(error, _SKIPS):
         return 4
-    if _steers_hypothesis(error):
+    if _is_hypothesis_control(error):
         return 3
     return 2 if isinstance(error, pytest.xfail.Exception) else 1
 
 
-def _steers_hypothesis(error: BaseException) -> bool:
-    """`assume(False)` and its like, by which Hypothesis drops an example."""
+def _is_hypothesis_control(error: BaseException) -> bool:
+    """Whether Hypothesis drops an example by this exception, as by `assume(False)`."""
     errors = sys.modules.get("hypothesis.errors")
     return errors is not None and isinstance(error, (errors.UnsatisfiedAssumption, errors.StopTest))
 
 
-def _say_where(skip: BaseException, skipped: Sequence[int], ranks: int) -> None:
+def _name_ranks_in(skip: BaseException, skipped: Sequence[int], ranks: int) -> None:
     where = f"all {ranks} ranks" if len(skipped) == ranks > 1 else f"{rank_names(skipped)} of {ranks}"
-    words = f"{skip} (on {where})"
-    skip.args = (words,)
+    text = f"{skip} (on {where})"
+    skip.args = (text,)
     if isinstance(skip, pytest.skip.Exception):
-        skip.msg = words
+        skip.msg = text
 
 
 def trimmed(error: Caught) -> Caught:
-    """The same exception, without those frames of its traceback by which the engine came to the user's code.
+    """The same exception, without the frames of its traceback that led from the engine to the user's code.
 
-    A refusal or a verdict of ours speaks of the user's lines: no other frame stays.  Of what is no refusal, the frames
-    that it was made in may be the only trace.
+    An error of this project is about the user's lines: no other frame stays.  Any other exception that passed no user
+    code keeps all its frames.
     """
     frames = list(_frames(error.__traceback__))
     theirs = [is_user_file(one.tb_frame.f_code.co_filename) for one in frames]

@@ -1,6 +1,7 @@
-"""Fixtures in ranks: those that depend on the rank are put off while pytest sets a test up, and made in each rank.
+"""Fixtures in ranks: `rank`, `mesh` and the fixtures that use them are deferred at setup, and made in each rank.
 
-Ordinary fixtures are set up once, by pytest, and all ranks share their values, but for tensors and the like.
+Ordinary fixtures are set up once, by pytest, and all ranks share their values, except for tensors and the like.  `World`
+and `Comms` are the values of the fixtures `world` (rank programs from ordinary tests) and `comms` (the event log).
 
 pytest's private parts (for: tried on 9.0, 9.2):
     _fixtureinfo.name2fixturedefs    which fixtures a test asks for, through others: no public list has overrides
@@ -13,7 +14,7 @@ pytest's private parts (for: tried on 9.0, 9.2):
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pytest
 
@@ -22,38 +23,33 @@ from localtensor.pytest_plugin.marks import RANKS, Settings
 if TYPE_CHECKING:
     from localtensor._util.events import Call
     from localtensor.runner.api import Run
-from typing import TYPE_CHECKING, overload
 
-if TYPE_CHECKING:
-    from localtensor._util.events import Call
-
-
-OURS = "localtensor.pytest_plugin"  # where the fixtures of ranks are defined: one of a user's may have the same name
+OURS = "localtensor.pytest_plugin"  # defines these fixtures; one of a user's may have the same name
 PER_RANK = frozenset({"rank", "world_size", "mesh", "comms"})
 Await = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-def is_ours(definition: Any) -> bool:
+def is_ours(definition: pytest.FixtureDef[Any]) -> bool:
     return getattr(definition.func, "__module__", None) == OURS
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedFixtures:
-    """What a test asks for: names of our fixtures, and a fixture of wide scope that asks for one of each rank."""
+    """The requests of a test: names of our fixtures, and a fixture of wide scope that requests one of each rank."""
 
     ours: frozenset[str]
-    wide: tuple[str, str, str] | None  # fixture, scope, what it asks for
+    wide: tuple[str, str, str] | None  # fixture, scope, the requested fixture
 
 
-def asked_by(item: Any) -> RequestedFixtures:
-    """Through fixtures too, but for what they ask by request.getfixturevalue."""
-    definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
+def asked_by(item: pytest.Function) -> RequestedFixtures:
+    """The fixtures that a test requests, also through fixtures, except by request.getfixturevalue."""
+    definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
     ours: set[str] = set()
     wide: list[tuple[str, str, str]] = []
     known: dict[tuple[str, int], str | None] = {}
 
     def visit(name: str, depth: Mapping[str, int]) -> str | None:
-        """The fixture of each rank that this one needs, if any; a fixture that asks for its own name gets the next."""
+        """The per-rank fixture that this one needs, if any; a fixture that requests its own name gets the next."""
         level = depth.get(name, 1)
         if (name, level) in known or level > len(definitions.get(name, ())):
             return known.get((name, level))
@@ -75,9 +71,9 @@ def asked_by(item: Any) -> RequestedFixtures:
     return RequestedFixtures(frozenset(ours), wide[0] if wide else None)
 
 
-def shadowed(item: Any) -> list[str]:
-    """A line for each fixture that a test may take for one of each rank, and that is the user's own: it comes first."""
-    definitions: Mapping[str, Sequence[Any]] = item._fixtureinfo.name2fixturedefs
+def shadowed(item: pytest.Function) -> list[str]:
+    """A note for each fixture of the user that hides a per-rank fixture of the same name."""
+    definitions: Mapping[str, Sequence[pytest.FixtureDef[Any]]] = item._fixtureinfo.name2fixturedefs
     found = [definitions[name][-1] for name in sorted(PER_RANK) if definitions.get(name) and name in item.fixturenames]
     return [
         f"Note: the fixture {one.argname} is that of {one.func.__module__}, which comes before localtensor's."
@@ -87,28 +83,28 @@ def shadowed(item: Any) -> list[str]:
 
 
 class Deferred:
-    """Stands in for a fixture that each rank will have for itself; `needs` are the values of those that it asks for.
+    """Placeholder of a fixture that is made in each rank; `needs` are the values of the fixtures that it requests.
 
     No dataclass: Hypothesis would print its fields as an argument of the test.
     """
 
     __slots__ = ("definition", "needs")
 
-    def __init__(self, definition: Any, needs: Mapping[str, Any]) -> None:
+    def __init__(self, definition: pytest.FixtureDef[Any], needs: Mapping[str, Any]) -> None:
         self.definition, self.needs = definition, needs
 
     def __repr__(self) -> str:
         return f"<{self.definition.argname}: a value in each rank>"
 
 
-def deferred(definition: Any, request: Any, *, has_log: bool) -> Deferred | None:
-    """What stands in for the fixture in a rank test, if it depends on the rank; `has_log`: there are comms."""
+def deferred(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> Deferred | None:
+    """The placeholder of a fixture that depends on the rank, else None; `has_log`: whether there is an event log."""
     needs = {name: request.getfixturevalue(name) for name in definition.argnames}
     per_rank = is_ours(definition) and definition.argname in PER_RANK
     if not per_rank and not any(isinstance(value, Deferred) for value in needs.values()):
         return None
     stand_in = Deferred(definition, needs)
-    problem = _problem(definition, request, has_log=has_log)
+    problem = _refusal_of(definition, request, has_log=has_log)
     if problem is None:
         definition.cached_result = (stand_in, definition.cache_key(request), None)
         return stand_in
@@ -117,7 +113,7 @@ def deferred(definition: Any, request: Any, *, has_log: bool) -> Deferred | None
     raise refusal
 
 
-def _problem(definition: Any, request: Any, *, has_log: bool) -> str | None:
+def _refusal_of(definition: pytest.FixtureDef[Any], request: Any, *, has_log: bool) -> str | None:
     name = definition.argname
     if name == "comms" and not has_log:
         return "comms: real processes keep no event log. Run this test with --ranks-on threads."
@@ -136,19 +132,19 @@ class RankFixtures:
     def __init__(
         self, base: Mapping[str, Callable[[], Any]], instance: Any, run: Await, copied: Callable[[Any], Any]
     ) -> None:
-        """`copied`: a rank's own of a value that pytest set up once."""
+        """`base` makes the per-rank fixtures by name; `copied` copies a value that pytest set up once for this rank."""
         self.instance = instance
         self._base, self._run, self._copied = base, run, copied
-        self._made: dict[Deferred, Any] = {}
-        self._later: list[Callable[[], Any]] = []
+        self._values: dict[Deferred, Any] = {}
+        self._finalizers: list[Callable[[], Any]] = []
 
     def of(self, value: Any) -> Any:
-        """What this rank has where pytest has `value`."""
+        """The value of this rank where pytest has `value`."""
         __tracebackhide__ = True
         if isinstance(value, Deferred):
-            if value not in self._made:
-                self._made[value] = self._make(value)
-            return self._made[value]
+            if value not in self._values:
+                self._values[value] = self._make(value)
+            return self._values[value]
         return RankRequest(value, self) if isinstance(value, pytest.FixtureRequest) else self._copied(value)
 
     def _make(self, fixture: Deferred) -> Any:
@@ -160,44 +156,44 @@ class RankFixtures:
         function = self._bound(definition.func)
         made = function(**needs)
         if inspect.isgenerator(made):
-            value = _first(made, definition.argname)
-            self.later(lambda: _rest(made, definition.argname))
+            value = _first_value(made, definition.argname)
+            self.add_finalizer(lambda: _finish_generator(made, definition.argname))
             return value
         if inspect.isasyncgen(made):
-            value = self._run(_anext(made))
-            self.later(lambda: self._run(_arest(made)))
+            value = self._run(_first_async_value(made))
+            self.add_finalizer(lambda: self._run(_finish_async_generator(made)))
             return value
         return self._run(made) if inspect.iscoroutine(made) else made
 
     def _bound(self, function: Any) -> Any:
-        """A fixture that is a method gets this rank's own instance."""
+        """The function of a fixture; a method is bound to this rank's own instance."""
         owner = getattr(function, "__self__", None)
         if self.instance is None or owner is None or not isinstance(self.instance, type(owner)):
             return function
         return function.__func__.__get__(self.instance)
 
-    def later(self, finalizer: Callable[[], Any]) -> None:
-        self._later.append(finalizer)
+    def add_finalizer(self, finalizer: Callable[[], Any]) -> None:
+        self._finalizers.append(finalizer)
 
     @property
     def unfinished(self) -> bool:
-        return bool(self._later)
+        return bool(self._finalizers)
 
     def finish(self) -> list[BaseException]:
-        """All finalizers have run, the last first; what they raised."""
+        """Runs all finalizers, the last first; returns what they raised."""
         errors: list[BaseException] = []
-        while self._later:
+        while self._finalizers:
             try:
-                self._later.pop()()
+                self._finalizers.pop()()
             except BaseException as error:  # why: each finalizer runs, whatever the others raise
                 errors.append(error)
         return errors
 
 
 class RankRequest:
-    """pytest's request, as a rank sees it: what depends on the rank is this rank's."""
+    """pytest's request in a rank: values that depend on the rank are those of this rank."""
 
-    def __init__(self, request: Any, fixtures: RankFixtures) -> None:
+    def __init__(self, request: pytest.FixtureRequest, fixtures: RankFixtures) -> None:
         self._request, self._fixtures = request, fixtures
 
     def __getattr__(self, name: str) -> Any:
@@ -211,34 +207,32 @@ class RankRequest:
         return self._fixtures.of(self._request.getfixturevalue(argname))
 
     def addfinalizer(self, finalizer: Callable[[], Any]) -> None:
-        self._fixtures.later(finalizer)
+        self._fixtures.add_finalizer(finalizer)
 
     def __repr__(self) -> str:
         return f"<in a rank: {self._request!r}>"
 
 
-def _first(made: Any, name: str) -> Any:
+def _first_value(made: Any, name: str) -> Any:
     try:
         return next(made)
     except StopIteration:
         raise ValueError(f"{name} did not yield a value") from None
 
 
-def _rest(made: Any, name: str) -> None:
+def _finish_generator(made: Any, name: str) -> None:
     for _ in made:
         pytest.fail(f"fixture {name} has more than one 'yield'", pytrace=False)
 
 
-async def _anext(made: Any) -> Any:
+async def _first_async_value(made: Any) -> Any:
     return await made.__anext__()
 
 
-async def _arest(made: Any) -> None:
+async def _finish_async_generator(made: Any) -> None:
     async for _ in made:
         pytest.fail("an async fixture has more than one 'yield'", pytrace=False)
 
-
-# Rank programs from ordinary tests: the fixture `world`.
 
 __tracebackhide__ = True  # a failure is shown at the line that called `world.run`
 
@@ -251,24 +245,24 @@ class World:
         self._log: Sequence[Call] | str = "world.run was not called yet"
 
     def run(self, fn: Callable[..., Any], *args: Any, ranks: int | None = None, **overrides: Any) -> "Run":
-        """Every rank has run `fn(*args)`: `localtensor.run` on `ranks` ranks, else on those of `--ranks`, else on 2.
+        """Runs `fn(*args)` on each rank, as `localtensor.run`: on `ranks` ranks, else on those of `--ranks`, else on 2.
 
         `overrides` are keywords of `localtensor.run`: on, schedule, seed, timeout, device, leftovers, share.  Raises
-        what that raises.
+        the errors of `localtensor.run`.
         """
         from localtensor.errors.base import LocalTensorError
         from localtensor.pytest_plugin.assertions import trimmed
         from localtensor.runner import api as _run
 
-        said = self._settings
-        options: dict[str, Any] = {"on": said.on, "schedule": said.schedule, "seed": said.seed or 0}
-        options["leftovers"] = said.leftovers or "ignore"
-        if said.timeout is not None:
-            options["timeout"] = said.timeout or None
+        settings = self._settings
+        options: dict[str, Any] = {"on": settings.on, "schedule": settings.schedule, "seed": settings.seed or 0}
+        options["leftovers"] = settings.leftovers or "ignore"
+        if settings.timeout is not None:
+            options["timeout"] = settings.timeout or None
         options.update(overrides)
         self._log = "the run has not ended"
         try:
-            run = _run.run(fn, *args, ranks=said.ranks or RANKS if ranks is None else ranks, **options)
+            run = _run.run(fn, *args, ranks=settings.ranks or RANKS if ranks is None else ranks, **options)
         except LocalTensorError as fault:
             self._log = getattr(fault, "log", ())
             if fault.__cause__ is not None:
@@ -279,21 +273,19 @@ class World:
 
     @property
     def calls(self) -> "Sequence[Call]":
-        """What the ranks of the last run called."""
+        """The calls of the ranks of the last run."""
         if isinstance(self._log, str):
             pytest.fail(f"comms: {self._log}. Read it after a world.run on rank threads.", pytrace=False)
         return self._log
 
 
-# What was communicated, to assert on: the fixture `comms`.
-
-SHOWN = 12  # calls in a repr
+MOST_SHOWN = 12  # calls in a repr
 
 
 class Comms(Sequence["Call"]):
-    """The parts that a rank took in collectives and messages so far, in order; each is a `localtensor._util.events.Call`.
+    """The collectives and messages of a rank so far, in order; each is a `localtensor._util.events.Call`.
 
-    Live: what is called later is in it later.  `rank` None is all ranks, in the order in which it happened.
+    Live: later calls appear in it.  `rank` None is all ranks, in the order of their calls.
 
     >>> from localtensor._util.events import Call
     >>> log = [Call(0, "all_reduce", "0", (0, 1), 0, ("f32[4]",), 16), Call(1, "all_reduce", "0", (0, 1), 0, ("f32[4]",), 16)]
@@ -309,7 +301,7 @@ class Comms(Sequence["Call"]):
 
     @property
     def calls(self) -> "list[Call]":
-        """As they are now."""
+        """The calls until now."""
         wanted = [call for call in self._log() if self.rank is None or call.rank == self.rank]
         return [call for call in wanted if self._kind is None or call.kind == self._kind]
 
@@ -329,11 +321,11 @@ class Comms(Sequence["Call"]):
 
     @property
     def bytes(self) -> int:
-        """Of what the rank brought to all its calls."""
+        """The bytes of all tensors that the rank passed to its calls."""
         return sum(call.bytes for call in self.calls)
 
     def count(self, value: Any) -> int:
-        """How many calls there are of a kind; or how often a Call is in here."""
+        """The number of calls of a kind, or of occurrences of a Call."""
         return self.kinds.count(value) if isinstance(value, str) else self.calls.count(value)
 
     @overload
@@ -348,11 +340,13 @@ class Comms(Sequence["Call"]):
 
     def __repr__(self) -> str:
         calls = self.calls
-        told = [_told(call, with_rank=self.rank is None) for call in calls[:SHOWN]]
-        told += [f"and {len(calls) - SHOWN} more"] if len(calls) > SHOWN else []
-        return f"Comms({'all ranks' if self.rank is None else f'rank {self.rank}'}: {', '.join(told) or 'nothing yet'})"
+        texts = [_call_text(call, with_rank=self.rank is None) for call in calls[:MOST_SHOWN]]
+        texts += [f"and {len(calls) - MOST_SHOWN} more"] if len(calls) > MOST_SHOWN else []
+        return (
+            f"Comms({'all ranks' if self.rank is None else f'rank {self.rank}'}: {', '.join(texts) or 'nothing yet'})"
+        )
 
 
-def _told(call: "Call", *, with_rank: bool) -> str:
+def _call_text(call: "Call", *, with_rank: bool) -> str:
     who = f"rank {call.rank} " if with_rank else ""
     return f"{who}{call.kind} #{call.number}" + (f" of {', '.join(call.tensors)}" if call.tensors else "")

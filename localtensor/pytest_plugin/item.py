@@ -1,4 +1,8 @@
-"""A test body as a rank program: each rank runs it with fixtures of its own, and the test ends with one exception."""
+"""A test body as a rank program: each rank runs it with fixtures of its own, and the test ends with one exception.
+
+Each rank has torchrun's variables (RANK and the like) for itself, but monkeypatch is one for all ranks: at the end of the
+test it writes the values of one rank into pytest's own environment, which `Environment` undoes.
+"""
 
 import functools
 import os
@@ -24,26 +28,21 @@ from localtensor.threads.run import run_in_threads
 from localtensor.threads.state.special_slots import torchrun_environment
 from localtensor.threads.state.swap import RankState
 
-# Torchrun's variables around a rank test.
-#
-# Each rank has RANK and its like for itself, and monkeypatch is one for all: at the end of the test it puts back, in
-# pytest's own environment, what one of the ranks had.
-
 
 class Environment:
-    """Remembers the variables when it is made, before a test is set up, and at each look."""
+    """Snapshots of torchrun's variables: one when it is made, before a test is set up, and more on request."""
 
     def __init__(self) -> None:
-        self._seen = [_now()]
+        self._snapshots = [_current_variables()]
 
-    def look(self) -> None:
-        self._seen.append(_now())
+    def take_snapshot(self) -> None:
+        self._snapshots.append(_current_variables())
 
-    def tidy_up(self) -> None:
-        """A variable that is as it never was before is as it was at first; what fixtures set or put back stays."""
-        for name, value in _now().items():
-            first = self._seen[0][name]
-            if value in [before[name] for before in self._seen]:
+    def restore(self) -> None:
+        """Resets each variable whose value is in no snapshot to the first; what fixtures set or restored stays."""
+        for name, value in _current_variables().items():
+            first = self._snapshots[0][name]
+            if value in [before[name] for before in self._snapshots]:
                 continue
             if first is None:
                 del os.environ[name]
@@ -51,18 +50,18 @@ class Environment:
                 os.environ[name] = first
 
 
-def _now() -> dict[str, str | None]:
+def _current_variables() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in torchrun_environment(RankState(0, 1, 0))}
 
 
 __tracebackhide__ = True
 
-_SPECIAL = frozenset('"$`!\\')  # what a shell would read between double quotes
+_SHELL_SPECIAL = frozenset('"$`!\\')  # characters that a shell interprets within double quotes
 
 
 @dataclass(slots=True)
 class Failure:
-    """What a report has to add to the exception: the fault, the command that repeats it, how many schedules passed."""
+    """The additions of a report to the exception: the fault, the command that repeats it, the schedules that passed."""
 
     error: BaseException
     fault: LocalTensorError
@@ -72,7 +71,7 @@ class Failure:
 
 @dataclass(slots=True)
 class RankTest:
-    """One test on its ranks; `failure` is how it ended, if it ended badly."""
+    """One test on its ranks; `failure` is None unless it failed."""
 
     item: Any
     plan: RankPlan
@@ -81,16 +80,16 @@ class RankTest:
     environment: Environment = field(default_factory=Environment, init=False)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The test's function is one that runs it on the ranks; that of a `@given` does so for each example."""
+    def running_on_ranks(self) -> Iterator[None]:
+        """While inside, the test's function runs it on the ranks; that of a `@given` does so for each example."""
         item = self.item
-        self.environment.look()
+        self.environment.take_snapshot()
         function = item.obj
         handle: Any = getattr(function, "hypothesis", None)
         inner = getattr(handle, "inner_test", None)
         if inner is None:
             item.obj = self._on_ranks(function)
-            if not hasattr(item.parent, "nofuncargs"):  # else unittest runs it, which takes what it is given
+            if not hasattr(item.parent, "nofuncargs"):  # else unittest runs it, and passes no arguments
                 item.runtest = MethodType(pytest.Function.runtest, item)  # past plugins that would await it
             try:
                 yield
@@ -114,23 +113,22 @@ class RankTest:
         return on_ranks
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Raises what the test ends with, under the first schedule that it fails under."""
+        """Runs the test under each schedule.  Raises the test's exception under the first that it fails under."""
         texts = schedules(self.plan)
         drawn: dict[int, list[tuple[str, Any]]] = {}
         for tried, text in enumerate(texts):
             program = Program(self.item, self.plan, function, args, kwargs, drawn)
-            failure, value = self._once(program, text)
+            failure, value = self._run_under(program, text)
             if failure is not None:
                 if tried:
-                    failure.tried = (
-                        f"Flaky: under {tried} of {len(texts)} schedules it passed, then it failed under {text}."
-                    )
+                    passed = f"under {tried} of {len(texts)} schedules it passed"
+                    failure.tried = f"Flaky: {passed}, then it failed under {text}."
                 self.failure = failure
                 raise failure.error
         return value
 
-    def _once(self, program: Program, text: str) -> tuple[Failure | None, Any]:
-        """Under one schedule.  Returns what to raise: an exception raised here would bear that which is handled."""
+    def _run_under(self, program: Program, text: str) -> tuple[Failure | None, Any]:
+        """Runs under one schedule.  Returns the failure: raised here, it would have the handled error as its context."""
         plan = self.plan
         seconds = limit(TIMEOUT) if plan.timeout is None else plan.timeout or None
         schedule = replay(text)
@@ -141,46 +139,46 @@ class RankTest:
             else:
                 from localtensor.processes.forked import run_forked
 
-                run_forked(program.live, plan.ranks, plan.on, plan.seed, seconds, self._told)
+                run_forked(program.live, plan.ranks, plan.on, plan.seed, seconds, self._failure_text)
                 return None, None
         except LocalTensorError as fault:
-            error, told = first_cause(program.cause_of(fault), plan.ranks)
-            if isinstance(told, ProgramFault):
-                told.replay = None  # said in pytest's words
-            return Failure(error, told, self._command(schedule.text)), None
-        failure = None if ran.groups_left is None else self._left(ran.groups_left, schedule.text)
+            error, fault_first = first_cause(program.cause_of(fault), plan.ranks)
+            if isinstance(fault_first, ProgramFault):
+                fault_first.replay = None  # the report prints a pytest command instead
+            return Failure(error, fault_first, self._replay_command(schedule.text)), None
+        failure = None if ran.groups_left is None else self._leftover_failure(ran.groups_left, schedule.text)
         return failure, next((value for value in ran.values if value is not None), None)
 
-    def _left(self, groups: GroupsLeftOver, ran: str) -> Failure | None:
-        """Nothing, a failure, or a warning at the test: which is a failure too where warnings are errors."""
+    def _leftover_failure(self, groups: GroupsLeftOver, ran: str) -> Failure | None:
+        """A failure or nothing, by the setting; a warning at the test is a failure where warnings are errors."""
         if self.plan.leftovers == "ignore":
             return None
         if self.plan.leftovers == "raise":
-            return Failure(groups, groups, self._command(ran))
+            return Failure(groups, groups, self._replay_command(ran))
         path, line, _ = self.item.reportinfo()
         try:
             warnings.warn_explicit(str(groups), LeftoverWarning, str(path), (line or 0) + 1)
         except LeftoverWarning as error:
-            return Failure(error, groups, self._command(ran))
+            return Failure(error, groups, self._replay_command(ran))
         return None
 
-    def _told(self, error: BaseException) -> str:
+    def _failure_text(self, error: BaseException) -> str:
         """pytest's own text of an exception, in the process where it was raised."""
         return str(self.item.repr_failure(pytest.ExceptionInfo.from_exception(trimmed(error))))
 
-    def _command(self, ran: str) -> str:
-        """What brings this run about again.  Of many examples each has its own run, under one policy."""
+    def _replay_command(self, ran: str) -> str:
+        """The command that repeats this run; of drawn examples, whose runs differ, with the policy alone."""
         words = list(self.plan.words)
         if self.plan.on == "threads":
             words += ["--rank-schedule", shlex.quote(re.split("[=@]", ran)[0] if self.draws else ran)]
         here, file = self.item.config.invocation_params.dir, self.item.path
         name = "".join([os.path.relpath(file, here), *self.item.nodeid.partition("::")[1:]])
-        name = shlex.quote(name) if set(name) & _SPECIAL else f'"{name}"'
+        name = shlex.quote(name) if set(name) & _SHELL_SPECIAL else f'"{name}"'
         return " ".join(["pytest", name, *words, "--rank-seed", str(self.plan.seed)])
 
 
 def schedules(plan: RankPlan) -> list[str]:
-    """The plan's own, then as many others as `--rank-flaky` wants, the same in every run: two shuffled, one pct."""
+    """The plan's schedule, then the others of `--rank-flaky`, the same in every session: two shuffled, one pct, and so on."""
     if plan.on != "threads":
         return [plan.schedule] * plan.flaky
     more = [f"pct:{number}" if number % 3 == 2 else f"shuffled:{number}" for number in range(plan.flaky - 1)]

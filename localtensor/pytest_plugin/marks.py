@@ -1,11 +1,12 @@
-"""What the marks, the command line and the ini file say about a test: on how many ranks it runs, and how.
+"""The settings of a rank test from its marks, the command line and the ini file: the number of ranks, and how they run.
 
-Nothing here needs torch, so that a session without rank tests never pays for it.
+This module does not import torch, so that a session without rank tests never loads it.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,14 +16,14 @@ from localtensor.errors.base import LocalTensorError, refusal
 Check = Callable[[str, str, Any], Any]
 WAYS = ("threads", "gloo", "nccl")
 LEFTOVERS = ("ignore", "warn", "raise")
-RANKS = 2  # of a test whose mark says no number, where the command line says none either
+RANKS = 2  # the number of ranks where neither the mark nor the command line gives one
 _DAY = 24 * 3600.0
 _NUMBER = "a number of ranks is a whole number from 1 up"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a session says for all its rank tests; None is not said.  `typed` are the names said on the command line."""
+    """A session's settings for its rank tests; None is not set.  `typed` are the names set on the command line."""
 
     ranks: int | None = None
     on: str = "threads"
@@ -36,7 +37,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """How one test runs.  `words` are the options, beside schedule and seed, that whoever repeats it must give."""
+    """How one test runs.  `words` are the options, beside schedule and seed, of the command that repeats it."""
 
     ranks: int
     shape: tuple[int, ...]
@@ -52,7 +53,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the marks of a test say, the closest first: its numbers of ranks, its mesh, and keywords."""
+    """The marks of a test, the closest first: its numbers of ranks, its mesh, and keywords."""
 
     there: bool = False
     numbers: tuple[Any, ...] = ()
@@ -65,10 +66,10 @@ SETTINGS = pytest.StashKey[Settings]()
 
 
 def marks_of(pairs: Iterable[tuple[Any, pytest.Mark]]) -> Marks:
-    """Those of `ranks` and `mesh` among the pairs of node and mark, the closest node first.
+    """The marks `ranks` and `mesh` among the pairs of node and mark, the closest node first.
 
-    The closest node that says how many ranks there are decides: by `ranks` with numbers, by `mesh`, or by both.  A
-    mesh of a node farther out stays if it has as many ranks.  Of each keyword the closest is heard.
+    The closest node that sets the number of ranks decides: by `ranks` with numbers, by `mesh`, or by both.  A mesh of a
+    node farther out applies if it has as many ranks.  Of each keyword the closest applies.
     """
     found = [(node, mark) for node, mark in pairs if mark.name in ("ranks", "mesh")]
     numbers: tuple[Any, ...] = ()
@@ -86,7 +87,7 @@ def marks_of(pairs: Iterable[tuple[Any, pytest.Mark]]) -> Marks:
 
 
 def product(mesh: pytest.Mark) -> int | None:
-    """The ranks of a mesh mark, or None if it has no proper shape."""
+    """The number of ranks of a mesh mark, or None if its shape is invalid."""
     shape = _shape(mesh)
     return math.prod(shape) if shape and all(map(is_number, shape)) else None
 
@@ -98,7 +99,7 @@ def is_number(value: object) -> bool:
 def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -> RankPlan:
     """The plan of a test; `chosen` is its number, where the mark has several.
 
-    Raises `pytest.UsageError`, in a sentence, for marks that cannot be followed.
+    Raises `pytest.UsageError`, in a sentence, for invalid marks.
     """
     for number in marks.numbers:
         if not is_number(number):
@@ -123,31 +124,31 @@ def planned(nodeid: str, marks: Marks, settings: Settings, chosen: int | None) -
         )
     by_option = shape is None and number is None
     ranks = math.prod(shape) if shape is not None else number or settings.ranks or RANKS
-    said = _keywords(nodeid, marks.keywords)
+    keywords = _keywords(nodeid, marks.keywords)
     words = ["--ranks", str(ranks)] if by_option and "ranks" in settings.typed else []
     words += ["--ranks-on", settings.on] if settings.on != "threads" else []
-    leftovers = _heard("leftovers", said, settings) or "ignore"
+    leftovers = _setting("leftovers", keywords, settings) or "ignore"
     words += ["--rank-leftovers", leftovers] if "leftovers" in settings.typed else []
-    schedule = _heard("schedule", said, settings) or "round_robin"
+    schedule = _setting("schedule", keywords, settings) or "round_robin"
     return RankPlan(
-        ranks, shape or (ranks,), names, settings.on, schedule, _heard("seed", said, settings) or 0,
-        _flaky(said, settings), _heard("timeout", said, settings), leftovers, tuple(words),
+        ranks, shape or (ranks,), names, settings.on, schedule, _setting("seed", keywords, settings) or 0,
+        _schedule_count(keywords, settings), _setting("timeout", keywords, settings), leftovers, tuple(words),
     )  # fmt: skip
 
 
-def _heard(name: str, said: Mapping[str, Any], settings: Settings) -> Any:
-    """The command line before the mark, for a replay is typed there; the mark before the ini file."""
+def _setting(name: str, keywords: Mapping[str, Any], settings: Settings) -> Any:
+    """The value from the command line, where a replay is typed; else from the mark; else from the ini file."""
     general = getattr(settings, name)
-    return general if name in settings.typed else said.get(name, general)
+    return general if name in settings.typed else keywords.get(name, general)
 
 
-def _flaky(said: Mapping[str, Any], settings: Settings) -> int:
-    """Whoever types a schedule wants that one, whatever the mark or the ini file says.  Processes have no schedules."""
+def _schedule_count(keywords: Mapping[str, Any], settings: Settings) -> int:
+    """The number of schedules: 1 if a schedule is typed, whatever the mark or the ini file says, and for processes."""
     if "flaky" in settings.typed:
         return settings.flaky or 1
     if "schedule" in settings.typed:
         return 1
-    return (said.get("schedules") if settings.on == "threads" else None) or settings.flaky or 1
+    return (keywords.get("schedules") if settings.on == "threads" else None) or settings.flaky or 1
 
 
 def _shape(mesh: pytest.Mark) -> tuple[Any, ...]:
@@ -192,30 +193,23 @@ def _keywords(nodeid: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
     return {name: checks[name](nodeid, f"@pytest.mark.ranks: {name}", value) for name, value in keywords.items()}
 
 
-# -- values, wherever they were said: in which call, as which argument
-
-
 def refused(call: str, argument: str, value: str, problem: str, remedy: str) -> pytest.UsageError:
     return pytest.UsageError(refusal(call, argument, value, problem, remedy))
 
 
-def check_ranks(call: str, argument: str, value: object) -> int:
-    return _count(call, argument, value, _NUMBER)
-
-
-def check_flaky(call: str, argument: str, value: object) -> int:
-    return _count(call, argument, value, "a number of schedules is a whole number from 1 up")
-
-
-def _count(call: str, argument: str, value: object, problem: str) -> int:
-    number = _whole(value)
+def _count(problem: str, call: str, argument: str, value: object) -> int:
+    number = _whole_number(value)
     if number is None or number < 1:
         raise refused(call, argument, str(value), problem, "Write for instance 4.")
     return number
 
 
+check_ranks = partial(_count, _NUMBER)
+check_flaky = partial(_count, "a number of schedules is a whole number from 1 up")
+
+
 def check_seed(call: str, argument: str, value: object) -> int:
-    number = _whole(value)
+    number = _whole_number(value)
     if number is None or not 0 <= number < 2**63:
         problem = "a seed is a whole number from 0 to 2**63 - 1"
         raise refused(call, argument, str(value), problem, "Write for instance 7.")
@@ -234,23 +228,19 @@ def check_timeout(call: str, argument: str, value: object) -> float:
     return seconds
 
 
-def check_way(call: str, argument: str, value: object) -> str:
-    return _one_of(WAYS, call, argument, value, "there is no such way to run")
-
-
-def check_leftovers(call: str, argument: str, value: object) -> str:
-    return _one_of(LEFTOVERS, call, argument, value, "that is nothing to do about groups that a test leaves")
-
-
-def _one_of(words: Sequence[str], call: str, argument: str, value: object, problem: str) -> str:
+def _one_of(words: Sequence[str], problem: str, call: str, argument: str, value: object) -> str:
     if value not in words:
         raise refused(call, argument, str(value), problem, f"Choose one of {', '.join(words)}.")
     return str(value)
 
 
-def check_schedule(call: str, argument: str, value: Any) -> str:
+check_way = partial(_one_of, WAYS, "there is no such way to run")
+check_leftovers = partial(_one_of, LEFTOVERS, "that is nothing to do about groups that a test leaves")
+
+
+def check_schedule(call: str, argument: str, value: str) -> str:
     """A text that `localtensor.replay` reads; the policy `shuffled` without a seed gets one here, once for all."""
-    from localtensor.concurrency.schedule import replay  # not at the top: it is quick, but few sessions say a schedule
+    from localtensor.concurrency.schedule import replay  # lazy: few sessions set a schedule
 
     try:
         read = replay(value)
@@ -259,7 +249,7 @@ def check_schedule(call: str, argument: str, value: Any) -> str:
     return str(value) if "=" in value or "@" in value else read.text
 
 
-def _whole(value: object) -> int | None:
+def _whole_number(value: object) -> int | None:
     if isinstance(value, str):
         return int(value) if value.strip().isdecimal() else None
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,7 +1,15 @@
-"""What each rank of a test does: its own fixtures, the test's body, and the fixtures' other halves.
+"""The program of each rank of a test: its own fixtures, the test's body, and the teardown of the fixtures.
 
-Tensors, modules and optimizers that pytest set up once are copied for each rank, as a process would have its own: else
-ranks would add up their gradients in one `.grad`.  Other objects are one for all ranks.
+Tensors, modules and optimizers that pytest set up once are copied for each rank, as processes would have their own: else
+ranks would add up their gradients in one `.grad`.  All ranks share other objects.  A rank that awaits has an event loop.
+
+Hypothesis: `@given` draws an example in pytest's thread, and the test runs it on the ranks.  Private parts of Hypothesis
+(for: tried on 6.170), each of which is optional:
+    control._current_build_context       the target of note(), assume() and event(); Hypothesis keeps it by thread
+    reporting.reporter                   the output of note(); kept by thread, too
+    strategies.DataObject                the argument that data() passes to a test: exported, and called semi-stable
+    _hypothesis_internal_use_settings    the settings of a test: Hypothesis need not refuse a fixture for its scope that
+                                         each rank makes anew for each example
 """
 
 import asyncio
@@ -27,21 +35,12 @@ from localtensor.pytest_plugin.fixtures import Comms, RankFixtures
 from localtensor.pytest_plugin.marks import RankPlan
 from localtensor.threads.run_token import Abort
 
-# Hypothesis within rank threads: `@given` draws an example in pytest's thread, and the test runs it on the ranks.
-#
-# Private parts of Hypothesis (for: tried on 6.170), each of which may be missing, and then is done without:
-#     control._current_build_context       what note(), assume() and event() speak to; Hypothesis keeps it by thread
-#     reporting.reporter                   where note() writes; kept by thread, too
-#     strategies.DataObject                what data() gives a test: exported, and called semi-stable
-#     _hypothesis_internal_use_settings    where a test keeps its settings: a fixture that each rank makes anew for each
-#                                          example need not be refused for its scope, as Hypothesis would
-
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _SETTINGS = "_hypothesis_internal_use_settings"
 
 
 def kept_by_thread() -> list[tuple[Any, Any]]:
-    """Hypothesis' variables of this thread, with their values: none if it is not at work."""
+    """Hypothesis' variables of this thread, with their values; empty if it does not run."""
     control, reporting = sys.modules.get("hypothesis.control"), sys.modules.get("hypothesis.reporting")
     variables: list[Any] = [getattr(control, "_current_build_context", None), getattr(reporting, "reporter", None)]
     return [(one, one.value) for one in variables if hasattr(one, "with_value")]
@@ -49,7 +48,7 @@ def kept_by_thread() -> list[tuple[Any, Any]]:
 
 @contextmanager
 def passed_on(values: list[tuple[Any, Any]]) -> Iterator[None]:
-    """In this thread the variables have the values that they had in the other."""
+    """While inside, this thread's variables have the values of the other thread."""
     with ExitStack() as stack:
         for variable, value in values:
             stack.enter_context(variable.with_value(value))
@@ -57,9 +56,9 @@ def passed_on(values: list[tuple[Any, Any]]) -> Iterator[None]:
 
 
 class RankData:
-    """What a rank has where the test has Hypothesis' `data()`: the nth value that it draws is the nth of every rank.
+    """A rank's `data()` of Hypothesis: the nth value that a rank draws is the same on every rank.
 
-    The rank that comes first draws it; `drawn` is what was drawn so far in this example, for all ranks.
+    The first rank to request it draws it; `drawn` holds the values of this example so far, for all ranks.
     """
 
     __slots__ = ("_count", "_data", "_drawn")
@@ -68,17 +67,17 @@ class RankData:
         self._data, self._drawn, self._count = data, drawn, 0
 
     def draw(self, strategy: Any, label: Any = None) -> Any:
-        """As Hypothesis' own.  Ranks that draw from different strategies fail."""
+        """As Hypothesis' own `draw`.  Fails if ranks draw from different strategies."""
         if self._count == len(self._drawn):
-            self._drawn.append((_told(strategy), self._data.draw(strategy, label)))
+            self._drawn.append((_strategy_text(strategy), self._data.draw(strategy, label)))
         first, value = self._drawn[self._count]
         self._count += 1
-        if first != _told(strategy):
+        if first != _strategy_text(strategy):
             problem = (
                 f"another rank drew {first} as its value {self._count}, and all ranks draw the same values in one order"
             )
             remedy = "Draw on every rank, before the ranks part."
-            pytest.fail(f"data.draw: strategy: {_told(strategy)}: {problem}. {remedy}", pytrace=False)
+            pytest.fail(f"data.draw: strategy: {_strategy_text(strategy)}: {problem}. {remedy}", pytrace=False)
         return value
 
     def __repr__(self) -> str:
@@ -86,20 +85,20 @@ class RankData:
 
 
 def of_ranks(value: Any, drawn: dict[int, list[tuple[str, Any]]]) -> Any:
-    """A `RankData` for Hypothesis' `data()`, anything else as it is; `drawn`: what was drawn from each in this example."""
+    """A `RankData` for Hypothesis' `data()`, any other value itself; `drawn`: the values of this example, by data object."""
     kind = getattr(sys.modules.get("hypothesis.strategies"), "DataObject", None)
     return RankData(value, drawn.setdefault(id(value), [])) if kind is not None and isinstance(value, kind) else value
 
 
-def _told(strategy: Any) -> str:
-    """Two strategies that were made alike have one text."""
+def _strategy_text(strategy: object) -> str:
+    """The text of a strategy; equal for two that were made in the same way."""
     return _ADDRESS.sub("...", repr(strategy))
 
 
 @contextmanager
-def at_ease(test: Any) -> Iterator[None]:
-    """Hypothesis does not mind fixtures of function scope, for those of a rank are made for each example; and its
-    default deadline, which is for one function and not for all ranks, does not count.
+def at_ease(test: Callable[..., Any]) -> Iterator[None]:
+    """Allows fixtures of function scope, since those of a rank are made for each example; and drops the default deadline
+    of Hypothesis, which is meant for one function and not for all ranks.
     """
     function = getattr(test, "__func__", test)
     before = getattr(function, _SETTINGS, None)
@@ -117,11 +116,8 @@ def at_ease(test: Any) -> Iterator[None]:
         setattr(function, _SETTINGS, before)
 
 
-# One event loop for each rank, for tests and fixtures that are async.
-
-
 class Loop:
-    """Begins with the first coroutine; all that a rank awaits runs on it, so a fixture and its test share it."""
+    """A rank's event loop, made for its first coroutine and shared by its fixtures and the test."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,7 +128,7 @@ class Loop:
         return self._loop.run_until_complete(coroutine)
 
     def close(self) -> None:
-        """Tasks that are left are cancelled, as asyncio.run does."""
+        """Cancels the remaining tasks, as asyncio.run does, and closes the loop."""
         if self._loop is None:
             return
         try:
@@ -160,35 +156,35 @@ class Program:
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    drawn: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)  # of Hypothesis' data, in this example
-    spoke: list[tuple[Any, Any]] = field(default_factory=kept_by_thread)
-    failed: dict[int, BaseException] = field(default_factory=dict)  # and had something to tear down then
+    drawn: dict[int, list[tuple[str, Any]]] = field(
+        default_factory=dict
+    )  # by data object of Hypothesis, in this example
+    hypothesis_values: list[tuple[Any, Any]] = field(default_factory=kept_by_thread)
+    failed: dict[int, BaseException] = field(default_factory=dict)  # failed with fixtures left to tear down
     done: set[int] = field(default_factory=set)
 
     def live(self, rank: int) -> Any:
-        """One rank: its fixtures, the body, and the fixtures' other halves."""
-        copies: dict[int, Any] = {}  # one for all, so that an optimizer still has the weights of its model
-        own = _own(self.item.instance, copies)
+        """Runs one rank: its fixtures, the body, and the teardown of the fixtures."""
+        copies: dict[int, Any] = {}  # one memo for all values, so that an optimizer keeps the weights of its model
+        own = _own_instance(self.item.instance, copies)
         loop = Loop()
         fixtures = RankFixtures(self._base(rank), own, loop.run, lambda value: copied(value, copies))
         failure: BaseException | None = None
         value = None
         try:
-            with passed_on(self.spoke):
+            with passed_on(self.hypothesis_values):
                 value = self._body(own, fixtures, loop)
-        except BaseException as error:  # why: the fixtures are torn down, whatever ended the body
+        except BaseException as error:  # why: the fixtures are torn down after any error; it is raised below
             failure = error
             if fixtures.unfinished and not isinstance(error, Abort):
                 self.failed[rank] = error
-        for worse in [*fixtures.finish(), *_closed(loop)]:
-            if failure is None or isinstance(worse, Abort):
-                failure = worse
-            elif worse is not failure:
-                words = f"and while the fixtures were torn down: {type(worse).__name__}: {worse}"
-                vars(failure)["__notes__"] = [
-                    *getattr(failure, "__notes__", ()),
-                    words,
-                ]  # add_note is not in Python 3.10
+        for later in [*fixtures.finish(), *_close(loop)]:
+            if failure is None or isinstance(later, Abort):
+                failure = later
+            elif later is not failure:
+                text = f"and while the fixtures were torn down: {type(later).__name__}: {later}"
+                notes = [*getattr(failure, "__notes__", ()), text]
+                vars(failure)["__notes__"] = notes  # add_note is not in Python 3.10
         if not isinstance(failure, Abort):
             self.done.add(rank)
         if failure is not None:
@@ -197,14 +193,14 @@ class Program:
 
     def _body(self, own: Any, fixtures: RankFixtures, loop: Loop) -> Any:
         item = self.item
-        for name in item.fixturenames:  # in pytest's order, and those that nobody names as an argument too
+        for name in item.fixturenames:  # in pytest's order, also those that are no argument
             fixtures.of(item.funcargs.get(name))
         shared = item.instance
 
-        def mine(value: Any) -> Any:
+        def own_value(value: Any) -> Any:
             return own if value is shared and shared is not None else of_ranks(fixtures.of(value), self.drawn)
 
-        args, kwargs = map(mine, self.args), {name: mine(value) for name, value in self.kwargs.items()}
+        args, kwargs = map(own_value, self.args), {name: own_value(value) for name, value in self.kwargs.items()}
         function = self.function
         if shared is not None and getattr(function, "__self__", None) is shared:
             function = MethodType(function.__func__, own)  # type: ignore[attr-defined]  # it has a __self__
@@ -214,15 +210,20 @@ class Program:
     def _base(self, rank: int) -> dict[str, Callable[[], Any]]:
         plan = self.plan
         device = "cuda" if plan.on == "nccl" else "cpu"
+
+        def comms() -> Comms:
+            simulation: Any = ambient.running()
+            return Comms(simulation.calls, rank)
+
         return {
             "rank": lambda: rank,
             "world_size": lambda: plan.ranks,
             "mesh": lambda: init_device_mesh(device, plan.shape, mesh_dim_names=plan.names),
-            "comms": lambda: Comms(_log_of(ambient.running()), rank),
+            "comms": comms,
         }
 
     def cause_of(self, fault: LocalTensorError) -> LocalTensorError:
-        """The fault; or the failure of a body, if it was what its fixtures did after it that ended the run."""
+        """The fault; or the earlier failure of a test body, if the teardown of its fixtures ended the run."""
         if isinstance(fault, RankRaised) or not self.failed:
             return fault
         raised = [Raised(rank, type(error).__name__, str(error), "") for rank, error in self.failed.items()]
@@ -237,10 +238,10 @@ class Program:
 
 
 def copied(value: Any, copies: dict[int, Any]) -> Any:
-    """A rank's own of a tensor, a module or an optimizer, and of tuples with such; others as they are.
+    """A rank's copy of a tensor, a module, an optimizer, or a tuple with such; any other value itself.
 
-    Lists and dicts are shared, whatever is in them, for tests collect in them.  So is what torch cannot copy, such as
-    a tensor in the middle of a graph.  `copies` are those of this rank so far.
+    Lists and dicts are shared, whatever they hold, since tests collect results in them.  So are objects that cannot be
+    copied, such as a tensor in the middle of a graph.  `copies` is the memo of this rank's copies.
 
     >>> x = torch.zeros(2)
     >>> copied((1, x), {})[1] is x, copied("text", {}), copied(kept := [x], {}) is kept
@@ -250,33 +251,31 @@ def copied(value: Any, copies: dict[int, Any]) -> Any:
         return value
     try:
         return copy.deepcopy(value, copies)
-    except Exception:  # why: whatever a class raises when it is copied, the test may do without a copy
+    except Exception:  # why: copying a user's class may raise anything; the test then uses the original
         return value
 
 
-def _to_copy(value: Any) -> bool:
+def _to_copy(value: object) -> bool:
     return isinstance(value, _COPIED) or (isinstance(value, tuple) and any(map(_to_copy, value)))
 
 
-def _own(instance: Any, copies: dict[int, Any]) -> Any:
-    """The rank's copy of the object that the test is a method of."""
+def _own_instance(instance: Any, copies: dict[int, Any]) -> Any:
+    """The rank's copy of the object whose method the test is."""
     own = copy.copy(instance)
     for name, value in getattr(own, "__dict__", {}).items():
         own.__dict__[name] = copied(value, copies)
-    for loop in ("_asyncioRunner", "_asyncioTestLoop"):  # of unittest's async test case, which closes it when an object
-        if getattr(own, loop, None) is not None:  # is gone; the second is that of Python 3.10
+    for loop in (
+        "_asyncioRunner",
+        "_asyncioTestLoop",
+    ):  # of unittest's async test case (the second of Python 3.10), which
+        if getattr(own, loop, None) is not None:  # closes it when an object is collected
             setattr(own, loop, None)
     return own
 
 
-def _log_of(simulation: Any) -> Callable[[], Sequence[Call]]:
-    log: Callable[[], Sequence[Call]] = simulation.calls
-    return log
-
-
-def _closed(loop: Loop) -> list[BaseException]:
+def _close(loop: Loop) -> list[BaseException]:
     try:
         loop.close()
-    except BaseException as error:  # why: what a cancelled task raises is the test's failure
+    except BaseException as error:  # why: any error of a cancelled task is the test's failure
         return [error]
     return []

@@ -2,7 +2,7 @@
 
 pytest's private parts (for: tried on 9.0, 9.2):
     _pytest._code.code: ExceptionChainRepr, ReprFileLocation    where a fault without a traceback happened
-    _pytest._code.code: ReprEntryNative, ReprTraceback          what a real process said of its failure
+    _pytest._code.code: ReprEntryNative, ReprTraceback          the failure text of a real process
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from localtensor.pytest_plugin.item import Failure, RankTest
 
 
 def explain(report: pytest.TestReport, error: BaseException, test: RankTest) -> None:
-    """The report says which ranks failed how, and how to see it again.  `error` is what pytest reports."""
+    """Adds to the report how each rank failed, and the command that repeats it.  `error` is what pytest reports."""
     failure = test.failure
     if failure is None or failure.error is not error or not report.failed:
         return
@@ -28,40 +28,40 @@ def explain(report: pytest.TestReport, error: BaseException, test: RankTest) -> 
         text = f"{failure.tried}\n{text}"
     text += "".join(f"\n{line}" for line in shadowed(test.item))
     longrepr: Any = report.longrepr
-    rendered = _rendered(failure)
+    rendered = _rendered_text(failure)
     if rendered is not None:
-        longrepr = report.longrepr = _in_its_words(longrepr, rendered)
+        longrepr = report.longrepr = _with_rendered_text(longrepr, rendered)
     elif not isinstance(failure.fault, RankRaised) and isinstance(longrepr, ExceptionChainRepr):
-        longrepr = report.longrepr = _at_its_place(longrepr, failure)
+        longrepr = report.longrepr = _with_own_place(longrepr, failure)
     if hasattr(longrepr, "addsection"):
         longrepr.addsection("ranks", text)
     else:
         report.longrepr = f"{longrepr}\n---- ranks ----\n{text}"
 
 
-def _rendered(failure: Failure) -> str | None:
-    """What a real process said of its failure."""
+def _rendered_text(failure: Failure) -> str | None:
+    """The failure text of a real process; None if there is none."""
     if not isinstance(failure.fault, RankRaised):
         return None
     by_rank: dict[int, str] = getattr(failure.fault, "rendered", {})
     return by_rank.get(failure.fault.raised[0].rank)
 
 
-def _in_its_words(longrepr: Any, rendered: str) -> Any:
-    """The text that the process wrote, where the source of its lines still was at hand."""
+def _with_rendered_text(longrepr: Any, rendered: str) -> Any:
+    """The report with the text of the process, which had the source of its lines."""
     if not isinstance(longrepr, ExceptionChainRepr):
         return rendered
     _, crash, _ = longrepr.chain[-1]
-    words = ReprTraceback([ReprEntryNative(f"{rendered}\n".splitlines(keepends=True))], None, "native")
-    return ExceptionChainRepr([(words, crash, None)])
+    text = ReprTraceback([ReprEntryNative(f"{rendered}\n".splitlines(keepends=True))], None, "native")
+    return ExceptionChainRepr([(text, crash, None)])
 
 
-def _at_its_place(longrepr: ExceptionChainRepr, failure: Failure) -> ExceptionChainRepr:
-    """A fault that nobody's code raised: its own text, and the line that it names first."""
+def _with_own_place(longrepr: ExceptionChainRepr, failure: Failure) -> ExceptionChainRepr:
+    """The report of a fault that no code of the user raised: its own text, and the line that it names first."""
     traceback, crash, _ = longrepr.chain[-1]
     traceback.extraline = None
     places = getattr(failure.fault, "places", ())
     if places:
-        words = f"{type(failure.error).__name__}: {first_line(str(failure.error))}"
-        crash = ReprFileLocation(places[0].file, places[0].line, words)
+        text = f"{type(failure.error).__name__}: {first_line(str(failure.error))}"
+        crash = ReprFileLocation(places[0].file, places[0].line, text)
     return ExceptionChainRepr([(traceback, crash, None)])

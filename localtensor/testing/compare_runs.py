@@ -8,15 +8,15 @@ from torch import Tensor
 
 from localtensor.collectives.compare import differences, how_far, said
 
-MOST_SHOWN = 12  # differences that are listed; how many more there are is said
+MOST_SHOWN = 12  # differences that are listed; of the others only the number
 
 
 def assert_same(sim: Sequence[Any], real: Sequence[Any], *, rtol: float = 0, atol: float = 0) -> None:
-    """Nothing happens if both runs left the same on each rank; else `AssertionError` says where and how far.
+    """Raises `AssertionError` with the places and distances where two runs have different results on a rank.
 
-    Tensors have the same shape, dtype and elements (NaN is the same as NaN), or elements within `rtol` and `atol`
-    as `torch.testing.assert_close` means them; a DTensor is compared by its local part, containers item by item,
-    floats as tensors are, anything else by ==.  Takes what `run` returns, or any two sequences by rank.
+    Tensors must have the same shape, dtype and elements (NaN equals NaN), or elements within `rtol` and `atol` as in
+    `torch.testing.assert_close`; a DTensor is compared by its local part, containers item by item, floats as tensors
+    are, anything else by ==.  `sim` and `real` are results of `run`, or any two sequences by rank.
 
     >>> assert_same([torch.ones(2), 1], [torch.ones(2), 1])
     >>> assert_same([{"loss": 1.0}], [{"loss": 1.5}])
@@ -47,7 +47,7 @@ def _check(sim: Any, real: Any, rtol: float, atol: float) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Plain containers; of a DTensor its local part, of a module its state."""
+    """The value in plain containers, with the local part of a DTensor and the state of a module."""
     if isinstance(value, torch.nn.Module):
         return _plain(value.state_dict())
     if isinstance(value, Tensor):
@@ -60,8 +60,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _close(first: Any, second: Any, rtol: float, atol: float) -> bool:
-    """Whether two values that differ are as good as the same."""
+def _close(first: object, second: object, rtol: float, atol: float) -> bool:
+    """Whether two values that differ are equal within the tolerances."""
     if not (rtol or atol):
         return False
     if isinstance(first, float | complex) and isinstance(second, float | complex):
@@ -81,25 +81,25 @@ def _report(found: Sequence[tuple[int, tuple[Any, ...], Any, Any]], ranks: int) 
     lines = [f"the runs differ on {rank_names({rank for rank, *_ in found})} of {ranks}:"]
     for rank, path, first, second in found[:MOST_SHOWN]:
         where = "".join(f"[{key!r}]" for key in path)
-        lines.append(f"  rank {rank}{where and ', '}{where}: {'; '.join(_told(first, second))}")
+        lines.append(f"  rank {rank}{where and ', '}{where}: {'; '.join(_difference_texts(first, second))}")
     if len(found) > MOST_SHOWN:
         lines.append(f"  and {len(found) - MOST_SHOWN} differences more")
     return "\n".join(lines)
 
 
-def _told(first: Any, second: Any) -> Iterator[str]:
+def _difference_texts(first: object, second: object) -> Iterator[str]:
     far = how_far(first, second)
     if isinstance(first, float) and isinstance(second, float):
         far = f"by {abs(first - second):.3g}"
     yield f"{said(first)} in the first, {said(second)} in the second{far and ', '}{far}"
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
-        worst = _worst(first, second)
+        worst = _largest_difference(first, second)
         if worst:
             yield worst
 
 
-def _worst(first: Tensor, second: Tensor) -> str:
-    """Where two tensors are farthest from each other, for those that are too long to be seen whole."""
+def _largest_difference(first: Tensor, second: Tensor) -> str:
+    """The place and values of the largest difference of two tensors; empty for those that are printed whole."""
     if first.dtype != second.dtype or first.numel() <= 8 or first.is_complex():
         return ""
     apart = (first.double() - second.double()).abs().nan_to_num(nan=float("inf"))

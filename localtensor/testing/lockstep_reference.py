@@ -1,7 +1,7 @@
-"""The slow twin of lockstep: an op done rank by rank with plain tensors, and what a lockstep result is held against.
+"""The slow reference of lockstep: an op run rank by rank with plain tensors, and the comparison with a lockstep result.
 
-The twin knows nothing of stacks: it copies each rank's plain tensors, with their strides and what they share, and
-calls the op as that rank's process would.
+The reference shares no code with stacked execution: it copies each rank's plain tensors, with their strides and shared
+memory, and calls the op as that rank's process would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOISE_DRAWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What one rank got: the result, or what the op raised, and its own arguments, as the op left them."""
+    """One rank's outcome: the result, or the error of the op, and its own arguments after the call."""
 
     result: Any
     args: tuple[Any, ...]
@@ -41,20 +41,20 @@ class Difference:
     rank: int
     place: str
     what: str
-    lockstep: Any
-    alone: Any
+    lockstep: object
+    alone: object
 
     def __str__(self) -> str:
         far = how_far(self.lockstep, self.alone)
-        told = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
-        return f"rank {self.rank}, {self.place}: {self.what}: {told}{far and ', '}{far}"
+        values = f"{said(self.lockstep)} in lockstep, {said(self.alone)} alone"
+        return f"rank {self.rank}, {self.place}: {self.what}: {values}{far and ', '}{far}"
 
 
 def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the op gives in lockstep, once it is sure that each rank alone would get the same.
+    """The result of the op in lockstep, after a check that each rank alone gets the same.
 
-    Values to the bit or, of floating point, within the measured `envelope` of the op; shapes, strides and dtypes; the
-    arguments as they are afterwards.  Raises `AssertionError`, or what the op alone raises.
+    Compared are values, bit for bit or, of floating point, within the measured `envelope` of the op; shapes, strides and
+    dtypes; and the arguments after the call.  Raises `AssertionError`, or the error of the op alone.
 
     >>> from localtensor import LocalTensorMode, rank_map
     >>> with LocalTensorMode(2):
@@ -77,7 +77,7 @@ def check_op(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int, Alone]:
-    """What each rank that holds all the operands gets from the op, by a plain loop; the operands are left alone.
+    """The outcome of the op on each rank that holds all operands, by a plain loop; the operands are not changed.
 
     >>> from localtensor import LocalTensorMode, rank_map
     >>> with LocalTensorMode(2):
@@ -86,10 +86,10 @@ def rank_by_rank(op: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[int,
     """
     mode = current("rank_by_rank")
     held = set(mode.ranks).intersection(*(x.ranks for x in leaves((args, kwargs)) if isinstance(x, LocalTensor)))
-    return {rank: _alone(mode, op, args, kwargs, rank) for rank in sorted(held)}
+    return {rank: _run_alone(mode, op, args, kwargs, rank) for rank in sorted(held)}
 
 
-def _alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any, rank: int) -> Alone:
+def _run_alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any, rank: int) -> Alone:
     with mode.disable():
         blocks: dict[Any, Tensor] = {}
         mine, named = plain(args, rank, blocks), plain(kwargs, rank, blocks)
@@ -98,17 +98,17 @@ def _alone(mode: LocalTensorMode, op: Callable[..., Any], args: Any, kwargs: Any
         stream.generator.set_state(stream.state_on(rank))
         try:
             return Alone(op(*mine, **named), mine, named)
-        except Exception as error:  # why: whatever the op raises is what lockstep has to raise
+        except Exception as error:  # why: any error of the op is the expected outcome of lockstep
             return Alone(None, mine, named, error)
         finally:
             stream.generator.set_state(before)
 
 
 def plain(value: Any, rank: int, blocks: dict[Any, Tensor]) -> Any:
-    """The value as that rank has it: private copies, which share memory where its tensors do."""
+    """A rank's value in private copies, which share memory where its tensors do."""
     if isinstance(value, Tensor):
-        if id(value) not in blocks:  # one tensor given twice is one tensor
-            blocks[id(value)] = _own(value, rank, blocks) if isinstance(value, LocalTensor) else value.clone()
+        if id(value) not in blocks:  # a tensor passed twice stays one tensor
+            blocks[id(value)] = _rank_copy(value, rank, blocks) if isinstance(value, LocalTensor) else value.clone()
         return blocks[id(value)]
     if isinstance(value, list | tuple):
         return type(value)([plain(one, rank, blocks) for one in value])
@@ -117,7 +117,7 @@ def plain(value: Any, rank: int, blocks: dict[Any, Tensor]) -> Any:
     return on_rank(value, rank) if is_rank_int(value) else value
 
 
-def _own(x: LocalTensor, rank: int, blocks: dict[Any, Tensor]) -> Tensor:
+def _rank_copy(x: LocalTensor, rank: int, blocks: dict[Any, Tensor]) -> Tensor:
     row = x.__localtensor_on__(rank)
     if row.layout is not torch.strided or row.is_meta or not row.numel():
         return row.clone()
@@ -142,30 +142,27 @@ def _with_bits_of(row: Tensor, fresh: Tensor) -> Tensor:
 
 
 def _strided_copy(x: Tensor) -> Tensor:
-    """A copy with the same strides, those of 0 too."""
+    """A copy with the same strides, also those of 0."""
     fresh = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
-    fresh.as_strided(_once(x), x.stride()).copy_(x.as_strided(_once(x), x.stride()))
+    fresh.as_strided(_without_repeats(x), x.stride()).copy_(x.as_strided(_without_repeats(x), x.stride()))
     return _with_bits_of(x, fresh)
 
 
-def _once(x: Tensor) -> list[int]:
+def _without_repeats(x: Tensor) -> list[int]:
     return [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
 
 
-# -- held against the twin
-
-
 def against(twin: Mapping[int, Alone], result: Any, args: Any = None, kwargs: Any = None) -> list[Difference]:
-    """Where what lockstep gave differs from the twin: the result, and the arguments as they are afterwards.
+    """The differences of lockstep from the reference: in the result, and in the arguments after the call.
 
-    Values bit for bit (any NaN is like any other), shape, dtype, layout and strides; and that what is returned is an
-    argument exactly where it is one for the op alone.  Without `args`, the result only.
+    Compared are values bit for bit (all NaN are equal), shape, dtype, layout and strides, and which returned tensors are
+    arguments.  Without `args`, only the result is compared.
     """
     with current("against").disable():
-        return list(_against(twin, result, args, kwargs or {}))
+        return list(_differences(twin, result, args, kwargs or {}))
 
 
-def _against(twin: Mapping[int, Alone], result: Any, args: Any, kwargs: Any) -> Iterator[Difference]:
+def _differences(twin: Mapping[int, Alone], result: Any, args: Any, kwargs: Any) -> Iterator[Difference]:
     for rank, alone in twin.items():
         if alone.error is not None:
             raise alone.error
@@ -174,23 +171,26 @@ def _against(twin: Mapping[int, Alone], result: Any, args: Any, kwargs: Any) -> 
             continue
         yield from compared(rank, "argument", tuple(args), tuple(alone.args))
         yield from compared(rank, "argument", kwargs, alone.kwargs)
-        mine, theirs = _handed_back(result, args, kwargs), _handed_back(alone.result, alone.args, alone.kwargs)
+        mine, theirs = (
+            _returned_arguments(result, args, kwargs),
+            _returned_arguments(alone.result, alone.args, alone.kwargs),
+        )
         if mine != theirs:
             yield Difference(rank, "result", "identity", mine, theirs)
 
 
-def _handed_back(result: Any, args: Any, kwargs: Any) -> list[int]:
-    """Of each tensor of the result, which argument it is."""
+def _returned_arguments(result: Any, args: Any, kwargs: Any) -> list[int]:
+    """For each tensor of the result, the index of the argument that it is, or -1."""
     given = [id(x) for x in leaves((args, kwargs)) if isinstance(x, Tensor)]
     return [given.index(id(x)) if id(x) in given else -1 for x in leaves(result) if isinstance(x, Tensor)]
 
 
 def compared(rank: int, place: str, mine: Any, alone: Any) -> Iterator[Difference]:
-    """Where a value in lockstep differs from the value of one rank."""
+    """The differences of a value in lockstep from the value of one rank."""
     if isinstance(mine, LocalTensor):
         mine = mine.__localtensor_on__(rank)
     if isinstance(mine, Tensor) and isinstance(alone, Tensor):
-        yield from _tensors(rank, place, mine.detach(), alone.detach())
+        yield from _tensor_differences(rank, place, mine.detach(), alone.detach())
     elif isinstance(mine, dict) and isinstance(alone, dict):
         for name in alone:
             yield from compared(rank, f"{place} {name}", mine[name], alone[name])
@@ -204,36 +204,36 @@ def compared(rank: int, place: str, mine: Any, alone: Any) -> Iterator[Differenc
         yield Difference(rank, place, "value", mine, alone)
 
 
-def same_plain(one: Any, other: Any) -> bool:
+def same_plain(one: object, other: object) -> bool:
     """Equal and of one type, or both not a number."""
     if type(one) is not type(other):
         return False
     return one is other or same(one, other)
 
 
-def _tensors(rank: int, place: str, mine: Tensor, alone: Tensor) -> Iterator[Difference]:
+def _tensor_differences(rank: int, place: str, mine: Tensor, alone: Tensor) -> Iterator[Difference]:
     for what in ("dtype", "layout", "device", "shape"):
         if getattr(mine, what) != getattr(alone, what):
             yield Difference(rank, place, what, getattr(mine, what), getattr(alone, what))
             return
-    if mine.layout is torch.strided and steps(mine) != steps(alone) and not _without_gaps(mine, alone):
+    if mine.layout is torch.strided and steps(mine) != steps(alone) and not _same_layout_but_gaps(mine, alone):
         yield Difference(rank, place, "stride", mine.stride(), alone.stride())
     if not same_to_the_bit(mine, alone):
         yield Difference(rank, place, "value", mine, alone)
 
 
 def steps(x: Tensor) -> list[int | None]:
-    """The strides that matter: none of a dim of one element, or of an empty tensor."""
+    """The significant strides: None for a dim of one element, and for an empty tensor."""
     return [step if size > 1 and x.numel() else None for size, step in zip(x.shape, x.stride(), strict=True)]
 
 
-def _without_gaps(mine: Tensor, alone: Tensor) -> bool:
-    """Whether it lies as the other does, but for gaps between elements: a stack of fresh results has none."""
+def _same_layout_but_gaps(mine: Tensor, alone: Tensor) -> bool:
+    """Whether the layouts are equal except for gaps between elements, which a stack of fresh results does not have."""
     return list(mine.stride()) == list(dense_strides(alone.shape, alone.stride())[0])
 
 
 def same_to_the_bit(one: Tensor, other: Tensor) -> bool:
-    """Equal elements with equal signs, those of zeros too; any NaN is like any other."""
+    """Whether all elements and signs are equal, also signs of zeros; all NaN are equal."""
     if one.is_meta:
         return True
     one, other = _comparable(one), _comparable(other)
@@ -251,7 +251,7 @@ def _comparable(x: Tensor) -> Tensor:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What lists, tuples and dicts hold in the end."""
+    """The leaves of nested lists, tuples and dicts."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -261,31 +261,28 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-# -- within an envelope
-
-
-def within(difference: Difference, room: float) -> bool:
-    """Whether two values of floating point differ by no more than `room`, with NaN and infinities in the same places."""
+def within(difference: Difference, envelope_size: float) -> bool:
+    """Whether two floating-point values differ by at most `envelope_size`, with equal places of NaN and infinities."""
     mine, alone = difference.lockstep, difference.alone
     if difference.what != "value" or not isinstance(mine, Tensor) or not isinstance(alone, Tensor):
         return False
     if mine.shape != alone.shape or not (mine.is_floating_point() or mine.is_complex()):
         return False
-    return bool(_apart(mine, alone) <= room)
+    return bool(_apart(mine, alone) <= envelope_size)
 
 
 def envelope(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """How far the op alone may be off, measured: of plain arguments, which are left alone.
+    """The measured rounding error of the op for plain arguments, which are not changed.
 
-    The larger of what one unit in the last place of random signs in the arguments does to the results, and twice the
-    op's own distance from the same op in double precision: two that are as far off as that may be on either side.
-    Where that is nothing, because all is computed from ints, as if these were given in single precision.
+    It is the larger of two numbers: the change of the results when arguments move by one unit in the last place with
+    random signs, and twice the distance to the same op in double precision, since two results may err in opposite
+    directions.  If both are 0, because all arguments are ints, it is measured with these in single precision.
     """
-    room = _envelope(op, tuple(args), dict(kwargs))
+    envelope_size = _envelope(op, tuple(args), dict(kwargs))
     try:
-        return room or _envelope(op, _in_single(tuple(args)), _in_single(dict(kwargs)))
-    except (RuntimeError, TypeError, IndexError):  # an index has to be an int
-        return room
+        return envelope_size or _envelope(op, _in_single_precision(tuple(args)), _in_single_precision(dict(kwargs)))
+    except (RuntimeError, TypeError, IndexError):  # an index must be an int
+        return envelope_size
 
 
 def _envelope(op: Callable[..., Any], args: Any, kwargs: Any) -> float:
@@ -298,17 +295,17 @@ def _envelope(op: Callable[..., Any], args: Any, kwargs: Any) -> float:
         after = [*results, *(x for x, is_written in zip(left, written, strict=True) if is_written)]
         return max((_apart(one, other) for one, other in zip(before, after, strict=True)), default=0.0)
 
-    room = max(apart(partial(_nudged, torch.Generator().manual_seed(draw))) for draw in range(NOISE_DRAWS))
+    envelope_size = max(apart(partial(_nudged, torch.Generator().manual_seed(draw))) for draw in range(NOISE_DRAWS))
     try:
-        return max(room, 2 * apart(_doubled))
-    except (RuntimeError, TypeError):  # the op knows no double precision
-        return room
+        return max(envelope_size, 2 * apart(_doubled))
+    except (RuntimeError, TypeError):  # the op does not support double precision
+        return envelope_size
 
 
 def _outcome(
     op: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[Tensor], Tensor]
 ) -> tuple[list[Tensor], ...]:
-    """What the op gives for changed arguments: its results, its arguments before, and its arguments afterwards."""
+    """The op's results for changed arguments, these arguments before the call, and after it."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -319,23 +316,23 @@ def _outcome(
         return value
 
     mine = changed(tuple(args)), {name: changed(value) for name, value in kwargs.items()}
-    given = [x.clone() for x in _rough(mine)]
+    given = [x.clone() for x in _floating_tensors(mine)]
     state = torch.default_generator.get_state()
     result = op(*mine[0], **mine[1])
     torch.default_generator.set_state(state)
-    return _rough(result), given, _rough(mine)
+    return _floating_tensors(result), given, _floating_tensors(mine)
 
 
-def _in_single(value: Any) -> Any:
+def _in_single_precision(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value if value.is_floating_point() or value.is_complex() else value.float()
     if isinstance(value, dict):
-        return {name: _in_single(one) for name, one in value.items()}
-    return type(value)([_in_single(one) for one in value]) if isinstance(value, list | tuple) else value
+        return {name: _in_single_precision(one) for name, one in value.items()}
+    return type(value)([_in_single_precision(one) for one in value]) if isinstance(value, list | tuple) else value
 
 
-def _rough(value: Any) -> list[Tensor]:
-    """Its tensors of floating point."""
+def _floating_tensors(value: Any) -> list[Tensor]:
+    """The floating-point and complex tensors of a value."""
     found = [x for x in leaves(value) if isinstance(x, Tensor)]
     return [x for x in found if x.is_floating_point() or x.is_complex()]
 

@@ -1,4 +1,4 @@
-"""The full examination of a `Schedule`: bring a maker, learn the first promise that it breaks."""
+"""The contract test of a `Schedule`, for policies of any origin."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ def check_schedule(
     patience: int | None = 1000,
     replay: Callable[[str], Schedule] = policies.replay,
 ) -> None:
-    """The schedules that `make` makes keep every promise of `Schedule`; else an `AssertionError` says which not.
+    """Raises `AssertionError` with the first requirement of `Schedule` that the schedules of `make` violate.
 
-    A rank that can run may be passed over `patience` times in a row; None is for policies that starve ranks, as
-    `pct` does.  `replay` reads the texts, in case they are of a form of your own.
+    A rank that can run may be passed over fewer than `patience` times in a row; None is for policies that starve ranks,
+    as `pct` does.  `replay` reads the texts, for policies with a text format of their own.
 
     >>> check_schedule(lambda: policies.shuffled(42))
     >>> check_schedule(policies.round_robin, patience=5)
@@ -29,13 +29,9 @@ def check_schedule(
     for program, (ranks, answers) in enumerate(_RUNS):
         schedule = make()
         first = _run(schedule, ranks, answers, program, read=True)
-        _run(schedule, ranks + 1, answers // 2, program)  # another run, left half way, to be forgotten
-        _check_same(
-            schedule,
-            "begin does not repeat the run, or reading the text changed it",
-            first,
-            _run(schedule, ranks, answers, program),
-        )
+        _run(schedule, ranks + 1, answers // 2, program)  # another run, abandoned half way, must leave no trace
+        again = _run(schedule, ranks, answers, program)
+        _check_same(schedule, "begin does not repeat the run, or reading the text changed it", first, again)
         for so_far in (0, 1, answers // 2, answers):
             want = _run(schedule, ranks, so_far, program)
             _check_replay(schedule, replay, ranks, program, want)
@@ -46,7 +42,7 @@ def check_schedule(
 def _run(
     schedule: Schedule, ranks: int, answers: int, program: int, *, read: bool = False, patience: int | None = None
 ) -> list[int]:
-    """What the schedule answers to a made-up program, whose ranks wait for a while after most of their turns."""
+    """The schedule's answers for an artificial program, whose ranks wait for a while after most of their turns."""
     rng = random.Random(program)
     free_at, passed = [0] * ranks, [0] * ranks
     current: int | None = None

@@ -1,4 +1,4 @@
-"""Test classes written for torch's own bases, on rank threads: for files that one may edit.
+"""Test classes written for torch's own bases, on rank threads: for files that can be edited.
 
     class TestMine(RankThreads, DTensorTestBase):   # the mixin first
         @with_comms
@@ -9,8 +9,8 @@
 
 Nothing else of the class changes: `self.rank`, `world_size`, `with_comms`, `init_pg`, skips and exit codes are
 torch's.  The bases are MultiProcessTestCase (DTensorTestBase), MultiThreadedTestCase (DTensorOpTestBase) and
-MultiProcContinuousTest (DTensorContinuousTestBase).  A class that starts or joins its processes in a way of its own
-keeps it.  For files that one may not edit there is `pytest -p localtensor.torch_suites FILE`.
+MultiProcContinuousTest (DTensorContinuousTestBase).  A class that overrides how its processes start or join keeps its
+own way.  For files that cannot be edited there is `pytest -p localtensor.torch_suites FILE`.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ _Class = TypeVar("_Class", bound=type)
 
 
 class RankThreads:
-    """Put first among the bases of a test class, it runs each test of the class on rank threads.
+    """The first base of a test class whose tests run on rank threads.
 
-    `rank_schedule`, `rank_seed` and `rank_timeout` (seconds for a test, 0: no limit; LOCALTENSOR_TIMEOUT goes before)
-    can be set on the class, as arguments: `class TestMine(RankThreads, DTensorTestBase, rank_schedule="shuffled:7")`.
+    `rank_schedule`, `rank_seed` and `rank_timeout` (seconds for a test, 0: no limit; LOCALTENSOR_TIMEOUT overrides it)
+    are arguments of the class: `class TestMine(RankThreads, DTensorTestBase, rank_schedule="shuffled:7")`.
     """
 
     def __init_subclass__(
@@ -45,12 +45,12 @@ def on_rank_threads(*, schedule: str = ..., seed: int = ..., timeout: float = ..
 def on_rank_threads(cls: Any = None, *, schedule: str = "round_robin", seed: int = 0, timeout: float = TIMEOUT) -> Any:
     """A class decorator: the tests of the class run on rank threads.
 
-    `schedule` is a text as after `Replay:` in a failure; `timeout` seconds for a test, 0 for no limit.  Raises
-    `NotASuite` for a class over none of torch's bases, `NoTime` for what is no limit.
+    `schedule` is a text as after `Replay:` in a failure; `timeout` is in seconds for a test, 0 for no limit.  Raises
+    `NotASuite` for a class over none of torch's bases, `NoTime` for an invalid limit.
     """
 
-    def put(cls: Any) -> Any:
+    def decorate(cls: Any) -> Any:
         put_on(cls, How(schedule, seed, limit_said(timeout)))
         return cls
 
-    return put if cls is None else put(cls)
+    return decorate if cls is None else decorate(cls)

@@ -1,8 +1,8 @@
 """Tests of torch's MultiProcContinuousTest, and so of DTensorContinuousTestBase, on rank threads.
 
 torch keeps the processes of such a class from one test to the next, and each of them keeps its rank on the class.
-Here each test has ranks of its own, and each rank a class of its own under that of the test, so that what a rank
-writes to its class is its own.  A test that fails does not keep the others from running.
+Here each test has ranks of its own, and each rank a subclass of the test's class of its own, so that ranks do not
+overwrite each other's class attributes.  A test that fails does not keep the others from running.
 """
 
 import inspect
@@ -26,14 +26,11 @@ PRIVATE = {
     "torch.testing._internal.common_distributed.MultiProcContinuousTest._worker_loop": "what a process runs",
     "torch.testing._internal.common_utils.set_rng_seed": "the seed that every process begins with",
 }
+BASE = common_distributed.MultiProcContinuousTest
 
 
-def base() -> type:
-    return common_distributed.MultiProcContinuousTest
-
-
-class _Tasks:
-    """The queue from which a worker takes its tests: one, and then the end."""
+class _TaskQueue:
+    """The queue of a worker's tests: one, and then the end."""
 
     def __init__(self, test_id: str) -> None:
         self.left = [test_id, None]
@@ -42,34 +39,34 @@ class _Tasks:
         return self.left.pop(0)
 
 
-class _Answers:
-    """The queue to which a worker says how a test went.  A failure goes on its way as the exception that it was."""
+class _ResultQueue:
+    """The queue of a worker's results.  A failure is raised as its exception."""
 
     def __init__(self) -> None:
         self.skip: unittest.SkipTest | None = None
 
-    def put(self, answer: Any) -> None:
-        if isinstance(answer, unittest.SkipTest):
-            self.skip = answer
-        elif isinstance(answer, BaseException):
-            raise answer.__cause__ or answer
+    def put(self, result: Any) -> None:
+        if isinstance(result, unittest.SkipTest):
+            self.skip = result
+        elif isinstance(result, BaseException):
+            raise result.__cause__ or result
 
 
-class _Nobody:
-    """What stands for the processes and their queues.  Whoever waits for an answer is told that nobody runs there."""
+class _NoProcess:
+    """Placeholder for the processes and their queues; waiting for a result raises RuntimeError."""
 
     def put(self, test_id: str | None) -> None:
-        """Ranks start all together, where their test waits for them."""
+        """Does nothing: all ranks start where their test waits for them."""
 
     def join(self) -> None:
-        """There is no process."""
+        """Does nothing: there is no process."""
 
     def get(self, timeout: float | None = None) -> None:
         raise RuntimeError("this test waits for processes in its own way, and there are none: its ranks are threads")
 
 
-def methods(owner: Any, how: How) -> dict[str, Any]:
-    """What `owner`, torch's base or a class over it, has instead of its own, by name."""
+def replaced_methods(owner: type, how: How) -> dict[str, Any]:
+    """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock_spawn = inspect.getattr_static(owner, "_spawn_processes")
 
     def _spawn_processes(cls: Any, world_size: int) -> None:
@@ -77,7 +74,7 @@ def methods(owner: Any, how: How) -> dict[str, Any]:
             kept(f"{cls.__name__} waits for its processes itself")
             stock_spawn.__get__(None, cls)(world_size)
             return
-        cls.processes, cls.task_queues, cls.completion_queues = [_Nobody()], [_Nobody()], [_Nobody()]
+        cls.processes, cls.task_queues, cls.completion_queues = [_NoProcess()], [_NoProcess()], [_NoProcess()]
         with tempfile.NamedTemporaryFile(delete=False) as file:
             cls.rdvz_file = file.name
 
@@ -96,15 +93,17 @@ def methods(owner: Any, how: How) -> dict[str, Any]:
 
 
 def _body(kind: Any, test_id: str) -> Callable[[RankProcess], None]:
-    ranks, file, give = int(kind.world_size), kind.rdvz_file, precisions(kind)
+    ranks, file, set_precisions = int(kind.world_size), kind.rdvz_file, precisions(kind)
 
     def body(process: RankProcess) -> None:
-        give()
+        set_precisions()
         common_utils.set_rng_seed()
-        answers = _Answers()
-        own = type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-        own._worker_loop(process.rank, ranks, file, _Tasks(test_id), answers)
-        if answers.skip is not None:
-            raise answers.skip
+        results = _ResultQueue()
+        rank_class = type(kind)(
+            kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        )
+        rank_class._worker_loop(process.rank, ranks, file, _TaskQueue(test_id), results)
+        if results.skip is not None:
+            raise results.skip
 
     return body

@@ -1,6 +1,6 @@
 """A pytest plugin: tests written for torch's own distributed bases run on rank threads, unchanged.
 
-Loaded before the test module is, by `pytest -p localtensor.torch_suites FILE`, for files that one may not edit.
+It is loaded before the test module, by `pytest -p localtensor.torch_suites FILE`, for files that cannot be edited.
 """
 
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from localtensor.threads.run import limit_said
 from localtensor.torch_suites.bases import on_threads
 from localtensor.torch_suites.rank_run import TIMEOUT, How
 
-_STAGE = pytest.StashKey[ExitStack]()
+_PATCHES = pytest.StashKey[ExitStack]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,18 +20,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    said = str(config.getini("suites_timeout"))
+    timeout = str(config.getini("suites_timeout"))
     try:
         how = How(
             config.getoption("localtensor_schedule", None) or "round_robin",  # of localtensor.pytest_plugin
             int(config.getoption("localtensor_seed", None) or 0),
-            limit_said(float(said) if said else TIMEOUT),
+            limit_said(float(timeout) if timeout else TIMEOUT),
         )
     except (ValueError, NoTime):
         raise pytest.UsageError("suites_timeout and LOCALTENSOR_TIMEOUT are numbers of seconds") from None
-    stack = config.stash[_STAGE] = ExitStack()
+    stack = config.stash[_PATCHES] = ExitStack()
     stack.enter_context(on_threads(how))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    config.stash.get(_STAGE, ExitStack()).close()
+    config.stash.get(_PATCHES, ExitStack()).close()

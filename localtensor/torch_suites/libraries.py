@@ -1,8 +1,12 @@
-"""Operators that a test defines itself, on rank threads: each rank defines them, as a process would, and finds its own.
+"""Operators and stores that a test makes itself, on rank threads.
 
-torch has one registry for a process, and refuses an operator that is defined twice.  Here the first rank's definition
-is for all; each rank's kernels are called on that rank; and all of them are gone when the run is over, as with the end
-of a process.
+Operators: torch has one registry for a process, and refuses an operator that is defined twice.  Here the first rank's
+definition serves all ranks; each rank's kernels are called on that rank; and all are removed at the end of the run, as at
+the end of a process.
+
+Stores: a FileStore, a TCPStore or a HashStore waits in C++, where no other rank thread can run, so that each rank would
+wait for ever.  Here the store is polled instead, and other ranks run between two polls.  The store of a simulation itself
+is another: threads/store.py.
 """
 
 import functools
@@ -20,24 +24,18 @@ from localtensor._util.ambient import of_rank, running
 from localtensor._util.patching import replaced, wrapped
 from localtensor.threads.state.shared_propagation import importing
 
-# Stores that a test makes itself, on rank threads: who waits for a key lets the other ranks run.
-#
-# A FileStore, a TCPStore or a HashStore waits in C++, where no other rank can run, so each would wait for ever.  Here
-# they are asked again and again instead, and each time the others have a turn.  The store of a simulation itself is
-# no such: threads/store.py.
-
-MOMENT = timedelta(milliseconds=10)  # in which torch says in its own words that nothing came
+SHORT_TIMEOUT = timedelta(milliseconds=10)  # after which torch raises its own timeout error
 _WAITING = ("get", "wait", "multi_get", "queue_pop")
 
 
 @contextmanager
 def polled() -> Iterator[None]:
-    """While inside, no store of torch's blocks a rank thread; afterwards all is as before."""
+    """While inside, no store of torch blocks a rank thread."""
     with ExitStack() as stack:
         for name in _WAITING:
             if hasattr(dist.Store, name):
                 stack.enter_context(wrapped(dist.Store, name, _polling(name)))
-        stack.enter_context(replaced(dist.TCPStore, "__init__", _served(dist.TCPStore.__init__)))
+        stack.enter_context(replaced(dist.TCPStore, "__init__", _server_init(dist.TCPStore.__init__)))
         yield
 
 
@@ -47,7 +45,7 @@ def is_rank() -> bool:
 
 
 def step_aside() -> bool:
-    """Every other rank that can run has had a turn; False if this is no rank."""
+    """Lets every other rank that can run have a turn; False if this is no rank thread."""
     simulation = of_rank()
     if simulation is None:
         return False
@@ -56,44 +54,44 @@ def step_aside() -> bool:
 
 
 def _polling(name: str) -> Callable[..., Any]:
-    def poll(original: Callable[..., Any], self: Any, keys: Any, *rest: Any, **options: Any) -> Any:
+    def wait_in_turns(original: Callable[..., Any], self: Any, keys: Any, *rest: Any, **options: Any) -> Any:
         limit = _limit(self, rest, options) if name == "wait" else self.timeout
         end = time.monotonic() + limit.total_seconds()
-        while not _there(self, name, keys) and time.monotonic() < end:
+        while not _has_keys(self, name, keys) and time.monotonic() < end:
             if not step_aside():
                 return original(self, keys, *rest, **options)
-        if _there(self, name, keys):
+        if _has_keys(self, name, keys):
             return original(self, keys, *rest, **options)
-        return _refused(original, self, name, keys)
+        return _time_out(original, self, name, keys)
 
-    return poll
+    return wait_in_turns
 
 
 def _limit(store: Any, rest: tuple[Any, ...], options: dict[str, Any]) -> timedelta:
     return next((value for value in (*rest, *options.values()) if isinstance(value, timedelta)), store.timeout)
 
 
-def _there(store: Any, name: str, keys: Any) -> bool:
+def _has_keys(store: dist.Store, name: str, keys: Any) -> bool:
     if name == "queue_pop":
         return bool(store.queue_len(keys))
     return bool(store.check([keys] if isinstance(keys, str) else list(keys)))
 
 
-def _refused(original: Callable[..., Any], store: Any, name: str, keys: Any) -> Any:
-    """What torch says of a key that did not come, at once: the time is over."""
+def _time_out(original: Callable[..., Any], store: Any, name: str, keys: Any) -> Any:
+    """Raises torch's own timeout error for a missing key, without waiting again."""
     if name == "wait":
-        return original(store, keys, MOMENT)
+        return original(store, keys, SHORT_TIMEOUT)
     before = store.timeout
-    store.set_timeout(MOMENT)
+    store.set_timeout(SHORT_TIMEOUT)
     try:
         return original(store, keys)
     finally:
         store.set_timeout(before)
 
 
-def _served(original: Callable[..., Any]) -> Callable[..., Any]:
+def _server_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        """A server does not wait for its clients: they may be ranks that have yet to run."""
+        """Makes the store; a server does not wait for its clients, which may be ranks that have yet to run."""
         if is_rank():
             if len(args) > 5:
                 args = (*args[:5], False, *args[6:])
@@ -110,26 +108,40 @@ PRIVATE = {
     "torch.library.Library._destroy": "a definition ends with the run, and not with the first rank that leaves it",
 }
 
-_TORCHS = ("aten", "prims", "prim", "c10d", "_c10d_functional", "_dtensor", "inductor", "quantized", "higher_order")
+_TORCH_NAMESPACES = (
+    "aten",
+    "prims",
+    "prim",
+    "c10d",
+    "_c10d_functional",
+    "_dtensor",
+    "inductor",
+    "quantized",
+    "higher_order",
+)
 
 
-class _Run:
-    """What the ranks of one run have defined."""
+class _Registrations:
+    """The definitions by the ranks of one run."""
 
     def __init__(self) -> None:
         self.namespaces: set[str] = set()
-        self.defined: dict[tuple[str, str], set[int]] = {}  # ranks that have it now
+        self.defined: dict[tuple[str, str], set[int]] = {}  # ranks that hold it now
         self.kernels: dict[tuple[str, ...], dict[int, Callable[..., Any]]] = {}
-        self.libraries: dict[int, Any] = {}
+        self.libraries: dict[int, torch.library.Library] = {}
 
-    def begin(self, original: Callable[..., None], lib: Any, ns: str, kind: str, *args: Any, **kwargs: Any) -> None:
-        if kind == "DEF" and _a_tests(ns):
+    def begin(
+        self, original: Callable[..., None], lib: torch.library.Library, ns: str, kind: str, *args: Any, **kwargs: Any
+    ) -> None:
+        if kind == "DEF" and _is_tests_own(ns):
             kind = "FRAGMENT" if ns in self.namespaces else kind
             self.namespaces.add(ns)
         original(lib, ns, kind, *args, **kwargs)
 
-    def define(self, original: Callable[..., Any], lib: Any, schema: str, *args: Any, **kwargs: Any) -> Any:
-        if not _a_tests(lib.ns):
+    def define(
+        self, original: Callable[..., Any], lib: torch.library.Library, schema: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not _is_tests_own(lib.ns):
             return original(lib, schema, *args, **kwargs)
         known = self.defined.get((lib.ns, schema))
         if known is None or _rank() in known:  # a second time by one rank: torch refuses it
@@ -140,26 +152,37 @@ class _Run:
         self.libraries[id(lib)] = lib
         return answer
 
-    def impl(self, original: Callable[..., Any], lib: Any, op: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        where = (lib.ns, "impl", str(op), *map(str, args), *map(str, kwargs.items()))
-        return self._kernel(original, lib, where, op, fn, *args, **kwargs)
+    def impl(
+        self, original: Callable[..., Any], lib: torch.library.Library, op: Any, fn: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        place = (lib.ns, "impl", str(op), *map(str, args), *map(str, kwargs.items()))
+        return self._kernel(original, lib, place, op, fn, *args, **kwargs)
 
-    def fake(self, original: Callable[..., Any], lib: Any, op: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def fake(
+        self, original: Callable[..., Any], lib: torch.library.Library, op: Any, fn: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         return self._kernel(original, lib, (lib.ns, "fake", str(op)), op, fn, *args, **kwargs)
 
     def _kernel(
-        self, original: Any, lib: Any, where: tuple[str, ...], op: Any, fn: Any, *args: Any, **kwargs: Any
+        self,
+        original: Any,
+        lib: torch.library.Library,
+        place: tuple[str, ...],
+        op: Any,
+        fn: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
-        if not _a_tests(lib.ns) or not isinstance(fn, types.FunctionType | types.MethodType):
+        if not _is_tests_own(lib.ns) or not isinstance(fn, types.FunctionType | types.MethodType):
             return original(lib, op, fn, *args, **kwargs)
         self.libraries[id(lib)] = lib
-        by_rank = self.kernels.setdefault(where, {})
+        by_rank = self.kernels.setdefault(place, {})
         first = not by_rank
         by_rank[_rank()] = fn
         return original(lib, op, _of_rank(fn, by_rank), *args, **kwargs) if first else None
 
-    def leave(self, original: Callable[..., None], lib: Any) -> None:
-        """The rank has left its definitions; the operators stay until the run is over."""
+    def leave(self, original: Callable[..., None], lib: torch.library.Library) -> None:
+        """Drops the rank's definitions; the operators stay until the end of the run."""
         if id(lib) not in self.libraries or not is_rank():
             original(lib)
             return
@@ -175,8 +198,8 @@ class _Run:
 
 @contextmanager
 def one_registry() -> Iterator[None]:
-    """While inside, ranks may define the same operators; afterwards none of them is there."""
-    run, library = _Run(), torch.library.Library
+    """While inside, ranks may define the same operators; all are removed afterwards."""
+    run, library = _Registrations(), torch.library.Library
     with ExitStack() as stack:
         for name, around in (
             ("__init__", run.begin),
@@ -190,9 +213,9 @@ def one_registry() -> Iterator[None]:
         yield
 
 
-def _a_tests(ns: str) -> bool:
-    """Whether a test defines this now, on a rank: no module that is being imported, and nothing of torch's own."""
-    return is_rank() and not importing() and ns not in _TORCHS
+def _is_tests_own(ns: str) -> bool:
+    """Whether a test defines this now, on a rank: not an import in progress, and not a namespace of torch."""
+    return is_rank() and not importing() and ns not in _TORCH_NAMESPACES
 
 
 def _rank() -> int:

@@ -1,8 +1,8 @@
 """Tests of torch's MultiProcessTestCase, and so of DTensorTestBase, on rank threads.
 
-Their own way is kept where it can be: what a class overrides of it is called, each rank runs `_run` of its class, and
-`_check_return_codes` of the class judges the exit codes.  Only starting, joining and the first function of a process
-are other ones.  A class that joins its processes itself keeps torch's real processes.
+torch's protocol is kept: methods that a class overrides are called, each rank runs `_run` of its class, and
+`_check_return_codes` of the class checks the exit codes.  Only starting, joining and the first function of a process are
+replaced.  A class that joins its processes itself keeps torch's real processes.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from localtensor.torch_suites.rank_run import How, RankResult, kept, not_served,
 # Private part of torch: why it is needed.  Tried on torch 2.13.0; read in the sources of 2.11 to 2.15.
 PRIVATE = {
     "torch.testing._internal.common_distributed.MultiProcessTestCase._start_processes": "ranks wait for their join",
-    "torch.testing._internal.common_distributed.MultiProcessTestCase._join_processes": "ranks run, and are judged",
+    "torch.testing._internal.common_distributed.MultiProcessTestCase._join_processes": "ranks run, and their outcome is raised",
     "torch.testing._internal.common_distributed.MultiProcessTestCase._check_return_codes": "what exit codes mean",
     "torch.testing._internal.common_distributed.MultiProcessTestCase.run_test": "what a process runs first",
     "torch.testing._internal.common_distributed.MultiProcessTestCase._run": "what a process runs",
@@ -34,14 +34,11 @@ PRIVATE = {
 TERMINATED = -15
 
 _NAMES = ("_start_processes", "_join_processes", "_check_return_codes", "run_test")
+BASE = common_distributed.MultiProcessTestCase
 
 
-def base() -> type:
-    return common_distributed.MultiProcessTestCase
-
-
-def methods(owner: Any, how: How) -> dict[str, Any]:
-    """What `owner`, torch's base or a class over it, has instead of its own, by name."""
+def replaced_methods(owner: type, how: How) -> dict[str, Any]:
+    """The replacements for methods of `owner`, torch's base or a subclass, by name."""
     stock = {name: getattr(owner, name) for name in _NAMES}
 
     def _start_processes(self: Any, proc: Any) -> None:
@@ -56,60 +53,60 @@ def methods(owner: Any, how: How) -> dict[str, Any]:
         if not self.processes or not all(isinstance(process, RankProcess) for process in self.processes):
             stock["_join_processes"](self, fn)
             return
-        told = run_ranks(_body(self), len(self.processes), how)
-        if not_served(told):
-            with open(self.file_name, "wb"):  # where the processes meet is as it was: empty
+        result = run_ranks(_body(self), len(self.processes), how)
+        if not_served(result):
+            with open(self.file_name, "wb"):  # the rendezvous file of the processes is empty, as before
                 pass
             stock["_start_processes"](self, multiprocessing.get_context("spawn").Process)
             stock["_join_processes"](self, fn)
             return
-        self.processes = list(told.processes)
-        self.pid_to_pipe.update({process.pid: process for process in told.processes})
+        self.processes = list(result.processes)
+        self.pid_to_pipe.update({process.pid: process for process in result.processes})
         with contextlib.suppress(OSError):
-            os.remove(self.file_name)  # as the last process does that has met the others there
+            os.remove(self.file_name)  # as the last process does after the rendezvous
         if type(self)._check_return_codes is stock["_check_return_codes"]:
-            _judge(told)
-        for process in told.processes:  # the rest is for the class to say
+            _raise_outcome(result)
+        for process in result.processes:  # the class checks the other exit codes
             if process.exitcode is None:
                 process.exitcode = self.TEST_ERROR_EXIT_CODE if process.text else TERMINATED
-        self._check_return_codes(fn, told.seconds)
+        self._check_return_codes(fn, result.seconds)
 
     return {
         "_start_processes": _start_processes,
         "_join_processes": _join_processes,
-        "run_test": _life(stock["run_test"]),
+        "run_test": _run_test_on_rank(stock["run_test"]),
     }
 
 
 def _body(case: Any) -> Callable[[RankProcess], None]:
-    kind, name, give = type(case), case._current_test_name(), precisions(type(case))
+    kind, name, set_precisions = type(case), case._current_test_name(), precisions(type(case))
     options = {"fake_pg": getattr(case, "fake_pg", False)}
 
     def body(process: RankProcess) -> None:
-        give()
+        set_precisions()
         kind._run(process.rank, name, case.file_name, process, **options)
 
     return body
 
 
-def _judge(told: RankResult) -> None:
-    """Raises what ended the run, or a skip in the test's own words."""
+def _raise_outcome(result: RankResult) -> None:
+    """Raises the error that ended the run, or a skip with the test's own reason."""
     __tracebackhide__ = True
-    codes = [process.exitcode for process in told.processes]
+    codes = [process.exitcode for process in result.processes]
     generic = common_distributed.TEST_SKIPS["generic"].exit_code
-    if told.skipped is not None and (codes[0] == generic or (told.fault is not None and generic in codes)):
-        skip(told.skipped)
-    if told.fault is None:
+    if result.skipped is not None and (codes[0] == generic or (result.fault is not None and generic in codes)):
+        skip(result.skipped)
+    if result.fault is None:
         return
     for known in common_distributed.TEST_SKIPS.values():
         if known.exit_code in codes:
             skip(known.message)
-    fail(told.fault, len(codes))
+    fail(result.fault, len(codes))
 
 
-def _life(stock: Callable[..., None]) -> Callable[..., None]:
+def _run_test_on_rank(stock: Callable[..., None]) -> Callable[..., None]:
     def run_test(self: Any, test_name: str, parent_pipe: Any) -> None:
-        """The test on one rank.  What it raises ends the run; a skip is an exit code, as in torch."""
+        """Runs the test on one rank.  Its exception ends the run; a skip is an exit code, as in torch."""
         if not is_rank():  # a process that was forked
             stock(self, test_name, parent_pipe)
             return

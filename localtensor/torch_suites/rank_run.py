@@ -1,7 +1,10 @@
-"""A test body of somebody else's, on rank threads: each rank begins as a fresh process would, and ends as one.
+"""A test body of torch's suites on rank threads: each rank begins and ends as a fresh process would.
 
-What a real run over gloo lets pass once every rank has come to its end, passes here: a message that nobody received,
-a work that nobody waited for.  What would hang there ends here, with an explanation.
+Leftovers that a real run over gloo ignores once every rank has ended are ignored here: unreceived messages, works without
+a wait().  A program that would hang there ends here, with an explanation.
+
+The barrier of torch's own DistributedTest keeps its count on a class, once for each process, and so once for all rank
+threads.  Here ranks count in the store of their simulation.
 """
 
 import itertools
@@ -26,22 +29,17 @@ from localtensor.threads.run import run_in_threads
 from localtensor.torch_suites.exits import Killed, RankProcess, as_processes, exit_code, users_part
 from localtensor.torch_suites.libraries import one_registry, polled, step_aside
 
-# The barrier of torch's own DistributedTest, which counts files that processes write.
-#
-# It keeps its count on a class, once for each process, and so once for all rank threads.  Here ranks count in the
-# store of their simulation.
-
 # Private part of torch: why it is needed.  Tried on torch 2.13.0.
 PRIVATE = {
     "torch.testing._internal.distributed.distributed_test.Barrier.sync": "it counts once for each process",
 }
-_HOME = "torch.testing._internal.distributed.distributed_test"
+_DISTRIBUTED_TEST = "torch.testing._internal.distributed.distributed_test"
 
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """While inside, that barrier is met by rank threads; nothing happens if nobody has imported it."""
-    barrier = getattr(sys.modules.get(_HOME), "Barrier", None)
+    """While inside, the barrier of DistributedTest works on rank threads; does nothing if it is not imported."""
+    barrier = getattr(sys.modules.get(_DISTRIBUTED_TEST), "Barrier", None)
     if barrier is None:
         yield
         return
@@ -66,7 +64,7 @@ TIMEOUT = 300.0  # seconds for one test, as torch gives its processes
 
 
 class TorchsOwnWay(UserWarning):
-    """A test that rank threads cannot serve runs as it would without this project."""
+    """A test that rank threads do not support runs as it would without this project."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What the ranks of one test came to: a process for each, and why the run did not end well, if it did not."""
+    """The result of the ranks of one test: a process for each, and the fault that ended the run, or None."""
 
     processes: tuple[RankProcess, ...]
     fault: ProgramFault | None
@@ -92,14 +90,14 @@ class RankResult:
 
 
 def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankResult:
-    """Every rank has run `body(process)` of its own, or the answer says what ended the run.
+    """Runs `body(process)` on each rank, with a process of its own.
 
     `SystemExit` and `unittest.SkipTest` are ways to end; any other exception is a failure, and ends all ranks.
     """
     processes = tuple(RankProcess(rank) for rank in range(ranks))
     skips: list[BaseException] = []
 
-    def live(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()  # a process begins without one
         process = processes[rank]
@@ -123,11 +121,11 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankR
         stack.enter_context(counted())
         stack.enter_context(one_registry())
         try:
-            run_in_threads(live, ranks, how.order(), how.seed, how.timeout)
+            run_in_threads(run_rank, ranks, how.order(), how.seed, how.timeout)
         except ProgramFault as ended:
             fault = ended
     if fault is not None and all(process.exitcode is not None for process in processes):
-        fault = None  # every rank came to its end: what it left behind is nothing to gloo
+        fault = None  # every rank has ended: gloo ignores leftovers
     if isinstance(fault, RankRaised):
         for rank, error in fault.errors.items():
             shown = users_part(error.__traceback__)
@@ -135,9 +133,9 @@ def run_ranks(body: Callable[[RankProcess], Any], ranks: int, how: How) -> RankR
     return RankResult(processes, fault, time.monotonic() - began, skips[0] if skips else None)
 
 
-def not_served(told: RankResult) -> bool:
-    """Whether a rank asked for what rank threads cannot give it.  Then torch's own way is left; a warning says so."""
-    errors = told.fault.errors.values() if isinstance(told.fault, RankRaised) else ()
+def not_served(result: RankResult) -> bool:
+    """Whether a rank called what rank threads do not support.  A warning then announces that torch's own ranks run."""
+    errors = result.fault.errors.values() if isinstance(result.fault, RankRaised) else ()
     refusal = next((error for error in errors if isinstance(error, NOT_HERE)), None)
     if refusal is not None:
         kept(str(refusal))
@@ -149,12 +147,12 @@ def kept(why: str) -> None:
 
 
 def precisions(kind: Any) -> Callable[[], None]:
-    """What gives a rank's thread the precisions of a test class, which torch keeps by thread.  Called where they are."""
+    """A function that copies the precisions of a test class, which torch keeps by thread, into a rank's thread."""
     local = getattr(kind, "_tls", None)
     held = dict(vars(local)) if isinstance(local, threading.local) else {}
 
-    def give() -> None:
+    def set_precisions() -> None:
         if isinstance(local, threading.local):
             vars(local).update(held)
 
-    return give
+    return set_precisions

@@ -17,7 +17,18 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.concurrency import AS_IT_IS as _AS_IT_IS
-from localtensor.concurrency import LIMIT, THREADS, BadCache, Circular, KeyPart, Once, Same, Stats, Sync, clear_all
+from localtensor.concurrency import (
+    LIMIT,
+    THREADS,
+    BadCache,
+    Circular,
+    KeyPart,
+    Same,
+    SingleFlightCache,
+    Stats,
+    Sync,
+    clear_all,
+)
 from localtensor.concurrency import rare_key as _rare_key
 from localtensor.concurrency import value_key as _value_key
 from localtensor.layout import Spec
@@ -171,14 +182,14 @@ def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
     return tuple([(name, _value_key(kwargs[name], _leaf)) for name in sorted(kwargs)])
 
 
-# The shared cache of propagated answers: `Once`, with keys that it can explain.
+# The shared cache of propagated answers: `SingleFlightCache`, with keys that it can explain.
 #
-# `Once` itself lives in `localtensor.concurrency.single_flight`, since the rank-thread world uses it too; this is its door for claims and rules.
+# `SingleFlightCache` itself lives in `localtensor.concurrency.single_flight`, since the rank-thread world uses it too; this is its door for claims and rules.
 
-__all__ = ["LIMIT", "BadCache", "Circular", "Once", "Stats", "answers", "call_parts", "clear_all"]
+__all__ = ["LIMIT", "BadCache", "Circular", "SingleFlightCache", "Stats", "answers", "call_parts", "clear_all"]
 
 
-def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> Once[Any]:
+def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> SingleFlightCache[Any]:
     """A cache by `Key`: `answers("rules").get(key, compute, *args)`.
 
     >>> from strategies.propagation.cache import key_of
@@ -188,7 +199,7 @@ def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> Once[Any]
     >>> kept.get(asked(1), str), kept.explain(asked(-1))
     ('', 'same op; differs in: dim=[-1] vs [1]')
     """
-    return Once(name=name, limit=limit, sync=sync, parts=call_parts)
+    return SingleFlightCache(name=name, limit=limit, sync=sync, parts=call_parts)
 
 
 def call_parts(key: Key) -> Mapping[str, KeyPart]:

@@ -40,7 +40,7 @@ from typing import Any
 import torch
 
 from localtensor._util import ambient
-from localtensor.concurrency import THREADS, Sync, Tally
+from localtensor.concurrency import THREADS, AtomicCounter, Sync
 from localtensor.layout import Mesh, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
@@ -48,7 +48,7 @@ from strategies.ops.semantics.local_call import check_book
 from strategies.ops.semantics.rulebook import Book
 from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.propagation.cache import LIMIT as KEPT
-from strategies.propagation.cache import Key, Keys, Once, Specs, Stats, answers
+from strategies.propagation.cache import Key, Keys, SingleFlightCache, Specs, Stats, answers
 from strategies.propagation.compute import Afresh, Decompose
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.mesh_expansion import LIMIT
@@ -80,12 +80,12 @@ class Propagator:
     __slots__ = (
         "__weakref__",
         "_afresh",
+        "_cache",
         "_hit",
         "_hits",
         "_keys",
         "_listed",
         "_names",
-        "_once",
         "_same",
         "_specs",
         "_turn",
@@ -100,13 +100,13 @@ class Propagator:
         own = replace(book, entries=MappingProxyType(dict(book.entries)))
         self._afresh = Afresh(own, limit, sync, replicate_all, decompose, network, lock_of(sync))
         self._keys = Keys()
-        self._once: Once[Propagation] = answers("propagate", limit=kept, sync=sync)
+        self._cache: SingleFlightCache[Propagation] = answers("propagate", limit=kept, sync=sync)
         self._names: dict[torch._ops.OpOverload, str] = {}
         # Replaced by `clear`, so that who asked before does not fill the new one.
         self._same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._listed: dict[Any, int] = {}  # ops that were called with lists, and where these stood
         self._specs, self._turn = Specs(), itertools.count()
-        self._hits = Tally()
+        self._hits = AtomicCounter()
         self._hit = self._hits.add
         ambient.add_cache(self)
 
@@ -195,10 +195,10 @@ class Propagator:
         for spec in specs:
             if spec.mesh is not mesh and spec.mesh != mesh:  # the key does not know the names of the axes
                 return self._afresh(name, specs, args, kwargs, mesh)
-        found = self._once.get(key, self._afresh, name, specs, args, kwargs, mesh)
+        found = self._cache.get(key, self._afresh, name, specs, args, kwargs, mesh)
         if found.mesh is mesh or mesh is None or found.mesh == mesh:
             return found
-        return self._once.get(key._replace(settings=("axes", mesh.names)), found.on, mesh)
+        return self._cache.get(key._replace(settings=("axes", mesh.names)), found.on, mesh)
 
     def _key(
         self, name: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
@@ -209,13 +209,13 @@ class Propagator:
 
     def stats(self) -> Stats:
         """How many calls were answered from memory, and how many were computed."""
-        stats = self._once.stats()
+        stats = self._cache.stats()
         return replace(stats, hits=stats.hits + self._hits.read())
 
     def clear(self) -> None:
         """Nothing is remembered."""
         self._same, self._specs = {}, Specs()
-        self._once.clear()
+        self._cache.clear()
 
     def after_fork(self) -> None:
         """What is remembered is whole: nothing has to be done in a child process."""
@@ -229,7 +229,7 @@ class Propagator:
         Raises `NoKey` for an argument that cannot be held by value: such a call is always computed.
         """
         given = tuple(map(leaf_at, range(len(specs)))) if args is None else args
-        return self._once.explain(self._key(str(op), specs, given, kwargs, mesh))
+        return self._cache.explain(self._key(str(op), specs, given, kwargs, mesh))
 
     def _name(self, op: Any) -> str:
         return self._names.setdefault(op, str(op))

@@ -51,10 +51,18 @@ def defined_in(value: object, module: str) -> str:
 
 REEXPORTED = {
     "StridedShard": ("torch.distributed.tensor.placement_types",),  # under a public name
-    "Once": ("localtensor.concurrency.single_flight",),
+    "SingleFlightCache": ("localtensor.concurrency.single_flight",),
     "LocalTensor": ("localtensor.lockstep.values.local_tensor",),  # made outside a mode, it needs the mode's module
 }
-MOVED: set[str] = {"assert_rule", "assert_sharding", "check_case", "rule_cases", "RuleCase", "WrongRule", "Once"}
+MOVED: set[str] = {
+    "assert_rule",
+    "assert_sharding",
+    "check_case",
+    "rule_cases",
+    "RuleCase",
+    "WrongRule",
+    "SingleFlightCache",
+}
 """Names that a package offers though another one defines them."""
 
 

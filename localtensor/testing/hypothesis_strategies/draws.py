@@ -8,9 +8,9 @@
     ...     assert torch.equal(doubled, x.whole * 2)
     >>> test_doubling_works_shard_by_shard()
 
-What is drawn is a frozen value whose print is short and can be executed, or a plain tensor.  Tensors are drawn as
-shape, seed and pattern, never element by element.  Unless "rough" values are asked for, sums over up to eight ranks
-are exact in every dtype and every order, so that a property can compare with `torch.equal`.
+A drawn value is frozen, with a short repr that can be executed, or a plain tensor.  Tensors are drawn as shape, seed and
+pattern, never element by element.  Except for "rough" values, sums over up to eight ranks are exact in every dtype and
+every order, so that a property can compare with `torch.equal`.
 
 Counterexamples shrink to
 
@@ -21,7 +21,7 @@ Counterexamples shrink to
 5. simpler values: the first dtype (float32), the first pattern (zeros, ones, arange ...), the smallest seed,
 6. the first op and its first sample; the schedule `round_robin`.
 
-Arguments are checked when a strategy is made: each raises `BadDraw` for what cannot be drawn.  `dtype` is a dtype or
+Arguments are checked when a strategy is made: each strategy raises `BadDraw` for invalid ones.  `dtype` is a dtype or
 None for any of `DTYPES`, `shape` a tuple of sizes or None for any, `kinds` a tuple out of `KINDS`: "R" (replicate),
 "S" (shard), "SS" (strided shard), "P" (partial, of any of five reductions), or one of them, as in "P(sum)".
 """
@@ -52,7 +52,7 @@ __all__ = [
     "specs", "tensor_of", "tensors",
 ]  # fmt: skip
 PLAIN = ("R", "S", "P")
-"""The kinds of placement that are drawn if nobody asks for others; "SS", which few ops know, has to be asked for."""
+"""The kinds of placement that are drawn by default; "SS", which few ops support, is drawn on request only."""
 
 
 def meshes(
@@ -63,7 +63,7 @@ def meshes(
     min_axes: int = 1,
     names: Sequence[str] | None = None,
 ) -> st.SearchStrategy[Mesh]:
-    """A `Mesh` of so many ranks and axes, which are called a, b, c ... or by these names.
+    """A `Mesh` with these numbers of ranks and axes; axes are called a, b, c ... or by `names`.
 
     Axes of one rank are among them.  It shrinks to fewer ranks, then to fewer axes.
 
@@ -71,8 +71,8 @@ def meshes(
     >>> find(meshes(), lambda mesh: mesh.ranks >= 3), find(meshes(min_axes=2), lambda mesh: min(mesh.sizes) > 1)
     (Mesh(a=3), Mesh(a=2, b=2))
     """
-    asked = _meshes("meshes", (min_ranks, max_ranks), (min_axes, max_axes), names)
-    return st.composite(asked.mesh)()
+    requested = _meshes("meshes", (min_ranks, max_ranks), (min_axes, max_axes), names)
+    return st.composite(requested.mesh)()
 
 
 def placements(
@@ -80,8 +80,8 @@ def placements(
 ) -> st.SearchStrategy[Placement]:
     """One placement, for one axis, of a tensor of `ndim` dims.
 
-    With a dtype, only those that mean something for it: no minimum of complex numbers, no average of integers.  It
-    shrinks to `Replicate()`.  Raises `BadDraw` also where nothing is left, as for a shard of no dim.
+    With a dtype, only placements that are defined for it: no minimum of complex numbers, no average of integers.  It
+    shrinks to `Replicate()`.  Raises `BadDraw` also where no placement is left, as for shards of a scalar.
 
     >>> from torch.distributed.tensor import Partial
     >>> from hypothesis import find
@@ -96,7 +96,7 @@ def placements(
 def layouts(
     mesh: Mesh, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, kinds: Sequence[str] = PLAIN
 ) -> st.SearchStrategy[Layout]:
-    """A placement for each axis of the mesh, that together mean something for a tensor of that shape and dtype.
+    """A placement for each axis of the mesh, which together are valid for a tensor of that shape and dtype.
 
     Of different kinds, only sum and avg are partial at once.  With "SS" in `kinds`, a dim that several axes cut is
     also cut in other orders than from left to right, as FSDP over tensor parallelism does; where torch has two
@@ -117,17 +117,17 @@ def layouts(
 def shapes(max_dims: int = 3, max_size: int = 8, *, min_dims: int = 0) -> st.SearchStrategy[tuple[int, ...]]:
     """The shape of a tensor: scalars, dims of one element and empty ones are among them.
 
-    It shrinks to fewer dims, then to smaller ones, down to 1; an empty dim is what comes last.
+    It shrinks to fewer dims, then to smaller ones, down to 1; an empty dim is the last choice.
 
     >>> from hypothesis import find
     >>> find(shapes(), lambda shape: len(shape) == 2 and shape[1] > 2), find(shapes(), lambda shape: 0 in shape)
     ((1, 3), (0,))
     """
-    asked = _shapes("shapes", None, (min_dims, max_dims), max_size)
+    requested = _shapes("shapes", None, (min_dims, max_dims), max_size)
 
     @st.composite
     def drawn(draw: search.Draw) -> tuple[int, ...]:
-        return asked.of(draw, asked.ndim(draw))
+        return requested.of(draw, requested.ndim(draw))
 
     return drawn()
 
@@ -147,11 +147,11 @@ def specs(
     max_dims: int = 3,
     max_size: int = 8,
 ) -> st.SearchStrategy[Spec]:
-    """A `Spec`: how a tensor of some shape and dtype lies on a mesh.  What is given is not drawn.
+    """A `Spec`: a mesh, placements, a shape and a dtype.  Given arguments are not drawn.
 
     Uneven and empty shards are among them, dims of one element and none, scalars, and several axes that cut the same
-    dim.  The layouts are those of `layouts`.  With `orders`, such axes also take turns in another order than from left
-    to right: `spec.shard_order`, which placements alone do not show, so that whoever reads only these is caught.
+    dim.  The layouts are those of `layouts`.  With `orders`, such axes also cut in another order than from left to right,
+    `spec.shard_order`; this finds code that reads placements alone.
 
     >>> from hypothesis import find
     >>> spec = find(specs(Mesh.of(dp=2), kinds=("S",)), lambda spec: spec.shape[0] > 2)
@@ -160,10 +160,10 @@ def specs(
     >>> spec_text(find(specs(orders=True), lambda spec: spec.shard_order and min(spec.mesh.sizes) > 1))
     'f32[1] @ a=2:S(0)[1], b=2:S(0)[0]'
     """
-    asked = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
+    requested = _specs("specs", mesh, shape, (dtype,) if dtype is not None else dtypes, kinds,
                    (min_ranks, max_ranks), max_axes, (min_dims, max_dims), max_size)  # fmt: skip
-    asked = replace(asked, orders=orders)
-    return st.composite(asked.spec)()
+    requested = replace(requested, orders=orders)
+    return st.composite(requested.spec)()
 
 
 def drawn(
@@ -177,7 +177,7 @@ def drawn(
     max_dims: int = 3,
     max_size: int = 8,
 ) -> st.SearchStrategy[Drawn]:
-    """A tensor as `Drawn(shape, dtype, pattern, seed)`, for a test that wants it several times; see `tensors`.
+    """A tensor as `Drawn(shape, dtype, pattern, seed)`, for a test that makes it several times; see `tensors`.
 
     >>> from hypothesis import find
     >>> find(drawn(dtype=torch.int64), lambda x: bool((x.tensor() > 0).any()))
@@ -193,7 +193,9 @@ def drawn(
 
     @st.composite
     def made(draw: search.Draw) -> Drawn:
-        return search.drawn(draw, of, wanted, names, requires_grad)
+        size = of.of(draw, of.ndim(draw))
+        kind, pattern, seed = draw(search.one_of(wanted)), draw(search.one_of(names)), draw(search.SEEDS)
+        return Drawn(size, kind, pattern, seed, requires_grad)
 
     return made()
 
@@ -234,7 +236,7 @@ def tensors(
 
 
 def tensor_of(drawn: Drawn) -> Tensor:
-    """The tensor; what a failing example calls."""
+    """The tensor; the repr of a failing example calls this."""
     return drawn.tensor()
 
 
@@ -243,10 +245,10 @@ def sharded(
 ) -> st.SearchStrategy[Sharded]:
     """A whole tensor, its spec, and each rank's piece: a `Sharded`; its law: `assemble(x.pieces, x.spec) == x.whole`.
 
-    The spec is given as itself, as its text, or as a strategy; without one, `options` are those of `specs`.  Partial
-    values are made to catch what is wrong: they cancel, change their sign, tie, and are zero where the total is not;
-    which, and on which rank, the seed decides.  `patterns` are those of `tensors`, but that extremes are not drawn
-    where an average is pending: no numbers of the dtype have them as their average.
+    `spec` is a spec, its text, or a strategy; without one, `options` are those of `specs`.  Partial values are made to
+    expose errors: they cancel, change their sign, tie, and are zero where the total is not; the seed decides which, and on
+    which rank.  `patterns` are those of `tensors`, except that extremes are not drawn where an average is pending: no
+    numbers of the dtype have them as their average.
 
     >>> from hypothesis import find
     >>> find(sharded("i64[2] @ dp=2:P(sum)"), lambda x: x.whole[1] == 1 and x.pieces[0][1] < 0)
@@ -261,11 +263,13 @@ def sharded(
     spec = read_spec(spec) if isinstance(spec, str) else specs(**options) if spec is None else spec
     if not isinstance(spec, Spec | st.SearchStrategy):
         raise BadDraw("sharded", "spec", spec, "it is no spec", "Pass one, its text, or a strategy such as specs().")
-    asked, names = st.just(spec) if isinstance(spec, Spec) else spec, tuple(patterns)
+    drawn_specs, names = st.just(spec) if isinstance(spec, Spec) else spec, tuple(patterns)
 
     @st.composite
     def made(draw: search.Draw) -> Sharded:
-        return search.sharded(draw, draw(asked), names)
+        drawn_spec = draw(drawn_specs)
+        pattern = draw(search.one_of(search.fitting(names, drawn_spec)))
+        return Sharded(drawn_spec, pattern, draw(search.SEEDS))
 
     return made()
 
@@ -273,7 +277,7 @@ def sharded(
 def op_calls(
     names: Sequence[str] | None = None, *, dtypes: Sequence[torch.dtype] = (torch.float32,)
 ) -> st.SearchStrategy[OpCall]:
-    """A call of one of torch's ops, with arguments that torch tests it with: an `OpCall` with op, args, kwargs.
+    """A call of one of torch's ops, with arguments of torch's own tests: an `OpCall` with op, args, kwargs.
 
     `names` are those of torch's OpInfo database, as "add" or "nn.functional.linear"; "div" is all variants of it,
     "div.floor_rounding" one; None is all of them.  The database is opened on first use, which takes seconds: only

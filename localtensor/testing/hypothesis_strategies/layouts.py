@@ -1,6 +1,11 @@
-"""Where a drawn tensor may lie: placements for one axis, the simplest first, and other orders of cuts.
+"""The layouts of drawn tensors: placements for one axis, sizes of meshes, specs as text, and sharded values.
 
-What a layout means is said in `localtensor.layout.shards`.
+Placements and sizes come the simplest first; a value that stands in a table several times is drawn more often, and is as
+simple as its first occurrence.  The ranks of a mesh are drawn first, and the last axis has as many as are left; so any
+axis can be dropped, and one rank after the other, without a change of meaning of the other drawn numbers.
+
+A spec is one line of text with the sizes of its mesh: `f32[5,3] @ dp=2:S(0), tp=4:R`.  Where axes do not cut a dim from
+left to right, each has its turn: `f32[8] @ dp=2:S(0)[1], tp=2:S(0)[0]`.  `localtensor.layout.shards` defines layouts.
 """
 
 from __future__ import annotations
@@ -31,9 +36,9 @@ FACTORS = (2, 3)
 
 @functools.lru_cache(1024)
 def options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str = "") -> Layout:
-    """All that a tensor of `ndim` dims can be on one axis, the simplest first; `pending` is what it already waits for.
+    """All placements of a tensor of `ndim` dims on one axis, the simplest first; `pending` is its reduction on others.
 
-    Of the kinds of Partial those are left out on whose meaning for the dtype nobody agrees.
+    Reductions that have no agreed meaning for the dtype are left out.
     """
     found: list[Placement] = [Replicate()] if "R" in kinds else []
     if "S" in kinds:
@@ -50,10 +55,10 @@ def options(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pendin
 
 @functools.lru_cache(1024)
 def steady(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending: str, most: int) -> Layout:
-    """The options, each in the place that it has among those of a tensor of `most` dims that can be anything.
+    """The options, each at its index among those of a tensor of `most` dims and any dtype.
 
-    Where another would stand stands the one before it.  So a place means the same if the tensor loses a dim, or gets
-    another dtype: counterexamples shrink by one number after the other.
+    A missing option is replaced by the one before it.  So an index keeps its meaning if the tensor loses a dim, or gets
+    another dtype, and counterexamples shrink one number at a time.
 
     >>> steady(1, torch.float32, ("R", "S", "P(max)"), "", 3)
     (Replicate(), Shard(dim=0), Shard(dim=0), Shard(dim=0), Partial(max))
@@ -65,7 +70,7 @@ def steady(ndim: int, dtype: torch.dtype | None, kinds: tuple[str, ...], pending
 
 
 def orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Each other order in which several axes may cut the dim that they share: (dim, axes), but for left to right.
+    """Each order except left to right in which several axes may cut the dim that they share, as (dim, axes).
 
     >>> orders((Shard(0), Replicate(), Shard(0)))
     ((0, (2, 0)),)
@@ -78,26 +83,21 @@ def orders(layout: Sequence[Placement]) -> tuple[tuple[int, tuple[int, ...]], ..
 
 
 def mended(layout: Layout, shape: Sequence[int], dtype: torch.dtype, mesh: Sequence[int]) -> Layout:
-    """The layout itself, or with plain shards instead of strided ones that would have two meanings."""
+    """The layout itself, or with plain shards in place of strided ones if it would have two meanings."""
     if has_meaning(layout, shape, dtype, mesh):
         return layout
     return tuple(Shard(p.dim) if isinstance(p, StridedShard) else p for p in layout)
 
 
-# The sizes that the axes of a mesh can have: the ranks come first, and the last axis has as many as are left.
-#
-# So any axis can go, and one rank after the other, without the numbers that were drawn for the rest meaning another mesh.
-# Values that stand in a table several times come more often, and are as simple as the first of them.
-
 AXES = "abcdefgh"
-"""What axes are called if nobody names them."""
+"""The default names of axes."""
 HALVES = ("lower", "lower", "lower", "lower", "lower", "lower", "lower", "upper")
-"""Seldom an axis takes more than half of the ranks that are left: then no proper axis comes after it."""
+"""An axis seldom takes more than half of the remaining ranks, since then no axis of two ranks can follow."""
 
 
 @functools.lru_cache(256)
 def ranks_between(least: int, most: int) -> tuple[int, ...]:
-    """The numbers of ranks; those on which two proper axes have room come more often.
+    """The numbers of ranks; those that allow two axes of two ranks or more come more often.
 
     >>> ranks_between(2, 5)
     (2, 3, 4, 4, 4, 5, 5, 5)
@@ -123,10 +123,6 @@ def sizes_left(least: int, ranks: int, before: int, half: str) -> tuple[int, ...
     return (lower or upper) if half == "lower" else (upper or lower)
 
 
-# A spec as one line of text, with the sizes of its mesh, and read back: `f32[5,3] @ dp=2:S(0), tp=4:R`.
-#
-# Where the axes do not cut a dim from left to right, each has its turn: `f32[8] @ dp=2:S(0)[1], tp=2:S(0)[0]`.
-
 _WHOLE = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\] @ (.+)")
 _AXIS = re.compile(r"([^\W\d]\w*)=(\d+):(\w+(?:\([^)]*\))?)(?:\[(\d+)\])?(?:, (?=.)|$)")
 _DTYPE = {shape_text((), dtype).partition("[")[0]: dtype for dtype in DTYPES}
@@ -147,10 +143,10 @@ def spec_text(spec: Spec) -> str:
 
 
 def read_spec(text: str) -> Spec:
-    """The spec that a line stands for.
+    """The spec of a line.
 
-    Raises `BadDraw` for anything else, and what `Mesh`, `parse` and `Spec` raise.  Of a dim either no axis has a turn,
-    or each that cuts it has its own, from 0 up.
+    Raises `BadDraw` for an invalid line, and the errors of `Mesh`, `parse` and `Spec`.  Of a dim either no axis has a
+    turn, or each that cuts it has its own, from 0 up.
 
     >>> read_spec("bf16[7] @ a=3:SS(0,2)"), read_spec("bf16[7] @ a=3:S(0)[1], b=2:S(0)[0]").shard_order
     (bf16[7] @ a:SS(0,2), ((0, (1, 0)),))
@@ -168,7 +164,7 @@ def read_spec(text: str) -> Spec:
 
 
 def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | None]) -> ShardOrder:
-    """The shard order that the turns of the axes make."""
+    """The shard order by the turns of the axes."""
     found: dict[int | None, list[tuple[int | None, int]]] = {}
     for axis, (cut, turn) in enumerate(zip(map(cuts, placements), turns, strict=True)):
         found.setdefault(None if cut is None else cut[0], []).append((turn, axis))
@@ -184,24 +180,15 @@ def _order(text: str, placements: Sequence[Placement], turns: Sequence[int | Non
     return tuple(orders)
 
 
-# A whole tensor and what each rank of a mesh holds of it, drawn.
-#
-# `shards.assemble(Sharded(...).pieces, spec)` is the whole, to the last bit, for every pattern but "rough", on up to
-# eight ranks.
-
-# Partial values that make their total to the last bit, in whatever order the ranks are folded, and no easier for it.
-#
-# The parts cancel, change sign, tie, and are zero where the total is not, as those of `partials.parts`; but every number
-# of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is rounded.
-# Where the total is no multiple of it, infinite or NaN, one rank alone holds it.
-
-
 def exact_parts(x: Tensor, kind: str, ranks: int, rng: torch.Generator, *, sparse: bool = False) -> Tensor:
-    """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x exactly.
+    """`ranks` partial values of x, stacked as [ranks, *x.shape], that fold to x bit for bit in any order of the ranks.
 
-    `sparse` asks for the second form: zeros of the parts that are not zeros of the total (sum, avg), ties (min, max),
-    ones (product).  An average of a number that is near the end of its dtype has no exact parts, nor has one of
-    integers.  Raises `NotReducible` where the reduction has no meaning for the dtype.
+    The parts cancel, change sign, tie, and are zero where the total is not, as those of `reductions.parts`; but every
+    number of a sum or an average is a multiple of the unit of the dtype, where the total is one, so that no sum is rounded.
+    Where the total is no multiple of it, infinite or NaN, one rank alone holds it.  `sparse` is the second form: zeros of
+    the parts that are not zeros of the total (sum, avg), ties (min, max), ones (product).  An average of a number that is
+    near the end of its dtype has no exact parts, nor has one of integers.  Raises `NotReducible` where the reduction has
+    no meaning for the dtype.
     """
     if kind in ("min", "max") or not (x.dtype.is_floating_point or x.dtype.is_complex):
         return parts(x, kind, ranks, rng, sparse=sparse)
@@ -226,7 +213,7 @@ def _addends(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tenso
 
 
 def _factors(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tensor:
-    """Signs, and powers of two where no number can leave its range by them; one rank holds what they leave of x."""
+    """Signs, and powers of two where no number can leave its range by them; one rank holds the rest of x."""
     shape = (ranks - 1, *x.shape)
     minus = torch.rand(shape, generator=rng) < 0.5
     powers = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)[torch.randint(0, 3, shape, generator=rng)]
@@ -243,11 +230,11 @@ def _factors(x: Tensor, ranks: int, rng: torch.Generator, sparse: bool) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class Sharded:
-    """A whole tensor and each rank's piece, made from a spec, a pattern and a seed; that is also its print.
+    """A whole tensor and each rank's piece, made from a spec, a pattern and a seed, which are also its repr.
 
-    `pieces[rank]` are fresh, contiguous tensors that share no memory, so a test may write into them.  Two are equal
-    if they were made alike.  Raises `BadDraw` for a pattern that there is not, `BadPlacement` for a layout that has
-    no meaning, or two.
+    `pieces[rank]` are fresh, contiguous tensors that share no memory, so a test may write into them.
+    `assemble(x.pieces, x.spec)` is `x.whole` bit for bit, except for "rough", on up to eight ranks.  Two are equal if spec, pattern and seed are.  Raises `BadDraw` for an unknown pattern, `BadPlacement` for a layout without a meaning, or
+    with two.
 
     >>> sharded = Sharded.of("i64[5] @ dp=2:S(0), tp=2:P(sum)", "arange", 1)
     >>> sharded.whole
@@ -280,7 +267,7 @@ class Sharded:
         object.__setattr__(self, "pieces", tuple(cut(whole, spec, self.seed, exact=self.pattern != "rough")))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would else print the fields."""
+        """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -288,7 +275,7 @@ class Sharded:
 
 
 def cut(whole: Tensor, spec: Spec, seed: int, *, exact: bool = True) -> list[Tensor]:
-    """Every rank's piece, by rank number, fresh.  Partial values come in their second form for odd seeds."""
+    """Every rank's piece, by rank, in fresh memory.  Partial values are sparse for odd seeds."""
     rng = torch.Generator().manual_seed(seed)
     make, sparse = exact_parts if exact else parts, seed % 2 == 1
 

@@ -1,4 +1,4 @@
-"""Concrete calls of torch's ops, from the database that torch tests itself with; opened on first use, in seconds.
+"""Concrete calls of torch's ops, from torch's own test database, which takes seconds to open, on first use.
 
 | torch part (under torch.testing._internal)                   | why                        | read on     | run on |
 |---------------------------------------------------------------|----------------------------|-------------|--------|
@@ -32,9 +32,9 @@ from localtensor.layout.spec import shape_text
 from localtensor.testing.hypothesis_strategies.values import BadDraw, check_count, check_dtype
 
 MOST_SAMPLES = 12
-"""Samples of one op and dtype that are looked at."""
+"""The number of samples used of one op and dtype."""
 MOST_NUMEL = 20_000
-"""Elements of a tensor in a sample; what is larger is passed over."""
+"""The most elements of a tensor in a sample; samples with larger ones are skipped."""
 
 
 @functools.cache
@@ -42,28 +42,30 @@ def database() -> Mapping[str, Any]:
     """torch's OpInfos by full name, such as `add` and `div.floor_rounding`, in their own order."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    return MappingProxyType({_full(info): info for info in op_db})
+    return MappingProxyType({_full_name(info): info for info in op_db})
 
 
-def _full(info: Any) -> str:
+def _full_name(info: Any) -> str:
     return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
 
 
 def full_names(names: Sequence[str] | None, dtypes: Sequence[torch.dtype]) -> tuple[str, ...]:
-    """Every op of these names, variants included, that knows one of the dtypes and has a sample of it to show.
+    """Every op of these names, variants included, that supports one of the dtypes.
 
-    Raises `BadDraw` for a name that is not in the database, and where nothing is left.
+    Raises `BadDraw` for a name that is not in the database, and where no op is left.
     """
     known = database()
-    wanted = list(known) if names is None else [full for name in names for full in _named(name)]
+    wanted = list(known) if names is None else [full for name in names for full in _names_of(name)]
     found = tuple(full for full in wanted if any(dtype in _dtypes(full) for dtype in dtypes))
     if not found:
-        asked = ", ".join(map(str, dtypes))
-        raise BadDraw("op_calls", "names", names, f"none of them knows {asked}", "Pass other names, or other dtypes.")
+        dtype_names = ", ".join(map(str, dtypes))
+        raise BadDraw(
+            "op_calls", "names", names, f"none of them knows {dtype_names}", "Pass other names, or other dtypes."
+        )
     return found
 
 
-def _named(name: str) -> list[str]:
+def _names_of(name: str) -> list[str]:
     known = database()
     found = [name] if name in known else [full for full, info in known.items() if info.name == name]
     if not found:
@@ -79,7 +81,7 @@ def _dtypes(full: str) -> frozenset[torch.dtype]:
 
 
 def knows(full: str, dtype: torch.dtype) -> bool:
-    """Whether torch says that this op runs on such tensors."""
+    """Whether torch lists this dtype as supported by the op."""
     return dtype in _dtypes(full)
 
 
@@ -87,9 +89,9 @@ def knows(full: str, dtype: torch.dtype) -> bool:
 class OpCall:
     """One call of one op: `op(*args, **kwargs)`, which `call()` makes.  The name, dtype, number and seed make it again.
 
-    `says` is the call in words.  If it is given, the sample has to be that one still: `BadDraw` says when another
-    torch has other samples, so that a kept example does not quietly become another.  The tensors are fresh, and belong
-    to whoever holds the value.
+    `says` is the call as text.  If it is given, the sample must still match it: `BadDraw` is raised when another torch
+    version has other samples, so that a kept example does not silently change.  The tensors are fresh, and belong to the
+    holder of the value.
 
     >>> call = OpCall("add", torch.float32, 1)  # doctest: +SKIP
     >>> call  # doctest: +SKIP
@@ -109,24 +111,24 @@ class OpCall:
         check_dtype("OpCall", self.dtype if self.dtype is not None else "None")
         check_count("OpCall", "number", self.number, 0)
         if self.name not in database():
-            _named(self.name)
-            raise BadDraw("OpCall", "name", self.name, "it is several variants", f"Pass one: {_named(self.name)}.")
-        args, kwargs = _fresh(_sample(self.name, self.dtype, self.number, self.seed))
+            _names_of(self.name)
+            raise BadDraw("OpCall", "name", self.name, "it is several variants", f"Pass one: {_names_of(self.name)}.")
+        args, kwargs = _copied(_sample(self.name, self.dtype, self.number, self.seed))
         object.__setattr__(self, "op", database()[self.name].op)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
-        said = f"{self.name}({', '.join([*map(_said, args), *(f'{k}={_said(v)}' for k, v in kwargs.items())])})"
-        if self.says not in ("", said):
-            problem = f"in this torch it is {said}"
+        text = f"{self.name}({', '.join([*map(_value_text, args), *(f'{k}={_value_text(v)}' for k, v in kwargs.items())])})"
+        if self.says not in ("", text):
+            problem = f"in this torch it is {text}"
             raise BadDraw("OpCall", "says", self.says, problem, "Leave it out to take what this torch has.")
-        object.__setattr__(self, "says", said)
+        object.__setattr__(self, "says", text)
 
     def call(self) -> Any:
-        """What the op gives for these arguments."""
+        """The result of the op for these arguments."""
         return self.op(*self.args, **self.kwargs)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would else print the fields."""
+        """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -142,7 +144,7 @@ def _sample(name: str, dtype: torch.dtype, number: int, seed: int) -> tuple[Any,
 
 
 def count(name: str, dtype: torch.dtype, seed: int) -> int:
-    """How many samples there are of it."""
+    """The number of samples of an op for the dtype and seed."""
     return len(_samples(name, dtype, seed))
 
 
@@ -162,7 +164,7 @@ def _samples(name: str, dtype: torch.dtype, seed: int) -> tuple[tuple[Any, ...],
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Every generator that the database draws from has this seed, and afterwards the state that it had."""
+    """While inside, every generator that the database draws from has this seed; their states are restored."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -183,21 +185,21 @@ def _numel(value: Any) -> int:
     return max(map(_numel, value), default=0) if isinstance(value, list | tuple) else 0
 
 
-def _fresh(value: Any) -> Any:
-    """The same with tensors of its own."""
+def _copied(value: Any) -> Any:
+    """The value with copies of its tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, dict):
-        return {name: _fresh(one) for name, one in value.items()}
+        return {name: _copied(one) for name, one in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_fresh, value))
+        return type(value)(map(_copied, value))
     return value
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Tensor):
         return shape_text(value.shape, value.dtype)
     if type(value) in (list, tuple):
         ends = "[]" if isinstance(value, list) else "()"
-        return f"{ends[0]}{', '.join(map(_said, value))}{',' * (ends == '()' and len(value) == 1)}{ends[1]}"
+        return f"{ends[0]}{', '.join(map(_value_text, value))}{',' * (ends == '()' and len(value) == 1)}{ends[1]}"
     return getattr(value, "__name__", None) or repr(value)

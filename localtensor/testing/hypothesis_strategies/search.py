@@ -1,6 +1,6 @@
-"""How Hypothesis chooses: few small numbers for each value, the simplest first, so that counterexamples shrink well.
+"""The choices of Hypothesis: few small numbers for each value, the simplest first, so that counterexamples shrink well.
 
-Each function takes Hypothesis' `draw`, and makes a value of what it draws; the strategies go around them.
+Each function takes Hypothesis' `draw` and returns a value; the strategies in `draws` wrap them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from localtensor.layout.shards import Layout, in_order
 from localtensor.layout.spec import ShardOrder, Spec, StridedShard
 from localtensor.testing.hypothesis_strategies.layouts import (
     HALVES,
-    Sharded,
     mended,
     options,
     orders,
@@ -30,31 +29,30 @@ from localtensor.testing.hypothesis_strategies.layouts import (
     steady,
 )
 from localtensor.testing.hypothesis_strategies.op_calls import OpCall, count, full_names, knows
-from localtensor.testing.hypothesis_strategies.values import Drawn
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Place = Callable[[Draw, Sequence[Any]], Any]
-"""Draws what lies on an axis, given what lies on those before it."""
+"""Draws the placement on an axis, given those on the axes before it."""
 MOST_SEED = 999
-"""Seeds are short; a thousand of them are more than anybody tries on one shape and pattern."""
+"""Seeds are short; a thousand suffice for one shape and pattern."""
 SEEDS = st.integers(0, MOST_SEED)
 
 
 @functools.lru_cache(4096)
 def one_of(values: tuple[Any, ...]) -> st.SearchStrategy[Any]:
-    """One of the values; kept, for to make a strategy costs more than to draw from it."""
+    """One of the values; cached, since making a strategy costs more than drawing from it."""
     return st.sampled_from(values)
 
 
 @functools.lru_cache(64)
 def sizes(largest: int) -> st.SearchStrategy[int]:
-    """The size of one dim; an empty dim comes last, so that nothing shrinks to it that does not need it."""
+    """The size of one dim; an empty dim comes last, so that only failures that need it shrink to it."""
     return one_of((*range(1, largest + 1), 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """Which meshes: their ranks and axes, from and to, and the names of the axes."""
+    """Options of meshes: ranges of ranks and axes, and the names of the axes."""
 
     ranks: tuple[int, int]
     axes: tuple[int, int]
@@ -64,7 +62,7 @@ class Meshes:
         return self.placed(draw, lambda draw, before: None)[0]
 
     def placed(self, draw: Draw, place: Place) -> tuple[Mesh, tuple[Any, ...]]:
-        """A mesh, and what `place` puts on each axis; what is drawn for one axis stands together, so that any can go."""
+        """A mesh, and the result of `place` for each axis; the draws of one axis are adjacent, so that any can be dropped."""
         ranks = draw(one_of(ranks_between(*self.ranks)))
         many = draw(one_of(tuple(range(self.axes[0], self.axes[1] + 1))))
         sizes: list[int] = []
@@ -85,7 +83,7 @@ def _axis(draw: Draw, left: tuple[int, int, int], last: bool, place: Place, foun
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Which shapes: a fixed one, or dims from and to, and the largest size."""
+    """Options of shapes: a fixed one, or the range of dims and the largest size."""
 
     fixed: tuple[int, ...] | None
     dims: tuple[int, int]
@@ -93,7 +91,7 @@ class Shapes:
 
     @property
     def most(self) -> int:
-        """The dims of the largest."""
+        """The largest number of dims."""
         return self.dims[1] if self.fixed is None else len(self.fixed)
 
     def ndim(self, draw: Draw, least: int = 0) -> int:
@@ -109,7 +107,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Specs:
-    """Which specs: of which meshes (or on one), shapes, dtypes and kinds of placement, with shard orders or without."""
+    """Options of specs: meshes (or one), shapes, dtypes, kinds of placement, with shard orders or without."""
 
     meshes: Meshes | Mesh
     shapes: Shapes
@@ -140,7 +138,7 @@ def _place(
 
 
 def layout(draw: Draw, mesh: tuple[int, ...], place: Place) -> Layout:
-    """What `place` puts on each axis."""
+    """The result of `place` for each axis."""
     found: list[Any] = []
     for _ in mesh:
         found.append(place(draw, found))
@@ -148,7 +146,7 @@ def layout(draw: Draw, mesh: tuple[int, ...], place: Place) -> Layout:
 
 
 def reordered(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[str, ...]) -> Layout:
-    """The layout, or one that cuts a dim that axes share in another order than from left to right."""
+    """The layout, or one with a shared dim that the axes cut in another order than from left to right."""
     others = orders(placed) if "SS" in kinds else ()
     order = draw(one_of((None, *others))) if others else None
     cut = {} if order is None else in_order(order[0], order[1], mesh)
@@ -156,7 +154,7 @@ def reordered(draw: Draw, placed: Layout, mesh: tuple[int, ...], kinds: tuple[st
 
 
 def shard_order(draw: Draw, placed: Layout) -> ShardOrder:
-    """For each dim that plain shards of several axes cut an order of these: from left to right, or another one."""
+    """For each dim that plain shards of several axes cut, an order of these axes: left to right, or another."""
     others: dict[int, list[tuple[int, ...]]] = {}
     strided = {placement.dim for placement in placed if isinstance(placement, StridedShard)}
     for dim, order in orders(placed):
@@ -168,7 +166,7 @@ def shard_order(draw: Draw, placed: Layout) -> ShardOrder:
 def layouts(
     mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, kinds: tuple[str, ...]
 ) -> st.SearchStrategy[Layout]:
-    """Those of a tensor of that shape and dtype on that mesh."""
+    """The layouts of a tensor of that shape and dtype on that mesh."""
     place = functools.partial(_place, len(shape), dtype, kinds, len(shape))
 
     @st.composite
@@ -179,23 +177,8 @@ def layouts(
     return drawn()
 
 
-def drawn(
-    draw: Draw, shapes: Shapes, dtypes: tuple[torch.dtype, ...], patterns: tuple[str, ...], requires_grad: bool
-) -> Drawn:
-    """A tensor, as the few things that make it."""
-    shape = shapes.of(draw, shapes.ndim(draw))
-    dtype, pattern, seed = draw(one_of(dtypes)), draw(one_of(patterns)), draw(SEEDS)
-    return Drawn(shape, dtype, pattern, seed, requires_grad)
-
-
-def sharded(draw: Draw, spec: Spec, patterns: tuple[str, ...]) -> Sharded:
-    """With a pattern whose values the spec can hold."""
-    pattern = draw(one_of(fitting(patterns, spec)))
-    return Sharded(spec, pattern, draw(SEEDS))
-
-
 def fitting(patterns: tuple[str, ...], spec: Spec) -> tuple[str, ...]:
-    """Those with parts that can be written down: the largest number is no average of numbers that can be added."""
+    """The patterns that the spec can represent: the largest number is no average of numbers that can be added."""
     averages = any(isinstance(p, Partial) and p.reduce_op == "avg" for p in spec.placements)
     return tuple(p for p in patterns if p != "extremes" or not averages) or ("normal",)
 
@@ -210,7 +193,7 @@ def schedule(draw: Draw) -> str:
 
 
 def op_calls(names: tuple[str, ...] | None, dtypes: tuple[torch.dtype, ...]) -> st.SearchStrategy[OpCall]:
-    """Opens torch's database."""
+    """The strategy of `draws.op_calls`; opens torch's database."""
     found = full_names(names, dtypes)
 
     @st.composite

@@ -1,7 +1,9 @@
-"""A tensor as four small things: shape, dtype, pattern, seed.
+"""A drawn tensor as shape, dtype, pattern and seed, and the checks of the arguments of strategies.
 
-Every number of an exact pattern is a multiple of `unit(dtype)`, and at most `bound(dtype)`: so small that sums over
-eight ranks and more, in any order, are exact.  A property can so compare to the last bit, whatever the dtype.
+Every number of an exact pattern is a multiple of `unit(dtype)`, and at most `bound(dtype)`: so small that sums over eight
+ranks and more, in any order, are exact.  So a property can compare bit for bit in every dtype.
+
+Each argument of a strategy is checked when the strategy is made, before anything is drawn.
 """
 
 from __future__ import annotations
@@ -17,19 +19,17 @@ from localtensor.errors.base import Refusal
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import KINDS as REDUCTIONS
 
-# What a caller of a strategy may pass: each argument is checked when the strategy is made, before anything is drawn.
-
 DTYPES = (
     torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.float16, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.complex64, torch.complex128,
 )  # fmt: skip
 """The dtypes that can be drawn; a counterexample shrinks towards the first."""
 KINDS = ("R", "S", "SS", "P", *(f"P({reduction})" for reduction in REDUCTIONS))
-"""The kinds of placement that can be asked for: `P` stands for each of the five that follow it."""
+"""The kinds of placement that can be requested: `P` stands for each of the five that follow it."""
 
 
 class BadDraw(Refusal, call="draws.{call}", values="{argument}={value!r}"):
-    """An argument with which nothing can be drawn."""
+    """An invalid argument of a strategy."""
 
 
 def check_count(call: str, argument: str, value: object, least: int) -> None:
@@ -67,7 +67,7 @@ def check_shape(call: str, value: object) -> None:
 
 
 def check_names(call: str, argument: str, values: object, known: Sequence[str]) -> None:
-    """That all of these are known, and that there is one at least."""
+    """Raises unless there is a name at least, and all are known."""
     if not isinstance(values, list | tuple) or not values:
         shown = ", ".join(map(repr, known))
         raise BadDraw(call, argument, values, "it is no tuple of names", f"Pass some of {shown}, in a tuple.")
@@ -98,7 +98,7 @@ Make = Callable[[tuple[int, ...], torch.dtype, torch.Generator], Tensor]
 
 
 def unit(dtype: torch.dtype) -> float:
-    """What every number of an exact pattern is a multiple of.
+    """The unit of which every number of an exact pattern is a multiple.
 
     >>> unit(torch.float32), unit(torch.bfloat16), unit(torch.int8)
     (0.0009765625, 0.5, 1.0)
@@ -109,7 +109,7 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def bound(dtype: torch.dtype) -> int:
-    """The largest number of an exact pattern; the product with the ranks of a mesh still has room beside it.
+    """The largest number of an exact pattern; its sum over the ranks of a mesh is exact, too.
 
     >>> bound(torch.float32), bound(torch.bfloat16), bound(torch.uint8)
     (1024, 8, 64)
@@ -209,16 +209,16 @@ PATTERNS: dict[str, Make] = {
     "nan": _sprinkled(float("nan")),
     "inf": _sprinkled(float("inf"), float("-inf")),
 }
-"""The values that a tensor can have, the simplest first; `nan` and `inf` are `normal` for dtypes that have neither."""
+"""The patterns of values, the simplest first; `nan` and `inf` are `normal` for dtypes that have neither."""
 USUAL = tuple(name for name in PATTERNS if name not in ("rough", "nan", "inf"))
-"""The patterns that are drawn if nobody asks for others."""
+"""The patterns that are drawn by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A tensor as it was drawn: its print is short, can be executed, and makes the same tensor again.
+    """A drawn tensor: its repr is short, can be executed, and makes the same tensor again.
 
-    `tensor()` is a fresh one each time.  Raises `BadDraw` for what makes no tensor.
+    `tensor()` returns a fresh one each time.  Raises `BadDraw` for invalid fields.
 
     >>> Drawn((2, 3), torch.int64, "arange").tensor()
     tensor([[0, 1, 2],
@@ -252,7 +252,7 @@ class Drawn:
         return torch.view_as_complex(both).requires_grad_(self.requires_grad)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would else print the fields."""
+        """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 
     def __repr__(self) -> str:
@@ -266,5 +266,5 @@ def no_gradient(call: str, dtype: torch.dtype) -> NoReturn:
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of the parts of a complex number; any other dtype itself."""
+    """The dtype of the parts of a complex dtype; any other dtype itself."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

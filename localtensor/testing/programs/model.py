@@ -1,7 +1,7 @@
-"""What a rank program is made of: steps (one collective, or messages that travel together) and each rank's events.
+"""The parts of a rank program: steps (one collective, or messages that travel together) and each rank's events.
 
-Every step reads its input from the rank's accumulator `acc` and mixes what it gets into it, so that one wrong number
-anywhere spoils all that follows.  Numbers are small integers, whatever the dtype: every result is exact.
+Every step reads its input from the rank's accumulator `acc` and mixes its results into it, so that one wrong number
+changes all later results.  Numbers are small integers in every dtype, so that every result is exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SIZE, PRIME = 48, 1009
-"""Elements of the accumulator, and the prime that all of them are below."""
+"""The number of elements of the accumulator, and the prime that bounds them."""
 
 IN_PLACE = ("all_reduce", "reduce", "broadcast")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
@@ -26,10 +26,10 @@ KINDS = (*COLLECTIVES, *MESSAGES)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One collective, or messages that travel together, as one rank sees it.
+    """One collective, or messages that travel together, from the view of one rank.
 
-    `members`, `root` and `pairs` are global ranks; `pairs` are senders and receivers, `order` where a permutation
-    sends each member, `splits` the rows that each member sends to each.  `style` is "sync", "async" or "functional".
+    `members`, `root` and `pairs` are global ranks; `pairs` are (sender, receiver), `order` the destination of each member
+    in a permutation, `splits` the rows that each member sends to each.  `style` is "sync", "async" or "functional".
     """
 
     id: int
@@ -55,7 +55,7 @@ class Step:
 
     @property
     def blocks(self) -> bool:
-        """The call returns once its peers have made theirs; so does a functional gather along another dim than 0."""
+        """Whether the call returns only after its peers' calls, as a functional gather along a dim other than 0 does."""
         return self.style == "sync" or (
             self.style == "functional" and self.kind == "all_gather_into_tensor" and self.dim > 0
         )
@@ -67,7 +67,7 @@ class Step:
         return [sender for sender, receiver in self.pairs if receiver == rank]
 
     def brought(self, rank: int) -> tuple[int, ...] | None:
-        """The shape of what the rank brings; None if it brings nothing."""
+        """The shape of the rank's input; None if it has none."""
         rows, columns = self.shape
         many = len(self.members)
         if self.kind in MESSAGES:
@@ -83,7 +83,7 @@ class Step:
         return (rows * columns,) if self.kind == "permute" else (rows, columns)  # permute_tensor counts elements
 
     def gets(self, rank: int) -> bool:
-        """Whether there is anything that the rank may look at afterwards."""
+        """Whether the rank has a result that it may read."""
         if self.kind in ("reduce", "gather", "gather_object"):
             return rank == self.root
         return self.kind != "barrier" and not (self.kind in MESSAGES and not self.recvs(rank))
@@ -97,9 +97,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one rank does next: group, launch, wait, mix, local or close; `how` says in which way.
+    """One action of a rank: group, launch, wait, mix, local or close; `how` is its variant.
 
-    Programs with a fault on purpose also have read, write (of what is still in flight), raise and return.
+    Programs with a planted fault also have read, write (of a buffer in flight), raise and return.
     """
 
     what: str
@@ -108,7 +108,7 @@ class Event:
 
     @property
     def call(self) -> Step:
-        """The step, or one that is none."""
+        """The step, or a step of kind "none"."""
         return self.step or _NO_STEP
 
 

@@ -1,4 +1,8 @@
-"""A rank program as a value: it prints as code that runs, runs on any way of `run`, and knows what must come out."""
+"""A rank program as a value: its repr is code that runs, it runs on every backend of `run`, and has expected results.
+
+An event becomes lines of ordinary torch.distributed code.  The printed code contains `feed`, `mix` and `blank` themselves,
+which therefore use nothing of this project.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +33,16 @@ from localtensor.testing.programs.model import (
 )
 from localtensor.testing.programs.reference import Referee
 
-# The lines of ordinary torch.distributed code that one event of a rank program becomes.
-
 
 def written(groups: Sequence[tuple[int, ...]], event: Event, rank: int) -> Iterator[str]:
-    """The lines of one event."""
+    """The lines of code of one event."""
     step, s = event.call, event.call.id
     match event.what:
         case "group":
             yield f"g{event.how} = dist.new_group({list(groups[int(event.how)])})"
         case "local":
             yield f"acc = (acc * {event.how} + 1).remainder({PRIME})"
-        case "close":  # no rank ends while another still talks to it
+        case "close":  # no rank ends while another still communicates with it
             yield f"dist.barrier(); [dist.destroy_process_group(g) for g in ({event.how})]"
         case "raise":
             yield "raise Planted('on purpose')"
@@ -73,7 +75,7 @@ def waited(step: Step, how: str) -> str:
 
 
 def results(step: Step) -> str:
-    """A list of the tensors that the step leaves on its rank."""
+    """The expression of a list of the tensors that the step leaves on its rank."""
     if step.style == "functional":
         return f"[y{step.id}]"
     if step.kind in IN_PLACE:
@@ -82,14 +84,14 @@ def results(step: Step) -> str:
 
 
 def launched(step: Step, rank: int) -> Iterator[str]:
-    """What the rank brings, what it will get, and the call."""
+    """The lines of the rank's input, its output buffers, and the call."""
     s, shape, root = step.id, step.brought(rank), rank == step.root
     if shape is not None:
         times = len(step.members) if step.op == "avg" and step.kind in REDUCING else 1
         turned = step.layout == "transposed"
         fed = f"feed(acc, {shape[::-1] if turned else shape}, '{step.dtype}', {step.feed[0]}, {step.feed[1]}, {times})"
         listed = step.kind in (*LISTS, *MESSAGES)
-        if step.layout == "window":  # a piece of a larger buffer, which is written around it
+        if step.layout == "window":  # a slice of a larger buffer, whose border is written during the call
             yield f"b{s} = blank({(shape[0] + 2, *shape[1:])}, '{step.dtype}'); b{s}[1:-1] = {fed}; x{s} = b{s}[1:-1]"
         else:
             yield f"x{s} = {fed}{'.t()' if turned else '.unbind()' if listed else ''}"
@@ -110,7 +112,7 @@ def launched(step: Step, rank: int) -> Iterator[str]:
 
 
 def blank_shapes(step: Step, rank: int) -> tuple[int, ...] | int | None:
-    """The shape of the buffer in which the rank gets its result, or of how many buffers of the step's own shape."""
+    """The shape of the rank's output buffer, or the number of its output buffers of the step's own shape."""
     rows, columns = step.shape
     if step.kind in SPLITS:
         me = step.members.index(rank)
@@ -151,7 +153,7 @@ def called(step: Step, rank: int) -> Iterator[str]:
 
 def functional_call(step: Step, rank: int) -> str:
     x, group = f"x{step.id}", f"group=g{step.group} or dist.group.WORLD"
-    if step.kind == "broadcast":  # the one that counts its root within the group
+    if step.kind == "broadcast":  # the only one whose root is a rank within the group
         return f"functional.broadcast({x}, {step.members.index(step.root)}, {group})"
     if step.kind == "all_to_all_single":
         me = step.members.index(rank)
@@ -169,23 +171,17 @@ def functional_call(step: Step, rank: int) -> str:
 def messages(step: Step, rank: int) -> Iterator[str]:
     s, rest = step.id, f"group=g{step.group}, tag={step.tag}"
     if step.kind == "batch":
-        ops = [
-            f"dist.P2POp(dist.isend, x{s}[{i}], {to}, g{step.group}, {step.tag})"
-            for i, to in enumerate(step.sends(rank))
-        ]
-        ops += [
-            f"dist.P2POp(dist.irecv, y{s}[{i}], {by}, g{step.group}, {step.tag})"
-            for i, by in enumerate(step.recvs(rank))
-        ]
+        peers = [("isend", f"x{s}[{i}]", to) for i, to in enumerate(step.sends(rank))]
+        peers += [("irecv", f"y{s}[{i}]", by) for i, by in enumerate(step.recvs(rank))]
+        ops = [f"dist.P2POp(dist.{way}, {buffer}, {peer}, g{step.group}, {step.tag})" for way, buffer, peer in peers]
         started = f"dist.batch_isend_irecv([{', '.join(ops)}])"
         yield f"w{s} = {started}" if step.style == "async" else f"[w.wait() for w in {started}]"
         return
-    way = (
-        f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"
-        if step.sends(rank)
-        else f"recv(y{s}[0], {step.recvs(rank)[0]}, {rest})"
-    )
-    yield f"w{s} = dist.i{way}" if step.style == "async" else f"dist.{way}"
+    if step.sends(rank):
+        call = f"send(x{s}[0], {step.sends(rank)[0]}, {rest})"
+    else:
+        call = f"recv(y{s}[0], {step.recvs(rank)[0]}, {rest})"
+    yield f"w{s} = dist.i{call}" if step.style == "async" else f"dist.{call}"
 
 
 def objects(step: Step, rank: int, mine: str) -> Iterator[str]:
@@ -202,11 +198,6 @@ def objects(step: Step, rank: int, mine: str) -> Iterator[str]:
             yield f"y{s} = [None]; dist.scatter_object_list(y{s}, {whole}, src={step.root}, {group})"
 
 
-# The words of which rank programs make use: numbers out of the accumulator, and results into it.
-#
-# A program prints them with itself, so they name what they need and nothing of this project.
-
-
 def feed(acc: Tensor, shape: Sequence[int], dtype: str, by: int, plus: int, times: int = 1) -> Tensor:
     """A fresh tensor of small numbers that depend on the accumulator; of both signs, if the dtype has them."""
     count = torch.Size(shape).numel()
@@ -215,7 +206,7 @@ def feed(acc: Tensor, shape: Sequence[int], dtype: str, by: int, plus: int, time
 
 
 def mix(acc: Tensor, got: Sequence[Any]) -> Tensor:
-    """The accumulator, changed by everything that has been got."""
+    """The accumulator, changed by all results."""
     numbers = [x.reshape(-1).to(torch.int64) if isinstance(x, Tensor) else torch.tensor(x) for x in got]
     flat = torch.cat(numbers)
     return torch.cat([acc[: len(flat)] * 3 + flat, acc[len(flat) :]]).remainder(PRIME)
@@ -226,11 +217,11 @@ def blank(shape: Sequence[int], dtype: str) -> Tensor:
 
 
 class Planted(Exception):
-    """What a program with a fault raises."""
+    """The exception of a program with a planted fault."""
 
 
 FILE = "a drawn rank program"
-"""The file that errors name as the place of a program's lines."""
+"""The file name of a program's lines in errors."""
 _WORDS = (feed, mix, blank, Planted)
 _HEAD = """from collections.abc import Sequence
 from typing import Any
@@ -244,7 +235,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The text, and of each of its lines that an event became the rank and the event's place in the rank's list."""
+    """The text of a program, and for each line of an event the rank and the event's index in the rank's list."""
 
     source: str
     lines: dict[int, tuple[int, int]]
@@ -256,10 +247,10 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankProgram:
-    """A whole torch.distributed program: `events[rank]` is what that rank does, in its order.
+    """A whole torch.distributed program: `events[rank]` are the actions of that rank, in order.
 
     `groups` are the members of each group; the first is all ranks, and is not made.  Called on a rank, it runs that
-    rank's part and returns the rank's accumulator, int64[48], and what the rank got from each step, by its number.
+    rank's part and returns the rank's accumulator, int64[48], and the rank's results of each step, by its number.
     `print(program)` shows the code.
 
     >>> from localtensor import run
@@ -275,38 +266,37 @@ class RankProgram:
 
     @property
     def ranks(self) -> int:
-        """How many ranks it is for."""
+        """The number of ranks that it is for."""
         return len(self.events)
 
     def __call__(self) -> Any:
-        """What the rank that calls it returns.  Raises `RuntimeError` on another number of ranks than it is for."""
+        """The result of the calling rank.  Raises `RuntimeError` for a wrong number of ranks."""
         if dist.get_world_size() != self.ranks:
             raise RuntimeError(f"this program is for {self.ranks} ranks, and there are {dist.get_world_size()}")
         words: dict[str, Any] = {"__name__": FILE}
-        exec(_compiled(str(self)), words)  # noqa: S102  # its own text, and nothing else: what is printed is what runs
+        exec(_compiled(str(self)), words)  # noqa: S102  # its own text and nothing else, so that the printed code is the code that runs
         return words["program"]()
 
     def expected(self) -> list[Any]:
-        """What each rank must return, by rank: worked out by plain loops over numpy arrays, without a simulator.
+        """The expected result of each rank, computed by plain loops over numpy arrays, without a simulator.
 
         Raises `Illegal` where the program is wrong, which no drawn program is.
         """
         return [(_tensor(acc), {s: [*map(_tensor, got)] for s, got in out.items()}) for acc, out in self.played()]
 
     def played(self) -> list[tuple[Any, dict[int, list[Any]]]]:
-        """The same as numpy arrays."""
+        """The expected results as numpy arrays."""
         return Referee(self.groups, self.events).play()
 
     def changed(self, rank: int, events: Sequence[Event]) -> RankProgram:
-        """The program in which that rank does something else."""
+        """The program with other events of that rank."""
         return replace(self, events=(*self.events[:rank], tuple(events), *self.events[rank + 1 :]))
 
     def rendered(self) -> Rendered:
-        """The text with its map of lines.  No two events share a line."""
+        """The text with its map from lines to events.  No two events share a line."""
+        raises = any(event.what == "raise" for events in self.events for event in events)
         text = [_HEAD, f"PRIME = {PRIME}"]
-        text += [
-            f"\n\n{inspect.getsource(word).rstrip()}" for word in _WORDS if word.__name__ != "Planted" or self._raises()
-        ]
+        text += [f"\n\n{inspect.getsource(word).rstrip()}" for word in _WORDS if word.__name__ != "Planted" or raises]
         text = "\n".join(text).split("\n")
         lines: dict[int, tuple[int, int]] = {}
         for rank, events in enumerate(self.events):
@@ -320,17 +310,11 @@ class RankProgram:
         text += ["", "", "def program():", f"    return [{listed}][dist.get_rank()]()"]
         return Rendered("\n".join(text) + "\n", lines)
 
-    def _raises(self) -> bool:
-        return any(event.what == "raise" for events in self.events for event in events)
-
-    def __str__(self) -> str:
-        return self.rendered().source
-
     def __repr__(self) -> str:
         return self.rendered().source
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Hypothesis would else print the fields."""
+        """Prints the repr, where Hypothesis would print the fields."""
         printer.text(repr(self))
 
 

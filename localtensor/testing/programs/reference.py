@@ -1,7 +1,7 @@
-"""The slow obvious twin of a rank program: plain loops over numpy arrays, one rank after the other.
+"""The slow reference of a rank program: plain loops over numpy arrays, one rank after the other.
 
-It shares no line with the engine.  It says what each rank must hold in the end, or `Illegal`: what is wrong with the
-program, whatever the schedule.  So an injected fault is harmless exactly if the twin still gets to the end.
+It shares no code with the engine.  It computes the final values of each rank, or raises `Illegal` for a program that is
+wrong under any schedule.  So an injected fault is harmless exactly if the reference still completes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAIR = {
 
 
 class Illegal(Exception):
-    """The program is wrong: it hangs, or its numbers are not what anybody could want."""
+    """The program is wrong: it hangs, or its results are undefined."""
 
 
 def fold(held: list[Any], op: str) -> Any:
@@ -43,7 +43,7 @@ def fold(held: list[Any], op: str) -> Any:
 
 
 def got(step: Step, rank: int, steps: dict[int, Step], brought: dict[int, Any]) -> list[Any]:
-    """What the rank holds after a collective, as it asked for it."""
+    """The rank's results of a collective, as its own call requests them."""
     me, held = step.members.index(rank), [brought[member] for member in step.members]
     match step.kind:
         case "broadcast" | "broadcast_object_list":
@@ -83,7 +83,7 @@ def reduced(step: Step, me: int, held: list[Any], steps: dict[int, Step]) -> lis
 
 
 def fits(steps: list[Step]) -> bool:
-    """What these ranks say of one collective goes together."""
+    """Whether the arguments of these ranks for one collective agree."""
     if len({said(step) for step in steps}) > 1:
         return False
     many = range(len(steps))
@@ -95,7 +95,7 @@ def fits(steps: list[Step]) -> bool:
 
 
 def said(step: Step) -> tuple[object, ...]:
-    """What has to be the same on all ranks."""
+    """The arguments that must be equal on all ranks."""
     root = step.root if step.kind in ROOTED else None
     if step.kind in ("barrier", *OBJECTS):
         return step.kind, root
@@ -104,17 +104,16 @@ def said(step: Step) -> tuple[object, ...]:
 
 
 class Rank:
-    """One rank of the twin: how far it is, and what it holds."""
+    """One rank of the reference: its position, and its values."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.at, self.left = rank, 0, False
         self.acc = np.arange(SIZE) * (rank + 1)
         self.out: dict[int, list[Any]] = {}
         self.made: list[int] = []  # groups, in the order in which it made them
-        self.launched = False  # the sync call at which it stands
-        self.flying: dict[
-            int, tuple[bool, bool]
-        ] = {}  # step -> whether writing its input, reading its output is a race
+        self.launched = False  # whether it is inside a blocking call
+        # step in flight -> whether writing its input, reading its output is a race
+        self.flying: dict[int, tuple[bool, bool]] = {}
 
     def fed(self, step: Step) -> Any:
         shape = step.brought(self.rank)
@@ -135,7 +134,7 @@ class Rank:
 
 
 class Referee:
-    """All ranks of the twin, and what is under way between them."""
+    """All ranks of the reference, and the collectives and messages in flight between them."""
 
     def __init__(self, groups: Sequence[tuple[int, ...]], events: Sequence[Sequence[Event]]) -> None:
         self.groups, self.events = groups, events
@@ -144,35 +143,37 @@ class Referee:
         self.meetings: dict[tuple[int, int], dict[int, tuple[Step, Any]]] = defaultdict(dict)
         self.sends: dict[object, list[tuple[Step, Any]]] = defaultdict(list)
         self.recvs: dict[object, list[Step]] = defaultdict(list)
-        self.stake: dict[tuple[int, int], list[Any]] = {}  # (rank, step) -> what has to be over
+        self.stake: dict[tuple[int, int], list[Any]] = {}  # (rank, step) -> what must complete
 
     def play(self) -> list[tuple[Any, dict[int, list[Any]]]]:
-        """What each rank holds in the end.  Raises `Illegal`."""
+        """The final values of each rank.  Raises `Illegal`."""
         while any([self.moved(rank) for rank in self.ranks]):
             pass
         if not all(rank.left for rank in self.ranks):
             raise Illegal("ranks wait for ever")
         if any(len(self.sends[channel]) != len(self.recvs[channel]) for channel in {*self.sends, *self.recvs}):
-            raise Illegal("messages that nobody meets")
+            raise Illegal("unmatched messages")
         if any(rank.flying for rank in self.ranks):
-            raise Illegal("work that nobody waits for")
+            raise Illegal("work without a wait")
         if any(len(parts) < len(step.members) for parts in self.meetings.values() for step, _ in parts.values()):
-            raise Illegal("a collective that not everybody came to")
+            raise Illegal("a collective without all members")
         for n in range(max(len(rank.made) for rank in self.ranks)):
             makers = self.check_made(n)
             if 0 < sum(rank in makers for rank in makers[min(makers)]) < len(makers[min(makers)]):
-                raise Illegal("a group that one of its members never makes")  # who is no member may leave the last out
+                raise Illegal(
+                    "a group that one of its members never makes"
+                )  # a rank that is no member may leave the last out
         return [(rank.acc, rank.out) for rank in self.ranks]
 
     def check_made(self, n: int) -> dict[int, tuple[int, ...]]:
-        """The members of the n-th group that each rank has made so far: all of them mean the same by it."""
+        """The members of the n-th group, by the ranks that have made it.  Raises `Illegal` if they differ."""
         made = {rank.rank: self.groups[rank.made[n]] for rank in self.ranks if n < len(rank.made)}
         if len(set(made.values())) > 1:
             raise Illegal("groups made in another order")
         return made
 
     def moved(self, rank: Rank) -> bool:
-        """The rank has gone as far as it can; whether that was any way at all."""
+        """Advances the rank as far as it can go; False if it could not."""
         before = rank.at
         events = self.events[rank.rank]
         while not rank.left and (rank.at == len(events) or self.done(rank, events[rank.at])):
@@ -181,7 +182,7 @@ class Referee:
         return rank.at != before
 
     def done(self, rank: Rank, event: Event) -> bool:
-        """The event has happened; False if the rank must wait."""
+        """Executes the event; False if the rank must wait."""
         step = event.call
         match event.what:
             case "group":
@@ -225,7 +226,7 @@ class Referee:
         return rows * columns if step.gets(rank) else 0
 
     def known(self, rank: int, step: Step) -> int:
-        """The group as all ranks know it: by when it was made.  Two may have the same members."""
+        """The number of the group in the order of its making, since two groups may have the same members."""
         return self.ranks[rank].made.index(step.group) + 1 if step.group else 0
 
     def join(self, rank: int, step: Step, x: Any) -> None:
@@ -268,7 +269,7 @@ class Referee:
     def mixed(self, rank: Rank, step: Step) -> bool:
         if rank.flying.get(step.id, (False, False))[1]:
             raise Illegal("an output is read before its wait")
-        if not self.over(rank, step):  # a functional collective waits here; so does nobody whose output is empty
+        if not self.over(rank, step):  # a functional collective waits here
             return step.style == "async"
         if step.kind in MESSAGES:
             stakes = self.stake[rank.rank, step.id]

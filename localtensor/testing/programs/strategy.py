@@ -1,8 +1,8 @@
-"""Hypothesis draws whole rank programs that are right by construction.
+"""A Hypothesis strategy of whole rank programs that are right by construction.
 
-All ranks launch in one global order, wait later, and look at what they got later still: so none waits for ever.
-What is drawn shrinks in this order: fewer ranks, fewer groups, fewer ops, an all-reduce in place of another op, the
-sum, int64, smaller shapes, no async work, no delays.
+All ranks launch in one global order, wait later, and read their results later still, so that none waits for ever.
+Programs shrink in this order: fewer ranks, fewer groups, fewer ops, an all-reduce in place of another op, the sum, int64,
+smaller shapes, no async work, no delays.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ OPS = ("sum", "max", "min", "product")
 OPS_OF = {"float": OPS, "int": (*OPS, "band", "bor", "bxor"), "uint": (*OPS, "band", "bor", "bxor")}
 """Reductions by the kind of dtype; gloo has no average."""
 LOCAL = "local"
-"""An op on each rank for itself."""
+"""An op without communication."""
 
 
 class NoProgram(Refusal, call="rank_programs", values="{argument}={value!r}"):
-    """A request for programs that there are none of."""
+    """Invalid arguments of `rank_programs`."""
 
 
 def rank_programs(
@@ -49,16 +49,16 @@ def rank_programs(
     for_gloo: bool = True,
     closed: bool = True,
 ) -> st.SearchStrategy[RankProgram]:
-    """Programs of 1 to `max_ops` collectives, messages and local ops; see `RankProgram` for what one can do.
+    """Programs of 1 to `max_ops` collectives, messages and local ops; see `RankProgram`.
 
-    ranks      how many ranks it may be for, the simplest first; or one number.
+    ranks      the possible numbers of ranks, the simplest first; or one number.
     kinds      of ops: names of torch.distributed's collectives, "permute", "message" (a send and its receive),
                "batch" (`batch_isend_irecv`) and "local"; the simplest first.
-    for_gloo   whether programs do only what gloo's processes serve, too: they have no average, and of some
-               works no future; some never say that they are complete before they are waited for.
+    for_gloo   whether programs use only what gloo supports: it has no average, some works have no future, and some
+               are never complete before they are waited for.
     closed     whether a program destroys the groups that it made, after a barrier.
 
-    Raises `NoProgram`, an error of this project, for numbers below 1 and for kinds that there are not.
+    Raises `NoProgram`, an error of this project, for numbers below 1 and for unknown kinds.
     """
     counts = (ranks,) if isinstance(ranks, int) else tuple(ranks)
     if isinstance(max_ops, bool) or not isinstance(max_ops, int) or max_ops < 1:
@@ -81,7 +81,7 @@ def _programs(
     everyone = tuple(range(draw(st.sampled_from(ranks))))
     some = st.sets(st.sampled_from(everyone), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
     groups = (everyone, *draw(st.lists(some, max_size=MOST_GROUPS)))
-    if draw(st.booleans()):  # the same few kinds again and again meet in more ways than all of them
+    if draw(st.booleans()):  # a few repeated kinds interact in more ways than all kinds
         kinds = tuple(draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=2)))
     drawn = draw(st.lists(_steps(groups, kinds, for_gloo), min_size=1, max_size=max_ops))
     steps = [replace(step, id=number) for number, step in enumerate(drawn)]
@@ -129,8 +129,8 @@ def _steps(draw: st.DrawFn, groups: Sequence[tuple[int, ...]], kinds: Sequence[s
 
 
 @st.composite
-def _as_seen(draw: st.DrawFn, step: Step) -> Step:
-    """The step as one rank makes it: at once, to be waited for, or by a functional collective."""
+def _on_one_rank(draw: st.DrawFn, step: Step) -> Step:
+    """The step as one rank calls it: synchronous, asynchronous, or by a functional collective."""
     styles = ["sync", "async", *(["functional"] if step.kind in FUNCTIONAL and step.layout != "transposed" else [])]
     styles = ["functional"] if step.kind == "permute" else ["sync"] if step.kind in OBJECTS else styles
     style = draw(st.sampled_from(styles))
@@ -150,7 +150,7 @@ def _timeline(draw: st.DrawFn, rank: int, steps: Sequence[Step], for_gloo: bool)
         if step.kind == LOCAL:
             timed.append((float(step.id), Event("local", how=str(step.feed[0] + 1))))
             continue
-        mine, now = draw(_as_seen(step)), float(step.id)
+        mine, now = draw(_on_one_rank(step)), float(step.id)
         timed.append((now, Event("launch", mine)))
         if mine.style == "async":
             ways = ["wait", *([] if for_gloo else ["poll"]), *([] if for_gloo or step.kind in MESSAGES else ["future"])]
@@ -169,7 +169,7 @@ def _timeline(draw: st.DrawFn, rank: int, steps: Sequence[Step], for_gloo: bool)
 
 
 def _may_swap(first: Event, second: Event) -> bool:
-    """Neither call waits, and they have no partner in common: their order is the rank's own affair."""
+    """Whether two launches may be exchanged on one rank: neither blocks, and they share no channel."""
     if not first.what == second.what == "launch" or first.call.blocks or second.call.blocks:
         return False
     return not first.call.channels() & second.call.channels()

@@ -8,8 +8,8 @@ may ask for the rank, and then ranks that disagree wait for each other for ever,
 rank gets it on its own mesh.  The rest is computed by each rank for itself, as before; so is everything that a thread
 asks while it is `alone()`: in a patch of a test's, which may watch propagation, or change it.
 
-What is shared is kept in a `Once`.  Ranks take turns, and a rank that computes may lose its turn (a rule of the user's
-may do anything): who comes for the same then does not wait, which could be for ever, but computes alone.
+What is shared is kept in a `SingleFlightCache`.  Ranks take turns, and a rank that computes may lose its turn (a rule of the
+user may do anything): who comes for the same then does not wait, which could be for ever, but computes alone.
 
 torch's private parts are touched through `PRIVATE`.
 """
@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from localtensor._util.patching import replaced
-from localtensor.concurrency.single_flight import Once, Same, rare_key, value_key
+from localtensor.concurrency.single_flight import Same, SingleFlightCache, rare_key, value_key
 from localtensor.concurrency.single_flight_cells import Circular
 from localtensor.concurrency.sync import Gate, Threads
 from localtensor.threads.state.generators import Who
@@ -75,7 +75,7 @@ class Sharing:
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self.alone = alone
-        self.known: Once[Any] = Once(name="propagation of the ranks", sync=_Turns())
+        self.known: SingleFlightCache[Any] = SingleFlightCache(name="propagation of the ranks", sync=_Turns())
         self._propagator: Any = None
         self._undo = ExitStack()
 
@@ -120,7 +120,7 @@ def shared(alone: Callable[[], bool] = bool, *, on: bool = True) -> Iterator[Sha
 
 
 def _sharing(
-    propagator: Any, compute: Callable[[Any], Any], known: Once[Any], alone: Callable[[], bool]
+    propagator: Any, compute: Callable[[Any], Any], known: SingleFlightCache[Any], alone: Callable[[], bool]
 ) -> Callable[[Any], Any]:
     def shareable(schema: Any) -> Any:
         answer = compute(schema)

@@ -21,7 +21,7 @@ from typing import Any
 from torch.distributed.tensor.placement_types import Placement
 
 from localtensor._util import ambient
-from localtensor.concurrency import THREADS, Once, Same, Stats, Sync
+from localtensor.concurrency import THREADS, Same, SingleFlightCache, Stats, Sync
 from localtensor.errors import LocalTensorError, refusal
 from localtensor.layout import Spec
 from strategies.model.call_signature import spec_token
@@ -44,10 +44,10 @@ class NoPlan(LocalTensorError):
 class Known:
     """What was planned; one object may be used by any number of threads."""
 
-    __slots__ = ("__weakref__", "_once", "_tables", "same")
+    __slots__ = ("__weakref__", "_cache", "_tables", "same")
 
     def __init__(self, sync: Sync = THREADS) -> None:
-        self._once: Once[Plan] = Once(name="plans", sync=sync)
+        self._cache: SingleFlightCache[Plan] = SingleFlightCache(name="plans", sync=sync)
         # Both are replaced by `clear`, so that who asked before does not fill the new ones.
         self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._tables: dict[Hashable, Table] = {}
@@ -63,7 +63,7 @@ class Known:
             src.mesh, spec_token(src), dst.mesh, spec_token(dst), by_value(price), by_value(topology),
             memory, flattened,
         )  # fmt: skip
-        found = self._once.get(key, search, src, dst, price, topology, memory, flattened)
+        found = self._cache.get(key, search, src, dst, price, topology, memory, flattened)
         if not flattened:
             if len(same) >= LIMIT:
                 same.clear()
@@ -88,15 +88,15 @@ class Known:
 
     def clear(self) -> None:
         """Nothing is known; what is being searched is not kept."""
-        self._once.clear()
+        self._cache.clear()
         self.same, self._tables = {}, {}
 
     def after_fork(self) -> None:
-        """Nothing is lost to those who are gone: what they were searching is `Once`'s matter, and the rest is values."""
+        """Nothing is lost to those who are gone: what they were searching is `SingleFlightCache`'s matter, and the rest is values."""
 
     def stats(self) -> Stats:
         """Those of the plans by value; who was answered by identity is not counted."""
-        return self._once.stats()
+        return self._cache.stats()
 
 
 def by_value(thing: object) -> Hashable:

@@ -24,7 +24,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.concurrency import THREADS, Once, Same
+from localtensor.concurrency import THREADS, Same, SingleFlightCache
 from localtensor.errors import Refusal
 from localtensor.layout import is_plain, short, shorts
 from strategies.model.call_signature import NoKey
@@ -107,8 +107,8 @@ class CallPlanner:
     """
 
     def __init__(self) -> None:
-        self._plans: Once[CallPlan] = Once(name="plans of an overlay")
-        self._ready: Once[Ready] = Once(name="plans of an overlay on its meshes")
+        self._plans: SingleFlightCache[CallPlan] = SingleFlightCache(name="plans of an overlay")
+        self._ready: SingleFlightCache[Ready] = SingleFlightCache(name="plans of an overlay on its meshes")
 
     def ready(self, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
         """What is to be done on this mesh.  Raises `BadRule` where the rule says nonsense, `NoSizes` for symbols,

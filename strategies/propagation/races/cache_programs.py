@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localtensor.concurrency import Circular, Once, Program, Scheduled
+from localtensor.concurrency import Circular, Program, Scheduled, SingleFlightCache
 
 # What programs over the shared cache have in common: keys that yield, a rule that changes, notes of what was computed.
 
@@ -49,7 +49,7 @@ class World:
 
     def make(self, sync: Scheduled, limit: int) -> Any:
         """The cache under test."""
-        return Once[Any](name="explored", limit=limit, sync=sync)
+        return SingleFlightCache[Any](name="explored", limit=limit, sync=sync)
 
     def key(self, name: str) -> Key:
         return Key(self.sync, name)
@@ -232,7 +232,7 @@ def two_caches(sync: Scheduled, kind: Kind = World) -> Program:
     one, two = kind(sync).cache, kind(sync).cache
     ended: list[str] = []
 
-    def ask(first: Once[Any], second: Once[Any]) -> None:
+    def ask(first: SingleFlightCache[Any], second: SingleFlightCache[Any]) -> None:
         try:
             first.get("k", lambda: second.get("k", lambda: first.get("k", lambda: "never asked for")))
             ended.append("told")

@@ -153,7 +153,7 @@ def _explored(
         left = None if seconds is None else max(0.0, start + seconds - time.monotonic())
         heard = partial(_further, told, name, tried)
         done = explore(
-            made(program, yields, within), policy=policy, schedules=many, seed=seed, seconds=left, told=heard
+            made(program, yields, within), policy=policy, schedules=many, seed=seed, seconds=left, progress=heard
         )
         tried, failure, stage = tried + done.schedules, done.failure, yields
     told(name, tried)

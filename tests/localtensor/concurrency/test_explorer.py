@@ -100,7 +100,7 @@ def test_a_deadlock_names_who_waits_for_what():
     found = explore(crossed, policy="bounded")
     assert found.failure.kind == "deadlock"
     want = "thread 0 waits for b, which thread 1 has; thread 1 waits for a, which thread 0 has"
-    assert found.failure.said == want
+    assert found.failure.detail == want
 
 
 def test_past_the_limit_of_steps_it_is_a_livelock():
@@ -112,7 +112,7 @@ def test_past_the_limit_of_steps_it_is_a_livelock():
         return Program([spin])
 
     found = explore(program, steps=50)
-    assert (found.failure.kind, found.failure.said) == ("livelock", "50 steps, and threads 0 have not ended")
+    assert (found.failure.kind, found.failure.detail) == ("livelock", "50 steps, and threads 0 have not ended")
     assert "thread 0: begins, spins 49 times\n" in str(found.failure)
 
 
@@ -132,7 +132,7 @@ def test_what_a_thread_raises_is_a_failure_and_the_others_are_ended():
         return Program([wait, fail])
 
     found = explore(program, policy="bounded")
-    assert (found.failure.kind, found.failure.said) == ("raised", "thread 1 raised KeyError: 'k'")
+    assert (found.failure.kind, found.failure.detail) == ("raised", "thread 1 raised KeyError: 'k'")
     assert ended
 
 
@@ -151,7 +151,7 @@ def test_a_thread_without_yield_points_is_given_up(monkeypatch):
     found = explore(program)
     free.append(True)
     assert found.failure.kind == "hung"
-    assert found.failure.said.endswith("after: enters C")
+    assert found.failure.detail.endswith("after: enters C")
 
 
 def test_what_a_thread_did_is_told_in_lines_that_break_between_words():
@@ -208,7 +208,7 @@ def test_seconds_end_it():
 def test_the_caller_is_told_how_far_it_is():
     program, _ = stepping(1, 1)
     told = []
-    explore(program, schedules=600, told=told.append)
+    explore(program, schedules=600, progress=told.append)
     assert told == [256, 512]
 
 
@@ -220,7 +220,7 @@ def test_ctrl_c_in_the_caller_ends_all_threads():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        explore(program, told=stop)
+        explore(program, progress=stop)
     assert explore(program, schedules=10).failure is None
 
 
@@ -244,7 +244,7 @@ def test_ctrl_c_ends_a_run_without_a_wait_for_what_has_ended(monkeypatch, late):
         crew.home = Interrupted(crew.home)
         stage = controlled_run.Stage(crew, Bounded(), 100)
         with pytest.raises(KeyboardInterrupt):
-            stage.perform([lambda: stage.pause(0, "a step")])
+            stage.run([lambda: stage.pause(0, "a step")])
         assert not crew.lost
 
 
@@ -272,7 +272,7 @@ def test_a_check_that_would_wait_for_ever_is_refused():
         gate = sync.gate("news")
         return Program([lambda: None], gate.wait)
 
-    assert "WaitsAlone" in explore(program).failure.said
+    assert "WaitsAlone" in explore(program).failure.detail
 
     def locked(sync):
         lock = sync.lock("l")

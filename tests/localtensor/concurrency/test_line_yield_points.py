@@ -42,7 +42,7 @@ def test_an_unmarked_race_is_nothing_at_marked_yield_points():
 def test_it_shows_between_lines_and_between_bytecodes(how, opcodes, policy):
     program = by_lines(adding(how), Count, opcodes=opcodes)
     found = explore(program, policy=policy)
-    assert found.failure.said == "1 of 2" and found.failure.repeats
+    assert found.failure.detail == "1 of 2" and found.failure.repeats
     assert replay(program, found.failure.text) == found.failure
     assert f"{how} line " in str(found.failure)
 

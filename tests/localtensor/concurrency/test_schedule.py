@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localtensor.concurrency.schedule import LONGEST, Diary, parse, pct, replay, round_robin, shuffled
+from localtensor.concurrency.schedule import LONGEST, Diary, pct, replay, round_robin, shuffled
 from localtensor.errors import BadSchedule, ReplayDiverged
 from localtensor.testing import check_schedule
 
@@ -51,7 +51,7 @@ def run(schedule, program):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(program=programs())
 def test_the_text_of_a_run_repeats_it_and_the_repeat_has_the_same_text(policy, program):
-    schedule = Diary(parse(policy)) if policy == "round_robin" else parse(policy)
+    schedule = Diary(replay(policy)) if policy == "round_robin" else replay(policy)
     answers = run(schedule, program)
     again = replay(schedule.text)
     assert run(again, program) == answers
@@ -63,8 +63,8 @@ def test_the_text_of_a_run_repeats_it_and_the_repeat_has_the_same_text(policy, p
 def test_a_replay_goes_on_as_the_run_would_have(policy, program, part):
     ranks, questions = program
     cut = int(part * len(questions))
-    whole = run(parse(policy), program)
-    beginning = Diary(parse(policy)) if policy == "round_robin" else parse(policy)
+    whole = run(replay(policy), program)
+    beginning = Diary(replay(policy)) if policy == "round_robin" else replay(policy)
     run(beginning, (ranks, questions[:cut]))
     assert run(replay(beginning.text), program) == whole
 
@@ -72,7 +72,7 @@ def test_a_replay_goes_on_as_the_run_would_have(policy, program, part):
 @pytest.mark.parametrize("policy", POLICIES)
 @given(program=programs())
 def test_a_text_is_one_line_that_fits_and_a_shell_leaves_alone(policy, program):
-    schedule = Diary(parse(policy))
+    schedule = Diary(replay(policy))
     run(schedule, program)
     assert len(schedule.text) <= LONGEST
     assert set(schedule.text) <= set("abcdefghijklmnopqrstuvwxyz_0123456789:=,@#")
@@ -154,7 +154,7 @@ def test_a_seed_that_was_drawn_is_shown_and_draws_differ():
 @pytest.mark.parametrize("policy", ["shuffled:42", "pct:42:3:20"])
 def test_what_a_seed_means_stays_the_same(policy):
     """A text outlives an upgrade, of Python's or of ours.  If this is red, old texts mean other runs."""
-    schedule = parse(policy)
+    schedule = replay(policy)
     run(schedule, (4, [[0, 1, 2, 3]] * 20 + [9]))
     assert (
         schedule.text
@@ -201,14 +201,14 @@ def test_pct_runs_the_highest_priority_and_falls_at_most_depth_minus_one_times()
     "text", ["round_robin", "shuffled:42", "pct:7:3:1000", "shuffled:1=2:0x3,n4", "shuffled:1@9#00c0ffee"]
 )
 def test_a_text_that_has_not_run_reads_as_it_was_written(text):
-    schedule = parse(text)
+    schedule = replay(text)
     assert schedule.text == text.partition("@")[0]
 
 
 def test_settings_left_out_are_the_makers_own():
-    assert parse("pct:7").text == pct(7).text == "pct:7:3:1000"
-    assert parse("pct:7:4").text == "pct:7:4:1000"
-    assert parse("shuffled").text.startswith("shuffled:")
+    assert replay("pct:7").text == pct(7).text == "pct:7:3:1000"
+    assert replay("pct:7:4").text == "pct:7:4:1000"
+    assert replay("shuffled").text.startswith("shuffled:")
 
 
 def test_many_turns_in_a_row_take_little_room_and_no_memory():
@@ -295,7 +295,7 @@ def test_the_diary_of_a_long_run_is_small():
 ])  # fmt: skip
 def test_a_text_that_cannot_be_read_is_refused(text, problem):
     with pytest.raises(BadSchedule) as refused:
-        parse(text)
+        replay(text)
     assert str(refused.value) == str(BadSchedule(text, problem))
 
 
@@ -358,7 +358,7 @@ def test_the_number_of_ranks_is_in_the_digest():
 
 @pytest.mark.parametrize("policy", [*POLICIES, "round_robin@9999#00000000", "pct:1:1"])
 def test_each_policy_passes_the_full_examination(policy):
-    check_schedule(lambda: parse(policy), patience=None if policy.startswith("pct") else 200)
+    check_schedule(lambda: replay(policy), patience=None if policy.startswith("pct") else 200)
 
 
 def test_unseeded_policies_pass_it_too():

@@ -1,4 +1,4 @@
-"""`Once` in one thread: a dictionary that computes, forgets failures, stays small and can explain itself."""
+"""`SingleFlightCache` in one thread: a dictionary that computes, forgets failures, stays small and can explain itself."""
 
 import _thread
 import copy
@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from localtensor._util import ambient
-from localtensor.concurrency.single_flight import BadCache, Once, Stats, _own_copy, clear_all
+from localtensor.concurrency.single_flight import BadCache, SingleFlightCache, Stats, _own_copy, clear_all
 from localtensor.concurrency.single_flight_cells import BucketTable, Cell, Circular, brief
 from localtensor.concurrency.sync import Threads
 
 
 def test_a_key_is_computed_once():
     computed = []
-    once = Once(lambda key: computed.append(key) or f"value of {key}", name="values")
-    assert [once.get(key) for key in (1, 2, 1, 2, 1)] == [f"value of {key}" for key in (1, 2, 1, 2, 1)]
+    cache = SingleFlightCache(lambda key: computed.append(key) or f"value of {key}", name="values")
+    assert [cache.get(key) for key in (1, 2, 1, 2, 1)] == [f"value of {key}" for key in (1, 2, 1, 2, 1)]
     assert computed == [1, 2]
-    assert once.stats() == Stats(hits=3, misses=2, waits=0, failures=0, evictions=0, size=2)
+    assert cache.stats() == Stats(hits=3, misses=2, waits=0, failures=0, evictions=0, size=2)
 
 
 class Poisoned:
@@ -40,54 +40,56 @@ class Poisoned:
 
 
 def test_a_hit_takes_no_lock_and_a_miss_does():
-    lengths = Once(len, name="lengths", sync=Threads())  # of its own: who waits for whom is told by services
+    lengths = SingleFlightCache(
+        len, name="lengths", sync=Threads()
+    )  # of its own: who waits for whom is told by services
     assert lengths.get("abc") == 3
-    lengths._own.lock = lengths._circle.own.lock = Poisoned()
+    lengths._own.lock = lengths._wait_graph.own.lock = Poisoned()
     assert [lengths.get("abc") for _ in range(3)] == [3, 3, 3]
     with pytest.raises(AssertionError, match="the lock was taken"):
         lengths.get("abcd")
 
 
 def test_a_call_may_bring_its_own_computation_and_its_arguments():
-    once = Once(name="sums")
-    assert once.get("a", lambda *numbers: sum(numbers), 1, 2, 3) == 6
-    assert once.get("a", lambda: 0) == 6
+    cache = SingleFlightCache(name="sums")
+    assert cache.get("a", lambda *numbers: sum(numbers), 1, 2, 3) == 6
+    assert cache.get("a", lambda: 0) == 6
 
 
 def test_None_and_false_values_are_kept_as_well():
-    once = Once(name="empty")
-    assert [once.get(i, lambda value=value: value) for i, value in enumerate((None, 0, "", False))] == [None, 0, "", 0]
-    assert once.get(0, lambda: 1) is None and once.stats().size == 4
+    cache = SingleFlightCache(name="empty")
+    assert [cache.get(i, lambda value=value: value) for i, value in enumerate((None, 0, "", False))] == [None, 0, "", 0]
+    assert cache.get(0, lambda: 1) is None and cache.stats().size == 4
 
 
 def test_statistics_are_a_value():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Once(name="any").stats().hits = 1
+        SingleFlightCache(name="any").stats().hits = 1
 
 
 def test_a_failure_is_raised_and_not_kept():
-    once = Once(name="halves")
+    cache = SingleFlightCache(name="halves")
     with pytest.raises(ZeroDivisionError):
-        once.get(1, lambda: 1 / 0)
-    assert once.get(1, lambda: "now it works") == "now it works"
-    assert once.stats() == Stats(hits=0, misses=2, waits=0, failures=1, evictions=0, size=1)
+        cache.get(1, lambda: 1 / 0)
+    assert cache.get(1, lambda: "now it works") == "now it works"
+    assert cache.stats() == Stats(hits=0, misses=2, waits=0, failures=1, evictions=0, size=1)
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_what_ends_a_thread_passes_through_and_keeps_nothing(ending):
-    once = Once(name="ended")
+    cache = SingleFlightCache(name="ended")
 
     def end():
         raise ending
 
     with pytest.raises(ending):
-        once.get(1, end)
-    assert once.get(1, lambda: 2) == 2
-    assert once.stats().failures == 0
+        cache.get(1, end)
+    assert cache.get(1, lambda: 2) == 2
+    assert cache.stats().failures == 0
 
 
 def test_a_failure_leaves_no_garbage():
-    once, seen = Once(name="clean"), []
+    cache, seen = SingleFlightCache(name="clean"), []
 
     class Odd(Exception):
         def __init__(self):
@@ -100,19 +102,19 @@ def test_a_failure_leaves_no_garbage():
     gc.disable()
     try:
         with suppress(Odd):
-            once.get(1, fail)
+            cache.get(1, fail)
         assert seen[0]() is None
     finally:
         gc.enable()
 
 
 def test_asking_for_what_one_computes_is_refused_at_once_and_names_the_key():
-    once = Once(name="recursive")
+    cache = SingleFlightCache(name="recursive")
     with pytest.raises(
         Circular, match=r"recursive\.get: key: 'the key': this thread is computing it now, and asks for it again\. Let"
     ):
-        once.get("the key", lambda: once.get("the key", lambda: 1))
-    assert once.get("the key", lambda: 2) == 2
+        cache.get("the key", lambda: cache.get("the key", lambda: 1))
+    assert cache.get("the key", lambda: 2) == 2
 
 
 @pytest.mark.parametrize(("long", "shown"), [(198, "x" * 198 + "'"), (199, "x" * 196 + "...")])
@@ -121,7 +123,7 @@ def test_a_key_is_shown_in_two_hundred_characters(long, shown):
 
 
 def test_a_circle_by_way_of_another_cache_is_refused():
-    first, second = Once(name="first"), Once(name="second")
+    first, second = SingleFlightCache(name="first"), SingleFlightCache(name="second")
 
     def from_second():
         return second.get("b", lambda: first.get("a", from_second))
@@ -131,9 +133,9 @@ def test_a_circle_by_way_of_another_cache_is_refused():
 
 
 def test_a_computation_may_ask_for_other_keys():
-    once = Once(lambda n: n if n < 2 else once.get(n - 1) + once.get(n - 2), name="fibonacci")
-    assert once.get(60) == 1548008755920
-    assert once.stats().misses == 61
+    cache = SingleFlightCache(lambda n: n if n < 2 else cache.get(n - 1) + cache.get(n - 2), name="fibonacci")
+    assert cache.get(60) == 1548008755920
+    assert cache.stats().misses == 61
 
 
 def test_errors_can_be_copied():
@@ -143,33 +145,35 @@ def test_errors_can_be_copied():
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, None, "many"])
 def test_a_limit_below_one_value_is_refused(limit):
-    with pytest.raises(BadCache, match=r"Once: limit: .*: a cache keeps one value or more\. Pass a whole number"):
-        Once(name="none", limit=limit)
+    with pytest.raises(
+        BadCache, match=r"SingleFlightCache: limit: .*: a cache keeps one value or more\. Pass a whole number"
+    ):
+        SingleFlightCache(name="none", limit=limit)
 
 
 def test_a_miss_without_a_computation_is_refused():
-    once = Once(name="mute")
+    cache = SingleFlightCache(name="mute")
     with pytest.raises(BadCache, match=r"mute\.get: compute: None: nothing says how to compute\. Pass a function"):
-        once.get(1)
-    once.get(1, lambda: 2)
-    assert once.get(1) == 2
+        cache.get(1)
+    cache.get(1, lambda: 2)
+    assert cache.get(1) == 2
 
 
 def test_the_oldest_goes_first_unless_it_was_hit():
-    once = Once(str, name="small", limit=3)
+    cache = SingleFlightCache(str, name="small", limit=3)
     for key in (1, 2, 3, 1, 4):  # 1 is hit, so 2 goes for 4
-        once.get(key)
-    assert [once.explain(key) == "kept" for key in (1, 2, 3, 4)] == [True, False, True, True]
-    assert once.stats().evictions == 1 and once.stats().size == 3
+        cache.get(key)
+    assert [cache.explain(key) == "kept" for key in (1, 2, 3, 4)] == [True, False, True, True]
+    assert cache.stats().evictions == 1 and cache.stats().size == 3
 
 
 def test_it_stays_small_when_everything_is_hit_all_the_time():
-    once = Once(str, name="small", limit=4)
+    cache = SingleFlightCache(str, name="small", limit=4)
     for key in range(100):
         for known in range(key):
-            once.get(known)
-        once.get(key)
-        assert once.stats().size <= 4
+            cache.get(known)
+        cache.get(key)
+        assert cache.stats().size <= 4
 
 
 def test_colliding_hashes_are_told_apart():
@@ -177,24 +181,24 @@ def test_colliding_hashes_are_told_apart():
         def __hash__(self):
             return 7
 
-    once = Once(int, name="colliding", limit=50)
-    assert [once.get(Colliding(i)) for _ in range(2) for i in range(100)] == [i for _ in range(2) for i in range(100)]
-    assert once.stats().size == 50
+    cache = SingleFlightCache(int, name="colliding", limit=50)
+    assert [cache.get(Colliding(i)) for _ in range(2) for i in range(100)] == [i for _ in range(2) for i in range(100)]
+    assert cache.stats().size == 50
 
 
 def test_who_saw_a_key_that_is_gone_by_now_looks_again():
-    room, (first, second) = BucketTable(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
-    assert room.claimed(first, ())
-    seen = room[1]
-    room.without(first)
-    assert not room.claimed(second, seen) and 1 not in room
-    assert room.claimed(second, ()) and room[1] == (second,)
+    table, (first, second) = BucketTable(), (Cell(key, 1, 0, Threads().gate()) for key in "ab")
+    assert table.try_add(first, ())
+    seen = table[1]
+    table.remove(first)
+    assert not table.try_add(second, seen) and 1 not in table
+    assert table.try_add(second, ()) and table[1] == (second,)
 
 
 def test_a_key_that_equals_nothing_is_known_by_identity():
     nan = float("nan")
-    once = Once(str, name="nan")
-    assert [once.get(nan), once.get(nan)] == ["nan", "nan"] and once.stats().hits == 1
+    cache = SingleFlightCache(str, name="nan")
+    assert [cache.get(nan), cache.get(nan)] == ["nan", "nan"] and cache.stats().hits == 1
 
 
 @pytest.mark.parametrize("where", ["__eq__", "__hash__"])
@@ -203,40 +207,40 @@ def test_a_key_that_raises_leaves_the_cache_as_it_was(where):
         raise OSError(where)
 
     bad = type("Bad", (), {"__eq__": lambda *_: True, "__hash__": lambda _: 3, where: refuse})
-    once = Once(str, name="bad keys")
-    once.get(3)
-    before = once.stats()
+    cache = SingleFlightCache(str, name="bad keys")
+    cache.get(3)
+    before = cache.stats()
     with pytest.raises(OSError, match=where):
-        once.get(bad())
+        cache.get(bad())
     with pytest.raises(OSError, match=where):
-        once.explain(bad())
-    assert once.stats() == before and once.get(3) == "3" and once.get(4) == "4"
+        cache.explain(bad())
+    assert cache.stats() == before and cache.get(3) == "3" and cache.get(4) == "4"
 
 
 def test_an_unhashable_key_is_a_type_error():
     with pytest.raises(TypeError, match="unhashable"):
-        Once(str, name="lists").get([])
+        SingleFlightCache(str, name="lists").get([])
 
 
 def test_clearing_forgets_all():
-    once = Once(str, name="cleared")
-    once.get(1)
-    once.clear()
-    assert once.stats().size == 0 and once.get(1) == "1" and once.stats().misses == 2
+    cache = SingleFlightCache(str, name="cleared")
+    cache.get(1)
+    cache.clear()
+    assert cache.stats().size == 0 and cache.get(1) == "1" and cache.stats().misses == 2
 
 
 def test_clearing_all_clears_every_cache_that_lives():
-    caches = [Once(str, name=f"cache {i}") for i in range(3)]
-    for once in caches:
-        once.get(1)
+    caches = [SingleFlightCache(str, name=f"cache {i}") for i in range(3)]
+    for cache in caches:
+        cache.get(1)
     clear_all()
-    assert [once.stats().size for once in caches] == [0, 0, 0]
+    assert [cache.stats().size for cache in caches] == [0, 0, 0]
 
 
 def test_the_process_does_not_keep_a_cache_alive():
-    once = Once(str, name="short life")
-    known, before = weakref.ref(once), len(ambient.caches())
-    del once
+    cache = SingleFlightCache(str, name="short life")
+    known, before = weakref.ref(cache), len(ambient.caches())
+    del cache
     gc.collect()
     assert known() is None and len(ambient.caches()) < before
 
@@ -245,7 +249,7 @@ def test_the_process_does_not_keep_a_cache_alive():
 def test_a_ctrl_c_that_comes_while_a_cache_dies_is_not_lost():
     """Python prints what a callback of a weak reference raises, and goes on: no line of Python may run in it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    holder = [Once(str, name="short life")]
+    holder = [SingleFlightCache(str, name="short life")]
     known = len(ambient.caches())
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -256,9 +260,9 @@ def test_a_ctrl_c_that_comes_while_a_cache_dies_is_not_lost():
 
 
 def test_a_value_computed_over_a_clearing_is_not_kept():
-    once = Once(name="cleared within")
-    assert once.get(1, lambda: once.clear() or "old") == "old"
-    assert once.get(1, lambda: "new") == "new"
+    cache = SingleFlightCache(name="cleared within")
+    assert cache.get(1, lambda: cache.clear() or "old") == "old"
+    assert cache.get(1, lambda: "new") == "new"
 
 
 @dataclass(frozen=True)
@@ -269,41 +273,41 @@ class Question:
 
 
 def test_a_miss_is_explained_by_the_nearest_key():
-    once = Once(str, name="questions")
-    assert once.explain(Question("sum", "S(0)", -1)) == "nothing is kept"
+    cache = SingleFlightCache(str, name="questions")
+    assert cache.explain(Question("sum", "S(0)", -1)) == "nothing is kept"
     for key in (Question("sum", "S(0)", 1), Question("sum", "R", 1), Question("mul", "R")):
-        once.get(key)
-    assert once.explain(Question("sum", "S(0)", 1)) == "kept"
-    assert once.explain(Question("sum", "S(0)", -1)) == "same op and placements; differs in: dim=-1 vs 1"
-    assert once.explain(Question("mul", "S(1)")) == "same op and dim; differs in: placements='S(1)' vs 'R'"
+        cache.get(key)
+    assert cache.explain(Question("sum", "S(0)", 1)) == "kept"
+    assert cache.explain(Question("sum", "S(0)", -1)) == "same op and placements; differs in: dim=-1 vs 1"
+    assert cache.explain(Question("mul", "S(1)")) == "same op and dim; differs in: placements='S(1)' vs 'R'"
 
 
 def test_values_of_other_types_are_no_same_parts():
-    once = Once(str, name="types")
-    once.get((1, "a"))
-    assert once.explain((True, "b")) == "differs in: [0]=True vs 1, [1]='b' vs 'a'"
+    cache = SingleFlightCache(str, name="types")
+    cache.get((1, "a"))
+    assert cache.explain((True, "b")) == "differs in: [0]=True vs 1, [1]='b' vs 'a'"
 
 
 def test_what_is_being_computed_is_said_to_be():
-    once = Once(name="now")
-    assert once.get(1, lambda: once.explain(1)) == "being computed"
+    cache = SingleFlightCache(name="now")
+    assert cache.get(1, lambda: cache.explain(1)) == "being computed"
 
 
 @pytest.mark.parametrize("key", [0, "", (), None])
 def test_any_key_can_be_explained(key):
-    once = Once(str, name="any")
-    once.get(5)
-    assert once.explain(key).startswith("differs in: ")
+    cache = SingleFlightCache(str, name="any")
+    cache.get(5)
+    assert cache.explain(key).startswith("differs in: ")
 
 
 class Machine(RuleBasedStateMachine):
-    """`Once` beside an ordered dictionary from key to [value, whether it was hit]."""
+    """`SingleFlightCache` beside an ordered dictionary from key to [value, whether it was hit]."""
 
     LIMIT = 3
 
     def __init__(self):
         super().__init__()
-        self.once = Once(name="machine", limit=self.LIMIT)
+        self.cache = SingleFlightCache(name="machine", limit=self.LIMIT)
         self.model = OrderedDict()
         self.computed = 0
 
@@ -313,9 +317,9 @@ class Machine(RuleBasedStateMachine):
         fresh = f"{key}: {self.computed}"
         if key in self.model:
             self.model[key][1] = True
-            assert self.once.get(key, lambda: fresh) == self.model[key][0]
+            assert self.cache.get(key, lambda: fresh) == self.model[key][0]
         else:
-            assert self.once.get(key, lambda: fresh) == fresh
+            assert self.cache.get(key, lambda: fresh) == fresh
             self.make_space()
             self.model[key] = [fresh, False]
 
@@ -326,14 +330,14 @@ class Machine(RuleBasedStateMachine):
 
         if key in self.model:
             self.model[key][1] = True
-            assert self.once.get(key, refuse) == self.model[key][0]
+            assert self.cache.get(key, refuse) == self.model[key][0]
         else:
             with pytest.raises(LookupError):
-                self.once.get(key, refuse)
+                self.cache.get(key, refuse)
 
     @rule()
     def clear(self):
-        self.once.clear()
+        self.cache.clear()
         self.model.clear()
 
     def make_space(self):
@@ -345,8 +349,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def keeps_what_the_model_keeps(self):
-        assert [self.once.explain(key) == "kept" for key in range(7)] == [key in self.model for key in range(7)]
-        assert self.once.stats().size == len(self.model)
+        assert [self.cache.explain(key) == "kept" for key in range(7)] == [key in self.model for key in range(7)]
+        assert self.cache.stats().size == len(self.model)
 
 
 Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

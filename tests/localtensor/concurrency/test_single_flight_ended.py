@@ -1,4 +1,4 @@
-"""A thread that uses `Once` may be ended anywhere: nobody else is held up, and no value is lost or made up.
+"""A thread that uses `SingleFlightCache` may be ended anywhere: nobody else is held up, and no value is lost or made up.
 
 The rank engine ends a rank with an exception that lands between any two lines.  Here it lands after each line of the
 cache's own code in turn, in the thread that computes and in one that waits.
@@ -11,8 +11,8 @@ import threading
 import pytest
 
 from localtensor.concurrency import single_flight, single_flight_cells
-from localtensor.concurrency.single_flight import Once
-from tests.localtensor.once_threads import LONG, Ended, Held, Running, Watched
+from localtensor.concurrency.single_flight import SingleFlightCache
+from tests.localtensor.single_flight_threads import LONG, Ended, Held, Running, Watched
 
 pytestmark = pytest.mark.skipif(
     "LOCALTENSOR_BRANCHES" in os.environ, reason="under `make branches` the mark of a branch is a line to be ended at"
@@ -68,12 +68,14 @@ def free(lock):
         return True
 
 
-def check_all_is_well(once, where):
+def check_all_is_well(cache, where):
     """The locks are free, the key can be had, and what is kept is right."""
-    assert Running(lambda: free(once._own.lock), lambda: free(once._circle.own.lock)).ends() == [True, True], where
-    assert Running(lambda: once.get("key", lambda: "value")).ends() == ["value"], where
-    assert once._circle._waits == {}, where
-    assert once._own.by is once._circle.own.by is None, where
+    assert Running(lambda: free(cache._own.lock), lambda: free(cache._wait_graph.own.lock)).ends() == [True, True], (
+        where
+    )
+    assert Running(lambda: cache.get("key", lambda: "value")).ends() == ["value"], where
+    assert cache._wait_graph._waits == {}, where
+    assert cache._own.by is cache._wait_graph.own.by is None, where
 
 
 def refuse():
@@ -89,16 +91,16 @@ def test_the_thread_that_computes_may_be_ended_at_any_line(compute):
     at, ended = 0, set()
     while True:
         at += 1
-        once = Once(name="ended", limit=1)
-        once.get("old", lambda: "to go")
-        ends = EndsAt(lambda once=once: once.get("key", compute), at)
+        cache = SingleFlightCache(name="ended", limit=1)
+        cache.get("old", lambda: "to go")
+        ends = EndsAt(lambda cache=cache: cache.get("key", compute), at)
         [outcome] = Running(ends).ends()
         if ends.where is None:
             break
         assert isinstance(outcome, Ended)
         ended.add(ends.where)
-        check_all_is_well(once, ends.where)
-        assert once.stats().size == 1, ends.where
+        check_all_is_well(cache, ends.where)
+        assert cache.stats().size == 1, ends.where
     assert len(ended) > 40
     assert {where.partition(":")[0] for where in ended} > {"_missed", "_claim", "_work", "_settle"}
 
@@ -109,18 +111,18 @@ def test_those_who_wait_for_a_thread_that_is_ended_at_any_line_get_a_value(made)
     while True:
         at += 1
         watched = Watched()
-        once, held = Once(name="ended", sync=watched), Held(made)
-        ends = EndsAt(lambda once=once, held=held: once.get("key", held), at)
+        cache, held = SingleFlightCache(name="ended", sync=watched), Held(made)
+        ends = EndsAt(lambda cache=cache, held=held: cache.get("key", held), at)
         first = Running(ends)
         while first.threads[0].is_alive() and not held.begun.wait(0.01):
             pass
-        rest = Running(lambda once=once: once.get("key", lambda: "value"))
+        rest = Running(lambda cache=cache: cache.get("key", lambda: "value"))
         if held.begun.is_set():
             watched.until("waits")
         held.go.set()
         first.ends()
         assert rest.ends() == ["value"], ends.where
-        check_all_is_well(once, ends.where)
+        check_all_is_well(cache, ends.where)
         if ends.where is None:
             break
     assert at > 40
@@ -131,10 +133,10 @@ def test_a_thread_that_waits_may_be_ended_at_any_line():
     while True:
         at += 1
         watched = Watched()
-        once, held = Once(name="ended", sync=watched), Held("value")
-        first = Running(lambda once=once, held=held: once.get("key", held))
+        cache, held = SingleFlightCache(name="ended", sync=watched), Held("value")
+        first = Running(lambda cache=cache, held=held: cache.get("key", held))
         assert held.begun.wait(LONG)
-        ends = EndsAt(lambda once=once: once.get("key", lambda: "computed twice"), at)
+        ends = EndsAt(lambda cache=cache: cache.get("key", lambda: "computed twice"), at)
         let_go = threading.Thread(target=lambda w=watched, h=held: (w.until("waits"), h.go.set()), daemon=True)
         rest = Running(ends)
         let_go.start()
@@ -143,7 +145,7 @@ def test_a_thread_that_waits_may_be_ended_at_any_line():
         watched.step("waits")
         [outcome] = rest.ends()
         assert first.ends() == ["value"], ends.where
-        check_all_is_well(once, ends.where)
+        check_all_is_well(cache, ends.where)
         if not isinstance(outcome, Ended):
             break
     assert outcome == "value" and at > 25

@@ -1,4 +1,4 @@
-"""The gate of real threads, at which those wait whom `Once` makes wait: whoever is ended there holds up nobody."""
+"""The gate of real threads, at which those wait whom `SingleFlightCache` makes wait: whoever is ended there holds up nobody."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 
 from localtensor.concurrency import sync as controlled_sync
 from localtensor.concurrency.sync import THREADS
-from tests.localtensor.once_threads import LONG, Ended, Running, send
+from tests.localtensor.single_flight_threads import LONG, Ended, Running, send
 
 
 @pytest.mark.parametrize("seconds", [None, LONG])

@@ -1,12 +1,12 @@
-"""`Once` is linearizable: whatever threads did with it at a time, a plain dict could have answered in some order."""
+"""`SingleFlightCache` is linearizable: whatever threads did with it at a time, a plain dict could have answered in some order."""
 
 import random
 import sys
 
 import pytest
 
-from localtensor.concurrency.single_flight import Once
-from tests.localtensor.once_histories import Call, Recorder, explained
+from localtensor.concurrency.single_flight import SingleFlightCache
+from tests.localtensor.single_flight_histories import Call, Recorder, explained
 
 
 def test_calls_in_a_row_are_explained():
@@ -54,5 +54,5 @@ def test_what_threads_see_is_what_a_dict_could_have_answered(threads):
     draw = random.Random(threads)
     for _ in range(150):
         programs = [program(draw, 12 // threads) for _ in range(threads)]
-        calls = Recorder(Once(name="recorded")).run(programs)
+        calls = Recorder(SingleFlightCache(name="recorded")).run(programs)
         assert explained(calls) is not None, (programs, sorted(calls, key=lambda call: call.begun))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight import SingleFlightCache
 from tests.tools.races import stress
 
 
@@ -15,17 +15,17 @@ def test_nothing_is_lost_nothing_is_computed_twice_and_all_come_to_an_end(name):
         assert check(make, 6_000, 1) == []
 
 
-class Careless(Once):
+class Careless(SingleFlightCache):
     """Computes without asking whether another does."""
 
     def get(self, key, compute=None, *args):
-        for cell in self._room.get(hash(key), ()):
+        for cell in self._table.get(hash(key), ()):
             if cell.key == key:
                 return cell.value
         return self._missed((key, random.random()), compute, args)
 
 
-class Forgetful(Once):
+class Forgetful(SingleFlightCache):
     """Now and then an answer is another key's."""
 
     def get(self, key, compute=None, *args):
@@ -35,7 +35,7 @@ class Forgetful(Once):
 
 @pytest.mark.parametrize(("twin", "says"), [(Careless, "times"), (Forgetful, "answered with")])
 def test_the_stress_sees_a_careless_twin(twin, says, monkeypatch):
-    monkeypatch.setattr(stress, "Once", twin)
+    monkeypatch.setattr(stress, "SingleFlightCache", twin)
     with stress.switching(1e-6):
         assert any(says in what for what in stress.with_room_for_all(int, 1_000, 1))
 
@@ -56,6 +56,6 @@ def test_no_operations_are_refused(capsys):
 
 
 def test_a_limit_that_is_passed_is_seen(monkeypatch):
-    monkeypatch.setattr(stress, "Once", lambda name, limit: Once(name=name, limit=limit + 20))
+    monkeypatch.setattr(stress, "SingleFlightCache", lambda name, limit: SingleFlightCache(name=name, limit=limit + 20))
     with stress.switching(1e-6):
         assert any("values were kept" in what for what in stress.with_little_room(stress.Yields, 6_000, 1))

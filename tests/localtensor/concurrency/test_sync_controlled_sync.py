@@ -75,7 +75,7 @@ def test_a_thread_that_takes_its_own_lock_again_waits_for_itself():
 
         return Program([thread])
 
-    assert explore(program).failure.said == "thread 0 waits for l, which thread 0 has"
+    assert explore(program).failure.detail == "thread 0 waits for l, which thread 0 has"
 
 
 def test_a_gate_lets_through_whoever_comes_before_and_after():

@@ -6,7 +6,7 @@ import pytest
 
 from localtensor import errors
 from localtensor._util.events import Call, Place, Raised, Wait
-from localtensor.errors.programs import _circle as circle
+from localtensor.errors.programs import _find_cycle as circle
 
 HERE, THERE = Place("project/a.py", 3, "f"), Place("project/a.py", 9, "g")
 

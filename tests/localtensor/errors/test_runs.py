@@ -209,7 +209,7 @@ CASES = {
     ),
     "waits alone": Case(
         errors.WaitsAlone("l"),
-        "explore: program: l: it is waited for outside of the threads, and nobody would ever come. Let the function "
+        "explore: program: l: it is waited for outside of the threads, and no thread can release it. Let the function "
         "that makes the program, and its check, take only what is free.",
     ),
 }  # fmt: skip

@@ -1,5 +1,5 @@
 from localtensor._util.events import Call
-from localtensor.pytest_plugin.fixtures import SHOWN, Comms
+from localtensor.pytest_plugin.fixtures import MOST_SHOWN, Comms
 
 
 def call(rank, kind="all_reduce", number=0, size=16):
@@ -36,5 +36,5 @@ def test_its_repr_says_what_was_called_and_stays_short():
         repr(Comms(lambda: LOG[:2], None))
         == "Comms(all ranks: rank 0 all_reduce #0 of f32[4], rank 1 all_reduce #0 of f32[4])"
     )
-    many = repr(Comms(lambda: [call(0, number=number) for number in range(SHOWN + 5)], 0))
-    assert many.endswith("and 5 more)") and many.count("all_reduce") == SHOWN
+    many = repr(Comms(lambda: [call(0, number=number) for number in range(MOST_SHOWN + 5)], 0))
+    assert many.endswith("and 5 more)") and many.count("all_reduce") == MOST_SHOWN

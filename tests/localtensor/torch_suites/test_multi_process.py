@@ -126,7 +126,7 @@ def test_a_class_that_joins_its_processes_itself_keeps_torchs(monkeypatch):
             raise AssertionError("nobody runs it")
 
     monkeypatch.setattr(MultiProcessTestCase, "_start_processes", lambda self, proc: None)
-    methods = multi_process.methods(MultiProcessTestCase, QUICK)
+    methods = multi_process.replaced_methods(MultiProcessTestCase, QUICK)
     monkeypatch.setattr(MultiProcessTestCase, "_start_processes", methods["_start_processes"])
     case = Joins("test_it")
     with pytest.warns(TorchsOwnWay, match="Joins joins its processes itself"):

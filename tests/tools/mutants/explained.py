@@ -19,7 +19,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "a shortcut for contiguous stacks; sparse ones have no rows that could be picked",
     (
         "localtensor/concurrency/sync.py",
-        "SETUP = -1  # who makes the program and checks it: no thread of it",
+        "SETUP = -1  # the number of the caller that makes the program and checks it",
     ): "any number below 0",
     (
         "localtensor/collectives/reference.py",
@@ -67,7 +67,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "any number that is not below torch's",
     (
         "localtensor/torch_suites/multi_threaded.py",
-        "if len(threads) == 1 and isinstance(threads[0], _Waiting):",
+        "if len(threads) == 1 and isinstance(threads[0], _UnjoinedRanks):",
     ): "the only one is the last one, too",
     (
         "localtensor/testing/hypothesis_strategies/search.py",
@@ -131,7 +131,7 @@ EXPLAINED: dict[tuple[str, str], str] = {
     ): "a slice of one row is the same in steps of any length",
     (
         "localtensor/concurrency/results.py",
-        'said = ", ".join(what if times == 1 else f"{what} {times} times" for what, times in words)',
+        'detail = ", ".join(what if times == 1 else f"{what} {times} times" for what, times in words)',
     ): "groupby has no group of fewer than one",
     (
         "localtensor/threads/process_group.py",

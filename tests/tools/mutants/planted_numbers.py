@@ -120,12 +120,12 @@ _PLACEMENTS = (
 )  # fmt: skip
 
 _CACHES = (
-    _bug("concurrency/single_flight", "self._forget(room, cell)  # before it is told", "pass  # before it is told",
+    _bug("concurrency/single_flight", "self._forget(table, cell)  # first:", "pass  # first:",
          "a failure is kept: who asks later gets the old exception, or waits for ever"),
     _bug("concurrency/single_flight", "        if cell.state is GONE:\n            return False\n", "",
          "Ctrl-C in the thread that computes: those who wait get None for a value"),
-    _bug("concurrency/single_flight", "        self._sync.step(\"clear\")\n        self._room = BucketTable()",
-         "        self._sync.step(\"clear\")\n        self._room.clear()", "what is computed over a clear() is kept after it"),
+    _bug("concurrency/single_flight", "        self._sync.step(\"clear\")\n        self._table = BucketTable()",
+         "        self._sync.step(\"clear\")\n        self._table.clear()", "what is computed over a clear() is kept after it"),
     _bug("concurrency/single_flight_cells", "while len(self.ring) >= limit:", "while len(self.ring) > limit:",
          "a cache keeps one value more than its limit", "concurrency/test_single_flight"),
     _bug("concurrency/single_flight_cells", "if self.get(cell.number, ()) is not beside:", "if False:",

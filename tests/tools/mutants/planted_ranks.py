@@ -162,8 +162,8 @@ VERDICTS = (
 PLUGIN = (
     Planted(
         "localtensor/pytest_plugin/marks.py",
-        "return general if name in settings.typed else said.get(name, general)",
-        "return said.get(name, general)",
+        "return general if name in settings.typed else keywords.get(name, general)",
+        "return keywords.get(name, general)",
         "the schedule that a failure printed to repeat it is not heard where the mark names one",
     ),
     Planted(
@@ -174,8 +174,8 @@ PLUGIN = (
     ),
     Planted(
         "localtensor/pytest_plugin/fixtures.py",
-        "self._later.pop()()",
-        "self._later.pop(0)()",
+        "self._finalizers.pop()()",
+        "self._finalizers.pop(0)()",
         "a fixture is torn down before those that use it",
     ),
     Planted(
@@ -198,8 +198,8 @@ PLUGIN = (
     ),
     Planted(
         "localtensor/errors/failure_report.py",
-        "for one in fault.raised[1:] if _same(one, first, places)",
-        "for one in fault.raised if _same(one, first, places)",
+        "for one in fault.raised[1:] if _fact(one, places) == _fact(first, places)",
+        "for one in fault.raised if _fact(one, places) == _fact(first, places)",
         "the rank that is the first cause agrees with itself",
     ),
     Planted(

@@ -23,7 +23,7 @@ def two_ask(sync: Scheduled, kind: type[Tiny]) -> Program:
 
 
 class Unlocked(Tiny):
-    """The twin of Once without its lock."""
+    """The twin of SingleFlightCache without its lock."""
 
     def claim(self, key: Any) -> tuple[Flight, bool]:
         flight = self.table.get(key)
@@ -245,7 +245,7 @@ class SeesCycles(Tiny):
 
 
 CACHES = (
-    Culprit("unlocked twin of Once", "computed twice", two_ask, Unlocked, Tiny),
+    Culprit("unlocked twin of SingleFlightCache", "computed twice", two_ask, Unlocked, Tiny),
     Culprit("look, then act", "computed twice", two_ask, LooksThenActs, Tiny),
     Culprit("gate opened before the value is written", "got [None, 'k']", two_ask, OpensTooEarly, Tiny),
     Culprit("failure kept", "ValueError: no", a_failure_and_a_second_try, KeepsFailure, Tiny),

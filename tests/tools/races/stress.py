@@ -1,4 +1,4 @@
-"""Free-running stress of `Once`: 16 threads, a switch interval of a microsecond, keys that do their worst.
+"""Free-running stress of `SingleFlightCache`: 16 threads, a switch interval of a microsecond, keys that do their worst.
 
 Keys of one hash, or of few; equality that gives way to other threads, asks the cache itself, or raises; threads that are
 ended anywhere.  What is checked: every answer is the right one; with room for all, no key is computed twice and none is
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight import SingleFlightCache
 
 EXAMPLES = """examples:
   python -m tests.tools.races.stress                       ten million operations, many minutes
@@ -77,15 +77,15 @@ class Raises(Key):
 class Asks(Key):
     """Its equality asks the cache itself for a plain key."""
 
-    __slots__ = ("once",)
+    __slots__ = ("cache",)
 
-    def __init__(self, number: int, once: Once[Any] | None = None) -> None:
+    def __init__(self, number: int, cache: SingleFlightCache[Any] | None = None) -> None:
         super().__init__(number)
-        self.once = once
+        self.cache = cache
 
     def misbehave(self) -> None:
-        if self.once is not None and random.random() < 0.02:
-            assert self.once.get(-1, lambda: "plain") == "plain"
+        if self.cache is not None and random.random() < 0.02:
+            assert self.cache.get(-1, lambda: "plain") == "plain"
 
 
 class OneHash(Yields):
@@ -136,7 +136,12 @@ def together(body: Callable[[int], None], threads: int = THREADS) -> list[str]:
 
 
 def one_round(
-    once: Once[Any], make: Callable[[int], Any], keys: int, operations: int, seed: int, clears: float = 0.0
+    cache: SingleFlightCache[Any],
+    make: Callable[[int], Any],
+    keys: int,
+    operations: int,
+    seed: int,
+    clears: float = 0.0,
 ) -> Found:
     """So many operations of all threads together on keys made of 0 to `keys` - 1."""
     found = Found()
@@ -153,7 +158,7 @@ def one_round(
         calls = raised = 0
         for i in range(operations // THREADS):
             if clears and draw.random() < clears:
-                once.clear()
+                cache.clear()
                 continue
             number = int(draw.random() * keys)
             if i % 2:  # all threads come to new keys at about the same time
@@ -161,7 +166,7 @@ def one_round(
             key = known[number] if draw.random() < 0.5 else make(number)
             calls += 1
             try:
-                answer = once.get(key, compute, number)
+                answer = cache.get(key, compute, number)
             except Unequal:
                 raised += 1
                 continue
@@ -178,44 +183,44 @@ def one_round(
 def with_room_for_all(make: type[Any], operations: int, seed: int) -> list[str]:
     """Nothing is lost, and nothing is computed twice."""
     keys = 50 * make.hashes if issubclass(make, Key) else max(100, operations // 50)
-    once: Once[Any] = Once(name="stress", limit=keys + 1)
-    built = (lambda number: Asks(number, once)) if make is Asks else make
-    found = one_round(once, built, keys, operations, seed)
+    cache: SingleFlightCache[Any] = SingleFlightCache(name="stress", limit=keys + 1)
+    built = (lambda number: Asks(number, cache)) if make is Asks else make
+    found = one_round(cache, built, keys, operations, seed)
     wrong = found.wrong + [f"{key} was computed {times} times" for key, times in found.computed.items() if times > 1]
-    stats = once.stats()
+    stats = cache.stats()
     if make is not Asks:
         if stats.hits + stats.misses + stats.waits != found.calls - found.raised:
             wrong.append(f"{found.calls} calls, of which {found.raised} raised, were counted as {stats}")
         if stats.misses != sum(found.computed.values()):
             wrong.append(f"{sum(found.computed.values())} computations were counted as {stats.misses}")
-    lost = [number for number, times in found.computed.items() if times and not _kept(once, built(number))]
+    lost = [number for number, times in found.computed.items() if times and not _kept(cache, built(number))]
     return wrong + [f"{number} was lost" for number in lost]
 
 
 def with_little_room(make: type[Any], operations: int, seed: int) -> list[str]:
     """The limit holds, and answers are right, while values are evicted and all is cleared now and then."""
-    once: Once[Any] = Once(name="stress", limit=20)
+    cache: SingleFlightCache[Any] = SingleFlightCache(name="stress", limit=20)
     over: list[str] = []
     stop = threading.Event()
 
     def watch() -> None:
         while not stop.wait(0.001):
-            size = once.stats().size
+            size = cache.stats().size
             if size > 20:
                 over.append(f"{size} values were kept")
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    found = one_round(once, make, 60, operations, seed, clears=0.001)
+    found = one_round(cache, make, 60, operations, seed, clears=0.001)
     stop.set()
     watcher.join()
-    stats = once.stats()
+    stats = cache.stats()
     if stats.size > 20:  # also where the watcher was never let run
         over.append(f"{stats.size} values were kept")
     wrong = found.wrong + over
     if stats.misses != sum(found.computed.values()):
         wrong.append(f"{sum(found.computed.values())} computations were counted as {stats.misses}")
-    if once._circle._waits:
+    if cache._wait_graph._waits:
         wrong.append("somebody is said to wait after all have ended")
     return wrong
 
@@ -226,13 +231,13 @@ class Ended(SystemExit):
 
 def with_threads_that_are_ended(make: type[Any], operations: int, seed: int) -> list[str]:
     """Each thread is sent an exception twice, wherever it is: the others come to an end, and find what they ask."""
-    once: Once[Any] = Once(name="stress", limit=50)
+    cache: SingleFlightCache[Any] = SingleFlightCache(name="stress", limit=50)
     draw, wrong = random.Random(seed), []
 
     def victim(first: int) -> None:
         for i in range(40):
             number = first + i // 2
-            answer = once.get(make(number), lambda: number * number)  # noqa: B023  # it is called at once
+            answer = cache.get(make(number), lambda: number * number)  # noqa: B023  # it is called at once
             if answer != number * number:
                 wrong.append(f"{number} was answered with {answer}")
 
@@ -247,16 +252,16 @@ def with_threads_that_are_ended(make: type[Any], operations: int, seed: int) -> 
             if time.monotonic() > end:
                 return [*wrong, "somebody waits for a thread that was ended"]
             time.sleep(0)
-        if once._circle._waits:
+        if cache._wait_graph._waits:
             return [*wrong, "somebody is said to wait after all have ended"]
     wrong += together(lambda i: victim(20 * draw.randrange(operations // (THREADS * 40) + 1)))
     return wrong
 
 
-def _kept(once: Once[Any], key: Any) -> bool:
+def _kept(cache: SingleFlightCache[Any], key: Any) -> bool:
     while True:
         try:
-            return once.explain(key) == "kept"
+            return cache.explain(key) == "kept"
         except Unequal:
             continue
 

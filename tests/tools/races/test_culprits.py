@@ -14,7 +14,7 @@ WAYS = ({"policy": "pct"}, {"policy": "bounded", "bound": 2})
 def test_a_planted_race_is_found_and_its_replay_line_fails_again(culprit, way):
     found = explore(culprit.of(culprit.wrong), schedules=WITHIN, **way)
     assert found.failure is not None, f"not found in {found.schedules}"
-    assert culprit.says in found.failure.said
+    assert culprit.says in found.failure.detail
     assert found.failure.repeats
     again = replay(culprit.of(culprit.wrong), found.failure.text)
     assert again == found.failure

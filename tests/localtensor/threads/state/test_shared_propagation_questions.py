@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight import SingleFlightCache
 from localtensor.threads.state import shared_propagation
 
 TABLES = SimpleNamespace(op_single_dim_strategy_funcs={}, op_strategy_funcs={}, op_to_rules={})
@@ -114,7 +114,7 @@ def test_an_even_answer_is_for_all():
 def test_a_thread_that_is_to_be_alone_is():
     asked = []
     compute = lambda schema: asked.append(schema) or Answer(None)  # noqa: E731
-    known = Once(name="test")
+    known = SingleFlightCache(name="test")
     alone = shared_propagation._sharing(TABLES, compute, known, lambda: True)
     assert alone(schema(EVEN)) == alone(schema(EVEN)) and len(asked) == 2 and known.stats().size == 0
 
@@ -123,7 +123,7 @@ def test_what_is_found_out_in_a_mode_is_no_answer_outside_of_it():
     def compute(schema):
         return Answer(None, None if torch._C._len_torch_dispatch_stack() else Asked((), {}))
 
-    together = shared_propagation._sharing(TABLES, compute, Once(name="test"), lambda: False)
+    together = shared_propagation._sharing(TABLES, compute, SingleFlightCache(name="test"), lambda: False)
     with FakeTensorMode():
         within = together(schema(EVEN))
     assert within.redistribute_schema is None and together(schema(EVEN)).redistribute_schema is not None
@@ -136,7 +136,7 @@ def test_a_rule_that_asks_for_itself_is_computed_as_torch_would():
         depth.append(1)
         return Answer(None) if len(depth) == 3 else together(question)
 
-    together = shared_propagation._sharing(TABLES, compute, Once(name="test"), lambda: False)
+    together = shared_propagation._sharing(TABLES, compute, SingleFlightCache(name="test"), lambda: False)
     assert together(schema(EVEN)) == Answer(None) and len(depth) == 3
 
 

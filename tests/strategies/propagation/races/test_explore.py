@@ -37,7 +37,7 @@ def test_each_program_has_its_share_and_all_are_used_up():
 
 def test_a_failure_is_kept_beside_what_holds():
     right, wrong = races.explore_all([good, bad], 100)
-    assert right.failure is None and wrong.failure.said == "one is lost"
+    assert right.failure is None and wrong.failure.detail == "one is lost"
     assert replay(bad, wrong.failure.text) == wrong.failure
 
 
@@ -82,7 +82,7 @@ def test_the_world_sees_a_value_from_before_the_clear():
             return cache
 
     [found] = races.explore_all([lambda sync: cache_programs.cleared(sync, Stuck)], 100)
-    assert "told by rule 0" in found.failure.said or "stale" in found.failure.said
+    assert "told by rule 0" in found.failure.detail or "stale" in found.failure.detail
 
 
 class Unmarked:
@@ -107,7 +107,7 @@ def unmarked(sync):
 
 def test_the_last_stages_find_what_no_yield_point_marks():
     [found] = races.explore_all([unmarked], 10_000, within=[sys.modules[__name__]])
-    assert (found.failure.said, found.yields) == ("one is lost", "bytecodes")
+    assert (found.failure.detail, found.yields) == ("one is lost", "bytecodes")
     again = races.made(unmarked, found.yields, [sys.modules[__name__]])
     assert replay(again, found.failure.text) == found.failure
 

@@ -27,4 +27,4 @@ def test_an_answer_to_another_question_is_found_out(monkeypatch, policy):
 
     monkeypatch.setattr(propagator_programs, "Propagator", Forgets)
     found = explore(propagator_programs.other_keys, policy=policy, schedules=100)
-    assert "another answer than alone" in found.failure.said
+    assert "another answer than alone" in found.failure.detail

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from localtensor.concurrency.explorer import explore, replay
-from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight import SingleFlightCache
 from localtensor.concurrency.single_flight_cells import COMPUTING, FAILED, BucketTable, Circular
 from strategies.propagation.races import cache_programs, linearizability
 from strategies.propagation.races import explore as races
 from strategies.propagation.races.cache_programs import World
-from tests.localtensor.once_threads import LONG, Held, Running, Watched
+from tests.localtensor.single_flight_threads import LONG, Held, Running, Watched
 
 CI = 20_000
 WITHIN = 1000
@@ -49,45 +49,45 @@ def interrupted(watched, handle):
 def test_a_signal_handler_may_ask_in_the_midst_of_a_wait():
     """For another key, for the one that is waited for, and for that which its own thread computes: this is refused."""
     watched, told, held = Watched(), [], Held("value")
-    once = Once(name="handled", sync=watched)
+    cache = SingleFlightCache(name="handled", sync=watched)
 
     def handle():
-        told.append(once.get("other", lambda: "computed in the handler"))
+        told.append(cache.get("other", lambda: "computed in the handler"))
         with pytest.raises(Circular, match="this thread is computing it now"):
-            once.get("mine", lambda: "computed twice")
+            cache.get("mine", lambda: "computed twice")
         held.go.set()
-        told.append(once.get("key", lambda: "computed twice"))
+        told.append(cache.get("key", lambda: "computed twice"))
 
-    first = Running(lambda: once.get("key", held))
+    first = Running(lambda: cache.get("key", held))
     assert held.begun.wait(LONG)
     with interrupted(watched, handle):
-        assert once.get("mine", lambda: once.get("key", lambda: "computed twice")) == "value"
+        assert cache.get("mine", lambda: cache.get("key", lambda: "computed twice")) == "value"
     assert told == ["computed in the handler", "value"] and first.ends() == ["value"]
-    assert once._circle._waits == {} and once.stats().misses == 3
+    assert cache._wait_graph._waits == {} and cache.stats().misses == 3
 
 
 def test_what_a_thread_waits_for_is_known_again_once_its_signal_handler_has_waited_for_something_else():
     watched, told, held, quick = Watched(), [], Held(), Held("quick")
-    once = Once(name="handled", sync=watched)
+    cache = SingleFlightCache(name="handled", sync=watched)
 
     def slow():
         held()
         with pytest.raises(Circular, match="it waits for 'key', which this thread is computing"):
-            once.get("mine", lambda: "computed twice")
+            cache.get("mine", lambda: "computed twice")
         return "value"
 
     def handle():
-        other = Running(lambda: once.get("quick", quick))
+        other = Running(lambda: cache.get("quick", quick))
         assert quick.begun.wait(LONG)
         release = Running(lambda: watched.until("waits", 2) or quick.go.set())
-        told.append(once.get("quick", lambda: "computed twice"))
+        told.append(cache.get("quick", lambda: "computed twice"))
         told.extend(other.ends() + release.ends())
         held.go.set()
 
-    first = Running(lambda: once.get("key", slow))
+    first = Running(lambda: cache.get("key", slow))
     assert held.begun.wait(LONG)
     with interrupted(watched, handle):
-        assert once.get("mine", lambda: once.get("key", lambda: "computed twice")) == "value"
+        assert cache.get("mine", lambda: cache.get("key", lambda: "computed twice")) == "value"
     assert told == ["quick", "quick", None] and first.ends() == ["value"]
 
 
@@ -98,42 +98,42 @@ def test_nothing_is_found_in_twenty_thousand_schedules():
     assert len(tried) == 13
 
 
-class Resurrects(Once):
+class Resurrects(SingleFlightCache):
     """What is computed is kept in the room of now, though it was asked for before the clear."""
 
     def _keep(self, room, cell):
         self._sync.step("keeps")
-        others = self._room.get(cell.number, ())
-        self._room[cell.number] = (*(one for one in others if one is not cell), cell)
-        super()._keep(self._room, cell)
+        others = self._table.get(cell.number, ())
+        self._table[cell.number] = (*(one for one in others if one is not cell), cell)
+        super()._keep(self._table, cell)
 
 
-class ClearsDoneOnly(Once):
+class ClearsDoneOnly(SingleFlightCache):
     """What is being computed stays where it is."""
 
     def clear(self):
         kept = BucketTable()
-        for number, cells in self._room.items():
+        for number, cells in self._table.items():
             busy = tuple(cell for cell in cells if cell.state is COMPUTING)
             if busy:
                 kept[number] = busy
         self._sync.step("clear")
-        self._room = kept
+        self._table = kept
 
 
-class KeepsFailures(Once):
+class KeepsFailures(SingleFlightCache):
     def _forget(self, room, cell):
         self._sync.step("forgets nothing")
 
 
-class NeverSettles(Once):
+class NeverSettles(SingleFlightCache):
     """Whoever waits for a computation that was ended is not told."""
 
     def _settle(self, room, cell):
         self._sync.step("settles nothing")
 
 
-class TellsTooEarly(Once):
+class TellsTooEarly(SingleFlightCache):
     """The state is written before the value."""
 
     def _work(self, room, cell, compute, args):
@@ -145,7 +145,7 @@ class TellsTooEarly(Once):
         return cell.state is not FAILED
 
 
-class ClaimsWithoutLooking(Once):
+class ClaimsWithoutLooking(SingleFlightCache):
     """Takes the key without a second look behind the lock."""
 
     def _claim(self, room, mine):
@@ -158,7 +158,7 @@ class ClaimsWithoutLooking(Once):
         return mine
 
 
-class DropsWhatIsComputed(Once):
+class DropsWhatIsComputed(SingleFlightCache):
     """Makes space by forgetting whatever is there."""
 
     def _claim(self, room, mine):

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from tests.localtensor.once_threads import Running
+from tests.localtensor.single_flight_threads import Running
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def applied(call, kept, used):
 class Recorder:
     """Runs calls on a cache, and notes when each began and ended."""
 
-    def __init__(self, once):
-        self.once = once
+    def __init__(self, cache):
+        self.cache = cache
         self.calls = []
         self.computed = itertools.count()
         self._clock = itertools.count()
@@ -82,7 +82,7 @@ class Recorder:
         self._start.wait()
         for step in program:
             begun = next(self._clock)
-            key, answer = (None, self.once.clear()) if step is None else (step[0], self._get(*step))
+            key, answer = (None, self.cache.clear()) if step is None else (step[0], self._get(*step))
             self.calls.append(Call(key, begun, next(self._clock), answer))
 
     def _get(self, key, fails):
@@ -95,6 +95,6 @@ class Recorder:
             return number[0]
 
         try:
-            return self.once.get(key, compute)
+            return self.cache.get(key, compute)
         except LookupError as error:
             return ("raised", error.args[0])

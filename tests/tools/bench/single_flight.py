@@ -1,4 +1,4 @@
-"""What a lookup in the shared cache costs, beside its peers: `python -m tests.tools.bench.once`.
+"""What a lookup in the shared cache costs, beside its peers: `python -m tests.tools.bench.single_flight`.
 
 Peers: `functools.lru_cache` (in C), the dictionary behind a lock that cachetools recommends for threads, and torch's own
 `LocalLRUCache`, which keeps one cache per thread.  Each figure is the best of many short runs.
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 
-from localtensor.concurrency.single_flight import Once
+from localtensor.concurrency.single_flight import SingleFlightCache
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from localtensor.threads.state.propagation_settings import ambient
@@ -69,7 +69,7 @@ def main():
     print(f"ambient settings                  {nanoseconds(lambda _: ambient(), None):6.0f} ns")
     key = keys.of("aten.mm.default", [spec, spec], calls[0], {})
     peers = {
-        "Once": Once(str, name="bench").get,
+        "SingleFlightCache": SingleFlightCache(str, name="bench").get,
         "functools.lru_cache": functools.lru_cache(None)(str),
         "lock and dict": Locked(str).get,
         "LocalLRUCache of torch": LocalLRUCache(str),
@@ -79,8 +79,8 @@ def main():
         hits = " ".join(f"{with_threads(get, key, threads):6.0f}" for threads in (1, 8))
         print(f"{name:<24} a hit {nanoseconds(get, key):6.0f} ns; with 1 and 8 threads {hits} ns")
     fresh = itertools.count()
-    once, lru = Once(float, name="misses", limit=100_000), functools.lru_cache(100_000)(float)
-    for name, get in (("Once", once.get), ("functools.lru_cache", lru)):
+    cache, lru = SingleFlightCache(float, name="misses", limit=100_000), functools.lru_cache(100_000)(float)
+    for name, get in (("SingleFlightCache", cache.get), ("functools.lru_cache", lru)):
         print(f"{name:<24} a miss {nanoseconds(lambda _, get=get: get(next(fresh)), None, runs=50):6.0f} ns")
 
 

@@ -1,4 +1,4 @@
-"""Threads for the tests of `Once`: they end, or the test says which did not; and where a thread is can be waited for."""
+"""Threads for the tests of `SingleFlightCache`: they end, or the test says which did not; and where a thread is can be waited for."""
 
 import ctypes
 import threading
