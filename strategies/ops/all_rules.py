@@ -8,24 +8,10 @@ from localtensor.errors import Refusal
 from strategies.ops.index import indexing, scatter, sorting
 from strategies.ops.lib.overload_variants import on_lists
 from strategies.ops.linalg import matmul, matrix_ops, reductions
-from strategies.ops.nn import attention, losses, normalization
-from strategies.ops.nn import spatial as pooling
-from strategies.ops.pointwise import creation, linear, unary_binary
+from strategies.ops.nn import attention, losses, normalization, spatial
+from strategies.ops.pointwise import creation, linear, monotone, unary_binary
 from strategies.ops.semantics.rulebook import Book, Entry
 from strategies.ops.shape import joining, slices, views
-
-FOREACH_RULES = on_lists(
-    (
-        *linear.RULES,
-        *unary_binary.UNARY_BINARY_RULES,
-        *creation.CREATION_RULES,
-        *matmul.RULES,
-        *reductions.REDUCTIONS_RULES,
-        *reductions.NORMS,
-    )
-)
-"""Foreach ops whose elements are calls of elementwise ops, and the few whose elements are norms, maxima or products."""
-
 
 CALL = "strategies.ops.collected"
 
@@ -50,23 +36,13 @@ def collected(entries: Iterable[Entry]) -> Book:
 
 
 MODULES = (
-    attention,
-    creation,
-    indexing,
-    joining,
-    linear,
-    losses,
-    matmul,
-    matrix_ops,
-    normalization,
-    pooling,
-    reductions,
-    scatter,
-    slices,
-    sorting,
-    unary_binary,
-    views,
-)
+    attention, creation, indexing, joining, linear, losses, matmul, matrix_ops, monotone, normalization, reductions, scatter,
+    slices, sorting, spatial, unary_binary, views,
+)  # fmt: skip
 """The modules that hold rules in a table `RULES`."""
-OUR_RULES: Book = collected((*FOREACH_RULES, *(entry for module in MODULES for entry in module.RULES)))
+FOREACH_RULES = on_lists(
+    e for module in (linear, unary_binary, monotone, creation, matmul, reductions) for e in module.RULES
+)
+"""Foreach ops whose elements are calls of elementwise ops, and the few whose elements are norms, maxima or products."""
+OUR_RULES: Book = collected((*FOREACH_RULES, *(e for module in MODULES for e in module.RULES)))
 """Every rule of our own, by overload."""

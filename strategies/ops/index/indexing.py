@@ -89,20 +89,6 @@ def written_into(view: Lines, name: str = "src") -> Lines:
 _PICKED = "the dim from which rows are picked is whole"
 _WRITTEN = "both are cut where the view that is written to has a dim of the tensor"
 
-INDEXING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
-        *rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
-        *rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
-        *rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
-        *rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
-        *rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
-        *rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], written_into(selected)),
-        *rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], written_into(sliced)),
-        *rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], written_into(diagonal)),
-    )
-)
-
 
 # Ops whose result has a size that its values decide, or that speak of memory: each rank has everything whole.
 #
@@ -117,13 +103,6 @@ def whole(ask: Ask) -> Iterator[Line]:
 
 _COUNTED = ["aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.default",
             "aten.unique_consecutive.default", "aten.bincount.default", "aten.repeat_interleave.Tensor"]  # fmt: skip
-
-INDEXING_WHOLE_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, "values decide how long the result is", _COUNTED, whole),
-        *rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], whole),
-    )
-)
 
 
 # Indexing with tensors, one for each dim or none: `x[i, :, j]`, and writing there.
@@ -230,13 +209,6 @@ _FREE = "dims that are not indexed go by themselves; places may be cut where the
 _PUTS = ("index_put", "_unsafe_index_put", "_index_put_impl")
 _PUT = "dims that are not indexed go by themselves; what is added may be added in parts"
 
-ADVANCED_INDEXING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _FREE, ["aten.index.Tensor", "aten._unsafe_index.Tensor"], index),
-        *rules(FAMILY, _PUT, [f"aten.{name}.default" for name in _PUTS], index_put),
-    )
-)
-
 
 # Rows of a table looked up by number, and their gradients put back: the rows of the table are whole.
 #
@@ -264,16 +236,6 @@ def embedding_backward(ask: Ask) -> Iterator[Line]:
     yield sharded(ask, {0: grad.ndim - 1}, 1)
     for dim in range(0 if ask["scale_grad_by_freq"] else grad.ndim - 1):
         yield ask.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
-
-
-EMBEDDING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(EMBEDDING_FAMILY, "rows of the table are whole", ["aten.embedding.default"], embedding),
-        *rules(
-            EMBEDDING_FAMILY, "gradients of rows add up", ["aten.embedding_dense_backward.default"], embedding_backward
-        ),
-    )
-)
 
 
 # Rows of a table looked up and folded, bag by bag: columns of the table go by themselves.
@@ -306,22 +268,23 @@ def bags_backward(ask: Ask) -> Iterator[Line]:
 
 _BAGS = ["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"]
 
-EMBEDDING_BAGS_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(EMBEDDING_FAMILY, "columns of the table go by themselves", _BAGS, bags),
-        *rules(
-            EMBEDDING_FAMILY,
-            "columns of the table go by themselves",
-            ["aten._embedding_bag_dense_backward.default", "aten._embedding_bag_backward.default"],
-            bags_backward,
-        ),
-    )
-)
-
-RULES: tuple[Entry, ...] = (
-    *INDEXING_RULES,
-    *INDEXING_WHOLE_RULES,
-    *ADVANCED_INDEXING_RULES,
-    *EMBEDDING_RULES,
-    *EMBEDDING_BAGS_RULES,
-)
+RULES: tuple[Entry, ...] = with_variants(
+    rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
+    rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
+    rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
+    rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
+    rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], written_into(selected)),
+    rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], written_into(sliced)),
+    rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], written_into(diagonal)),
+    rules(FAMILY, "values decide how long the result is", _COUNTED, whole),
+    rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], whole),
+    rules(FAMILY, _FREE, ["aten.index.Tensor", "aten._unsafe_index.Tensor"], index),
+    rules(FAMILY, _PUT, [f"aten.{name}.default" for name in _PUTS], index_put),
+    rules(EMBEDDING_FAMILY, "rows of the table are whole", ["aten.embedding.default"], embedding),
+    rules(EMBEDDING_FAMILY, "gradients of rows add up", ["aten.embedding_dense_backward.default"], embedding_backward),
+    rules(EMBEDDING_FAMILY, "columns of the table go by themselves", _BAGS, bags),
+    rules(EMBEDDING_FAMILY, "columns of the table go by themselves",
+          ["aten._embedding_bag_dense_backward.default", "aten._embedding_bag_backward.default"], bags_backward),
+)  # fmt: skip

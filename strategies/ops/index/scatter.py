@@ -134,14 +134,12 @@ def masked_scatter(ask: Ask) -> Iterator[Line]:
 _PLACES = "the dim of the places is whole; the others are cut together"
 
 RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _PLACES, ["aten.scatter.src", "aten.scatter.value"], scatter),
-        *rules(FAMILY, _PLACES, ["aten.scatter.reduce", "aten.scatter.value_reduce"], scatter_by),
-        *rules(FAMILY, _PLACES, ["aten.scatter_add.default"], scatter_add),
-        *rules(FAMILY, _PLACES, ["aten.scatter_reduce.two", "aten.index_reduce.default"], scatter_reduce),
-        *rules(FAMILY, _PLACES, ["aten.index_add.default"], index_add),
-        *rules(FAMILY, _PLACES, ["aten.index_copy.default"], index_copy),
-        *rules(FAMILY, "any place may be written to", ["aten.put.default"], put),
-        *rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter.default"], masked_scatter),
-    )
-)
+    rules(FAMILY, _PLACES, ["aten.scatter.src", "aten.scatter.value"], scatter),
+    rules(FAMILY, _PLACES, ["aten.scatter.reduce", "aten.scatter.value_reduce"], scatter_by),
+    rules(FAMILY, _PLACES, ["aten.scatter_add.default"], scatter_add),
+    rules(FAMILY, _PLACES, ["aten.scatter_reduce.two", "aten.index_reduce.default"], scatter_reduce),
+    rules(FAMILY, _PLACES, ["aten.index_add.default"], index_add),
+    rules(FAMILY, _PLACES, ["aten.index_copy.default"], index_copy),
+    rules(FAMILY, "any place may be written to", ["aten.put.default"], put),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter.default"], masked_scatter),
+)  # fmt: skip

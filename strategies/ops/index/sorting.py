@@ -105,16 +105,12 @@ _AMONG = ("Tensor_Tensor", "Tensor_Scalar")
 _SORTED = "the dim that is sorted is whole"
 
 RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _SORTED, ["aten.sort.default", "aten.sort.stable", "aten.topk.default"], ordered),
-        *rules(FAMILY, _SORTED, ["aten.argsort.stable", "aten.argsort.default"], ordered),
-        *rules(FAMILY, "each row has its own order", ["aten.kthvalue.default"], picked),
-        *rules(FAMILY, "numbers go by themselves", ["aten.bucketize.Tensor", "aten.bucketize.Scalar"], bucketized),
-        *rules(FAMILY, "rows go by themselves", ["aten.searchsorted.Tensor", "aten.searchsorted.Scalar"], searched),
-        *rules(FAMILY, "counts add up", ["aten.histc.default"], counted),
-        *rules(
-            FAMILY, "counts add up", [f"aten.histogram.{which}" for which in ("bins_tensor", "bin_ct")], counted_between
-        ),
-        *rules(FAMILY, "elements go by themselves", [f"aten.isin.{which}" for which in _AMONG], among),
-    )
-)
+    rules(FAMILY, _SORTED, ["aten.sort.default", "aten.sort.stable", "aten.topk.default"], ordered),
+    rules(FAMILY, _SORTED, ["aten.argsort.stable", "aten.argsort.default"], ordered),
+    rules(FAMILY, "each row has its own order", ["aten.kthvalue.default"], picked),
+    rules(FAMILY, "numbers go by themselves", ["aten.bucketize.Tensor", "aten.bucketize.Scalar"], bucketized),
+    rules(FAMILY, "rows go by themselves", ["aten.searchsorted.Tensor", "aten.searchsorted.Scalar"], searched),
+    rules(FAMILY, "counts add up", ["aten.histc.default"], counted),
+    rules(FAMILY, "counts add up", ["aten.histogram.bins_tensor", "aten.histogram.bin_ct"], counted_between),
+    rules(FAMILY, "elements go by themselves", [f"aten.isin.{which}" for which in _AMONG], among),
+)  # fmt: skip

@@ -43,7 +43,7 @@ def named(text: str, namespace: str = "aten") -> tuple[str, ...]:
     return tuple(f"{namespace}.{word}" if "." in word else f"{namespace}.{word}.default" for word in words(text))
 
 
-def with_variants(entries: Iterable[Entry], but: Sequence[str] = ()) -> tuple[Entry, ...]:
+def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[Entry, ...]:
     """The entries, and one for each overload of this torch that writes what an op of them computes, except `but`.
 
     An overload that has an entry of its own keeps that.
@@ -53,7 +53,7 @@ def with_variants(entries: Iterable[Entry], but: Sequence[str] = ()) -> tuple[En
     >>> [entry.op for entry in with_variants(given)]
     ['aten.relu.default', 'aten.relu.out', 'aten.relu_.default']
     """
-    found = {entry.op: entry for entry in entries}
+    found = {entry.op: entry for table in tables for entry in table}
     for entry in list(found.values()):
         for op in variants(entry.op):
             if op not in but:

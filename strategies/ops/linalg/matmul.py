@@ -201,20 +201,21 @@ def unresized(ask: Ask, written: Entry) -> Iterator[Line]:
 _ADDBMM = _rule("bmk,bkn->mn", ("batch1", "batch2"), ["addbmm.default"], "self")
 _ADDBMM_ = tuple(written_as(entry, "aten.addbmm_.default") for entry in _ADDBMM)
 
-RULES: tuple[Entry, ...] = with_variants((
-    *_rule("mk,kn->mn", ("self", "mat2"), ["mm.default", "_int_mm.default"]),
-    *_rule("bmk,bkn->bmn", ("self", "mat2"), ["bmm.default"]),
-    *_rule("mk,k->m", ("self", "vec"), ["mv.default"]),
-    *_rule("k,k->", ("self", "tensor"), ["dot.default"]),
-    *_rule("k,k->", ("self", "other"), ["vdot.default"]),
-    *_rule("m,n->mn", ("self", "vec2"), ["outer.default", "ger.default"]),
-    *_rule("mk,kn->mn", ("mat1", "mat2"), ["addmm.default"], "self"),
-    *_rule("bmk,bkn->bmn", ("batch1", "batch2"), ["baddbmm.default"], "self"),
-    *_ADDBMM, *(replace(entry, lines=partial(unresized, written=entry)) for entry in _ADDBMM_),
-    *_rule("mk,k->m", ("mat", "vec"), ["addmv.default"], "self"),
-    *_rule("m,n->mn", ("vec1", "vec2"), ["addr.default"], "self"),
-    *rules("matmul", "an einsum, batches in front", ["aten.matmul.default"], matmul),
-    *rules("matmul", "an einsum with a bias", ["aten.linear.default"], linear),
-    *rules("matmul", "an einsum of numbers that are scaled by row and column", ["aten._scaled_mm.default"], scaled),
-    *rules("matmul", "a function of each element of an einsum", ["aten._addmm_activation.default"], activation),
-))  # fmt: skip
+RULES: tuple[Entry, ...] = with_variants(
+    _rule("mk,kn->mn", ("self", "mat2"), ["mm.default", "_int_mm.default"]),
+    _rule("bmk,bkn->bmn", ("self", "mat2"), ["bmm.default"]),
+    _rule("mk,k->m", ("self", "vec"), ["mv.default"]),
+    _rule("k,k->", ("self", "tensor"), ["dot.default"]),
+    _rule("k,k->", ("self", "other"), ["vdot.default"]),
+    _rule("m,n->mn", ("self", "vec2"), ["outer.default", "ger.default"]),
+    _rule("mk,kn->mn", ("mat1", "mat2"), ["addmm.default"], "self"),
+    _rule("bmk,bkn->bmn", ("batch1", "batch2"), ["baddbmm.default"], "self"),
+    _ADDBMM,
+    (replace(entry, lines=partial(unresized, written=entry)) for entry in _ADDBMM_),
+    _rule("mk,k->m", ("mat", "vec"), ["addmv.default"], "self"),
+    _rule("m,n->mn", ("vec1", "vec2"), ["addr.default"], "self"),
+    rules("matmul", "an einsum, batches in front", ["aten.matmul.default"], matmul),
+    rules("matmul", "an einsum with a bias", ["aten.linear.default"], linear),
+    rules("matmul", "an einsum of numbers that are scaled by row and column", ["aten._scaled_mm.default"], scaled),
+    rules("matmul", "a function of each element of an einsum", ["aten._addmm_activation.default"], activation),
+)  # fmt: skip

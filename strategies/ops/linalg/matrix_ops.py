@@ -108,15 +108,6 @@ def _whole(ask: Ask, name: str, dim: int, ndim: int) -> bool:
     return own >= 0 and out is not None and meta.shape[own] == out.shape[dim]
 
 
-MATRIX_OPS_RULES: tuple[Entry, ...] = with_variants((
-    *rules("linalg", "each matrix of a batch by itself", [
-        *(f"aten.{packet}.default" for packet in OWN), *(f"aten.{op}" for op in NAMED),
-    ], batched),
-    *rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solved),
-    *rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], crossed),
-))  # fmt: skip
-
-
 # Distances between rows: by batch, by row of either side, and summed over columns where the distance is a sum.
 
 ADDED = {0.0: "sum", 1.0: "sum", math.inf: "max"}
@@ -158,12 +149,6 @@ def between_backward(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, [grad])
 
 
-DISTANCES_RULES: tuple[Entry, ...] = with_variants((
-    *rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], between),
-    *rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], between_backward),
-))  # fmt: skip
-
-
 # Fourier transforms: every dim that is not transformed is a batch; and a transform is linear.
 
 
@@ -177,11 +162,14 @@ def transformed(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, ["self"])
 
 
-FFT_RULES: tuple[Entry, ...] = with_variants(
-    rules(
-        "fft", "lines along one dim are transformed each by itself",
-        ["aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"], transformed,
-    )
+RULES: tuple[Entry, ...] = with_variants(
+    rules("linalg", "each matrix of a batch by itself", [
+        *(f"aten.{packet}.default" for packet in OWN), *(f"aten.{op}" for op in NAMED),
+    ], batched),
+    rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solved),
+    rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], crossed),
+    rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], between),
+    rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], between_backward),
+    rules("fft", "lines along one dim are transformed each by itself",
+          ["aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"], transformed),
 )  # fmt: skip
-
-RULES: tuple[Entry, ...] = (*MATRIX_OPS_RULES, *DISTANCES_RULES, *FFT_RULES)

@@ -63,16 +63,6 @@ def powers(ask: Ask) -> Iterator[Line]:
         yield from folds(ask, places, [SUM])
 
 
-NORMS: tuple[Entry, ...] = (
-    *rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
-    *rules("reductions", "norms of order 0 and 1 add up",
-           [f"aten.norm.{w}" for w in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")],
-           partial(norm, order="p")),
-    *rules("reductions", "powers add up", ["aten.linalg__powsum.default"], powers),
-)  # fmt: skip
-"""Norms over dims; `strategies.ops.linalg.reductions` has them among its rules."""
-
-
 def adds(ask: Ask, dims: str = "dim") -> Iterator[Line]:
     """sum: the pieces' sums are parts of it, and it is linear."""
     places = kept(ask, dims)
@@ -162,29 +152,6 @@ _CHOOSING = (
     "aten.logsumexp.default",
 )  # fmt: skip
 
-REDUCTIONS_RULES: tuple[Entry, ...] = with_variants((
-    *rules("reductions", "a sum of sums, and linear", ["aten.sum.default", "aten.sum.dim_IntList"], adds),
-    *rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(adds, dims="dims")),
-    *rules("reductions", "an average of averages of as many, and linear", _of("aten.mean", "default", "dim"), averages),
-    *rules("reductions", "a product of products", _of("aten.prod", "default", "dim_int"), multiplies),
-    *rules("reductions", "a product of products", ["prims.prod.default"], partial(multiplies, dims="dims", none_is_none=True)),
-    *rules("reductions", "the maximum of maxima", ["aten.amax.default", "aten.max.default"], partial(extremes, part=MAX)),
-    *rules("reductions", "the minimum of minima", ["aten.amin.default", "aten.min.default"], partial(extremes, part=MIN)),
-    *rules("reductions", "the maximum of maxima", ["prims.amax.default"], partial(extremes, part=MAX, dims="dims")),
-    *rules("reductions", "the minimum of minima", ["prims.amin.default"], partial(extremes, part=MIN, dims="dims")),
-    *rules("reductions", "extremes of extremes", ["aten.aminmax.default"], both_extremes),
-    *rules("reductions", "or of ors", _of("aten.any", "default", "dim", "dims"), partial(decides, part=MAX, alike=SUM)),
-    *rules("reductions", "or of ors", ["aten._is_any_true.default"], partial(decides, part=MAX, alike=SUM)),
-    *rules("reductions", "and of ands", ["aten._is_all_true.default"], partial(decides, part=MIN, alike=PRODUCT)),
-    *rules("reductions", "and of ands", _of("aten.all", "default", "dim", "dims"), partial(decides, part=MIN, alike=PRODUCT)),
-    *rules("reductions", "what counts in a piece counts in the whole",
-           ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], counts),
-    *rules("reductions", "it hangs on all elements of a row", _CHOOSING, chooses),
-    *rules("reductions", "it hangs on all elements of a row", ["prims.var.default"], partial(chooses, dims="dims")),
-    *rules("reductions", "linear", ["aten.trace.default"], lambda ask: linear(ask, 0)),
-    *NORMS,
-))  # fmt: skip
-
 
 # Softmax and its kin: every row goes by itself, so any dim but that of the rows may be cut.
 #
@@ -203,15 +170,6 @@ def gradients(ask: Ask) -> Iterator[Line]:
     """The same, and what is linear in the gradient: grad * y - y * sum(grad * y), and grad - exp(y) * sum(grad)."""
     yield from rows(ask)
     yield from linear(ask, ask.leaf("grad_output"))
-
-
-ROWWISE_RULES: tuple[Entry, ...] = with_variants((
-    *rules("softmax", "each row is normalised by itself",
-           ["aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default",
-            "aten.softmax.int", "aten.log_softmax.int"], rows),
-    *rules("softmax", "each row has its own gradient, linear in that of the result",
-           ["aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"], gradients),
-))  # fmt: skip
 
 
 # Running sums, products and extremes: a row hangs on all rows before it, so the scanned dim is whole.
@@ -236,13 +194,38 @@ def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
 
 _WHOLE = "the scanned dim is whole"
 
-SCANS_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scanned(*LINEAR)),
-        *rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scanned("product")),
-        *rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scanned()),
-        *rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scanned()),
-    )
-)
-
-RULES: tuple[Entry, ...] = (*REDUCTIONS_RULES, *ROWWISE_RULES, *SCANS_RULES)
+RULES: tuple[Entry, ...] = with_variants(
+    rules("reductions", "a sum of sums, and linear", ["aten.sum.default", "aten.sum.dim_IntList"], adds),
+    rules("reductions", "a sum of sums, and linear", ["prims.sum.default"], partial(adds, dims="dims")),
+    rules("reductions", "an average of averages of as many, and linear", _of("aten.mean", "default", "dim"), averages),
+    rules("reductions", "a product of products", _of("aten.prod", "default", "dim_int"), multiplies),
+    rules("reductions", "a product of products", ["prims.prod.default"], partial(multiplies, dims="dims", none_is_none=True)),
+    rules("reductions", "the maximum of maxima", ["aten.amax.default", "aten.max.default"], partial(extremes, part=MAX)),
+    rules("reductions", "the minimum of minima", ["aten.amin.default", "aten.min.default"], partial(extremes, part=MIN)),
+    rules("reductions", "the maximum of maxima", ["prims.amax.default"], partial(extremes, part=MAX, dims="dims")),
+    rules("reductions", "the minimum of minima", ["prims.amin.default"], partial(extremes, part=MIN, dims="dims")),
+    rules("reductions", "extremes of extremes", ["aten.aminmax.default"], both_extremes),
+    rules("reductions", "or of ors", _of("aten.any", "default", "dim", "dims"), partial(decides, part=MAX, alike=SUM)),
+    rules("reductions", "or of ors", ["aten._is_any_true.default"], partial(decides, part=MAX, alike=SUM)),
+    rules("reductions", "and of ands", ["aten._is_all_true.default"], partial(decides, part=MIN, alike=PRODUCT)),
+    rules("reductions", "and of ands", _of("aten.all", "default", "dim", "dims"), partial(decides, part=MIN, alike=PRODUCT)),
+    rules("reductions", "what counts in a piece counts in the whole",
+          ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], counts),
+    rules("reductions", "it hangs on all elements of a row", _CHOOSING, chooses),
+    rules("reductions", "it hangs on all elements of a row", ["prims.var.default"], partial(chooses, dims="dims")),
+    rules("reductions", "linear", ["aten.trace.default"], lambda ask: linear(ask, 0)),
+    rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
+    rules("reductions", "norms of order 0 and 1 add up",
+          [f"aten.norm.{w}" for w in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")],
+          partial(norm, order="p")),
+    rules("reductions", "powers add up", ["aten.linalg__powsum.default"], powers),
+    rules("softmax", "each row is normalised by itself",
+          ["aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default",
+           "aten.softmax.int", "aten.log_softmax.int"], rows),
+    rules("softmax", "each row has its own gradient, linear in that of the result",
+          ["aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default"], gradients),
+    rules(FAMILY, _WHOLE, ["aten.cumsum.default"], scanned(*LINEAR)),
+    rules(FAMILY, _WHOLE, ["aten.cumprod.default"], scanned("product")),
+    rules(FAMILY, _WHOLE, ["aten.cummax.default", "aten.cummin.default"], scanned()),
+    rules(FAMILY, _WHOLE, ["aten.logcumsumexp.default", "aten._logcumsumexp.default"], scanned()),
+)  # fmt: skip

@@ -89,12 +89,6 @@ KERNELS = [
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
     "fused_attention_overrideable",
 ]  # fmt: skip
-ATTENTION_RULES: tuple[Entry, ...] = (
-    *rules("attention", "each head of each sequence attends to itself",
-           [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
-    *rules("attention", "each head of each sequence attends to itself, forwards and back",
-           [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
-)  # fmt: skip
 
 
 # Gated halves of a dim: `a * sigmoid(b)`, where a and b are the two halves.  Every other dim is a batch.
@@ -116,9 +110,11 @@ def gated_backward(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, ["grad_output"])
 
 
-GLU_RULES: tuple[Entry, ...] = with_variants((
-    *rules("gates", "the two halves meet element by element", ["aten.glu.default"], gated),
-    *rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], gated_backward),
-))  # fmt: skip
-
-RULES: tuple[Entry, ...] = (*ATTENTION_RULES, *GLU_RULES)
+RULES: tuple[Entry, ...] = with_variants(
+    rules("attention", "each head of each sequence attends to itself",
+          [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
+    rules("attention", "each head of each sequence attends to itself, forwards and back",
+          [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
+    rules("gates", "the two halves meet element by element", ["aten.glu.default"], gated),
+    rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], gated_backward),
+)  # fmt: skip

@@ -107,15 +107,6 @@ def _rows(ask: Ask) -> Iterator[tuple[int, int]]:
 
 _WHY = "each row has its own loss"
 
-CLASSES: tuple[Entry, ...] = (
-    *rules("losses", _WHY, ["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], nll),
-    *rules("losses", _WHY, ["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], nll_backward),
-    *rules("losses", _WHY, ["aten.multi_margin_loss.default", "aten.multilabel_margin_loss_forward.default"], margins),
-    *rules("losses", _WHY, ["aten.multi_margin_loss_backward.default", "aten.multilabel_margin_loss_backward.default"],
-           margins_backward),
-)  # fmt: skip
-"""Losses against classes; `strategies.ops.nn.losses` has them among its rules."""
-
 
 def forward(ask: Ask) -> Iterator[Line]:
     """The loss of tensors that are broadcast against each other."""
@@ -178,17 +169,22 @@ _NAMES = ("smooth_l1_loss", "huber_loss", "soft_margin_loss")
 BROKEN = ("aten.binary_cross_entropy.out",)
 """In torch 2.13 this one sums what was in `out=` before, if that has the shape of the sum."""
 
-RULES: tuple[Entry, ...] = with_variants((
-    *rules("losses", "each element has its own loss; sums of sums, averages of as many",
-           [f"aten.{name}.default" for name in ("mse_loss", *_NAMES)], forward),
-    *rules("losses", "each element has its own loss, linear in its weight; the target must be between 0 and 1, which parts need not",
-           ["aten.binary_cross_entropy.default"], weighted(forward)),
-    *rules("losses", "each element has its own loss, linear in its weight and straight in its target",
-           ["aten.binary_cross_entropy_with_logits.default"], weighted(forward, target=True)),
-    *rules("losses", "each element has its own gradient; of an average it hangs on how many there are",
-           [f"aten.{name}_backward.default" for name in _NAMES], backward),
-    *rules("losses", "each element has its own gradient, linear in the difference", ["aten.mse_loss_backward.default"], squared),
-    *rules("losses", "each element has its own gradient, linear in its weight and straight in its target",
-           ["aten.binary_cross_entropy_backward.default"], weighted(backward, target=True)),
-    *CLASSES,
-), but=BROKEN)  # fmt: skip
+RULES: tuple[Entry, ...] = with_variants(
+    rules("losses", "each element has its own loss; sums of sums, averages of as many",
+          [f"aten.{name}.default" for name in ("mse_loss", *_NAMES)], forward),
+    rules("losses", "each element has its own loss, linear in its weight; the target must be between 0 and 1, which parts need not",
+          ["aten.binary_cross_entropy.default"], weighted(forward)),
+    rules("losses", "each element has its own loss, linear in its weight and straight in its target",
+          ["aten.binary_cross_entropy_with_logits.default"], weighted(forward, target=True)),
+    rules("losses", "each element has its own gradient; of an average it hangs on how many there are",
+          [f"aten.{name}_backward.default" for name in _NAMES], backward),
+    rules("losses", "each element has its own gradient, linear in the difference", ["aten.mse_loss_backward.default"], squared),
+    rules("losses", "each element has its own gradient, linear in its weight and straight in its target",
+          ["aten.binary_cross_entropy_backward.default"], weighted(backward, target=True)),
+    rules("losses", _WHY, ["aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"], nll),
+    rules("losses", _WHY, ["aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default"], nll_backward),
+    rules("losses", _WHY, ["aten.multi_margin_loss.default", "aten.multilabel_margin_loss_forward.default"], margins),
+    rules("losses", _WHY, ["aten.multi_margin_loss_backward.default", "aten.multilabel_margin_loss_backward.default"],
+          margins_backward),
+    but=BROKEN,
+)  # fmt: skip

@@ -132,18 +132,18 @@ def renormalised(ask: Ask) -> Iterator[Line]:
     yield ask.line({0: Shard(dim)}, [Shard(dim)])
 
 
-RULES: tuple[Entry, ...] = with_variants((
-    *rules("norms", "the last dims are normalised together", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layers),
-    *rules("norms", "rows are normalised one by one; what is learned is summed over them",
-           ["aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"], layers_backward),
-    *rules("norms", "each channel has statistics of its own",
-           ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats",
+RULES: tuple[Entry, ...] = with_variants(
+    rules("norms", "the last dims are normalised together", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layers),
+    rules("norms", "rows are normalised one by one; what is learned is summed over them",
+          ["aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"], layers_backward),
+    rules("norms", "each channel has statistics of its own",
+          ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats",
             "aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit_no_training.default",
             "aten._batch_norm_with_update.default", "aten._batch_norm_with_update_functional.default"], batches),
-    *rules("norms", "each channel has statistics of its own",
-           ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batches_backward),
-    *rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], grouped, own=rows),
-    *rules("norms", "each row has statistics of its own; what is learned is summed over them",
-           ["aten.native_group_norm_backward.default"], grouped_backward, own=rows),
-    *rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renormalised),
-))  # fmt: skip
+    rules("norms", "each channel has statistics of its own",
+          ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batches_backward),
+    rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], grouped, own=rows),
+    rules("norms", "each row has statistics of its own; what is learned is summed over them",
+          ["aten.native_group_norm_backward.default"], grouped_backward, own=rows),
+    rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renormalised),
+)  # fmt: skip

@@ -58,31 +58,6 @@ def fractional(ask: Ask) -> Iterator[Line]:
     yield along(ask, {"self": last, "random_samples": 1}, [last, last], "filled")
 
 
-POOLING_RULES: tuple[Entry, ...] = with_variants((
-    *rules("pooling", REASON, [
-        "aten.max_pool1d_with_indices.default", "aten.max_pool2d_with_indices.default",
-        "aten.max_pool3d_with_indices.default", "aten.adaptive_max_pool1d.default",
-        "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default", "aten.max_pool1d.default",
-        "aten.max_pool2d.default", "aten.max_pool3d.default",
-    ], forward),
-    *rules("pooling", f"{REASON}, and a mean is linear", [
-        "aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default",
-        "aten.adaptive_avg_pool1d.default", "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
-        "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default",
-    ], average),
-    *rules("pooling", f"{REASON}, and its gradient is linear", [
-        "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
-        "aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default",
-        "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
-        "aten.adaptive_max_pool2d_backward.default",
-    ], backward),
-    *rules("pooling", REASON, ["aten.max_unpool2d.default", "aten.max_unpool3d.default"], unpooled),
-    *rules("pooling", f"{REASON}, with samples of its own", [
-        "aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default",
-    ], fractional),
-))  # fmt: skip
-
-
 # Planes made larger or smaller, sampled, and their pixels rearranged.
 
 SIZES = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
@@ -152,31 +127,6 @@ def columns(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, ["self"])
 
 
-RESIZING_RULES: tuple[Entry, ...] = with_variants((
-    *rules("resizing", "each plane by itself, and each of its points a weighted sum", [
-        *(f"aten.{name}.default" for name in RESIZED), *(f"aten.{name}.vec" for name in RESIZED),
-    ], resized),
-    *rules("resizing", "each plane by itself, with each rank's own shape", [
-        f"aten.{name}_backward.default" for name in RESIZED
-    ], resized_backward, shapes=["input_size"]),
-    *rules("resizing", "a point reads its own image", [
-        "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default",
-    ], sampled),
-    *rules("resizing", "a point's gradient goes to its own image", [
-        "aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default",
-    ], sampled_backward),
-    *rules("resizing", "blocks of pixels change places", [
-        "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
-    ], shuffled),
-    *rules("resizing", "whole channels change places", [
-        "aten.channel_shuffle.default", "aten.native_channel_shuffle.default",
-    ], regrouped),
-    *rules("resizing", "each patch is of one image and one channel", [
-        "aten.im2col.default", "aten.col2im.default",
-    ], columns),
-))  # fmt: skip
-
-
 # Convolutions: by image, by channel of the result, and by channel of the input, whose products are summed.
 #
 # Spatial dims need their neighbours' rows and have no line.  With groups, the channels of a rank are those of another
@@ -233,15 +183,51 @@ def convolution_backward(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, ["weight"], [True, False, False])
 
 
-CONVOLUTION_RULES: tuple[Entry, ...] = with_variants((
-    *rules(
-        "convolution", "an image by itself; a channel of the result is a sum over the input's channels",
-        ["aten.convolution.default"], convolution,
-    ),
-    *rules(
-        "convolution", "the gradient of a sum over images or channels is that of each term",
-        ["aten.convolution_backward.default"], convolution_backward,
-    ),
-))  # fmt: skip
-
-RULES: tuple[Entry, ...] = (*POOLING_RULES, *RESIZING_RULES, *CONVOLUTION_RULES)
+RULES: tuple[Entry, ...] = with_variants(
+    rules("pooling", REASON, [
+        "aten.max_pool1d_with_indices.default", "aten.max_pool2d_with_indices.default",
+        "aten.max_pool3d_with_indices.default", "aten.adaptive_max_pool1d.default",
+        "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default", "aten.max_pool1d.default",
+        "aten.max_pool2d.default", "aten.max_pool3d.default",
+    ], forward),
+    rules("pooling", f"{REASON}, and a mean is linear", [
+        "aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default",
+        "aten.adaptive_avg_pool1d.default", "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
+        "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default",
+    ], average),
+    rules("pooling", f"{REASON}, and its gradient is linear", [
+        "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
+        "aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default",
+        "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
+        "aten.adaptive_max_pool2d_backward.default",
+    ], backward),
+    rules("pooling", REASON, ["aten.max_unpool2d.default", "aten.max_unpool3d.default"], unpooled),
+    rules("pooling", f"{REASON}, with samples of its own", [
+        "aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default",
+    ], fractional),
+    rules("resizing", "each plane by itself, and each of its points a weighted sum", [
+        *(f"aten.{name}.default" for name in RESIZED), *(f"aten.{name}.vec" for name in RESIZED),
+    ], resized),
+    rules("resizing", "each plane by itself, with each rank's own shape", [
+        f"aten.{name}_backward.default" for name in RESIZED
+    ], resized_backward, shapes=["input_size"]),
+    rules("resizing", "a point reads its own image", [
+        "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default",
+    ], sampled),
+    rules("resizing", "a point's gradient goes to its own image", [
+        "aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default",
+    ], sampled_backward),
+    rules("resizing", "blocks of pixels change places", [
+        "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
+    ], shuffled),
+    rules("resizing", "whole channels change places", [
+        "aten.channel_shuffle.default", "aten.native_channel_shuffle.default",
+    ], regrouped),
+    rules("resizing", "each patch is of one image and one channel", [
+        "aten.im2col.default", "aten.col2im.default",
+    ], columns),
+    rules("convolution", "an image by itself; a channel of the result is a sum over the input's channels",
+          ["aten.convolution.default"], convolution),
+    rules("convolution", "the gradient of a sum over images or channels is that of each term",
+          ["aten.convolution_backward.default"], convolution_backward),
+)  # fmt: skip

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from localtensor.layout import KINDS, agreed
 from strategies.ops.lib.elementwise import carries, elementwise, real, shards
 from strategies.ops.lib.overload_variants import named, with_variants
-from strategies.ops.semantics.rulebook import Ask, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 Value = Callable[[Ask], Any]
 
@@ -90,27 +90,6 @@ def one(ask: Ask) -> int:
     return 1
 
 
-CREATION_RULES = with_variants(
-    (
-        *rules("factory", "zeros of the same shape", ["aten.zeros_like.default", "aten.zero.default"],
-               elementwise(constant(zero))),
-        *rules("factory", "nothing is said of what an empty tensor holds", ["aten.empty_like.default"],
-               elementwise(constant(zero))),
-        *rules("factory", "ones of the same shape", ["aten.ones_like.default"], elementwise(constant(one))),
-        *rules("factory", "a constant of the same shape", ["aten.full_like.default"],
-               elementwise(constant(argument("fill_value")))),
-        *rules("factory", "what was there is written over", ["aten.fill.Scalar", "aten.fill.Tensor"],
-               elementwise(constant(argument("value")))),
-        *rules("factory", "what was there is written over", ["aten.copy.default"], elementwise(copied)),
-        *rules("factory", "each rank makes its piece", ["aten.new_zeros.default", "aten.new_empty.default",
-               "aten.new_empty_strided.default"], fresh(zero), shapes=("size",)),
-        *rules("factory", "each rank makes its piece", ["aten.new_ones.default"], fresh(one), shapes=("size",)),
-        *rules("factory", "each rank makes its piece", ["aten.new_full.default"], fresh(argument("fill_value")),
-               shapes=("size",)),
-    )
-)  # fmt: skip
-
-
 # Random ops: a piece of independent draws is as many independent draws.
 #
 # Each rank may draw the numbers of its shard by itself, if no two ranks draw from the same stream at the same place: then
@@ -143,18 +122,29 @@ OVERWRITING = named("""uniform.default normal_functional.default exponential.def
 OF_THEIR_OWN = named("""bernoulli.default bernoulli.p poisson.default binomial.default normal.Tensor_float
     normal.float_Tensor normal.Tensor_Tensor rrelu_with_noise_functional.default""")
 
-RANDOM_RULES = with_variants(
-    (
-        *rules("random", "each element is drawn by itself", LIKE, elementwise(forgotten)),
-        *rules("random", "each element is drawn by itself, whatever was there", OVERWRITING,
-               elementwise(forgotten)),
-        *rules("random", "each element is drawn by itself, with chances of its own", OF_THEIR_OWN,
-               elementwise()),
-        *rules("random", "each element is dropped by itself; of none, torch gives a mask of the input's dtype",
-               ["aten.native_dropout.default"], filled),
-        *rules("random", "as normal_functional, in place", ["aten.normal_.default", "aten.normal.out"], elementwise()),
-        *rules("random", "each row is drawn by itself", ["aten.multinomial.default"], rows),
-    )
+RULES: tuple[Entry, ...] = with_variants(
+    rules("factory", "zeros of the same shape", ["aten.zeros_like.default", "aten.zero.default"],
+          elementwise(constant(zero))),
+    rules("factory", "nothing is said of what an empty tensor holds", ["aten.empty_like.default"],
+          elementwise(constant(zero))),
+    rules("factory", "ones of the same shape", ["aten.ones_like.default"], elementwise(constant(one))),
+    rules("factory", "a constant of the same shape", ["aten.full_like.default"],
+          elementwise(constant(argument("fill_value")))),
+    rules("factory", "what was there is written over", ["aten.fill.Scalar", "aten.fill.Tensor"],
+          elementwise(constant(argument("value")))),
+    rules("factory", "what was there is written over", ["aten.copy.default"], elementwise(copied)),
+    rules("factory", "each rank makes its piece", ["aten.new_zeros.default", "aten.new_empty.default",
+          "aten.new_empty_strided.default"], fresh(zero), shapes=("size",)),
+    rules("factory", "each rank makes its piece", ["aten.new_ones.default"], fresh(one), shapes=("size",)),
+    rules("factory", "each rank makes its piece", ["aten.new_full.default"], fresh(argument("fill_value")),
+          shapes=("size",)),
+    rules("random", "each element is drawn by itself", LIKE, elementwise(forgotten)),
+    rules("random", "each element is drawn by itself, whatever was there", OVERWRITING,
+          elementwise(forgotten)),
+    rules("random", "each element is drawn by itself, with chances of its own", OF_THEIR_OWN,
+          elementwise()),
+    rules("random", "each element is dropped by itself; of none, torch gives a mask of the input's dtype",
+          ["aten.native_dropout.default"], filled),
+    rules("random", "as normal_functional, in place", ["aten.normal_.default", "aten.normal.out"], elementwise()),
+    rules("random", "each row is drawn by itself", ["aten.multinomial.default"], rows),
 )  # fmt: skip
-
-RULES = (*CREATION_RULES, *RANDOM_RULES)

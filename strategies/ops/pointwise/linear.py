@@ -16,7 +16,7 @@ from localtensor.layout import KINDS
 from strategies.ops.lib.elementwise import Maker, carries, elementwise, operands, partial, real
 from strategies.ops.lib.overload_variants import named, with_variants
 from strategies.ops.pointwise.monotone import falling, floats, scaled, shifted
-from strategies.ops.semantics.rulebook import Ask, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 
 def linear(*names: str) -> Maker:
@@ -102,39 +102,37 @@ GRADIENTS = named("""gelu_backward sigmoid_backward silu_backward tanh_backward 
     _prelu_kernel_backward""")
 """Each is a factor made of the other operands, times the gradient: the first argument, `grad_output` or `grad_out`."""
 
-RULES = with_variants(
-    (
-        *rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
-               "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
-        *rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
-               ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
-               elementwise(linear("self", "other"), shifted("self", "other"))),
-        *rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
-               elementwise(linear("self"), linear("other"), products("self", "other"), scaled)),
-        *rules("linear", "a quotient is linear in what is divided",
-               ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled)),
-        *rules("linear", "a sum of negatives; of floats it turns the order", ["aten.neg.default"],
-               elementwise(linear("self"), falling(floats))),
-        *rules("linear", "real + i * imag", ["aten.complex.default"], elementwise(linear("real", "imag"))),
-        *rules("linear", "self * 2 ** other", ["aten.ldexp.Tensor"], elementwise(linear("self"))),
-        *rules("linear", "self + weight * (end - self)", ["aten.lerp.Tensor", "aten.lerp.Scalar"],
-               elementwise(linear("self", "end"))),
-        *rules("linear", "self + value * tensor1 * tensor2", ["aten.addcmul.default"],
-               elementwise(linear("self", "tensor1"), linear("self", "tensor2"))),
-        *rules("linear", "self + value * tensor1 / tensor2", ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
-        *rules("linear", "conjugation goes into sums and products", ["aten._conj.default", "aten.conj_physical.default",
-               "aten._conj_physical.default", "prims.conj_physical.default"],
-               elementwise(linear("self"), products("self"))),
-        *rules("linear", "a gradient times what the op's slope is there", GRADIENTS,
-               elementwise(linear("grad_output"), linear("grad_out"))),
-        *rules("choosing", "the elements stay what they are", ["aten.clone.default", "aten.positive.default",
-               "aten.contiguous.default"],
-               elementwise(choosing("self"))),
-        *rules("choosing", "the parts may be cast where the cast goes with the reduction", ["aten._to_copy.default",
-               "aten.to.dtype", "prims.convert_element_type.default"], elementwise(choosing("self"), choosing("a"))),
-        *rules("choosing", "each element comes from one of the two", ["aten.where.self", "aten.where.ScalarOther",
-               "aten.where.ScalarSelf"], elementwise(choosing("self", "other"))),
-        *rules("choosing", "each element stays, or is the value", ["aten.masked_fill.Scalar", "aten.masked_fill.Tensor"],
-               elementwise(choosing("self", "value"), neutral)),
-    )
+RULES: tuple[Entry, ...] = with_variants(
+    rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
+          "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
+    rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
+          ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
+          elementwise(linear("self", "other"), shifted("self", "other"))),
+    rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
+          elementwise(linear("self"), linear("other"), products("self", "other"), scaled)),
+    rules("linear", "a quotient is linear in what is divided",
+          ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled)),
+    rules("linear", "a sum of negatives; of floats it turns the order", ["aten.neg.default"],
+          elementwise(linear("self"), falling(floats))),
+    rules("linear", "real + i * imag", ["aten.complex.default"], elementwise(linear("real", "imag"))),
+    rules("linear", "self * 2 ** other", ["aten.ldexp.Tensor"], elementwise(linear("self"))),
+    rules("linear", "self + weight * (end - self)", ["aten.lerp.Tensor", "aten.lerp.Scalar"],
+          elementwise(linear("self", "end"))),
+    rules("linear", "self + value * tensor1 * tensor2", ["aten.addcmul.default"],
+          elementwise(linear("self", "tensor1"), linear("self", "tensor2"))),
+    rules("linear", "self + value * tensor1 / tensor2", ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
+    rules("linear", "conjugation goes into sums and products", ["aten._conj.default", "aten.conj_physical.default",
+          "aten._conj_physical.default", "prims.conj_physical.default"],
+          elementwise(linear("self"), products("self"))),
+    rules("linear", "a gradient times what the op's slope is there", GRADIENTS,
+          elementwise(linear("grad_output"), linear("grad_out"))),
+    rules("choosing", "the elements stay what they are", ["aten.clone.default", "aten.positive.default",
+          "aten.contiguous.default"],
+          elementwise(choosing("self"))),
+    rules("choosing", "the parts may be cast where the cast goes with the reduction", ["aten._to_copy.default",
+          "aten.to.dtype", "prims.convert_element_type.default"], elementwise(choosing("self"), choosing("a"))),
+    rules("choosing", "each element comes from one of the two", ["aten.where.self", "aten.where.ScalarOther",
+          "aten.where.ScalarSelf"], elementwise(choosing("self", "other"))),
+    rules("choosing", "each element stays, or is the value", ["aten.masked_fill.Scalar", "aten.masked_fill.Tensor"],
+          elementwise(choosing("self", "value"), neutral)),
 )  # fmt: skip

@@ -10,8 +10,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import overload
 from strategies.ops.lib.elementwise import elementwise
 from strategies.ops.lib.overload_variants import ALONE, named, with_variants
-from strategies.ops.pointwise import monotone
-from strategies.ops.semantics.rulebook import Ask, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 UNARY = named("""abs acos angle asin atanh cos cosh digamma erfinv frac gelu i0 isfinite isinf isnan isneginf isposinf
     lgamma log_sigmoid_forward logit mish mvlgamma polygamma reciprocal rsqrt signbit silu sin sinc square
@@ -43,23 +42,6 @@ PRIMS = named(
     reciprocal rsqrt signbit spherical_bessel_j0 zeta gcd frexp fma""",
     "prims",
 )
-
-
-UNARY_BINARY_RULES = (
-    *with_variants(
-        (
-            *rules("pointwise", "of a function of one number that neither adds up nor keeps the order", UNARY,
-                   elementwise()),
-            *rules("pointwise", "of two numbers; an integer quotient, a remainder and a power are not linear", BINARY,
-                   elementwise()),
-            *rules("pointwise", "a comparison of parts says nothing of the whole", COMPARED, elementwise()),
-            *rules("pointwise", "bits of a sum are no sum of bits", BITS, elementwise()),
-            *rules("pointwise", "a polynomial of one number, and its degree", POLYNOMIALS, elementwise()),
-            *rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
-        )
-    ),
-    *monotone.RULES,
-)  # fmt: skip
 
 
 # Fused optimizer steps: every parameter is stepped element by element, together with its gradient and its state.
@@ -96,10 +78,15 @@ def _line(ask: Ask, lists: dict[str, tuple[int, ...]], chosen: Sequence[Placemen
     return ask.line(inputs, outputs)
 
 
-OPTIMIZERS_RULES = with_variants(
+RULES: tuple[Entry, ...] = with_variants(
+    rules("pointwise", "of a function of one number that neither adds up nor keeps the order", UNARY, elementwise()),
+    rules("pointwise", "of two numbers; an integer quotient, a remainder and a power are not linear", BINARY,
+          elementwise()),
+    rules("pointwise", "a comparison of parts says nothing of the whole", COMPARED, elementwise()),
+    rules("pointwise", "bits of a sum are no sum of bits", BITS, elementwise()),
+    rules("pointwise", "a polynomial of one number, and its degree", POLYNOMIALS, elementwise()),
+    rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
     rules("fused", "a step of each element by itself",
           [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")], steps),
     but=[f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("out", "tensor_lr_out")],
 )  # fmt: skip
-
-RULES = (*UNARY_BINARY_RULES, *OPTIMIZERS_RULES)

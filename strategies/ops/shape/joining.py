@@ -94,24 +94,6 @@ def triangle(ask: Ask) -> Iterator[Line]:
 _JOINED = "rows of several tensors one after the other: the joined dim is whole"
 _TURNED = "a dim whose rows change places is whole"
 
-JOINING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _JOINED, ["aten.cat.default"], joined),
-        *rules(
-            FAMILY,
-            "a new dim, of one row for each tensor, is whole",
-            ["aten.stack.default", "aten._stack.default"],
-            stacked,
-        ),
-        *rules(FAMILY, "a dim that is repeated is whole", ["aten.repeat.default"], repeated),
-        *rules(FAMILY, _TURNED, ["aten.roll.default"], rolled),
-        *rules(FAMILY, _TURNED, ["aten.flip.default"], flipped),
-        *rules(FAMILY, _TURNED, ["aten.rot90.default"], turned),
-        *rules(FAMILY, "zeros beside what is given", ["aten.block_diag.default"], in_blocks),
-        *rules(FAMILY, "a triangle takes its matrix whole", ["aten.tril.default", "aten.triu.default"], triangle),
-    )
-)
-
 
 # Padding: rows are put at the ends of some dims, constants or copies of rows that are there.
 
@@ -150,12 +132,17 @@ def from_copies(ask: Ask) -> Iterator[Line]:
 
 _COPIES = [f"aten.{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]
 
-JOINING_PADS_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, "a dim that is padded is whole", ["aten.constant_pad_nd.default"], with_constant),
-        *rules(FAMILY, "a dim that is padded is whole", [f"{op}.default" for op in _COPIES], with_copies),
-        *rules(FAMILY, "the gradients of copies add up", [f"{op}_backward.default" for op in _COPIES], from_copies),
-    )
-)
-
-RULES: tuple[Entry, ...] = (*JOINING_RULES, *JOINING_PADS_RULES)
+RULES: tuple[Entry, ...] = with_variants(
+    rules(FAMILY, _JOINED, ["aten.cat.default"], joined),
+    rules(FAMILY, "a new dim, of one row for each tensor, is whole", ["aten.stack.default", "aten._stack.default"],
+          stacked),
+    rules(FAMILY, "a dim that is repeated is whole", ["aten.repeat.default"], repeated),
+    rules(FAMILY, _TURNED, ["aten.roll.default"], rolled),
+    rules(FAMILY, _TURNED, ["aten.flip.default"], flipped),
+    rules(FAMILY, _TURNED, ["aten.rot90.default"], turned),
+    rules(FAMILY, "zeros beside what is given", ["aten.block_diag.default"], in_blocks),
+    rules(FAMILY, "a triangle takes its matrix whole", ["aten.tril.default", "aten.triu.default"], triangle),
+    rules(FAMILY, "a dim that is padded is whole", ["aten.constant_pad_nd.default"], with_constant),
+    rules(FAMILY, "a dim that is padded is whole", [f"{op}.default" for op in _COPIES], with_copies),
+    rules(FAMILY, "the gradients of copies add up", [f"{op}_backward.default" for op in _COPIES], from_copies),
+)  # fmt: skip

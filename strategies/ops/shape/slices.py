@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from strategies.ops.lib.dim_maps import KINDS, mapped, other_dims, pending, shifted
+from strategies.ops.lib.dim_maps import KINDS, LINEAR, mapped, other_dims, pending, shifted
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
@@ -107,24 +107,17 @@ _LISTS = [f"aten.{name}" for name in (
 """They return nothing, so whether what they are given to write to has the shape of the pieces cannot be seen."""
 
 RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _WHOLE, ["aten.select.int", "aten.unbind.int"], selected),
-        *rules(FAMILY, _WHOLE, ["aten.slice.Tensor"], sliced),
-        *rules(FAMILY, _WHOLE, [f"aten.{name}" for name in _SPLITS], parted),
-        *rules(FAMILY, "a diagonal runs through two dims", ["aten.diagonal.default"], diagonal),
-        *rules(FAMILY, "a diagonal runs through two dims", ["aten.diag_embed.default"], diagonal_put),
-        *rules(FAMILY, "a diagonal runs through all dims", ["aten.diag.default"], only_pending),
-        *rules(FAMILY, "a window is a view of rows of one dim", ["aten.unfold.default"], windows),
-        *rules(FAMILY, _BACK, ["aten.select_backward.default"], put_back(selected), shapes=["input_sizes"]),
-        *rules(FAMILY, _BACK, ["aten.slice_backward.default"], put_back(sliced), shapes=["input_sizes"]),
-        *rules(FAMILY, _BACK, ["aten.diagonal_backward.default"], put_back(diagonal), shapes=["input_sizes"]),
-        *rules(
-            FAMILY,
-            "windows that overlap add up",
-            ["aten.unfold_backward.default"],
-            put_back(windows, ("sum", "avg")),
-            shapes=["input_sizes"],
-        ),
-    ),
+    rules(FAMILY, _WHOLE, ["aten.select.int", "aten.unbind.int"], selected),
+    rules(FAMILY, _WHOLE, ["aten.slice.Tensor"], sliced),
+    rules(FAMILY, _WHOLE, [f"aten.{name}" for name in _SPLITS], parted),
+    rules(FAMILY, "a diagonal runs through two dims", ["aten.diagonal.default"], diagonal),
+    rules(FAMILY, "a diagonal runs through two dims", ["aten.diag_embed.default"], diagonal_put),
+    rules(FAMILY, "a diagonal runs through all dims", ["aten.diag.default"], only_pending),
+    rules(FAMILY, "a window is a view of rows of one dim", ["aten.unfold.default"], windows),
+    rules(FAMILY, _BACK, ["aten.select_backward.default"], put_back(selected), shapes=["input_sizes"]),
+    rules(FAMILY, _BACK, ["aten.slice_backward.default"], put_back(sliced), shapes=["input_sizes"]),
+    rules(FAMILY, _BACK, ["aten.diagonal_backward.default"], put_back(diagonal), shapes=["input_sizes"]),
+    rules(FAMILY, "windows that overlap add up", ["aten.unfold_backward.default"], put_back(windows, LINEAR),
+          shapes=["input_sizes"]),
     but=_LISTS,
-)
+)  # fmt: skip

@@ -117,29 +117,6 @@ def negated(ask: Ask) -> Iterator[Line]:
 _SAME = ("aten.alias", "aten.detach", "aten.lift", "aten.lift_fresh", "prims.view_of")
 _MOVED = "the dims change their order"
 
-VIEWS_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, "the same elements", [f"{name}.default" for name in _SAME], viewing(same)),
-        *rules(FAMILY, _MOVED, ["aten.permute.default"], viewing(permuted)),
-        *rules(
-            FAMILY,
-            _MOVED,
-            ["aten.transpose.int", "aten.t.default", "aten.swapdims.default", "aten.swapaxes.default"],
-            viewing(transposed),
-        ),
-        *rules(FAMILY, "a dim of size one is put in", ["aten.unsqueeze.default"], viewing(unsqueezed)),
-        *squeezing(),
-        *rules(FAMILY, "rows are read again and again", ["aten.expand.default"], expanded, shapes=["size"]),
-        *rules(
-            FAMILY,
-            "a complex number is two real ones",
-            ["aten.view_as_real.default", "aten.view_as_complex.default"],
-            paired,
-        ),
-        *rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
-    )
-)
-
 
 # Views by shape: which dims of the old shape make which dims of the new one.
 #
@@ -211,12 +188,18 @@ def retyped(ask: Ask) -> Iterator[Line]:
 _GROUPS = "both shapes factor into groups, and the first dim of a group is the first dim of the other side"
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten._reshape_copy.default", "aten.reshape.default")
 
-RESHAPE_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _GROUPS, _VIEWS[:3], reshaped, shapes=["size"]),
-        *rules(FAMILY, _GROUPS, _VIEWS[3:], reshaped, shapes=["shape"]),
-        *rules(FAMILY, "bits change their meaning within an element of the larger dtype", ["aten.view.dtype"], retyped),
-    )
-)
-
-RULES: tuple[Entry, ...] = (*VIEWS_RULES, *RESHAPE_RULES)
+RULES: tuple[Entry, ...] = with_variants(
+    rules(FAMILY, "the same elements", [f"{name}.default" for name in _SAME], viewing(same)),
+    rules(FAMILY, _MOVED, ["aten.permute.default"], viewing(permuted)),
+    rules(FAMILY, _MOVED, ["aten.transpose.int", "aten.t.default", "aten.swapdims.default", "aten.swapaxes.default"],
+          viewing(transposed)),
+    rules(FAMILY, "a dim of size one is put in", ["aten.unsqueeze.default"], viewing(unsqueezed)),
+    squeezing(),
+    rules(FAMILY, "rows are read again and again", ["aten.expand.default"], expanded, shapes=["size"]),
+    rules(FAMILY, "a complex number is two real ones", ["aten.view_as_real.default", "aten.view_as_complex.default"],
+          paired),
+    rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
+    rules(FAMILY, _GROUPS, _VIEWS[:3], reshaped, shapes=["size"]),
+    rules(FAMILY, _GROUPS, _VIEWS[3:], reshaped, shapes=["shape"]),
+    rules(FAMILY, "bits change their meaning within an element of the larger dtype", ["aten.view.dtype"], retyped),
+)  # fmt: skip

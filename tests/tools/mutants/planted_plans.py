@@ -135,8 +135,8 @@ _RULES: tuple[Planted, ...] = (
             "a shorter index is cut at other rows than its tensor"),
     Planted("strategies/ops/index/scatter.py", 'if folded and ask["include_self"]:', "if folded:",
             "values that are to be left out are folded in on every rank", ("tests/strategies/ops/index/test_indexing.py",)),
-    Planted("strategies/ops/pointwise/monotone.py", 'elementwise(rising(kinds=("min",)))),\n        *rules("order", "never rises where',
-            'elementwise(rising())),\n        *rules("order", "never rises where', "the root of a P(max) with negative parts is NaN",
+    Planted("strategies/ops/pointwise/monotone.py", 'elementwise(rising(kinds=("min",)))),\n    rules("order", "never rises where',
+            'elementwise(rising())),\n    rules("order", "never rises where', "the root of a P(max) with negative parts is NaN",
             ("tests/strategies/ops/pointwise/test_unary_binary.py",)),
     Planted("strategies/ops/shape/joining.py", "if len(full) == 1:", "if full:", "two tensors are joined piece by piece: rows interleave"),
 )  # fmt: skip
