@@ -1,12 +1,16 @@
-"""Overloads that compute what another one computes and write it somewhere: in place, into `out=`, as a copy of a view.
+"""Rules derived for the variants of an op: in place, with `out=`, the copy of a view, and the `_foreach_` ops on lists.
 
-They need no rule of their own.  Each rank does to its piece what the op without writing does, so the lines are that
-op's, and what is written to lies as the result that is written there.  Two things differ, and both take lines away:
+A variant that writes has the placement rules of the op that does not, and what it writes to is placed as the result.  There
+are two restrictions:
 
-* A tensor that is written to is never redistributed, so a line in which it comes in otherwise than the result goes out
-  is none.  An `out=` of another shape is resized, and a piece of it is no piece of the result: no line then.
-* What is written may be of another dtype than the op gives by itself (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A
-  cast does not go with every reduction (integers wrap, floats are cut off), so then no line has a Partial.
+* A tensor that is written to is never redistributed, so placement rules with different placements of that input and the
+  result are dropped.  An `out=` of another shape is resized, and its pieces are not those of the result: no rules then.
+* The written dtype may differ from the op's own (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A cast does not commute with
+  every reduction (integers wrap, floats are truncated), so then no placement rule has a Partial.
+
+A foreach op is one call for each element of its lists.  Each element may have its own placements, but their combinations are
+too many.  So there is a placement rule for each one of the single op, applied to all elements that have it, the others
+replicated; and, for short lists, for each element alone.  A caller that can propagate call by call uses `Each.elements`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,20 @@ from strategies.model.rule import Call, Leaf, overload, results
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, exists
 
 LEFT_OUT = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""What an op with `out=` does not ask for, since the tensor that it is given has it."""
+"""Arguments that an op with `out=` does not have, since the given tensor determines them."""
+ALONE = 2
+"""The longest list with placement rules for each element alone."""
+ELEMENT_OP = {
+    "_foreach_norm.Scalar": "linalg_vector_norm.default",
+    "_foreach_powsum.Scalar": "linalg__powsum.default",
+    "_foreach_max.default": "max.default",
+    "_foreach_maximum.Scalar": "clamp_min.default",
+    "_foreach_maximum.ScalarList": "clamp_min.default",
+    "_foreach_minimum.Scalar": "clamp_max.default",
+    "_foreach_minimum.ScalarList": "clamp_max.default",
+}
+"""Foreach ops whose elements are calls of an op with another name, or of one of several possible overloads."""
+STRICT: Sequence[Cut] = ("any", "filled", "even")
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -35,7 +52,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def named(text: str, namespace: str = "aten") -> tuple[str, ...]:
-    """The overloads that a table names by packet, or by packet and name.
+    """The overloads of a table of packets, or packets with overload names.
 
     >>> named("neg add.Tensor")
     ('aten.neg.default', 'aten.add.Tensor')
@@ -44,9 +61,9 @@ def named(text: str, namespace: str = "aten") -> tuple[str, ...]:
 
 
 def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[Entry, ...]:
-    """The entries, and one for each overload of this torch that writes what an op of them computes, except `but`.
+    """The rules, and one for each overload of this torch that writes the result of one of their ops, except `but`.
 
-    An overload that has an entry of its own keeps that.
+    An overload with a rule of its own keeps it.
 
     >>> from strategies.ops.semantics.rulebook import rules
     >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda ask: [])
@@ -62,7 +79,7 @@ def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[En
 
 
 def written_as(entry: Entry, op: str) -> Entry:
-    """The rule of an overload that writes what the entry's op computes."""
+    """The rule of an overload that writes the result of the rule's op."""
     names = {a.name for a in overload(op)._schema.arguments}
     shapes = tuple(name for name in entry.shapes if name in names)
     return Entry(op, Writing(entry), entry.family, entry.reason, shapes, entry.own, entry.instead)
@@ -70,7 +87,7 @@ def written_as(entry: Entry, op: str) -> Entry:
 
 @functools.cache
 def variants(op: str) -> tuple[str, ...]:
-    """The overloads that take the arguments of this one, and perhaps `out=`, in the packets of its family."""
+    """The overloads with the arguments of this one, and perhaps `out=`: of its packet, in place, and as a copy."""
     namespace, packet, _ = op.split(".")
     bare = packet.strip("_")
     in_place = f"__i{bare}__" if packet == f"__{bare}__" else f"{packet}_"
@@ -84,29 +101,27 @@ def variants(op: str) -> tuple[str, ...]:
 
 
 def _same(op: str, other: str, *, copies: bool) -> bool:
-    """Whether the other takes the same arguments by name and type, and writes to some where this one writes to none."""
-    ours, theirs = overload(op)._schema.arguments, overload(other)._schema.arguments
-    written = {a.name for a in theirs if a.alias_info is not None and a.alias_info.is_write}
-    if _writes(ours) or not (written or copies):
+    """Whether the other has the same arguments by name and type, and writes to some while this one writes to none."""
+    if _writes(op) or not (_writes(other) or copies):
         return False
-    mine = {a.name: str(a.type) for a in ours}
-    given = {a.name: str(a.type) for a in theirs if not a.is_out}
+    mine = {a.name: str(a.type) for a in overload(op)._schema.arguments}
+    given = {a.name: str(a.type) for a in overload(other)._schema.arguments if not a.is_out}
     return given.items() <= mine.items() and mine.keys() - given.keys() <= LEFT_OUT
 
 
-def _writes(arguments: Iterable[Any]) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
+def _writes(op: str) -> bool:
+    return bool(_names(op, out=True) or _names(op, out=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """The rule of an overload that writes what the rule's own op computes."""
+    """The rule function of an overload that writes the result of the rule's op."""
 
     rule: Entry
 
     @property
     def __wrapped__(self) -> Any:
-        """The function whose file and line are this rule's."""
+        """The function whose file and line are reported for this rule."""
         return getattr(self.rule.lines, "func", self.rule.lines)
 
     def __call__(self, ask: Ask) -> Iterator[Line]:
@@ -131,15 +146,15 @@ class Writing:
 
 @functools.cache
 def _names(op: str, *, out: bool) -> tuple[str, ...]:
-    """The arguments that the op writes to: those of `out=`, or those that are inputs, too."""
+    """The arguments that the op writes to: those of `out=`, or those that are inputs."""
     arguments = overload(op)._schema.arguments
     return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.is_out == out)
 
 
 def _in_place(ask: Ask) -> Iterator[tuple[int, int]]:
-    """Each input that is written to, by leaf number, and the result that it becomes, by number.
+    """Each input that is written to, by leaf number, with the number of the result that it becomes.
 
-    Arguments that are returned tell by their alias which; an op that returns nothing has a list of results for each.
+    The alias of a returned argument determines the result.  An op that returns nothing has a list of results for each.
     """
     schema = overload(ask.op)._schema
     names = _names(ask.op, out=False)
@@ -162,7 +177,7 @@ def _lands(meta: Meta, outputs: Sequence[Meta | None], k: int) -> bool:
 
 
 def plain_ask(op: str, ask: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int, ...]]:
-    """The question to the op that does not write, and the leaf number that each of its tensors has in `ask`."""
+    """The query of the op that does not write, and the leaf numbers of its tensors in the query of the other op."""
     numbers = tuple(leaf for leaf in range(len(ask.tensors)) if leaf not in outs)
     places = {leaf: Leaf(i) for i, leaf in enumerate(numbers)}
     written = [leaf for name in _names(ask.op, out=False) for leaf in ask.leaves(name)] + list(outs)
@@ -179,54 +194,36 @@ def _relabelled(value: Any, places: Mapping[int, Leaf]) -> Any:
 
 
 def _implied(argument: Any, outputs: Sequence[Meta | None]) -> Any:
-    """What an op with `out=` does not ask for: of the dtype the one it writes to, of the rest the default."""
+    """The value of an argument that an op with `out=` lacks: the written dtype for `dtype`, else the default."""
     if argument.name == "dtype" and outputs and outputs[0] is not None:
         return outputs[0].dtype
     return argument.default_value if argument.has_default_value() else None
 
 
 def gives_these(ask: Ask) -> bool:
-    """Whether the op by itself gives results of the dtypes and shapes that the question says, asked of meta tensors."""
+    """Whether the op returns results of the dtypes and shapes in the query; it runs on meta tensors."""
     schema = overload(ask.op)._schema.arguments
     args = tuple(ask[a.name] for a in schema if not a.kwarg_only)
     kwargs = tuple((a.name, ask[a.name]) for a in schema if a.kwarg_only)
     tensors = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in ask.tensors]
     try:
         given = results(Call(ask.op, args, kwargs)(tensors))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # no meta kernel, or shapes that hang on values
+    except (RuntimeError, TypeError, ValueError, IndexError):  # no meta kernel, or shapes that depend on values
         return False
     metas = [Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in given]
     return metas == list(ask.outputs)
 
 
-# Foreach ops: a call for each element of some lists, each by the lines of the op on one tensor.
-#
-# Every element may lie in its own way, and all those ways together are too many to write down.  So there is a line for
-# each way that goes for all elements that have it, the others replicated; and, in a short list, for each element alone.
-# Who can propagate call by call asks `elements`.
-
-ALONE = 2
-"""The longest list of which there are lines for each element alone."""
-ELEMENT_OP = {
-    "_foreach_norm.Scalar": "linalg_vector_norm.default",
-    "_foreach_powsum.Scalar": "linalg__powsum.default",
-    "_foreach_max.default": "max.default",
-    "_foreach_maximum.Scalar": "clamp_min.default",
-    "_foreach_maximum.ScalarList": "clamp_min.default",
-    "_foreach_minimum.Scalar": "clamp_max.default",
-    "_foreach_minimum.ScalarList": "clamp_max.default",
-}
-"""Foreach ops whose elements are calls of an op of another name, or of one overload among several that would do."""
 NAMES = words("""abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor
     frac lerp lgamma log log10 log1p log2 maximum minimum mm mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt
     sub tan tanh trunc zero""")
-STRICT: Sequence[Cut] = ("any", "filled", "even")
+"""The names of ops that have a foreach op."""
 
 
 def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """The rules of the foreach overloads whose elements are calls of these ops, and of those in place.
+    """The rules of the foreach overloads whose elements are calls of these ops, and of their in-place variants.
 
-    Not of those with `out=`: torch (2.13) has a schema for them, and no kernel.
+    Those with `out=` are left out: torch 2.13 has their schemas, but no kernels.
 
     >>> from strategies.ops.semantics.rulebook import rules
     >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda ask: [])
@@ -246,7 +243,7 @@ def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 @functools.cache
 def foreach_ops() -> Mapping[str, str]:
-    """Each foreach overload of this torch that writes to nothing, and the overload that its elements are calls of."""
+    """Each foreach overload of this torch that does not write, with the overload of its elements."""
     found = {}
     for packet in sorted({*(name.split(".")[0] for name in ELEMENT_OP), *(f"_foreach_{name}" for name in NAMES)}):
         for which in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)():
@@ -257,7 +254,7 @@ def foreach_ops() -> Mapping[str, str]:
 
 
 def _single(packet: str, which: str) -> str | None:
-    """The overload on one tensor that takes what an element of this one's lists is."""
+    """The overload on one tensor for an element of this overload's lists, or None."""
     op = overload(f"aten.{packet}.{which}")
     if op._schema.is_mutable or any(a.is_out for a in op._schema.arguments):
         return None
@@ -271,7 +268,7 @@ def _single(packet: str, which: str) -> str | None:
 
 
 def _takes(single: str, op: torch._ops.OpOverload) -> bool:
-    """Whether each argument of the list op, in order, is one of the other, of its kind, and the rest may be left out."""
+    """Whether the single op has the arguments of the list op, in order and of the same kind, and defaults for the rest."""
     theirs = overload(single)._schema
     if theirs.is_mutable or any(a.is_out for a in theirs.arguments):
         return False
@@ -286,13 +283,13 @@ def _kind(argument: Any) -> str:
 
 
 def _of_scalars(argument: Any) -> bool:
-    """A tensor that holds a number for each element: what it is, is not known."""
+    """Whether the argument is a tensor with a number for each element."""
     return argument.name == "scalars" and str(argument.type) == "Tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of a list op: the rule and the question of its own call, and where its tensors are in the list op's."""
+    """One element of a list op: the rule and the query of its call, and the leaf numbers of its tensors in the list op."""
 
     rule: Entry
     ask: Ask
@@ -301,7 +298,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """The rule of a list op by the rule of the op that each of its elements is a call of."""
+    """The rule function of a list op, by the rule of the op of its elements."""
 
     rule: Entry
 
@@ -310,7 +307,7 @@ class Each:
         return getattr(self.rule.lines, "func", self.rule.lines)
 
     def elements(self, ask: Ask) -> tuple[Element, ...]:
-        """The calls that a call of the list op is."""
+        """The calls of which a call of the list op consists."""
         return tuple(self._element(ask, i) for i in range(len(ask.outputs)))
 
     def _element(self, ask: Ask, i: int) -> Element:
@@ -343,7 +340,7 @@ class Each:
 
 
 def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The list op's arguments, each with the single op's of that name, else with the one at that place."""
+    """The list op's arguments, each with the single op's of that name, else with the one at that position."""
     by_name = {a.name: a for a in schema}
     for place, name in enumerate(names):
         if name in by_name:
@@ -353,7 +350,7 @@ def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, 
 
 
 def _joined(ask: Ask, elements: Sequence[Element], lines: Sequence[Line | None]) -> Iterator[Line]:
-    """The line of the whole call; none if two elements want the tensor that they share in two ways."""
+    """The placement rule of the whole call; none if two elements need different placements of a shared tensor."""
     inputs: dict[int, Placement | None] = {}
     outputs: list[Placement | None] = []
     cuts: list[Cut] = [line.cut for line in lines if line is not None]

@@ -14,7 +14,6 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
 from localtensor.layout import cuts, is_defined, local_shape, reducible, short
-from localtensor.layout.shards import length_of
 from strategies.model.rule import Call, frozen, leaf_numbers, overload
 from strategies.ops.semantics.rulebook import Ask, Book, Cut, Entry, Line, Meta, OwnArguments, bound, exists
 
@@ -58,7 +57,7 @@ def unfit(line: Line, ask: Ask, ranks: int) -> str:
         size = meta.shape[cut[0]]
         if line.cut == "even" and (size % (ranks * cut[1]) or not size):
             return f"{size} rows on {ranks} ranks are not even"
-        if line.cut == "filled" and not length_of(size, cut[1], ranks, ranks - 1):
+        if line.cut == "filled" and not local_meta(meta, placement, ranks, ranks - 1).shape[cut[0]]:
             return f"{size} rows on {ranks} ranks leave one without any"
     return ""
 

@@ -109,7 +109,7 @@ class Ask:
         return [p if meta is not None else None for p, meta in zip(outputs, self.outputs, strict=True)]
 
     def on_each(self, placement: Placement) -> list[Placement | None]:
-        """This placement for every result that is a tensor, None for the others."""
+        """The placement for every result that is a tensor, None for the others."""
         return [None if meta is None else placement for meta in self.outputs]
 
     def line(self, inputs: Mapping[int, Placement], outputs: Sequence[Placement | None], cut: Cut = "any") -> Line:
