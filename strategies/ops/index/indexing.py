@@ -1,6 +1,13 @@
-"""Rows picked by number: which rows there are is the same on all ranks, so the dim they are picked from is whole.
+"""Rules of indexing and embeddings: the dim from which rows are picked is replicated.
 
-Places may be cut instead: each rank looks up some of them in the whole tensor.
+The index may be sharded instead: each rank looks up some positions in the whole tensor.
+
+* Indexing with tensors, `x[i, :, j]`: the index tensors are broadcast together.  Their dims take the place of the indexed dims
+  if those are adjacent, else they come first.  A mask indexes as many dims as it has, and gives one of data-dependent size.
+* Ops whose result has a data-dependent size, or that address memory, have no placement rule but the all-replicated one: the
+  length of a piece's result does not determine the offsets of the others.
+* Embeddings: a shard of the rows of the table would have to look up its own rows and return zeros for the others, which no
+  placement expresses.  The `offsets` of embedding bags refer to all indices, so neither is sharded.
 """
 
 from __future__ import annotations
@@ -18,7 +25,9 @@ from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 from strategies.ops.shape.slices import Lines, diagonal, selected, sliced
 
-FAMILY = "indexing"
+FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
+MAX = 2
+"""The mode of embedding bags that returns the maximum of the rows, and its position."""
 
 
 def index_select(ask: Ask) -> Iterator[Line]:
@@ -31,8 +40,7 @@ def index_select(ask: Ask) -> Iterator[Line]:
 
 
 def gather(ask: Ask) -> Iterator[Line]:
-    """In the other dims a place of the index is that place of the tensor, so both are cut in the same places only if
-    both have as many rows; a shorter index would be cut elsewhere."""
+    """Along the other dims, index and tensor are sharded together if they are equally long; else their shards differ."""
     given, index = ask.meta("self"), ask.meta("index")
     dim = ask["dim"] % max(given.ndim, 1)
     yield from pending(ask, [0])
@@ -51,15 +59,12 @@ def take(ask: Ask) -> Iterator[Line]:
 
 
 def masked_select(ask: Ask) -> Iterator[Line]:
-    """How many elements there are hangs on the mask, which is whole; only the elements may be parts.
-
-    So it is where they are padded with zeros.
-    """
+    """The mask determines the number of elements, and is replicated; only the elements may be partial."""
     yield from pending(ask, [0])
 
 
 def index_fill(ask: Ask) -> Iterator[Line]:
-    """The same number in the same places on every rank, or a tensor that is partial like the first."""
+    """The value is an equal number on every rank, or a tensor that is partial like the first one."""
     given = ask.meta("self")
     value = ask.leaf("value")
     yield from pending(ask, [0], filled_with(ask["value"]) if value is None else ("avg", "max", "min"))
@@ -69,7 +74,7 @@ def index_fill(ask: Ask) -> Iterator[Line]:
 
 
 def written_into(view: Lines, name: str = "src") -> Lines:
-    """The lines of writing a tensor where a view reads: both are cut where the view maps a dim to a dim."""
+    """The rule of writing a tensor into a view: both are sharded where the view maps a dim to a dim."""
 
     def lines(ask: Ask) -> Iterator[Line]:
         source = ask.leaf(name)
@@ -90,14 +95,8 @@ _PICKED = "the dim from which rows are picked is whole"
 _WRITTEN = "both are cut where the view that is written to has a dim of the tensor"
 
 
-# Ops whose result has a size that its values decide, or that speak of memory: each rank has everything whole.
-#
-# A rank's piece would give a result of some length, which says nothing of where the others' begin; and numbers of rows,
-# steps and offsets in memory are those of the whole tensor.
-
-
-def whole(ask: Ask) -> Iterator[Line]:
-    """No line but the one that always holds."""
+def only_replicated(ask: Ask) -> Iterator[Line]:
+    """No placement rule but the all-replicated one."""
     yield from ()
 
 
@@ -105,16 +104,13 @@ _COUNTED = ["aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.de
             "aten.unique_consecutive.default", "aten.bincount.default", "aten.repeat_interleave.Tensor"]  # fmt: skip
 
 
-# Indexing with tensors, one for each dim or none: `x[i, :, j]`, and writing there.
-#
-# The index tensors are broadcast together.  Their dims stand in the result where the indexed dims stood, if those are
-# neighbours, and in front if not; a mask stands for as many dims as it has, and gives one, whose size its values decide.
-
-
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where dims go: `free` pairs a dim that is not indexed with its place in what is read; `at` is the place of the
-    first dim of the broadcast index, which has `ndim` dims; `masks` says whether any index is a mask."""
+class IndexLayout:
+    """The dims of the result of an indexing call: `free` pairs each dim that is not indexed with its dim in the result.
+
+    `at` is the dim in the result of the first dim of the broadcast index, which has `ndim` dims.  `masks` tells whether any
+    index is a mask.
+    """
 
     free: tuple[tuple[int, int], ...]
     at: int
@@ -122,8 +118,8 @@ class Layout:
     masks: bool
 
 
-def layout(ask: Ask) -> Layout:
-    """How the indices of this call lie on the dims of the first tensor."""
+def index_layout(ask: Ask) -> IndexLayout:
+    """The dims of the result of an indexing call."""
     given = ask.meta("self")
     dim, indexed, ndim, masks = 0, list[int](), 0, False
     for index in ask["indices"]:
@@ -143,11 +139,11 @@ def layout(ask: Ask) -> Layout:
     together = indexed == list(range(indexed[0], indexed[0] + len(indexed))) if indexed else True
     at = indexed[0] if indexed and together else 0
     places = [(dim, place + (ndim if not together or place >= at else 0)) for place, dim in enumerate(free)]
-    return Layout(tuple(places), at, ndim, masks)
+    return IndexLayout(tuple(places), at, ndim, masks)
 
 
-def _cut_indices(ask: Ask, where: Layout, b: int, size: int) -> dict[int, Placement]:
-    """Each index tensor that has dim b of the broadcast index, counted from the front, cut on it."""
+def _sharded_indices(ask: Ask, where: IndexLayout, b: int, size: int) -> dict[int, Placement]:
+    """The index tensors that have dim b of the broadcast index, by leaf number, sharded on it."""
     found: dict[int, Placement] = {}
     for leaf in ask.leaves("indices"):
         meta = ask.tensors[leaf]
@@ -157,8 +153,8 @@ def _cut_indices(ask: Ask, where: Layout, b: int, size: int) -> dict[int, Placem
     return found
 
 
-def _knowable(ask: Ask) -> bool:
-    """A mask of no dims gives a dim without taking one, and what is written may be a row of booleans: left alone."""
+def _is_supported(ask: Ask) -> bool:
+    """Whether no index is a mask without dims, which adds a dim to the result."""
     metas = [ask.tensors[leaf] for leaf in ask.leaves("indices")]
     return all(meta.ndim > 0 or meta.dtype not in (torch.bool, torch.uint8) for meta in metas)
 
@@ -166,25 +162,25 @@ def _knowable(ask: Ask) -> bool:
 def index(ask: Ask) -> Iterator[Line]:
     yield from pending(ask, [0])
     result = ask.outputs[0]
-    if result is None or not _knowable(ask):
+    if result is None or not _is_supported(ask):
         return
-    where = layout(ask)
+    where = index_layout(ask)
     yield from mapped(ask, where.free)
     for b in range(0 if where.masks else where.ndim):
         place = where.at + b
-        yield ask.line(_cut_indices(ask, where, b, result.shape[place]), [Shard(place)])
+        yield ask.line(_sharded_indices(ask, where, b, result.shape[place]), [Shard(place)])
 
 
 def index_put(ask: Ask) -> Iterator[Line]:
-    """Values are broadcast to what would be read there.  Where they are added, parts of the places add to parts."""
+    """The values are broadcast to the indexed shape.  If they are accumulated, shards of the index give partial sums."""
     values = ask.leaf("values")
     if values is None:
         return
     adds = bool(ask["accumulate"])
     yield from pending(ask, [0, values], LINEAR if adds else KINDS)
-    if not _knowable(ask):
+    if not _is_supported(ask):
         return
-    where, given = layout(ask), ask.tensors[values]
+    where, given = index_layout(ask), ask.tensors[values]
     ndim = len(where.free) + where.ndim
 
     def cut(place: int, size: int) -> dict[int, Placement]:
@@ -195,11 +191,11 @@ def index_put(ask: Ask) -> Iterator[Line]:
         yield ask.line({0: Shard(dim)} | cut(place, ask.tensors[0].shape[dim]), [Shard(dim)])
     for b in range(where.ndim if adds and not where.masks else 0):
         size = _broadcast(ask, where, b)
-        inputs = _cut_indices(ask, where, b, size) | cut(where.at + b, size)
+        inputs = _sharded_indices(ask, where, b, size) | cut(where.at + b, size)
         yield ask.line({0: Partial("sum")} | inputs, [Partial("sum")])
 
 
-def _broadcast(ask: Ask, where: Layout, b: int) -> int:
+def _broadcast(ask: Ask, where: IndexLayout, b: int) -> int:
     metas = [ask.tensors[leaf] for leaf in ask.leaves("indices")]
     sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
     return next((size for size in sizes if size != 1), 1)
@@ -210,16 +206,8 @@ _PUTS = ("index_put", "_unsafe_index_put", "_index_put_impl")
 _PUT = "dims that are not indexed go by themselves; what is added may be added in parts"
 
 
-# Rows of a table looked up by number, and their gradients put back: the rows of the table are whole.
-#
-# A cut of the rows would need each rank to answer for its own rows alone, with zeros for the others: no arrangement of
-# the pieces says that, so there is no such line.
-
-EMBEDDING_FAMILY = "embedding"
-
-
 def embedding(ask: Ask) -> Iterator[Line]:
-    """`padding_idx` and `scale_grad_by_freq` change the gradient only."""
+    """The lookup; `padding_idx` and `scale_grad_by_freq` affect the gradient only."""
     yield from pending(ask, [0])
     result = ask.outputs[0]
     if result is None:
@@ -229,8 +217,7 @@ def embedding(ask: Ask) -> Iterator[Line]:
 
 
 def embedding_backward(ask: Ask) -> Iterator[Line]:
-    """Gradients of the same row add up, also those of several ranks; but not where each is divided by how often
-    its row was asked for, of which a rank that has some of the indices knows only a part."""
+    """Gradients of a row add up over ranks, unless they are divided by the frequency of the row among all indices."""
     grad = ask.meta("grad_output")
     yield from pending(ask, [0], LINEAR)
     yield sharded(ask, {0: grad.ndim - 1}, 1)
@@ -238,16 +225,8 @@ def embedding_backward(ask: Ask) -> Iterator[Line]:
         yield ask.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
 
 
-# Rows of a table looked up and folded, bag by bag: columns of the table go by themselves.
-#
-# Where a bag begins is a number in `offsets` that speaks of all indices, so neither is cut.
-
-MAX = 2
-"""The mode that keeps the largest row, and its place."""
-
-
 def bags(ask: Ask) -> Iterator[Line]:
-    """Results are the bags, then which bag each index is in, how large each bag is, and the places of the largest."""
+    """The results are the bags, the bag of each index, the size of each bag, and the positions of the maxima."""
     places = Shard(1) if ask["mode"] == MAX else Replicate()
     yield ask.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
     if ask["mode"] != MAX:
@@ -256,7 +235,7 @@ def bags(ask: Ask) -> Iterator[Line]:
 
 
 def bags_backward(ask: Ask) -> Iterator[Line]:
-    """Each column of a gradient goes to that column of the table.  A sparse gradient has no dims to cut."""
+    """Each column of a gradient belongs to that column of the table.  A sparse gradient has no dims to shard."""
     if ask.get("sparse"):
         return
     places = ask.leaf("maximum_indices")
@@ -278,8 +257,8 @@ RULES: tuple[Entry, ...] = with_variants(
     rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], written_into(selected)),
     rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], written_into(sliced)),
     rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], written_into(diagonal)),
-    rules(FAMILY, "values decide how long the result is", _COUNTED, whole),
-    rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], whole),
+    rules(FAMILY, "values decide how long the result is", _COUNTED, only_replicated),
+    rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], only_replicated),
     rules(FAMILY, _FREE, ["aten.index.Tensor", "aten._unsafe_index.Tensor"], index),
     rules(FAMILY, _PUT, [f"aten.{name}.default" for name in _PUTS], index_put),
     rules(EMBEDDING_FAMILY, "rows of the table are whole", ["aten.embedding.default"], embedding),

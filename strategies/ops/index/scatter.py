@@ -1,7 +1,7 @@
-"""Values written, added or folded into numbered places: the dim of the places is whole.
+"""Rules of scatter and its relatives: values written, added or reduced into indexed positions.
 
-In the other dims a place of the index is that place of the tensor and of the values, so they are cut together, and only
-where all have as many rows.  Where values add up, or only the largest counts, each rank may put in its own.
+The indexed dim is replicated.  Along the other dims, index, tensor and values are sharded together if they are equally long.
+If values are reduced (sum, product, max, min), each rank may scatter its own, and the results are partial.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FAMILY = "indexing"
 FOLDS: Mapping[str, str] = {
     "sum": "sum", "add": "sum", "prod": "product", "multiply": "product", "amax": "max", "amin": "min",
 }  # fmt: skip
-"""The kind of partial value that an op of this name makes of the values for one place."""
+"""The kind of partial value for each `reduce` mode."""
 
 
 def beside(ask: Ask) -> Iterator[Line]:
-    """All the tensors of one size along a dim other than that of the places, cut on it."""
+    """Each dim but the indexed one, sharded in all tensors if they are equally long."""
     ndim = ask.tensors[0].ndim
     dim = ask["dim"] % max(ndim, 1)
     if all(meta.ndim == ndim for meta in ask.tensors):
@@ -35,7 +35,7 @@ def beside(ask: Ask) -> Iterator[Line]:
 
 
 def dealt(ask: Ask, values: str, first: Placement, folded: str) -> Iterator[Line]:
-    """Each rank puts its share of the places and values into its part of the whole, and the parts are folded."""
+    """Index and values sharded along the indexed dim: each rank scatters its own, and the results are partial."""
     ndim, leaf = ask.tensors[0].ndim, ask.leaf(values)
     if leaf is None or ndim == 0 or ask.meta("index").ndim == 0:
         return
@@ -56,7 +56,7 @@ def scatter(ask: Ask) -> Iterator[Line]:
 
 
 def scatter_by(ask: Ask) -> Iterator[Line]:
-    """Values are added to what is there, or it is multiplied by them: by one and the same number, or each by its own."""
+    """`scatter` with `reduce`: adds or multiplies, by one number or by values."""
     source, adds = ask.leaf("src"), ask["reduce"] == "add"
     if source is None:
         yield from pending(ask, [0], _with_number(ask["value"], adds))
@@ -82,7 +82,7 @@ def scatter_add(ask: Ask) -> Iterator[Line]:
 
 
 def scatter_reduce(ask: Ask) -> Iterator[Line]:
-    """A mean of places is linear only where numbers are not rounded to integers."""
+    """A mean is linear for floats only, since integers are rounded."""
     values = "src" if "src" in ask.arguments else "source"
     reduce, dtype = ask["reduce"], ask.tensors[0].dtype
     folded = FOLDS.get(reduce)
@@ -97,7 +97,7 @@ def scatter_reduce(ask: Ask) -> Iterator[Line]:
 
 
 def rows_beside(ask: Ask, values: str = "source") -> Iterator[Line]:
-    """Whole rows are put in: the values have the tensor's other dims, and the places have one dim of their own."""
+    """Each dim but the indexed one, sharded in the tensor and the values; the index has one dim."""
     given, leaf = ask.tensors[0], ask.leaf(values)
     if leaf is not None and ask.tensors[leaf].ndim == given.ndim:
         for other, _ in other_dims(given.ndim, ask["dim"] % max(given.ndim, 1)):
@@ -105,7 +105,7 @@ def rows_beside(ask: Ask, values: str = "source") -> Iterator[Line]:
 
 
 def index_add(ask: Ask) -> Iterator[Line]:
-    """A sum of booleans says "or", which `alpha` does not go through."""
+    """Booleans add as "or", which does not commute with `alpha`."""
     if ask.tensors[0].dtype != torch.bool:
         yield from pending(ask, [0, 2], LINEAR)
         yield from dealt(ask, "source", Partial("sum"), "sum")
@@ -118,7 +118,7 @@ def index_copy(ask: Ask) -> Iterator[Line]:
 
 
 def put(ask: Ask) -> Iterator[Line]:
-    """Places in the whole tensor as one row; places and values are paired in the order of their elements."""
+    """Positions in the flattened tensor; positions and values are paired in the order of their elements."""
     adds = bool(ask["accumulate"])
     yield from pending(ask, [0, 2], LINEAR if adds else KINDS)
     index, source = ask.meta("index"), ask.meta("source")
@@ -127,7 +127,7 @@ def put(ask: Ask) -> Iterator[Line]:
 
 
 def masked_scatter(ask: Ask) -> Iterator[Line]:
-    """Which value goes where hangs on how many places come before; the mask is whole."""
+    """The position of a value depends on all mask elements before it, so the mask is replicated."""
     yield from pending(ask, [0, 2], KINDS)
 
 

@@ -1,4 +1,4 @@
-"""Rows put in order, and numbers looked up in what is in order: the dim that is sorted is whole."""
+"""Rules of sorting, searching, histograms and membership: the sorted dim is replicated."""
 
 from __future__ import annotations
 
@@ -14,26 +14,22 @@ FAMILY = "sorting"
 
 
 def ordered(ask: Ask) -> Iterator[Line]:
-    """Each row along the dim is sorted by itself.  Of parts nobody knows the order."""
+    """Each row is sorted independently.  The order of partial values is unknown."""
     ndim = ask.tensors[0].ndim
     yield from mapped(ask, other_dims(ndim, ask["dim"] % max(ndim, 1)))
 
 
 def picked(ask: Ask) -> Iterator[Line]:
-    """One element of each row, and its place: the dim goes, or has one row left.
-
-    An op that refuses to pick from nothing does so only along the dim itself.
-    """
+    """One element of each row, and its position: the dim is dropped, or kept with size 1."""
     ndim = ask.tensors[0].ndim
     dim = ask["dim"] % max(ndim, 1)
     yield from mapped(ask, other_dims(ndim, dim) if ask["keepdim"] else shifted(ndim, dim))
 
 
 def bucketized(ask: Ask) -> Iterator[Line]:
-    """A number's bucket is how many boundaries lie below it: some on each rank, and together all.
+    """A bucket is the number of boundaries below a number: with sharded boundaries, a partial sum.
 
-    Buckets grow with the numbers.  NaN is above all, as the greatest of numbers with NaN among them is NaN; the least
-    is NaN, too, and has the highest bucket and not the lowest.
+    Buckets are monotone in the numbers.  NaN has the highest bucket, which agrees with P(max), and not with P(min).
     """
     bounds, given = ask.leaf("boundaries"), ask.leaf("self")
     if bounds is not None:
@@ -52,7 +48,7 @@ def _monotone(ask: Ask, given: int) -> Iterator[Line]:
 def searched(ask: Ask) -> Iterator[Line]:
     """As `bucketize`, with a row of boundaries for each row of numbers, or one for all.
 
-    A sorter says where in the whole row the boundaries lie, so then the row is not cut.
+    A sorter has positions in the whole row of boundaries, which is then replicated.
     """
     row, given, sorter = ask.leaf("sorted_sequence"), ask.leaf("self"), ask.leaf("sorter")
     if row is None:
@@ -70,14 +66,14 @@ def searched(ask: Ask) -> Iterator[Line]:
 
 
 def counted(ask: Ask) -> Iterator[Line]:
-    """Counts add up if all ranks count in the same bins: limits that are equal stand for the least and the greatest."""
+    """Counts add up if all ranks have the same bins; equal limits mean the minimum and maximum of the data."""
     if ask["min"] != ask["max"]:
         for dim in range(ask.tensors[0].ndim):
             yield ask.line({0: Shard(dim)}, [Partial("sum")])
 
 
 def counted_between(ask: Ask) -> Iterator[Line]:
-    """As `histc`, with edges that are given, or follow from limits that are; weights are cut with their numbers."""
+    """As `histc`, if the edges are given or follow from given limits; weights are sharded with their numbers."""
     edges, weight = ask.leaf("bins"), ask.leaf("weight")
     if ask["density"] or (edges is None and ask["range"] is None):
         return
@@ -90,10 +86,7 @@ def counted_between(ask: Ask) -> Iterator[Line]:
 
 
 def among(ask: Ask) -> Iterator[Line]:
-    """An element is among some if it is among those of any rank; it is not if it is among those of none.
-
-    The op asks for a row of them without gaps, which a piece of a table is not.
-    """
+    """An element is in a sharded set if it is in the shard of any rank.  The set must have one dim to be contiguous."""
     element, tests = ask.leaf("elements"), ask.leaf("test_elements")
     if element is not None:
         yield from mapped(ask, other_dims(ask.tensors[element].ndim), leaf=element)

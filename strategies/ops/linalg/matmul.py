@@ -1,8 +1,8 @@
-"""Products of matrices: one rule for all, the letters of an einsum.
+"""Rules of matrix products, written in the letters of an einsum.
 
-A letter of the result is cut in the result and in the operands that have it.  Over a letter that is not in the result
-is summed, so the ranks' results are parts of a sum; a tensor that is added must then be one, too, or each rank would
-add all of it.  A product is linear in each operand: with the others replicated its parts go through.
+A letter of the result is sharded in the result and in the operands that have it.  The other letters are summed over, so their
+shards give partial sums; an added tensor must then be a partial sum, too, or each rank would add all of it.  A product is
+linear in each operand while the others are replicated.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.elementwise import AVG, SUM, through
+from strategies.ops.lib.elementwise import AVG, SUM, aligned, through
 from strategies.ops.lib.overload_variants import with_variants, written_as
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, rules
 
 BATCH = "abcdefgh"
-"""Letters of dims that matmul and linear have in front, the last letter for the last of them."""
+"""Letters of the batch dims of matmul and linear, the last letter for the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Operands by leaf number with a letter for each dim, the result's letters, and a tensor that is added, if any."""
+    """The letters of each operand, by leaf number, and of the result; and the leaf number of an added tensor, if any."""
 
     terms: Mapping[int, str]
     result: str
     added: int | None = None
     ignored: bool = False
-    """Whether the op looks at the shape of what is added only: beta is 0."""
+    """Whether only the shape of the added tensor matters, since beta is 0."""
     cut: Cut = "any"
     summed: Cut = "any"
-    """What the ranks must have of a letter of the result, and of one that is summed over."""
+    """The condition on shards of a letter of the result, and of one that is summed over."""
 
     @property
     def letters(self) -> str:
         return "".join(dict.fromkeys("".join(self.terms.values())))
 
     def shape(self, ask: Ask) -> tuple[int, ...]:
-        """That of the product, where no operand is broadcast."""
+        """The shape of the product if no operand is broadcast."""
         sizes = {letter: ask.tensors[i].shape[d] for i, term in self.terms.items() for d, letter in enumerate(term)}
         return tuple(sizes[letter] for letter in self.result)
 
 
 def product(ask: Ask, equation: str, names: Sequence[str], added: str = "") -> Iterator[Line]:
-    """The rule of an op whose operands bear these names: `mk,kn->mn`; `added` is scaled by `beta`."""
+    """The rule of an op with operands of these names and an equation such as `mk,kn->mn`; `added` is scaled by `beta`."""
     terms, result = equation.split("->")
     letters = dict(zip((ask.given(name) for name in names), terms.split(","), strict=True))
     leaf = ask.leaf(added) if added else None
@@ -55,16 +55,16 @@ def product(ask: Ask, equation: str, names: Sequence[str], added: str = "") -> I
     summed: Cut = cut if _exact(ask, leaf) else "filled"
     made = Product(letters, result, leaf, ask.get("beta") == 0, cut, summed)
     if ask.outputs[0] is not None and ask.outputs[0].shape == made.shape(ask):
-        yield from lines(ask, made)  # addmv of no columns has the shape of what is added
+        yield from lines(ask, made)  # addmv without columns has the shape of the added tensor
 
 
 def _as_long(ask: Ask, added: int | None) -> bool:
-    """addmv of torch 2.13 does not broadcast what is added if the matrix is empty."""
+    """Whether the added tensor is not broadcast: addmv of torch 2.13 does not broadcast it for an empty matrix."""
     return added is None or ask.op != "aten.addmv.default" or ask.tensors[added] == ask.outputs[0]
 
 
 def _exact(ask: Ask, added: int | None) -> bool:
-    """Integers that are scaled by a float, be it 1.0, are refused by torch 2.13 if there is nothing to sum."""
+    """Whether the scales suit the dtype: torch 2.13 rejects integers scaled by a float if there is nothing to sum."""
     (meta,) = ask.outputs
     if added is None or meta is None or meta.dtype.is_floating_point or meta.dtype.is_complex:
         return True
@@ -72,7 +72,7 @@ def _exact(ask: Ask, added: int | None) -> bool:
 
 
 def lines(ask: Ask, product: Product, *, linearly: bool = True) -> Iterator[Line]:
-    """All lines of a product; `linearly` says whether the result is the product itself, and no function of it."""
+    """The placement rules of a product; `linearly` tells whether the result is the product, not a function of it."""
     for letter in product.letters:
         if letter in product.result:
             yield _cut(ask, product, letter)
@@ -86,21 +86,22 @@ def lines(ask: Ask, product: Product, *, linearly: bool = True) -> Iterator[Line
 def _cut(ask: Ask, product: Product, letter: str) -> Line:
     place = product.result.index(letter)
     held: dict[int, Placement] = {i: Shard(d) for i, d in _spots(ask, product, letter).items()}
-    if product.added is not None:
-        dim = aligned(ask.tensors[product.added], ask.outputs[0], place)
+    (result,) = ask.outputs
+    if product.added is not None and result is not None:
+        dim = aligned(ask.tensors[product.added], result, place)
         held |= {product.added: Shard(dim)} if dim is not None else {}
     return ask.line(held, [Shard(place)], product.cut)
 
 
 def _spots(ask: Ask, product: Product, letter: str) -> dict[int, int]:
-    """The dim of that letter in each operand that has it, but for those that are broadcast along it."""
+    """The dim of that letter in each operand that has it and is not broadcast along it."""
     found = {i: term.index(letter) for i, term in product.terms.items() if letter in term}
     size = max(ask.tensors[i].shape[d] for i, d in found.items())
     return {i: d for i, d in found.items() if size <= 1 or ask.tensors[i].shape[d] != 1}
 
 
 def _summed(ask: Ask, product: Product, held: Mapping[int, Placement], cut: Cut = "any") -> Iterator[Line]:
-    """The lines in which the product is part of a sum, and with it what is added."""
+    """The placement rules in which the product is a partial sum, and the added tensor, too."""
     (meta,) = ask.outputs
     added = product.added
     if added is None or product.ignored:
@@ -110,7 +111,7 @@ def _summed(ask: Ask, product: Product, held: Mapping[int, Placement], cut: Cut 
 
 
 def _parts(ask: Ask, product: Product) -> Iterator[Line]:
-    """The lines in which one operand, or what is added, is partial.  The average of c + x is c + the average of x."""
+    """The placement rules in which one operand, or the added tensor, is partial; avg(c + x) is c + avg(x)."""
     (meta,) = ask.outputs
     for leaf in product.terms:
         for part in through(ask.tensors[leaf].dtype, meta.dtype) if meta is not None else ():
@@ -125,13 +126,6 @@ def _parts(ask: Ask, product: Product) -> Iterator[Line]:
         yield ask.line({added: AVG}, [AVG])
 
 
-def aligned(tensor: Meta, result: Meta | None, place: int) -> int | None:
-    """The dim of a tensor that is broadcast to the result's shape which lies under that one of the result's."""
-    assert result is not None
-    dim = place - result.ndim + tensor.ndim
-    return dim if dim >= 0 and tensor.shape[dim] == result.shape[place] else None
-
-
 def matmul(ask: Ask) -> Iterator[Line]:
     """Vectors, matrices, or batches of them, broadcast against each other."""
     first, second = (ask.meta(name).ndim for name in ("self", "other"))
@@ -143,7 +137,7 @@ def matmul(ask: Ask) -> Iterator[Line]:
 
 
 def linear(ask: Ask) -> Iterator[Line]:
-    """`input @ weight.T + bias`; a weight of one dim is one row, and no dim of the result."""
+    """`input @ weight.T + bias`; a weight of one dim is one row, which the result does not have."""
     batch = _batch(ask.meta("input").ndim - 1)
     rows = "n" if ask.meta("weight").ndim > 1 else ""
     terms = {ask.given("input"): batch + "k", ask.given("weight"): rows + "k"}
@@ -151,15 +145,14 @@ def linear(ask: Ask) -> Iterator[Line]:
 
 
 def scaled(ask: Ask) -> Iterator[Line]:
-    """`_scaled_mm`: one scale for all, or one for each row and each column, which are cut with them.
+    """`_scaled_mm` with one scale, or one for each row and column, which are sharded with them.
 
-    Kernels want sizes that are multiples of 16, so pieces are of one size.  A bias is added once, and what is rounded to
-    8 bits is no part of a sum.
+    Kernels require multiples of 16, so shards must be even.  A bias is added once, and results rounded to 8 bits do not add.
     """
     rows, columns = ask.meta("self").shape[0], ask.meta("mat2").shape[1]
     of_row, of_column = (ask.meta(name).shape for name in ("scale_a", "scale_b"))
     if any(shape not in ((), (1,), (1, 1), whole) for shape, whole in ((of_row, (rows, 1)), (of_column, (1, columns)))):
-        return  # a scale for each block
+        return  # blockwise scales
     single = [("self", 0)] + [("scale_a", 0)] * (of_row == (rows, 1) and rows > 1)
     double = [("mat2", 1), ("bias", 0)] + [("scale_b", 1)] * (of_column == (1, columns) and columns > 1)
     spots = {0: single, 1: double, None: [("self", 1), ("mat2", 0)]}
@@ -176,7 +169,7 @@ def _adds(meta: Meta | None) -> bool:
 
 
 def activation(ask: Ask) -> Iterator[Line]:
-    """addmm, and a function of it that is not linear."""
+    """A nonlinear function of addmm."""
     terms = {ask.given("mat1"): "mk", ask.given("mat2"): "kn"}
     return lines(ask, Product(terms, "mn", ask.leaf("self")), linearly=False)
 
@@ -193,7 +186,7 @@ def _rule(equation: str, names: Sequence[str], ops: Sequence[str], added: str = 
 
 
 def unresized(ask: Ask, written: Entry) -> Iterator[Line]:
-    """addbmm_ of torch 2.13 resizes what it writes to, where it should refuse to: then there is nothing to rely on."""
+    """The rule of `addbmm_` if the result has the written tensor's shape: torch 2.13 resizes that instead of raising."""
     if ask.outputs == (ask.meta("self"),):
         yield from written.lines(ask)
 

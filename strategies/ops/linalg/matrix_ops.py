@@ -1,7 +1,9 @@
-"""Linear algebra on batches of matrices: each matrix by itself, operands broadcast over the dims before it.
+"""Rules of batched linear algebra, distances and Fourier transforms.
 
-A row of the table says of each tensor how many of its last dims are its own; those before are the batch, aligned from
-the right.  Operands of size 1 there, or without that dim, are replicas (DTensor 2.13 cuts them all the same).
+Each matrix of a batch is independent.  A row of `OWN` has, for each tensor, the number of its last dims that belong to a
+matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that dim, are replicated
+(DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over columns where a distance
+is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a batch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.dim_maps import along, parts_of
+from strategies.ops.lib.elementwise import sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
 
@@ -27,15 +30,17 @@ OWN = {
     "linalg_matrix_exp": ("2", "2"), "linalg_qr": ("2", "22"), "linalg_solve_triangular": ("22", "2"),
     "lu_unpack": ("21", "222"), "ormqr": ("212", "2"), "triangular_solve": ("22", "22"),
 }  # fmt: skip
-"""Own dims of each tensor argument, in order, and of each result; results may be left out and are empty then."""
+"""The number of matrix dims of each tensor argument, in order, and of each result; a result may be omitted, then empty."""
 LINEAR = {"cholesky_solve": "self", "linalg_ldl_solve": "B", "linalg_lu_solve": "B", "linalg_solve_triangular": "B"}
-"""The right sides of systems: the solution is linear in them."""
+"""The right-hand sides of systems, in which the solution is linear."""
+ADDED = {0.0: "sum", 1.0: "sum", math.inf: "max"}
+"""The reduction over columns of a distance, by the order of the norm; for other orders only powers add."""
 NAMED = {"linalg_pinv.atol_rtol_tensor": ({"self": 2, "atol": 0, "rtol": 0}, "2")}
 
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """Own dims of the tensors by leaf number, and of the results: lines for each dim of the batch."""
+    """The numbers of matrix dims of tensors and results, and the placement rules for each batch dim."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -50,14 +55,14 @@ class Batched:
                 yield Line(tuple(placed), tuple(made))
 
     def _result(self, meta: Meta | None, own: int, back: int) -> Placement | None:
-        """What was not asked for is an empty tensor of one dim."""
+        """The placement of a result; an omitted one is an empty tensor of one dim."""
         if meta is None:
             return None
         return Shard(meta.ndim - own - back) if meta.ndim >= own + back else Replicate()
 
 
 def _size(meta: Meta, depth: int, back: int) -> int:
-    """The size of that dim of the batch, counted from its end; -1 where the tensor has none."""
+    """The size of the batch dim at `back` from the end; -1 if the tensor does not have it."""
     return meta.shape[depth - back] if depth >= back else -1
 
 
@@ -66,7 +71,7 @@ def _placed(meta: Meta, depth: int, back: int, size: int) -> Placement:
 
 
 def batched(ask: Ask) -> Iterator[Line]:
-    """The row of the table for this op, its optional tensors left out where they were not given."""
+    """The rule of a row of `OWN` or `NAMED`."""
     _, packet, which = ask.op.split(".")
     if f"{packet}.{which}" in NAMED:
         named, outputs = NAMED[f"{packet}.{which}"]
@@ -81,7 +86,7 @@ def batched(ask: Ask) -> Iterator[Line]:
 
 
 def solved(ask: Ask) -> Iterator[Line]:
-    """The right side is a batch of vectors where it has the shape of the matrices without their last dim."""
+    """The right-hand side is a batch of vectors if it has the shape of the matrices without their last dim."""
     a, b = ask.meta("A"), ask.meta("B")
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     own = 1 if vector else 2
@@ -90,32 +95,19 @@ def solved(ask: Ask) -> Iterator[Line]:
 
 
 def crossed(ask: Ask) -> Iterator[Line]:
-    """Vectors lie along one dim; all others are the batch, broadcast.  Linear in each operand."""
-    ndim = len(ask.outputs[0].shape) if ask.outputs[0] is not None else 0
-    dim = ask["dim"] % max(ndim, 1)
-    for here in range(ndim):
-        if here != dim:
-            names = [name for name in ("self", "other") if _whole(ask, name, here, ndim)]
-            if names:
-                yield along(ask, {n: here - ndim + ask.meta(n).ndim for n in names}, [here])
+    """Vectors along one dim; all other dims are a batch, broadcast.  Linear in each operand."""
+    result = ask.outputs[0]
+    for here in range(result.ndim if result is not None else 0):
+        if result is not None and here != ask["dim"] % result.ndim:
+            inputs = sharded_operands(ask, result, here)
+            if inputs:
+                yield ask.line(inputs, [Shard(here)])
     for name in ("self", "other"):
         yield from parts_of(ask, [name])
 
 
-def _whole(ask: Ask, name: str, dim: int, ndim: int) -> bool:
-    meta, out = ask.meta(name), ask.outputs[0]
-    own = dim - ndim + meta.ndim
-    return own >= 0 and out is not None and meta.shape[own] == out.shape[dim]
-
-
-# Distances between rows: by batch, by row of either side, and summed over columns where the distance is a sum.
-
-ADDED = {0.0: "sum", 1.0: "sum", math.inf: "max"}
-"""How the distances over some columns make that over all, by the order of the norm; of others only their powers add."""
-
-
 def between(ask: Ask) -> Iterator[Line]:
-    """`(..., P, M)` and `(..., R, M)` to `(..., P, R)`; the dims before broadcast."""
+    """`(..., P, M)` and `(..., R, M)` to `(..., P, R)`; the dims before are broadcast."""
     one, two = ask.meta("x1"), ask.meta("x2")
     ndim = max(one.ndim, two.ndim)
     for dim in range(ndim - 2):
@@ -134,9 +126,9 @@ def _operand_size(ask: Ask, name: str, dim: int) -> int:
 
 
 def between_backward(ask: Ask) -> Iterator[Line]:
-    """The gradient of the rows of x1: a sum over the rows of x2.  Linear in the gradient of the distances."""
+    """The gradient of x1, a sum over the rows of x2; linear in the gradient of the distances."""
     ndim = ask.meta("x1").ndim
-    grad = "grad_output" if ask.leaf("grad") is None else "grad"  # the name of before torch 2.14
+    grad = "grad_output" if ask.leaf("grad") is None else "grad"  # renamed in torch 2.14
     if {ask.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
         return
     rows, columns = ndim - 2, ndim - 1
@@ -149,11 +141,8 @@ def between_backward(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, [grad])
 
 
-# Fourier transforms: every dim that is not transformed is a batch; and a transform is linear.
-
-
 def transformed(ask: Ask) -> Iterator[Line]:
-    """Nothing at all is not transformed: the libraries below refuse empty tensors."""
+    """Shards of batch dims must not be empty: the FFT libraries reject empty tensors."""
     ndim = ask.meta("self").ndim
     taken = {dim % max(ndim, 1) for dim in ask["dim"]}
     for dim in range(ndim):

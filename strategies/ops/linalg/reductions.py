@@ -1,7 +1,13 @@
-"""Reductions: sums, means, products, extremes, truth values, counts; and those of which pieces say nothing.
+"""Rules of reductions, norms, softmax and scans.
 
-`sum` of a piece is a part of the sum, `amax` one of the maximum.  A mean of means is the mean only if all ranks have as
-much, and a variance, a median or a place (`argmax`) of pieces is a part of nothing: there only dims that stay are cut.
+The sum of a shard is a partial sum, its `amax` a partial maximum.  A mean of means is the mean only for even shards.  The
+variance, the median or the position (`argmax`) of a shard is no partial result: then only the remaining dims are sharded.
+
+* Norms: those of order 0 and 1 add up, and those of infinite order are extremes.  The root of a sum is not a sum of roots, so
+  there are no partial results for other orders.  No norm is linear.
+* Softmax and its relatives: each row is independent, so any dim but that of the rows may be sharded.  None is linear in its
+  input; the gradients are linear in the incoming gradient, given the result of the forward.
+* Scans: an element depends on all before it, so the scanned dim is replicated.
 """
 
 from __future__ import annotations
@@ -20,17 +26,12 @@ from strategies.ops.lib.elementwise import linear, through
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 
+FAMILY = "scans"
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
 
 
-# Norms of vectors: which are made of the pieces' norms.
-#
-# Of the p-norms those of 0 (how many are not zero) and of 1 are sums, and those of the infinities extremes.  A root of a
-# sum is no sum of roots: of the others no piece is a part.  None is linear.
-
-
 def norm(ask: Ask, order: str = "ord") -> Iterator[Line]:
-    """The norm over some dims; of no order given it is 2."""
+    """The norm over some dims; the default order is 2."""
     places = kept(ask)
     yield from cuts(ask, places)
     value = ask.get(order)
@@ -40,7 +41,7 @@ def norm(ask: Ask, order: str = "ord") -> Iterator[Line]:
 
 
 def norm_part(order: float) -> tuple[Partial | None, Cut]:
-    """What the norm of a piece is of the whole one, and the cut that it takes: nothing at all has no extreme.
+    """The partial placement of the norm of a shard, if any, and its cut: an empty shard has no extreme.
 
     >>> norm_part(1), norm_part(math.inf), norm_part(2)
     ((Partial(sum), 'any'), (Partial(max), 'filled'), (None, 'any'))
@@ -53,9 +54,9 @@ def norm_part(order: float) -> tuple[Partial | None, Cut]:
 
 
 def powers(ask: Ask) -> Iterator[Line]:
-    """The sum of the elements' powers, without the root: a sum, if the power is finite.
+    """The sum of powers without the root, for a finite order.
 
-    Asked for complex numbers in a real dtype, torch 2.13 drops the imaginary part first if there is one row only.
+    torch 2.13, complex input and a real dtype: the imaginary part is dropped before the power if there is only one row.
     """
     places = kept(ask)
     yield from cuts(ask, places)
@@ -64,7 +65,7 @@ def powers(ask: Ask) -> Iterator[Line]:
 
 
 def adds(ask: Ask, dims: str = "dim") -> Iterator[Line]:
-    """sum: the pieces' sums are parts of it, and it is linear."""
+    """sum: the sums of shards are partial sums, and it is linear."""
     places = kept(ask, dims)
     yield from cuts(ask, places)
     yield from folds(ask, places, [SUM])
@@ -72,7 +73,7 @@ def adds(ask: Ask, dims: str = "dim") -> Iterator[Line]:
 
 
 def averages(ask: Ask) -> Iterator[Line]:
-    """mean: the average of averages, if all are of as many."""
+    """mean: the average of the averages of even shards."""
     places = kept(ask)
     yield from cuts(ask, places)
     yield from folds(ask, places, [AVG], cut="even")
@@ -80,9 +81,9 @@ def averages(ask: Ask) -> Iterator[Line]:
 
 
 def multiplies(ask: Ask, dims: str = "dim", *, none_is_none: bool = False) -> Iterator[Line]:
-    """prod: factors may come in any order, those of one element, too; booleans are 0 and 1 in every dtype.
+    """prod: factors commute, those of partial products, too; booleans are 0 and 1 in every dtype.
 
-    Not so complex ones: where a product overflows, it hangs on the order whether it is infinite or NaN.
+    Complex results are excluded: whether an overflowing product is infinite or NaN depends on the order.
     """
     places = kept(ask, dims, none_is_none=none_is_none)
     yield from cuts(ask, places)
@@ -94,7 +95,7 @@ def multiplies(ask: Ask, dims: str = "dim", *, none_is_none: bool = False) -> It
 
 
 def extremes(ask: Ask, part: Partial, dims: str = "dim") -> Iterator[Line]:
-    """amax and amin: the extreme of extremes.  A rank without any element to choose from raises."""
+    """amax and amin: the extreme of extremes.  An empty shard raises."""
     places = kept(ask, dims)
     yield from cuts(ask, places)
     yield from folds(ask, places, [part], cut="filled")
@@ -102,16 +103,16 @@ def extremes(ask: Ask, part: Partial, dims: str = "dim") -> Iterator[Line]:
 
 
 def both_extremes(ask: Ask) -> Iterator[Line]:
-    """aminmax: each result is a part of its own; no part of the input serves both."""
+    """aminmax: each result has its own reduction, so no partial input suits both."""
     places = kept(ask)
     yield from cuts(ask, places)
     yield from folds(ask, places, [MIN, MAX], cut="filled")
 
 
 def decides(ask: Ask, part: Partial, alike: Partial) -> Iterator[Line]:
-    """any and all: of booleans "or" is both P(max) and P(sum), and "and" both P(min) and P(product).
+    """any and all: for booleans, "or" is both P(max) and P(sum), and "and" both P(min) and P(product).
 
-    Of `uint8` torch gives 0 or 1 in `uint8`, which add up to 2.  An empty list of dims is no dim.
+    For `uint8`, torch returns 0 or 1 in `uint8`, which add up to 2.  An empty list of dims reduces none.
     """
     places = kept(ask, none_is_none=ask.op.endswith(".dims"))
     yield from cuts(ask, places)
@@ -121,7 +122,7 @@ def decides(ask: Ask, part: Partial, alike: Partial) -> Iterator[Line]:
 
 
 def counts(ask: Ask) -> Iterator[Line]:
-    """nansum and count_nonzero: the pieces' results add up.  The parts of a sum do not know what is NaN, or zero."""
+    """nansum and count_nonzero: the results of shards add up.  Which elements of a sum are NaN or zero, its parts do not tell."""
     places = kept(ask)
     yield from cuts(ask, places)
     yield from folds(ask, places, [SUM])
@@ -131,7 +132,7 @@ def counts(ask: Ask) -> Iterator[Line]:
 
 
 def chooses(ask: Ask, dims: str = "dim") -> Iterator[Line]:
-    """Results that hang on all elements of a row at once: only dims that stay are cut."""
+    """Ops whose result depends on all elements of a row at once: only the remaining dims are sharded."""
     yield from cuts(ask, kept(ask, dims))
 
 
@@ -153,13 +154,8 @@ _CHOOSING = (
 )  # fmt: skip
 
 
-# Softmax and its kin: every row goes by itself, so any dim but that of the rows may be cut.
-#
-# None is linear in its input.  The gradients are linear in the gradient that comes in, given the result of the forward.
-
-
 def rows(ask: Ask) -> Iterator[Line]:
-    """All tensors and the result have one shape, and are cut alike."""
+    """Softmax: all tensors and the result have one shape, and are sharded alike."""
     normalised = ask.dims("dim") if ask["dim"] is not None else ()
     for dim in range(ask.tensors[0].ndim):
         if dim not in normalised:
@@ -167,21 +163,15 @@ def rows(ask: Ask) -> Iterator[Line]:
 
 
 def gradients(ask: Ask) -> Iterator[Line]:
-    """The same, and what is linear in the gradient: grad * y - y * sum(grad * y), and grad - exp(y) * sum(grad)."""
+    """The backward, linear in the gradient: grad * y - y * sum(grad * y), or grad - exp(y) * sum(grad)."""
     yield from rows(ask)
     yield from linear(ask, ask.leaf("grad_output"))
 
 
-# Running sums, products and extremes: a row hangs on all rows before it, so the scanned dim is whole.
-
-FAMILY = "scans"
-
-
 def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
-    """The lines of a scan that goes with these reductions, where it does not change the dtype.
+    """The rule of a scan that commutes with these reductions if it keeps the dtype.
 
-    The running sum of parts is a part of the running sum; but what is widened first, as booleans and small integers are,
-    may have wrapped before.
+    Booleans and small integers are widened first, and may have wrapped before.
     """
 
     def lines(ask: Ask) -> Iterator[Line]:

@@ -1,8 +1,9 @@
-"""Fused attention: by batch, by head, and by query where no query is masked by its place.
+"""Rules of fused attention and of gated linear units.
 
-One rule for all kernels: they differ in the names of a mask and in what they return besides.  What a kernel needs of
-its own random state is the same on all ranks; with dropout, which elements fall differs from rank to rank, as it
-differs from run to run.
+Attention is sharded by batch, by head, and by query if no causal mask depends on its position.  All kernels share one rule:
+they differ in the names of the mask and in further results.  The random state is equal on all ranks; with dropout, the dropped
+elements differ by rank as they differ by run.  A gated linear unit is `a * sigmoid(b)` of the two halves of a dim; every
+other dim is a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 
 BATCH, HEADS, QUERIES = 0, 1, 2
 ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
-"""Arguments that have a row for each query; after the batch and the heads."""
+"""Arguments with a row for each query, after the batch and the heads."""
 
 
 def _even(ask: Ask) -> bool:
@@ -31,7 +32,7 @@ def _mask(ask: Ask) -> int | None:
 
 
 def _mask_dim(ask: Ask, dim: int) -> int | None:
-    """The mask's own dim for this dim of the scores, which it may lack or have of size 1."""
+    """The mask's dim for this dim of the scores; None if it is missing or of size 1."""
     leaf = _mask(ask)
     if leaf is None:
         return None
@@ -41,7 +42,7 @@ def _mask_dim(ask: Ask, dim: int) -> int | None:
 
 
 def _inputs(ask: Ask, dim: int) -> dict[int, Placement]:
-    """Who is sharded where the scores are: keys and values have no dim of queries."""
+    """The inputs that are sharded with this dim of the scores: keys and values have no dim of queries."""
     names = ROWS if dim == QUERIES else (*ROWS, "key", "value")
     made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in ask.leaves(name)}
     own = _mask_dim(ask, dim)
@@ -55,7 +56,7 @@ def _dims(ask: Ask) -> Iterator[tuple[int, Cut]]:
 
 
 def _shards_queries(ask: Ask) -> bool:
-    """The kernels of CPUs alone keep a plain log of sums for each query; others round its length up."""
+    """Whether queries may be sharded: only the CPU kernels have an unpadded logsumexp for each query."""
     return "for_cpu" in ask.op and not ask["is_causal"] and not ask["dropout_p"]
 
 
@@ -70,7 +71,7 @@ def forward(ask: Ask) -> Iterator[Line]:
 
 
 def backward(ask: Ask) -> Iterator[Line]:
-    """A gradient of a mask that all share is the sum of what each has of it."""
+    """The gradient of a replicated mask is a partial sum."""
     for dim, cut in _dims(ask):
         yield ask.line(_inputs(ask, dim), ask.masked(_gradients(ask, [Shard(dim)] * 3, dim)), cut)
     if _shards_queries(ask):
@@ -91,9 +92,6 @@ KERNELS = [
 ]  # fmt: skip
 
 
-# Gated halves of a dim: `a * sigmoid(b)`, where a and b are the two halves.  Every other dim is a batch.
-
-
 def gated(ask: Ask) -> Iterator[Line]:
     (halved,) = ask.dims("dim", ask.leaf("self") or 0)
     for dim in range(ask.meta("self").ndim):
@@ -102,7 +100,7 @@ def gated(ask: Ask) -> Iterator[Line]:
 
 
 def gated_backward(ask: Ask) -> Iterator[Line]:
-    """Linear in the gradient."""
+    """The backward, linear in the gradient."""
     (halved,) = ask.dims("dim", ask.leaf("self") or 0)
     for dim in range(ask.meta("self").ndim):
         if dim != halved:

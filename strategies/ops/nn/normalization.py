@@ -1,9 +1,9 @@
-"""Normalisation: what is normalised together stays together, and what is learned is summed over the rest.
+"""Rules of normalization.
 
-Layer and RMS norm take the last dims together, so those in front may be cut; the gradients of weight and bias are sums
-over them.  Batch norm has statistics of its own for each channel, so channels may be cut with everything that is one
-number a channel.  The rest of the batch makes the statistics in training, and may be cut only where they are given.
-Group norm has statistics for each row, and takes the number of rows as an argument: each rank is given its own.
+Layer and RMS norm normalise the last dims, so the dims before may be sharded; the gradients of weight and bias are partial
+sums.  Batch norm has statistics for each channel, so channels may be sharded with all per-channel tensors.  The other dims
+determine the statistics in training, and may be sharded only if the statistics are given.  Group norm has statistics for each
+row, and an argument for the number of rows, which is local.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
 SUM = Partial("sum")
 CHANNEL = 1
 ALWAYS = {"aten._batch_norm_with_update.default": True, "aten._batch_norm_with_update_functional.default": True}
-"""Whether an overload that is not told trains."""
+"""Whether an overload without a flag trains."""
 
 
 def layers(ask: Ask) -> Iterator[Line]:
-    """Forward: the results are as long in front as the input.  Every rank has all of what is learned."""
+    """Forward of layer norm; weight and bias are replicated."""
     learned = [ask.tensors[leaf].shape for name in ("weight", "bias") for leaf in ask.leaves(name)]
     if any(shape != tuple(ask["normalized_shape"]) for shape in learned):
-        return  # RMS norm broadcasts what does not fit
+        return  # RMS norm broadcasts weights of another shape
     for dim in range(_front(ask)):
         yield ask.line({0: Shard(dim)}, [Shard(dim)] * len(ask.outputs))
 
 
 def layers_backward(ask: Ask) -> Iterator[Line]:
-    """The gradient of the input is cut as the gradient that comes in; those of weight and bias are parts of sums."""
+    """The gradient of the input is sharded like the incoming one; those of weight and bias are partial sums."""
     saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
     for dim in range(_front(ask)):
         grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]
@@ -47,19 +47,20 @@ def _front(ask: Ask) -> int:
 
 
 def batches(ask: Ask) -> Iterator[Line]:
-    """Forward: by channels; where statistics are given, by all other dims, too."""
+    """Forward of batch norm: by channel; if statistics are given, by all other dims, too."""
     if _opaque(ask):
         return
     training = trains(ask)
     yield ask.line(_by_channel(ask), _channels(ask), "filled" if training else "any")
     if not training:
-        yield from (ask.line({0: Shard(dim)}, [Shard(dim), *_whole(ask)]) for dim in _others(ask))
+        rest = ask.on_each(Replicate())[1:]
+        yield from (ask.line({0: Shard(dim)}, [Shard(dim), *rest]) for dim in _others(ask))
 
 
 def batches_backward(ask: Ask) -> Iterator[Line]:
-    """By channels; where statistics were given, by all other dims, and weight and bias have parts of sums.
+    """By channel; if statistics were given, by all other dims, with partial gradients of weight and bias.
 
-    Each rank must have some: torch 2.13 divides by the number of channels, and without any the process dies.
+    No shard may be empty: torch 2.13 divides by the number of channels, and crashes without any.
     """
     if not _opaque(ask):
         yield ask.line(_by_channel(ask), _channels(ask), "filled")
@@ -70,19 +71,18 @@ def batches_backward(ask: Ask) -> Iterator[Line]:
 
 
 def trains(ask: Ask) -> bool:
-    """Whether statistics are taken of the batch."""
-    told = [ask.get(name) for name in ("training", "train", "update")]
-    return any(told) or ALWAYS.get(ask.op, False)
+    """Whether the statistics are those of the batch."""
+    return any(ask.get(name) for name in ("training", "train", "update")) or ALWAYS.get(ask.op, False)
 
 
 def grouped(ask: Ask) -> Iterator[Line]:
-    """Group norm by rows.  Not by groups of channels: its kernel refuses a piece that has gaps."""
+    """Group norm by row, not by group of channels: its kernel rejects strided pieces."""
     if ask["N"] == rows(ask)["N"]:
         yield ask.line({0: Shard(0)}, [Shard(0)] * 3)
 
 
 def grouped_backward(ask: Ask) -> Iterator[Line]:
-    """By rows; the gradients of weight and bias are parts of sums over them."""
+    """By row; the gradients of weight and bias are partial sums."""
     if ask["N"] == rows(ask)["N"]:
         big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
         yield ask.line(dict.fromkeys(big, Shard(0)), ask.masked([Shard(0), SUM, SUM]))
@@ -90,12 +90,12 @@ def grouped_backward(ask: Ask) -> Iterator[Line]:
 
 
 def rows(ask: Ask) -> dict[str, int]:
-    """What group norm is told of the input, which need not be its first size: as many as each rank has."""
+    """The own arguments of group norm: the number of rows."""
     return {"N": ask.meta("input").shape[0]}
 
 
 def _by_channel(ask: Ask) -> dict[int, Placement]:
-    """Every tensor with channels, cut by them; what holds none, as statistics that were not saved, is left whole."""
+    """Every tensor with channels sharded by them; empty ones, such as statistics that were not saved, are replicated."""
     channels = ask.meta("input").shape[CHANNEL]
     return {leaf: _channel(meta) for leaf, meta in enumerate(ask.tensors) if meta.shape != (0,) or not channels}
 
@@ -105,14 +105,10 @@ def _channels(ask: Ask) -> list[Placement | None]:
 
 
 def _channel(meta: Meta) -> Placement:
-    """Dim 1 of the large tensors, dim 0 of those that have a number for each channel; a kernel's bytes have none."""
+    """The shard of channels: dim 1 of the input and its like, dim 0 of per-channel tensors; none of a kernel's bytes."""
     if meta.dtype == torch.uint8:
         return Replicate()
     return Shard(CHANNEL if meta.ndim > 1 else 0)
-
-
-def _whole(ask: Ask) -> list[Placement | None]:
-    return [None if meta is None else Replicate() for meta in ask.outputs[1:]]
 
 
 def _others(ask: Ask) -> list[int]:
@@ -120,14 +116,14 @@ def _others(ask: Ask) -> list[int]:
 
 
 def _opaque(ask: Ask) -> bool:
-    """Whether a kernel hands bytes of its own from forward to backward, which nobody can cut."""
+    """Whether a kernel passes its own bytes from forward to backward, which cannot be sharded."""
     return any(
         meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,) for meta in (*ask.tensors, *ask.outputs)
     )
 
 
 def renormalised(ask: Ask) -> Iterator[Line]:
-    """renorm: what stands at one place along a dim is scaled by its own norm."""
+    """renorm: each slice along a dim is scaled by its own norm."""
     (dim,) = ask.dims("dim")
     yield ask.line({0: Shard(dim)}, [Shard(dim)])
 

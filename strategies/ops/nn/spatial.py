@@ -1,7 +1,11 @@
-"""Pooling: planes by themselves, whether or not there is a batch; positions are those in the plane.
+"""Rules of pooling, resizing, sampling, pixel rearrangement and convolutions.
 
-Three backward ops (adaptive_max_pool3d, fractional_max_pool2d and 3d) have no rule: torch writes where their indices say
-without a look (2.13), so that no trial of them is safe.  A channel of a call without batch is dim 0.  Which planes a rank has may be none of a batch, never none of the channels.
+* Planes are independent, with or without a batch; positions are relative to the plane.  A shard of the batch may be empty, one
+  of the channels may not.  Three backward ops (adaptive_max_pool3d, fractional_max_pool2d and 3d) have no rule: torch 2.13
+  writes out of bounds for invalid indices, so they cannot be validated safely.
+* Convolutions are sharded by image, by channel of the result, and by channel of the input, whose products are summed.
+  Spatial dims need rows of neighbouring ranks and have no placement rule.  With groups, the channels of a rank would have
+  another number of groups than the argument, so only images are sharded.
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ REASON = "each plane is pooled by itself"
 
 
 def plane_dims(ask: Ask) -> int:
-    """How many dims a plane has: the digit in the op's name."""
+    """The number of dims of a plane: the digit in the op's name."""
     return next(int(mark) for mark in ask.op if mark in "123")
 
 
 def planes(ask: Ask, *names: str) -> Iterator[Line]:
-    """Every dim before the plane's, of all the named arguments and of every result: batch, then channels."""
+    """Every dim before the plane, batch and channels, sharded in the named arguments and all results."""
     before = ask.meta(names[0]).ndim - plane_dims(ask)
     for dim in range(before):
         cut: Cut = "filled" if dim == before - 1 else "any"
@@ -41,7 +45,7 @@ def average(ask: Ask) -> Iterator[Line]:
 
 
 def backward(ask: Ask) -> Iterator[Line]:
-    """A gradient goes to the places that its plane's forward took it from: linear in the gradient."""
+    """The backward, linear in the gradient."""
     yield from planes(ask, "grad_output", "self", "indices")
     yield from parts_of(ask, ["grad_output"])
 
@@ -51,14 +55,12 @@ def unpooled(ask: Ask) -> Iterator[Line]:
 
 
 def fractional(ask: Ask) -> Iterator[Line]:
-    """The samples are `(N, C, dims)` with or without a batch: the channels are dim 1 there always."""
+    """The samples are `(N, C, dims)`, with channels as dim 1 even without a batch."""
     last = ask.meta("self").ndim - plane_dims(ask) - 1
     if last == 1:
         yield along(ask, {"self": 0, "random_samples": 0}, [0, 0])
     yield along(ask, {"self": last, "random_samples": 1}, [last, last], "filled")
 
-
-# Planes made larger or smaller, sampled, and their pixels rearranged.
 
 SIZES = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
 SMOOTHED = ("_bilinear2d_aa", "_bicubic2d_aa", "_lanczos2d_aa")
@@ -67,23 +69,20 @@ RESIZED = [f"upsample_{name}" for name in SIZES] + [f"_upsample{name}" for name 
 
 
 def resized(ask: Ask) -> Iterator[Line]:
-    """Nearest ones take elements as they are, the others weigh them: linear either way."""
-    yield from planes(ask, "input" if ask.leaf("self") is None else "self")
-    yield from parts_of(ask, ["input" if ask.leaf("self") is None else "self"], kinds=_kinds(ask))
-
-
-def _kinds(ask: Ask) -> tuple[str, ...]:
-    return KINDS if "nearest" in ask.op else LINEAR
+    """Linear; nearest neighbours are copied, which commutes with every reduction."""
+    name = "input" if ask.leaf("self") is None else "self"
+    yield from planes(ask, name)
+    yield from parts_of(ask, [name], kinds=KINDS if "nearest" in ask.op else LINEAR)
 
 
 def resized_backward(ask: Ask) -> Iterator[Line]:
-    """`input_size` is the result's shape: each rank has its own (DTensor 2.13 passes that of the whole)."""
+    """`input_size`, the result's shape, is local (DTensor 2.13 passes that of the whole)."""
     yield from planes(ask, "grad_output")
     yield from parts_of(ask, ["grad_output"])
 
 
 def sampled(ask: Ask) -> Iterator[Line]:
-    """Each point of the grid is looked up in every channel of its image; linear in the image."""
+    """Each point of the grid reads every channel of its image; linear in the image."""
     yield along(ask, {"input": 0, "grid": 0}, [0])
     yield along(ask, {"input": 1}, [1], "filled")
     for dim in range(1, ask.meta("grid").ndim - 1):
@@ -92,7 +91,7 @@ def sampled(ask: Ask) -> Iterator[Line]:
 
 
 def sampled_backward(ask: Ask) -> Iterator[Line]:
-    """A point's gradient sums over channels; an image's, over points."""
+    """The gradient of a point sums over channels, that of an image over points."""
     total = Partial("sum")
     yield along(ask, {"grad_output": 0, "input": 0, "grid": 0}, [0, 0])
     yield along(ask, {"grad_output": 1, "input": 1}, [1, total], "filled")
@@ -102,7 +101,7 @@ def sampled_backward(ask: Ask) -> Iterator[Line]:
 
 
 def shuffled(ask: Ask) -> Iterator[Line]:
-    """Channels and the two dims of the plane become each other in blocks: cut where all ranks have whole ones."""
+    """Blocks of pixels become channels, or back: sharded only evenly."""
     ndim = ask.meta("self").ndim
     for dim in range(ndim):
         yield along(ask, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
@@ -110,7 +109,7 @@ def shuffled(ask: Ask) -> Iterator[Line]:
 
 
 def regrouped(ask: Ask) -> Iterator[Line]:
-    """Channels change places: every other dim stays where it is."""
+    """Channels are permuted: every other dim may be sharded."""
     for dim in range(ask.meta("self").ndim):
         if dim != 1:
             yield along(ask, {"self": dim}, [dim], "any" if dim == 0 else "filled")
@@ -118,7 +117,7 @@ def regrouped(ask: Ask) -> Iterator[Line]:
 
 
 def columns(ask: Ask) -> Iterator[Line]:
-    """Patches of an image as columns, and back: a channel is a block of rows, cut where all ranks have whole ones."""
+    """Patches of an image as columns, or back: a channel is a block of rows, sharded only evenly."""
     last = 1 if "im2col" in ask.op else 0
     batched = ask.meta("self").ndim - (3 + last) + 1
     if batched:
@@ -127,28 +126,22 @@ def columns(ask: Ask) -> Iterator[Line]:
     yield from parts_of(ask, ["self"])
 
 
-# Convolutions: by image, by channel of the result, and by channel of the input, whose products are summed.
-#
-# Spatial dims need their neighbours' rows and have no line.  With groups, the channels of a rank are those of another
-# number of groups than the call says: only images can be dealt out.
-
-
 def _batched(ask: Ask) -> bool:
     return ask.meta("input").ndim == ask.meta("weight").ndim
 
 
 def _by_channel(ask: Ask) -> bool:
-    """Whether each channel of the result is made of all channels of the input."""
+    """Whether each channel of the result depends on all channels of the input."""
     return int(ask["groups"]) == 1
 
 
 def _weight_dims(ask: Ask) -> tuple[int, int]:
-    """The weight's dim of the result's channels, and of the input's."""
+    """The weight's dims for the channels of the result and of the input."""
     return (1, 0) if ask["transposed"] else (0, 1)
 
 
 def convolution(ask: Ask) -> Iterator[Line]:
-    """Linear in input and weight, each alone: the bias is added once, in the sum of its own parts."""
+    """Linear in input and in weight; the bias must then be a partial sum, too, or it is added on each rank."""
     if not _batched(ask):
         return
     bias = ask.leaf("bias") is not None
@@ -167,13 +160,12 @@ def convolution(ask: Ask) -> Iterator[Line]:
 
 
 def convolution_backward(ask: Ask) -> Iterator[Line]:
-    """Gradients of input, weight and bias: each sums over what the other two keep apart."""
+    """The gradients of input, weight and bias; each is a sum over a dim that the others have."""
     if not _batched(ask):
         return
     total = Partial("sum")
-    yield along(
-        ask, {"grad_output": 0, "input": 0}, [0, total, total], "filled"
-    )  # of no images torch forgets a gradient
+    # torch omits a gradient for an empty batch
+    yield along(ask, {"grad_output": 0, "input": 0}, [0, total, total], "filled")
     if _by_channel(ask):
         made, summed = _weight_dims(ask)
         yield along(ask, {"grad_output": 1, "weight": made}, [total, made, 0], "filled")

@@ -1,4 +1,4 @@
-"""Tensors joined, repeated, turned and masked: no element changes, and a dim that is joined or turned is whole."""
+"""Rules of joining, repeating, flipping, masking and padding: the affected dims are replicated, and elements do not change."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from strategies.ops.lib.dim_maps import KINDS, LINEAR, filled_with, mapped, other_dims, pending, sharded
 from strategies.ops.lib.overload_variants import with_variants
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 FAMILY = "joining"
 
 
-def skipped(meta: Meta) -> bool:
-    """Whether `cat` takes a tensor for none at all: one dim and no rows, whatever the others are."""
-    return meta.shape == (0,)
-
-
 def joined(ask: Ask) -> Iterator[Line]:
-    """All are cut alike along another dim.  The joined dim may be cut where one tensor has all of its rows.
+    """All tensors sharded along another dim.  The joined dim may be sharded if only one tensor has rows.
 
-    A tensor that is taken for none has one dim, and nothing in it to cut.
+    `cat` ignores tensors of shape (0,), whatever the shape of the others.
     """
     leaves = ask.leaves("tensors")
     yield from pending(ask, leaves)
@@ -27,7 +22,7 @@ def joined(ask: Ask) -> Iterator[Line]:
     if result is None or result.ndim == 0:
         return
     dim = ask["dim"] % result.ndim
-    real = [leaf for leaf in leaves if result.ndim == 1 or not skipped(ask.tensors[leaf])]
+    real = [leaf for leaf in leaves if result.ndim == 1 or ask.tensors[leaf].shape != (0,)]
     for other, _ in other_dims(result.ndim, dim):
         yield sharded(ask, dict.fromkeys(leaves, 0) | dict.fromkeys(real, other), other)
     full = [leaf for leaf in real if ask.tensors[leaf].shape[dim] > 0]
@@ -45,7 +40,7 @@ def stacked(ask: Ask) -> Iterator[Line]:
 
 
 def repeated(ask: Ask) -> Iterator[Line]:
-    """A dim that is there once, or not at all, may be cut; the pieces of two copies would lie one after the other."""
+    """A dim that is repeated once, or empty, may be sharded; the pieces of several copies would interleave."""
     yield from pending(ask, [0])
     ndim, times = ask.tensors[0].ndim, ask["repeats"]
     new = len(times) - ndim
@@ -56,7 +51,7 @@ def repeated(ask: Ask) -> Iterator[Line]:
 
 
 def rolled(ask: Ask) -> Iterator[Line]:
-    """Without dims all elements are rolled as one row."""
+    """Without dims, the flattened tensor is rolled."""
     given, shifts = ask.tensors[0], ask["shifts"]
     yield from pending(ask, [0])
     turned = ask.dims("dims") if any(shifts) else ()
@@ -64,7 +59,7 @@ def rolled(ask: Ask) -> Iterator[Line]:
 
 
 def flipped(ask: Ask) -> Iterator[Line]:
-    """To flip one row, or none, is to do nothing."""
+    """A flip of at most one row changes nothing."""
     given = ask.tensors[0]
     yield from pending(ask, [0])
     turned = [dim % max(given.ndim, 1) for dim in ask["dims"]]
@@ -74,19 +69,19 @@ def flipped(ask: Ask) -> Iterator[Line]:
 
 
 def turned(ask: Ask) -> Iterator[Line]:
-    """A turn of a plane by right angles; by none at all it is nothing, but that is not worth a line."""
+    """Both dims of the rotated plane are replicated."""
     yield from pending(ask, [0])
     ndim = ask.tensors[0].ndim
     yield from mapped(ask, other_dims(ndim, *(dim % ndim for dim in ask["dims"])))
 
 
 def in_blocks(ask: Ask) -> Iterator[Line]:
-    """Matrices along the diagonal of one; zeros beside them fold to zero."""
+    """Zeros beside the blocks are equal on all ranks, which every reduction keeps."""
     yield from pending(ask, ask.leaves("tensors"))
 
 
 def triangle(ask: Ask) -> Iterator[Line]:
-    """What lies beyond the diagonal becomes zero, which every reduction leaves as it is; matrices are whole."""
+    """Elements beyond the diagonal become zero, which every reduction keeps; matrices are replicated."""
     yield from pending(ask, [0])
     yield from mapped(ask, [(dim, dim) for dim in range(ask.tensors[0].ndim - 2)])
 
@@ -95,11 +90,8 @@ _JOINED = "rows of several tensors one after the other: the joined dim is whole"
 _TURNED = "a dim whose rows change places is whole"
 
 
-# Padding: rows are put at the ends of some dims, constants or copies of rows that are there.
-
-
 def padded(ndim: int, pad: Sequence[int]) -> list[int]:
-    """The dims at whose ends rows are put or, for a negative number, taken: two numbers a dim, the last dim first.
+    """The dims that are padded or, for a negative number, cropped: two numbers per dim, the last dim first.
 
     >>> padded(3, [0, 0, 2, 1])
     [1]
@@ -108,7 +100,7 @@ def padded(ndim: int, pad: Sequence[int]) -> list[int]:
 
 
 def with_constant(ask: Ask) -> Iterator[Line]:
-    """All ranks put the same number there, and fold it: that must make the number again."""
+    """The reduction of equal paddings of all ranks must return the padding value."""
     puts = any(number > 0 for number in ask["pad"])
     yield from pending(ask, [0], filled_with(ask["value"]) if puts else KINDS)
     ndim = ask.tensors[0].ndim
@@ -116,14 +108,14 @@ def with_constant(ask: Ask) -> Iterator[Line]:
 
 
 def with_copies(ask: Ask) -> Iterator[Line]:
-    """Rows of the dim itself.  The ops refuse tensors without elements, so no rank's piece may be empty."""
+    """Padding with rows of the dim itself.  The ops reject empty tensors, so no piece may be empty."""
     yield from pending(ask, [0])
     ndim = ask.tensors[0].ndim
     yield from mapped(ask, other_dims(ndim, *padded(ndim, ask["padding"])), "filled")
 
 
 def from_copies(ask: Ask) -> Iterator[Line]:
-    """The gradient of a row is the sum of those of its copies; of the padded tensor only the shape counts."""
+    """The gradient of a row is the sum of those of its copies; only the shape of the padded tensor matters."""
     yield from pending(ask, [0], LINEAR)
     ndim = ask.tensors[0].ndim
     for dim, _ in other_dims(ndim, *padded(ndim, ask["padding"])):

@@ -1,7 +1,4 @@
-"""Views of some of the elements: a dim from which some rows are taken is whole on every rank.
-
-A rank has its own rows of the other dims, and takes the same of each.
-"""
+"""Rules of views of some elements, and of their gradients: a dim from which rows are taken is replicated."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ Lines = Callable[[Ask], Iterator[Line]]
 
 
 def selected(ask: Ask) -> Iterator[Line]:
-    """One row of a dim, or each row as a result of its own."""
+    """One row of a dim, or each row as a separate result."""
     ndim = ask.tensors[0].ndim
     yield from pending(ask, [0])
     yield from mapped(ask, shifted(ndim, ask["dim"] % max(ndim, 1)))
 
 
 def sliced(ask: Ask) -> Iterator[Line]:
-    """A slice that is the whole dim is the whole of each piece of it, too."""
+    """The sliced dim may be sharded only if the slice is the whole dim."""
     given, result = ask.tensors[0], ask.outputs[0]
     dim = ask["dim"] % max(given.ndim, 1)
     yield from pending(ask, [0])
@@ -32,7 +29,7 @@ def sliced(ask: Ask) -> Iterator[Line]:
 
 
 def parted(ask: Ask) -> Iterator[Line]:
-    """Pieces of a dim, one a result.  A piece as large as the dim or larger is the whole of any part of it."""
+    """Splits of a dim.  It may be sharded only if the split size is at least the dim."""
     given = ask.tensors[0]
     dim = ask["dim"] % max(given.ndim, 1)
     yield from pending(ask, [0])
@@ -42,19 +39,19 @@ def parted(ask: Ask) -> Iterator[Line]:
 
 
 def diagonals(ask: Ask) -> tuple[int, int]:
-    """The two dims of which a diagonal is taken."""
+    """The two dims of the diagonal."""
     ndim = ask.tensors[0].ndim
     return ask["dim1"] % ndim, ask["dim2"] % ndim
 
 
 def diagonal(ask: Ask) -> Iterator[Line]:
-    """The diagonal is the last dim of the result; it takes both its dims whole."""
+    """The diagonal is the last dim of the result; both its dims are replicated."""
     yield from pending(ask, [0])
     yield from mapped(ask, shifted(ask.tensors[0].ndim, *diagonals(ask)))
 
 
 def diagonal_put(ask: Ask) -> Iterator[Line]:
-    """The last dim becomes the diagonal of two; zeros beside it fold to zero in every reduction."""
+    """The last dim becomes the diagonal of two; every reduction keeps the zeros beside it."""
     yield from pending(ask, [0])
     result = ask.outputs[0]
     if result is not None:
@@ -63,13 +60,12 @@ def diagonal_put(ask: Ask) -> Iterator[Line]:
 
 
 def only_pending(ask: Ask) -> Iterator[Line]:
-    """Places in two dims at once, or in all of them: no dim is without them."""
+    """The op affects every dim, so only partial values commute with it."""
     yield from pending(ask, [0])
 
 
 def windows(ask: Ask) -> Iterator[Line]:
-    """A dim of windows is whole; where they neither overlap nor leave a gap, equal pieces have windows of their own; of a piece
-    without rows there is none."""
+    """A dim of windows is replicated, unless the windows tile it: then equal pieces have windows of their own."""
     given, result = ask.tensors[0], ask.outputs[0]
     yield from pending(ask, [0])
     if given.ndim == 0 or result is None:
@@ -82,8 +78,7 @@ def windows(ask: Ask) -> Iterator[Line]:
 
 
 def put_back(lines: Lines, kinds: tuple[str, ...] = KINDS) -> Lines:
-    """The lines of a view's gradient: zeros, and what is given where the view reads.  The view's lines, read from the
-    result to the argument; zeros fold to zero in every reduction."""
+    """The rule of a view's gradient, the placement rules of the view reversed; every reduction keeps the zeros around it."""
 
     def backwards(ask: Ask) -> Iterator[Line]:
         yield from pending(ask, [0], kinds)
@@ -104,7 +99,7 @@ _BACK = "zeros, and the gradient where the view reads"
 _LISTS = [f"aten.{name}" for name in (
     "unbind_copy.int_out", "split_copy.Tensor_out", "split_with_sizes_copy.out", "unsafe_split.Tensor_out",
     "unsafe_split_with_sizes.out")]  # fmt: skip
-"""They return nothing, so whether what they are given to write to has the shape of the pieces cannot be seen."""
+"""Overloads that return nothing, so that the shapes of the pieces and of the given tensors cannot be compared."""
 
 RULES: tuple[Entry, ...] = with_variants(
     rules(FAMILY, _WHOLE, ["aten.select.int", "aten.unbind.int"], selected),

@@ -1,6 +1,10 @@
-"""Views that name dims: each dim of the argument is a dim of the result, or is gone, or is new.
+"""Rules of views: by named dims (permute, squeeze, expand ...), by shape and by dtype.
 
-No element changes, so a rank's piece of the view is the view of its piece, and every reduction goes with it.
+No element changes, so the view of a rank's piece is the piece of the view, and every reduction commutes with it.
+
+A view by shape factors both shapes, from the left, into groups of dims with equal products, without dims of size one.  The
+first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side if both are cut
+into equal pieces.  A group of one dim on either side is the same dim, and may be sharded at any size.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ Dims = Iterable[tuple[int, int]]
 
 
 def viewing(dims: Callable[[Ask], Dims]) -> Callable[[Ask], Iterator[Line]]:
-    """The lines of a view whose dims go where `dims` says."""
+    """The rule of a view, from its pairs of a dim and the dim of the result that it becomes."""
 
     def lines(ask: Ask) -> Iterator[Line]:
         yield from pending(ask, [0])
@@ -40,7 +44,7 @@ def permuted(ask: Ask) -> Dims:
 
 
 def transposed(ask: Ask) -> Dims:
-    """`t` has no arguments: it swaps the dims of a matrix, and leaves less than a matrix as it is."""
+    """`t` has no arguments: it swaps the dims of a matrix, and leaves vectors as they are."""
     ndim = ask.tensors[0].ndim
     named = [name for name in ("dim0", "axis0") if name in ask.arguments]
     one, other = (ask[named[0]], ask[named[0].replace("0", "1")]) if named else (0, ndim - 1)
@@ -59,25 +63,21 @@ def squeezed(ask: Ask) -> Dims:
 
 
 def by_dims(ask: Ask) -> Call:
-    """A dim that is asked to go stays if it has more than one row; but a rank's piece of it may have one, and lose the dim.
-    So every rank is told the dims that go of the whole."""
+    """The call with the squeezed dims of the whole tensor: a rank's piece may have one row where the whole has more."""
     packet, out = ask.op.split(".")[1], ask.get("out")
     args = (ask["self"], _gone(ask))
     return Call(f"aten.{packet}.dims_out", args, (("out", out),)) if out else Call(f"aten.{packet}.dims", args)
 
 
 def _gone(ask: Ask) -> list[int]:
-    return [dim for dim in _asked(ask) if ask.tensors[0].shape[dim] == 1]
-
-
-def _asked(ask: Ask) -> tuple[int, ...]:
-    """The dims that are to go if they are one: of none named all, but of an empty list of them none."""
-    named = ask.get("dim")
-    return () if named in ([], ()) else ask.dims("dim") if ask.tensors[0].ndim else ()
+    """The squeezed dims: those of size one among the named ones, among all without an argument, none for an empty list."""
+    if ask.get("dim") in ([], ()) or not ask.tensors[0].ndim:
+        return []
+    return [dim for dim in ask.dims("dim") if ask.tensors[0].shape[dim] == 1]
 
 
 def squeezing() -> Iterator[Entry]:
-    """Each op that squeezes dims, and its siblings, which name one dim, or none and mean all."""
+    """The rules of each squeezing op for lists of dims, one dim, and all dims."""
     given = rules(FAMILY, "dims of size one go", ["aten.squeeze.dims"], viewing(squeezed), instead=by_dims)
     for entry in with_variants(given):
         packet, _, which = entry.op.rpartition(".")
@@ -86,7 +86,7 @@ def squeezing() -> Iterator[Entry]:
 
 
 def expanded(ask: Ask) -> Iterator[Line]:
-    """A new row is the old one again, on every rank: a dim that is made larger may be cut while the argument is whole."""
+    """An expanded dim may be sharded while the argument is replicated."""
     yield from pending(ask, [0])
     given, result = ask.tensors[0], ask.outputs[0]
     if result is None:
@@ -98,7 +98,7 @@ def expanded(ask: Ask) -> Iterator[Line]:
 
 
 def paired(ask: Ask) -> Iterator[Line]:
-    """Complex numbers and pairs of real ones: parts add up in each half alone, but do not multiply so."""
+    """Complex numbers as pairs of real ones: linear, but not multiplicative."""
     fewer = min(ask.tensors[0].ndim, *(meta.ndim for meta in ask.outputs if meta is not None))
     yield from mapped(ask, [(dim, dim) for dim in range(fewer)])
     yield from _pending_across(ask, LINEAR)
@@ -118,16 +118,9 @@ _SAME = ("aten.alias", "aten.detach", "aten.lift", "aten.lift_fresh", "prims.vie
 _MOVED = "the dims change their order"
 
 
-# Views by shape: which dims of the old shape make which dims of the new one.
-#
-# Both shapes are factored, from the left, into groups of dims with one product; dims of size one belong to none.  The
-# first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side, if both
-# are cut into equal pieces.  Where the group is one dim on either side it is the same dim, and any cut will do.
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dims of the old shape and of the new one that hold the same elements."""
+    """Dims of the old shape and of the new one with the same elements."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -138,7 +131,7 @@ class Group:
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[Group]:
-    """The smallest groups of two shapes with equally many elements, not none; dims of size one are in no group.
+    """The smallest groups of two shapes of equally many elements, not zero; dims of size one are in no group.
 
     >>> [(group.before, group.after) for group in groups((4, 6, 1, 5), (2, 2, 6, 5))]
     [((0,), (0, 1)), ((1,), (2,)), ((3,), (3,))]
@@ -156,10 +149,9 @@ def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[Group]:
 
 
 def reshaped(ask: Ask) -> Iterator[Line]:
-    """The lines of a view of another shape.
+    """The rule of a view of another shape.
 
-    The one row of a dim of size one is whole on one rank, and may be the one row of any other such dim; and nothing
-    may be cut anywhere.
+    The row of a dim of size one may become the row of any other such dim, and empty tensors may be sharded on any dim.
     """
     yield from pending(ask, [0])
     before, result = ask.tensors[0].shape, ask.outputs[0]
@@ -174,7 +166,7 @@ def reshaped(ask: Ask) -> Iterator[Line]:
 
 
 def retyped(ask: Ask) -> Iterator[Line]:
-    """The lines of a view of another dtype.  Its bits are no sum of anybody's; only the last dim changes its size."""
+    """The rule of a view of another dtype, which changes the size of the last dim only.  Bits of partial values do not add."""
     given, result = ask.tensors[0], ask.outputs[0]
     if result is None:
         return
