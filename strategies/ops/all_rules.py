@@ -1,4 +1,4 @@
-"""Our own rules, family by family: one room for each idea, one entry for each overload, and the book of them all."""
+"""The registry of all sharding rules of our own: one module for each family of ops, one rule for each overload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALL = "strategies.ops.collected"
 
 
 class TwoRules(Refusal):
-    """Two entries for one overload: which of them holds would depend on the order of the imports."""
+    """Two rules for one overload: which of them holds would depend on the order of the imports."""
 
     def __init__(self, first: Entry, second: Entry) -> None:
         value = f"{first.op} of the families {first.family} ({first.where}) and {second.family} ({second.where})"
@@ -26,7 +26,7 @@ class TwoRules(Refusal):
 
 
 def collected(entries: Iterable[Entry]) -> Book:
-    """The book of these entries.  Raises `TwoRules` where two of them are for one overload."""
+    """The registry of these rules.  Raises `TwoRules` if two of them are for one overload."""
     found: dict[str, Entry] = {}
     for entry in entries:
         if entry.op in found:
@@ -43,6 +43,6 @@ MODULES = (
 FOREACH_RULES = on_lists(
     e for module in (linear, unary_binary, monotone, creation, matmul, reductions) for e in module.RULES
 )
-"""Foreach ops whose elements are calls of elementwise ops, and the few whose elements are norms, maxima or products."""
+"""The rules of foreach ops."""
 OUR_RULES: Book = collected((*FOREACH_RULES, *(e for module in MODULES for e in module.RULES)))
 """Every rule of our own, by overload."""

@@ -30,62 +30,62 @@ MAX = 2
 """The mode of embedding bags that returns the maximum of the rows, and its position."""
 
 
-def index_select(ask: Ask) -> Iterator[Line]:
-    given, index = ask.meta("self"), ask.meta("index")
-    dim = ask["dim"] % max(given.ndim, 1)
-    yield from pending(ask, [0])
-    yield from mapped(ask, other_dims(given.ndim, dim))
+def index_select(query: Ask) -> Iterator[Line]:
+    given, index = query.meta("self"), query.meta("index")
+    dim = query["dim"] % max(given.ndim, 1)
+    yield from pending(query, [0])
+    yield from mapped(query, other_dims(given.ndim, dim))
     if given.ndim and index.ndim:
-        yield sharded(ask, {1: 0}, dim)
+        yield sharded(query, {1: 0}, dim)
 
 
-def gather(ask: Ask) -> Iterator[Line]:
+def gather(query: Ask) -> Iterator[Line]:
     """Along the other dims, index and tensor are sharded together if they are equally long; else their shards differ."""
-    given, index = ask.meta("self"), ask.meta("index")
-    dim = ask["dim"] % max(given.ndim, 1)
-    yield from pending(ask, [0])
+    given, index = query.meta("self"), query.meta("index")
+    dim = query["dim"] % max(given.ndim, 1)
+    yield from pending(query, [0])
     if given.ndim != index.ndim:
         return
     for other, _ in other_dims(given.ndim, dim):
         if given.shape[other] == index.shape[other]:
-            yield sharded(ask, {0: other, 1: other}, other)
+            yield sharded(query, {0: other, 1: other}, other)
     if index.ndim:
-        yield sharded(ask, {1: dim}, dim)
+        yield sharded(query, {1: dim}, dim)
 
 
-def take(ask: Ask) -> Iterator[Line]:
-    yield from pending(ask, [0])
-    yield from mapped(ask, other_dims(ask.meta("index").ndim), leaf=1)
+def take(query: Ask) -> Iterator[Line]:
+    yield from pending(query, [0])
+    yield from mapped(query, other_dims(query.meta("index").ndim), leaf=1)
 
 
-def masked_select(ask: Ask) -> Iterator[Line]:
+def masked_select(query: Ask) -> Iterator[Line]:
     """The mask determines the number of elements, and is replicated; only the elements may be partial."""
-    yield from pending(ask, [0])
+    yield from pending(query, [0])
 
 
-def index_fill(ask: Ask) -> Iterator[Line]:
+def index_fill(query: Ask) -> Iterator[Line]:
     """The value is an equal number on every rank, or a tensor that is partial like the first one."""
-    given = ask.meta("self")
-    value = ask.leaf("value")
-    yield from pending(ask, [0], filled_with(ask["value"]) if value is None else ("avg", "max", "min"))
+    given = query.meta("self")
+    value = query.leaf("value")
+    yield from pending(query, [0], filled_with(query["value"]) if value is None else ("avg", "max", "min"))
     if value is not None:
-        yield from pending(ask, [0, value])
-    yield from mapped(ask, other_dims(given.ndim, ask["dim"] % max(given.ndim, 1)))
+        yield from pending(query, [0, value])
+    yield from mapped(query, other_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
 
 
 def written_into(view: Lines, name: str = "src") -> Lines:
     """The rule of writing a tensor into a view: both are sharded where the view maps a dim to a dim."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        source = ask.leaf(name)
+    def lines(query: Ask) -> Iterator[Line]:
+        source = query.leaf(name)
         if source is None:
             return
-        yield from pending(ask, [0, source], KINDS)
-        read = Ask(ask.op, ask.arguments, ask.tensors[:1], (ask.tensors[source],))
+        yield from pending(query, [0, source], KINDS)
+        read = Ask(query.op, query.arguments, query.tensors[:1], (query.tensors[source],))
         for line in view(read):
             (before,), (after,) = line.inputs, line.outputs
             if isinstance(before, Shard) and isinstance(after, Shard):
-                yield sharded(ask, {0: before.dim, source: after.dim}, before.dim, line.cut)
+                yield sharded(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
 
     lines.__wrapped__ = view  # type: ignore[attr-defined]
     return lines
@@ -95,7 +95,7 @@ _PICKED = "the dim from which rows are picked is whole"
 _WRITTEN = "both are cut where the view that is written to has a dim of the tensor"
 
 
-def only_replicated(ask: Ask) -> Iterator[Line]:
+def only_replicated(query: Ask) -> Iterator[Line]:
     """No placement rule but the all-replicated one."""
     yield from ()
 
@@ -118,15 +118,15 @@ class IndexLayout:
     masks: bool
 
 
-def index_layout(ask: Ask) -> IndexLayout:
+def index_layout(query: Ask) -> IndexLayout:
     """The dims of the result of an indexing call."""
-    given = ask.meta("self")
+    given = query.meta("self")
     dim, indexed, ndim, masks = 0, list[int](), 0, False
-    for index in ask["indices"]:
+    for index in query["indices"]:
         if not isinstance(index, Leaf):
             dim += 1
             continue
-        meta = ask.tensors[index.index]
+        meta = query.tensors[index.index]
         mask = meta.dtype in (torch.bool, torch.uint8)
         span = max(meta.ndim, 1) if mask else 1
         if mask and meta.ndim == 0:
@@ -142,45 +142,45 @@ def index_layout(ask: Ask) -> IndexLayout:
     return IndexLayout(tuple(places), at, ndim, masks)
 
 
-def _sharded_indices(ask: Ask, where: IndexLayout, b: int, size: int) -> dict[int, Placement]:
+def _sharded_indices(query: Ask, where: IndexLayout, b: int, size: int) -> dict[int, Placement]:
     """The index tensors that have dim b of the broadcast index, by leaf number, sharded on it."""
     found: dict[int, Placement] = {}
-    for leaf in ask.leaves("indices"):
-        meta = ask.tensors[leaf]
+    for leaf in query.leaves("indices"):
+        meta = query.tensors[leaf]
         own = b - (where.ndim - meta.ndim)
         if own >= 0 and meta.shape[own] == size:
             found[leaf] = Shard(own)
     return found
 
 
-def _is_supported(ask: Ask) -> bool:
+def _is_supported(query: Ask) -> bool:
     """Whether no index is a mask without dims, which adds a dim to the result."""
-    metas = [ask.tensors[leaf] for leaf in ask.leaves("indices")]
+    metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
     return all(meta.ndim > 0 or meta.dtype not in (torch.bool, torch.uint8) for meta in metas)
 
 
-def index(ask: Ask) -> Iterator[Line]:
-    yield from pending(ask, [0])
-    result = ask.outputs[0]
-    if result is None or not _is_supported(ask):
+def index(query: Ask) -> Iterator[Line]:
+    yield from pending(query, [0])
+    result = query.outputs[0]
+    if result is None or not _is_supported(query):
         return
-    where = index_layout(ask)
-    yield from mapped(ask, where.free)
+    where = index_layout(query)
+    yield from mapped(query, where.free)
     for b in range(0 if where.masks else where.ndim):
         place = where.at + b
-        yield ask.line(_sharded_indices(ask, where, b, result.shape[place]), [Shard(place)])
+        yield query.line(_sharded_indices(query, where, b, result.shape[place]), [Shard(place)])
 
 
-def index_put(ask: Ask) -> Iterator[Line]:
+def index_put(query: Ask) -> Iterator[Line]:
     """The values are broadcast to the indexed shape.  If they are accumulated, shards of the index give partial sums."""
-    values = ask.leaf("values")
+    values = query.leaf("values")
     if values is None:
         return
-    adds = bool(ask["accumulate"])
-    yield from pending(ask, [0, values], LINEAR if adds else KINDS)
-    if not _is_supported(ask):
+    adds = bool(query["accumulate"])
+    yield from pending(query, [0, values], LINEAR if adds else KINDS)
+    if not _is_supported(query):
         return
-    where, given = index_layout(ask), ask.tensors[values]
+    where, given = index_layout(query), query.tensors[values]
     ndim = len(where.free) + where.ndim
 
     def cut(place: int, size: int) -> dict[int, Placement]:
@@ -188,15 +188,15 @@ def index_put(ask: Ask) -> Iterator[Line]:
         return {values: Shard(own)} if own >= 0 and given.shape[own] == size else {}
 
     for dim, place in where.free:
-        yield ask.line({0: Shard(dim)} | cut(place, ask.tensors[0].shape[dim]), [Shard(dim)])
+        yield query.line({0: Shard(dim)} | cut(place, query.tensors[0].shape[dim]), [Shard(dim)])
     for b in range(where.ndim if adds and not where.masks else 0):
-        size = _broadcast(ask, where, b)
-        inputs = _sharded_indices(ask, where, b, size) | cut(where.at + b, size)
-        yield ask.line({0: Partial("sum")} | inputs, [Partial("sum")])
+        size = _broadcast(query, where, b)
+        inputs = _sharded_indices(query, where, b, size) | cut(where.at + b, size)
+        yield query.line({0: Partial("sum")} | inputs, [Partial("sum")])
 
 
-def _broadcast(ask: Ask, where: IndexLayout, b: int) -> int:
-    metas = [ask.tensors[leaf] for leaf in ask.leaves("indices")]
+def _broadcast(query: Ask, where: IndexLayout, b: int) -> int:
+    metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
     sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
     return next((size for size in sizes if size != 1), 1)
 
@@ -206,43 +206,43 @@ _PUTS = ("index_put", "_unsafe_index_put", "_index_put_impl")
 _PUT = "dims that are not indexed go by themselves; what is added may be added in parts"
 
 
-def embedding(ask: Ask) -> Iterator[Line]:
+def embedding(query: Ask) -> Iterator[Line]:
     """The lookup; `padding_idx` and `scale_grad_by_freq` affect the gradient only."""
-    yield from pending(ask, [0])
-    result = ask.outputs[0]
+    yield from pending(query, [0])
+    result = query.outputs[0]
     if result is None:
         return
-    yield from mapped(ask, [(1, result.ndim - 1)])
-    yield from mapped(ask, [(dim, dim) for dim in range(ask.meta("indices").ndim)], leaf=1)
+    yield from mapped(query, [(1, result.ndim - 1)])
+    yield from mapped(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
 
 
-def embedding_backward(ask: Ask) -> Iterator[Line]:
+def embedding_backward(query: Ask) -> Iterator[Line]:
     """Gradients of a row add up over ranks, unless they are divided by the frequency of the row among all indices."""
-    grad = ask.meta("grad_output")
-    yield from pending(ask, [0], LINEAR)
-    yield sharded(ask, {0: grad.ndim - 1}, 1)
-    for dim in range(0 if ask["scale_grad_by_freq"] else grad.ndim - 1):
-        yield ask.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
+    grad = query.meta("grad_output")
+    yield from pending(query, [0], LINEAR)
+    yield sharded(query, {0: grad.ndim - 1}, 1)
+    for dim in range(0 if query["scale_grad_by_freq"] else grad.ndim - 1):
+        yield query.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
 
 
-def bags(ask: Ask) -> Iterator[Line]:
+def bags(query: Ask) -> Iterator[Line]:
     """The results are the bags, the bag of each index, the size of each bag, and the positions of the maxima."""
-    places = Shard(1) if ask["mode"] == MAX else Replicate()
-    yield ask.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
-    if ask["mode"] != MAX:
+    places = Shard(1) if query["mode"] == MAX else Replicate()
+    yield query.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
+    if query["mode"] != MAX:
         for kind in LINEAR:
-            yield ask.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
+            yield query.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
 
 
-def bags_backward(ask: Ask) -> Iterator[Line]:
+def bags_backward(query: Ask) -> Iterator[Line]:
     """Each column of a gradient belongs to that column of the table.  A sparse gradient has no dims to shard."""
-    if ask.get("sparse"):
+    if query.get("sparse"):
         return
-    places = ask.leaf("maximum_indices")
-    largest = {places: Shard(1)} if ask["mode"] == MAX and places is not None else {}
-    yield ask.line({0: Shard(1), **largest}, [Shard(1)])
+    places = query.leaf("maximum_indices")
+    largest = {places: Shard(1)} if query["mode"] == MAX and places is not None else {}
+    yield query.line({0: Shard(1), **largest}, [Shard(1)])
     for kind in LINEAR:
-        yield ask.line({0: Partial(kind)}, [Partial(kind)])
+        yield query.line({0: Partial(kind)}, [Partial(kind)])
 
 
 _BAGS = ["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"]

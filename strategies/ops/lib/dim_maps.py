@@ -17,26 +17,26 @@ LINEAR = ("sum", "avg")
 """The reductions that commute with linear ops."""
 
 
-def sharded(ask: Ask, inputs: Mapping[int, int], result: int, cut: Cut = "any") -> Line:
+def sharded(query: Ask, inputs: Mapping[int, int], result: int, cut: Cut = "any") -> Line:
     """The placement rule that shards these inputs, each on its dim, and every result on dim `result`."""
-    return ask.line({leaf: Shard(dim) for leaf, dim in inputs.items()}, ask.on_each(Shard(result)), cut)
+    return query.line({leaf: Shard(dim) for leaf, dim in inputs.items()}, query.on_each(Shard(result)), cut)
 
 
-def mapped(ask: Ask, dims: Iterable[tuple[int, int]], cut: Cut = "any", leaf: int = 0) -> Iterator[Line]:
+def mapped(query: Ask, dims: Iterable[tuple[int, int]], cut: Cut = "any", leaf: int = 0) -> Iterator[Line]:
     """A placement rule for each pair of a dim of tensor `leaf` and the dim of every result that it becomes."""
-    yield from (sharded(ask, {leaf: before}, after, cut) for before, after in dims)
+    yield from (sharded(query, {leaf: before}, after, cut) for before, after in dims)
 
 
-def pending(ask: Ask, leaves: Sequence[int], kinds: Iterable[str] = KINDS) -> Iterator[Line]:
+def pending(query: Ask, leaves: Sequence[int], kinds: Iterable[str] = KINDS) -> Iterator[Line]:
     """A placement rule for each kind: these inputs and every result are partial, of that kind.
 
     There are none if dtypes differ, since a cast does not commute with every reduction, and none of a kind without a
     well-defined result for the dtype, such as the average of integers.
     """
-    dtypes = {ask.tensors[leaf].dtype for leaf in leaves} | {meta.dtype for meta in ask.outputs if meta is not None}
+    dtypes = {query.tensors[leaf].dtype for leaf in leaves} | {meta.dtype for meta in query.outputs if meta is not None}
     if leaves and len(dtypes) == 1:
-        for kind in (kind for kind in kinds if agreed(kind, ask.tensors[leaves[0]].dtype)):
-            yield ask.line({leaf: Partial(kind) for leaf in leaves}, ask.on_each(Partial(kind)))
+        for kind in (kind for kind in kinds if agreed(kind, query.tensors[leaves[0]].dtype)):
+            yield query.line({leaf: Partial(kind) for leaf in leaves}, query.on_each(Partial(kind)))
 
 
 def filled_with(value: Any) -> tuple[str, ...]:
@@ -77,15 +77,15 @@ def other_dims(ndim: int, *gone: int) -> list[tuple[int, int]]:
 
 
 def along(
-    ask: Ask, inputs: Mapping[str, int | None], outputs: Sequence[int | Placement | None], cut: Cut = "any"
+    query: Ask, inputs: Mapping[str, int | None], outputs: Sequence[int | Placement | None], cut: Cut = "any"
 ) -> Line:
     """The placement rule that shards each named argument on its dim, and each result on its own; None is replicated.
 
     Arguments that the call does not have, and masked results, are left out.
     """
-    shards = {ask.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
+    shards = {query.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
     made: dict[int, Placement] = {leaf: placement for leaf, placement in shards.items() if leaf is not None}
-    return ask.line(made, ask.masked([_placed(dim) for dim in outputs]), cut)
+    return query.line(made, query.masked([_placed(dim) for dim in outputs]), cut)
 
 
 def _placed(dim: int | Placement | None) -> Placement:
@@ -93,25 +93,25 @@ def _placed(dim: int | Placement | None) -> Placement:
 
 
 def parts_of(
-    ask: Ask, names: Sequence[str], outputs: Sequence[bool] = (), kinds: Sequence[str] = LINEAR
+    query: Ask, names: Sequence[str], outputs: Sequence[bool] = (), kinds: Sequence[str] = LINEAR
 ) -> Iterator[Line]:
     """For each kind, the placement rule from partial arguments of these names to partial results.
 
     The op must be linear in all of them at once.  `outputs` selects the partial results, all if it is empty; the others must
     not depend on these arguments.
     """
-    leaves = [leaf for name in names for leaf in ask.leaves(name)]
-    if not leaves or not all(_real(ask, leaf) for leaf in leaves):
+    leaves = [leaf for name in names for leaf in query.leaves(name)]
+    if not leaves or not all(_real(query, leaf) for leaf in leaves):
         return
-    which = outputs or [True] * len(ask.outputs)
-    for kind in (kind for kind in kinds if all(agreed(kind, ask.tensors[leaf].dtype) for leaf in leaves)):
+    which = outputs or [True] * len(query.outputs)
+    for kind in (kind for kind in kinds if all(agreed(kind, query.tensors[leaf].dtype) for leaf in leaves)):
         whole = [Partial(kind) if partial else Replicate() for partial in which]
-        yield ask.line({leaf: Partial(kind) for leaf in leaves}, ask.masked(whole))
+        yield query.line({leaf: Partial(kind) for leaf in leaves}, query.masked(whole))
 
 
-def _real(ask: Ask, leaf: int) -> bool:
+def _real(query: Ask, leaf: int) -> bool:
     """Whether the tensor is real or complex: division rounds integers, which is not linear."""
-    dtype = ask.tensors[leaf].dtype
+    dtype = query.tensors[leaf].dtype
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -119,30 +119,30 @@ Parts = Sequence[Partial]
 """The partial placement of each result, in order."""
 
 
-def dims_after_reduction(ask: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
+def dims_after_reduction(query: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
     """The dims of the first tensor that are not reduced, each with its dim in the result.
 
     With `none_is_none`, an empty list of dims reduces none; for most ops it reduces all.
     """
-    every = range(ask.tensors[0].ndim)
-    gone = () if none_is_none and ask.get(name) == [] else ask.dims(name)
+    every = range(query.tensors[0].ndim)
+    gone = () if none_is_none and query.get(name) == [] else query.dims(name)
     left = [d for d in every if d not in gone]
-    return {d: d if ask.get("keepdim") else place for place, d in enumerate(left)}
+    return {d: d if query.get("keepdim") else place for place, d in enumerate(left)}
 
 
-def cuts(ask: Ask, places: Mapping[int, int]) -> Iterator[Line]:
+def cuts(query: Ask, places: Mapping[int, int]) -> Iterator[Line]:
     """The placement rules that shard a remaining dim, and all results on it."""
     for dim, place in places.items():
-        yield ask.line({0: Shard(dim)}, [Shard(place)] * len(ask.outputs))
+        yield query.line({0: Shard(dim)}, [Shard(place)] * len(query.outputs))
 
 
-def folds(ask: Ask, places: Mapping[int, int], *kinds: Parts, cut: Cut = "any") -> Iterator[Line]:
+def folds(query: Ask, places: Mapping[int, int], *kinds: Parts, cut: Cut = "any") -> Iterator[Line]:
     """The placement rules that shard a reduced dim, one for each choice of partial results."""
-    for dim in range(ask.tensors[0].ndim):
+    for dim in range(query.tensors[0].ndim):
         if dim not in places:
-            yield from (ask.line({0: Shard(dim)}, list(parts), cut) for parts in kinds)
+            yield from (query.line({0: Shard(dim)}, list(parts), cut) for parts in kinds)
 
 
-def passes(ask: Ask, parts: Parts) -> Iterator[Line]:
+def passes(query: Ask, parts: Parts) -> Iterator[Line]:
     """The placement rules from a partial input to equally partial results."""
-    return (ask.line({0: part}, [part] * len(ask.outputs)) for part in parts)
+    return (query.line({0: part}, [part] * len(query.outputs)) for part in parts)

@@ -19,18 +19,18 @@ from strategies.ops.semantics.rulebook import Ask, Line, Meta, RuleFunction
 Maker = Callable[[Ask], Iterable[Line]]
 
 
-def shards(ask: Ask) -> Iterator[Line]:
+def shards(query: Ask) -> Iterator[Line]:
     """Each dim of the result sharded, with every operand that has the dim at its full size; the others are replicated.
 
     A dim of size 1 is sharded only if the result has size 1, too: then all operands that have it are empty on the same ranks.
     """
-    result = next((meta for meta in ask.outputs if meta is not None), None)
-    if result is None or any(meta is not None and meta.shape != result.shape for meta in ask.outputs):
+    result = next((meta for meta in query.outputs if meta is not None), None)
+    if result is None or any(meta is not None and meta.shape != result.shape for meta in query.outputs):
         return
     for dim in range(result.ndim):
-        inputs = sharded_operands(ask, result, dim)
+        inputs = sharded_operands(query, result, dim)
         if inputs:
-            yield ask.line(inputs, ask.on_each(Shard(dim)))
+            yield query.line(inputs, query.on_each(Shard(dim)))
 
 
 def aligned(operand: Meta, result: Meta, dim: int) -> int | None:
@@ -39,34 +39,34 @@ def aligned(operand: Meta, result: Meta, dim: int) -> int | None:
     return own if own >= 0 and operand.shape[own] == result.shape[dim] else None
 
 
-def sharded_operands(ask: Ask, result: Meta, dim: int) -> dict[int, Placement]:
+def sharded_operands(query: Ask, result: Meta, dim: int) -> dict[int, Placement]:
     """The operands that have this dim of the result at its full size, by leaf number, sharded on it."""
-    owned = {leaf: aligned(meta, result, dim) for leaf, meta in enumerate(ask.tensors)}
+    owned = {leaf: aligned(meta, result, dim) for leaf, meta in enumerate(query.tensors)}
     return {leaf: Shard(own) for leaf, own in owned.items() if own is not None}
 
 
 def elementwise(*makers: Maker) -> RuleFunction:
     """The rule with a placement rule for each dim, and those of the makers, whose inputs or results are partial."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        yield from shards(ask)
+    def lines(query: Ask) -> Iterator[Line]:
+        yield from shards(query)
         for maker in makers:
-            yield from maker(ask)
+            yield from maker(query)
 
     return lines
 
 
-def partial(ask: Ask, leaves: Iterable[int], kind: str, gives: str | None = None) -> Line:
+def partial(query: Ask, leaves: Iterable[int], kind: str, gives: str | None = None) -> Line:
     """The placement rule with these tensors partial, the others replicated, and each result partial of kind `gives`."""
-    return ask.line({leaf: Partial(kind) for leaf in leaves}, ask.on_each(Partial(gives or kind)))
+    return query.line({leaf: Partial(kind) for leaf in leaves}, query.on_each(Partial(gives or kind)))
 
 
-def operands(ask: Ask, names: Iterable[str]) -> tuple[list[int], bool]:
+def operands(query: Ask, names: Iterable[str]) -> tuple[list[int], bool]:
     """The tensors among these arguments by leaf number, and whether any other of them is a number.
 
     A call may pass a number for a tensor argument.
     """
-    given = [(ask.leaf(name), ask.get(name)) for name in names]
+    given = [(query.leaf(name), query.get(name)) for name in names]
     return [leaf for leaf, _ in given if leaf is not None], any(leaf is None and v is not None for leaf, v in given)
 
 
@@ -130,16 +130,16 @@ def through(before: torch.dtype, after: torch.dtype) -> tuple[Partial, ...]:
     return (SUM, AVG) if before.is_floating_point or before.is_complex else (SUM,)
 
 
-def linear(ask: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) -> Iterator[Line]:
+def linear(query: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) -> Iterator[Line]:
     """The placement rules of an op that is linear in one tensor, all others replicated.
 
     `outputs` selects the results that are linear in it, all by default; the others must be equal on every rank.
     """
     if leaf is None:
         return
-    linearly = [True] * len(ask.outputs) if outputs is None else outputs
-    made = [meta for meta, holds in zip(ask.outputs, linearly, strict=True) if holds and meta is not None]
-    allowed = [through(ask.tensors[leaf].dtype, meta.dtype) for meta in made]
+    linearly = [True] * len(query.outputs) if outputs is None else outputs
+    made = [meta for meta, holds in zip(query.outputs, linearly, strict=True) if holds and meta is not None]
+    allowed = [through(query.tensors[leaf].dtype, meta.dtype) for meta in made]
     for part in (SUM, AVG):
         if allowed and all(part in parts for parts in allowed):
-            yield ask.line({leaf: part}, ask.masked([part if holds else Replicate() for holds in linearly]))
+            yield query.line({leaf: part}, query.masked([part if holds else Replicate() for holds in linearly]))

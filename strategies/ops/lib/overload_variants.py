@@ -66,7 +66,7 @@ def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[En
     An overload with a rule of its own keeps it.
 
     >>> from strategies.ops.semantics.rulebook import rules
-    >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda ask: [])
+    >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda query: [])
     >>> [entry.op for entry in with_variants(given)]
     ['aten.relu.default', 'aten.relu.out', 'aten.relu_.default']
     """
@@ -124,12 +124,12 @@ class Writing:
         """The function whose file and line are reported for this rule."""
         return getattr(self.rule.lines, "func", self.rule.lines)
 
-    def __call__(self, ask: Ask) -> Iterator[Line]:
-        outs = tuple(leaf for name in _names(ask.op, out=True) for leaf in ask.leaves(name))
-        inner, numbers = plain_ask(self.rule.op, ask, outs)
-        if not all(_lands(ask.tensors[leaf], inner.outputs, k) for k, leaf in enumerate(outs)):
+    def __call__(self, query: Ask) -> Iterator[Line]:
+        outs = tuple(leaf for name in _names(query.op, out=True) for leaf in query.leaves(name))
+        inner, numbers = plain_ask(self.rule.op, query, outs)
+        if not all(_lands(query.tensors[leaf], inner.outputs, k) for k, leaf in enumerate(outs)):
             return
-        targets = [*_in_place(ask), *((leaf, k) for k, leaf in enumerate(outs))]
+        targets = [*_in_place(query), *((leaf, k) for k, leaf in enumerate(outs))]
         own: bool | None = None
         for line in self.rule.lines(inner):
             if any(isinstance(p, Partial) for p in (*line.inputs, *line.outputs)):
@@ -140,8 +140,8 @@ class Writing:
             goes = dict(enumerate(line.outputs))
             inputs |= {leaf: goes[k] or Replicate() for k, leaf in enumerate(outs)}
             if all(inputs[leaf] == goes[k] for leaf, k in targets if goes[k] is not None):
-                placed = tuple(inputs[leaf] for leaf in range(len(ask.tensors)))
-                yield Line(placed, line.outputs if ask.outputs else (), line.cut)
+                placed = tuple(inputs[leaf] for leaf in range(len(query.tensors)))
+                yield Line(placed, line.outputs if query.outputs else (), line.cut)
 
 
 @functools.cache
@@ -151,19 +151,19 @@ def _names(op: str, *, out: bool) -> tuple[str, ...]:
     return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.is_out == out)
 
 
-def _in_place(ask: Ask) -> Iterator[tuple[int, int]]:
+def _in_place(query: Ask) -> Iterator[tuple[int, int]]:
     """Each input that is written to, by leaf number, with the number of the result that it becomes.
 
     The alias of a returned argument determines the result.  An op that returns nothing has a list of results for each.
     """
-    schema = overload(ask.op)._schema
-    names = _names(ask.op, out=False)
+    schema = overload(query.op)._schema
+    names = _names(query.op, out=False)
     if not schema.returns:
-        yield from ((leaf, k) for k, leaf in enumerate(leaf for name in names for leaf in ask.leaves(name)))
+        yield from ((leaf, k) for k, leaf in enumerate(leaf for name in names for leaf in query.leaves(name)))
         return
     sets = {a.name: _aliases(a) for a in schema.arguments if a.name in names}
     for k, returned in enumerate(schema.returns):
-        yield from ((leaf, k) for name in names if sets[name] & _aliases(returned) for leaf in ask.leaves(name))
+        yield from ((leaf, k) for name in names if sets[name] & _aliases(returned) for leaf in query.leaves(name))
 
 
 def _aliases(part: Any) -> set[str]:
@@ -176,17 +176,17 @@ def _lands(meta: Meta, outputs: Sequence[Meta | None], k: int) -> bool:
     return k < len(outputs) and (landing is None or landing.shape == meta.shape)
 
 
-def plain_ask(op: str, ask: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int, ...]]:
+def plain_ask(op: str, query: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int, ...]]:
     """The query of the op that does not write, and the leaf numbers of its tensors in the query of the other op."""
-    numbers = tuple(leaf for leaf in range(len(ask.tensors)) if leaf not in outs)
+    numbers = tuple(leaf for leaf in range(len(query.tensors)) if leaf not in outs)
     places = {leaf: Leaf(i) for i, leaf in enumerate(numbers)}
-    written = [leaf for name in _names(ask.op, out=False) for leaf in ask.leaves(name)] + list(outs)
-    outputs = ask.outputs or tuple(ask.tensors[leaf] for leaf in written)
+    written = [leaf for name in _names(query.op, out=False) for leaf in query.leaves(name)] + list(outs)
+    outputs = query.outputs or tuple(query.tensors[leaf] for leaf in written)
     arguments = {
-        a.name: _relabelled(ask.arguments[a.name], places) if a.name in ask.arguments else _implied(a, outputs)
+        a.name: _relabelled(query.arguments[a.name], places) if a.name in query.arguments else _implied(a, outputs)
         for a in overload(op)._schema.arguments
     }
-    return Ask(op, arguments, tuple(ask.tensors[leaf] for leaf in numbers), outputs), numbers
+    return Ask(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
 
 
 def _relabelled(value: Any, places: Mapping[int, Leaf]) -> Any:
@@ -200,18 +200,18 @@ def _implied(argument: Any, outputs: Sequence[Meta | None]) -> Any:
     return argument.default_value if argument.has_default_value() else None
 
 
-def gives_these(ask: Ask) -> bool:
+def gives_these(query: Ask) -> bool:
     """Whether the op returns results of the dtypes and shapes in the query; it runs on meta tensors."""
-    schema = overload(ask.op)._schema.arguments
-    args = tuple(ask[a.name] for a in schema if not a.kwarg_only)
-    kwargs = tuple((a.name, ask[a.name]) for a in schema if a.kwarg_only)
-    tensors = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in ask.tensors]
+    schema = overload(query.op)._schema.arguments
+    args = tuple(query[a.name] for a in schema if not a.kwarg_only)
+    kwargs = tuple((a.name, query[a.name]) for a in schema if a.kwarg_only)
+    tensors = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in query.tensors]
     try:
-        given = results(Call(ask.op, args, kwargs)(tensors))
+        given = results(Call(query.op, args, kwargs)(tensors))
     except (RuntimeError, TypeError, ValueError, IndexError):  # no meta kernel, or shapes that depend on values
         return False
     metas = [Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in given]
-    return metas == list(ask.outputs)
+    return metas == list(query.outputs)
 
 
 NAMES = words("""abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor
@@ -226,7 +226,7 @@ def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     Those with `out=` are left out: torch 2.13 has their schemas, but no kernels.
 
     >>> from strategies.ops.semantics.rulebook import rules
-    >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda ask: [])
+    >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda query: [])
     >>> [entry.op for entry in on_lists(given)]
     ['aten._foreach_neg.default', 'aten._foreach_neg_.default']
     """
@@ -306,17 +306,17 @@ class Each:
     def __wrapped__(self) -> Any:
         return getattr(self.rule.lines, "func", self.rule.lines)
 
-    def elements(self, ask: Ask) -> tuple[Element, ...]:
+    def elements(self, query: Ask) -> tuple[Element, ...]:
         """The calls of which a call of the list op consists."""
-        return tuple(self._element(ask, i) for i in range(len(ask.outputs)))
+        return tuple(self._element(query, i) for i in range(len(query.outputs)))
 
-    def _element(self, ask: Ask, i: int) -> Element:
-        names = [a.name for a in overload(ask.op)._schema.arguments]
+    def _element(self, query: Ask, i: int) -> Element:
+        names = [a.name for a in overload(query.op)._schema.arguments]
         schema = overload(self.rule.op)._schema.arguments
         arguments = {a.name: a.default_value if a.has_default_value() else None for a in schema}
         leaves: list[int] = []
         for name, argument in _paired(names, schema):
-            value = ask[name]
+            value = query[name]
             value = value[i] if isinstance(value, (list, tuple)) else value
             if isinstance(value, Leaf):
                 if "Tensor" not in str(argument.type):
@@ -324,19 +324,19 @@ class Each:
                 leaves.append(value.index)
                 value = Leaf(len(leaves) - 1)
             arguments[argument.name] = value
-        tensors = tuple(ask.tensors[leaf] for leaf in leaves)
-        return Element(self.rule, Ask(self.rule.op, arguments, tensors, (ask.outputs[i],)), tuple(leaves))
+        tensors = tuple(query.tensors[leaf] for leaf in leaves)
+        return Element(self.rule, Ask(self.rule.op, arguments, tensors, (query.outputs[i],)), tuple(leaves))
 
-    def __call__(self, ask: Ask) -> Iterator[Line]:
-        elements = self.elements(ask)
+    def __call__(self, query: Ask) -> Iterator[Line]:
+        elements = self.elements(query)
         found = [
             {(*line.inputs, None, *line.outputs, line.cut): line for line in e.rule.lines(e.ask)} for e in elements
         ]
         for name in dict.fromkeys(name for lines in found for name in lines):
-            yield from _joined(ask, elements, [lines.get(name) for lines in found])
+            yield from _joined(query, elements, [lines.get(name) for lines in found])
         for i, lines in enumerate(found if 1 < len(found) <= ALONE else ()):
             for line in lines.values():
-                yield from _joined(ask, elements, [line if j == i else None for j in range(len(found))])
+                yield from _joined(query, elements, [line if j == i else None for j in range(len(found))])
 
 
 def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -349,7 +349,7 @@ def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, 
             yield name, schema[place]
 
 
-def _joined(ask: Ask, elements: Sequence[Element], lines: Sequence[Line | None]) -> Iterator[Line]:
+def _joined(query: Ask, elements: Sequence[Element], lines: Sequence[Line | None]) -> Iterator[Line]:
     """The placement rule of the whole call; none if two elements need different placements of a shared tensor."""
     inputs: dict[int, Placement | None] = {}
     outputs: list[Placement | None] = []
@@ -360,5 +360,7 @@ def _joined(ask: Ask, elements: Sequence[Element], lines: Sequence[Line | None])
             return
         outputs += line.outputs if line is not None else [Replicate()]
     yield Line(
-        tuple(inputs.get(i, Replicate()) for i in range(len(ask.tensors))), tuple(outputs), max(cuts, key=STRICT.index)
+        tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors))),
+        tuple(outputs),
+        max(cuts, key=STRICT.index),
     )

@@ -45,12 +45,12 @@ class Batched:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def lines(self, ask: Ask) -> Iterator[Line]:
-        depths = [meta.ndim - own for meta, own in zip(ask.tensors, self.inputs, strict=True)]
+    def lines(self, query: Ask) -> Iterator[Line]:
+        depths = [meta.ndim - own for meta, own in zip(query.tensors, self.inputs, strict=True)]
         for back in range(1, max(depths, default=0) + 1):
-            size = max(_size(m, d, back) for m, d in zip(ask.tensors, depths, strict=True))
-            placed = [_placed(m, d, back, size) for m, d in zip(ask.tensors, depths, strict=True)]
-            made = [self._result(meta, own, back) for meta, own in zip(ask.outputs, self.outputs, strict=True)]
+            size = max(_size(m, d, back) for m, d in zip(query.tensors, depths, strict=True))
+            placed = [_placed(m, d, back, size) for m, d in zip(query.tensors, depths, strict=True)]
+            made = [self._result(meta, own, back) for meta, own in zip(query.outputs, self.outputs, strict=True)]
             if any(isinstance(p, Shard) for p in placed):
                 yield Line(tuple(placed), tuple(made))
 
@@ -70,85 +70,87 @@ def _placed(meta: Meta, depth: int, back: int, size: int) -> Placement:
     return Shard(depth - back) if _size(meta, depth, back) == size else Replicate()
 
 
-def batched(ask: Ask) -> Iterator[Line]:
+def batched(query: Ask) -> Iterator[Line]:
     """The rule of a row of `OWN` or `NAMED`."""
-    _, packet, which = ask.op.split(".")
+    _, packet, which = query.op.split(".")
     if f"{packet}.{which}" in NAMED:
         named, outputs = NAMED[f"{packet}.{which}"]
-        given = {ask.leaf(name): own for name, own in named.items()}
-        inputs = [given[leaf] for leaf in range(len(ask.tensors))]
+        given = {query.leaf(name): own for name, own in named.items()}
+        inputs = [given[leaf] for leaf in range(len(query.tensors))]
     else:
         of_inputs, outputs = OWN[packet]
         inputs = [int(own) for own in of_inputs]
-    yield from Batched(tuple(inputs), tuple(map(int, outputs))).lines(ask)
+    yield from Batched(tuple(inputs), tuple(map(int, outputs))).lines(query)
     if packet in LINEAR:
-        yield from parts_of(ask, [LINEAR[packet]])
+        yield from parts_of(query, [LINEAR[packet]])
 
 
-def solved(ask: Ask) -> Iterator[Line]:
+def solved(query: Ask) -> Iterator[Line]:
     """The right-hand side is a batch of vectors if it has the shape of the matrices without their last dim."""
-    a, b = ask.meta("A"), ask.meta("B")
+    a, b = query.meta("A"), query.meta("B")
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     own = 1 if vector else 2
-    yield from Batched((2, own), (own, 2, 1, 0)).lines(ask)
-    yield from parts_of(ask, ["B"], [True, False, False, False])
+    yield from Batched((2, own), (own, 2, 1, 0)).lines(query)
+    yield from parts_of(query, ["B"], [True, False, False, False])
 
 
-def crossed(ask: Ask) -> Iterator[Line]:
+def crossed(query: Ask) -> Iterator[Line]:
     """Vectors along one dim; all other dims are a batch, broadcast.  Linear in each operand."""
-    result = ask.outputs[0]
+    result = query.outputs[0]
     for here in range(result.ndim if result is not None else 0):
-        if result is not None and here != ask["dim"] % result.ndim:
-            inputs = sharded_operands(ask, result, here)
+        if result is not None and here != query["dim"] % result.ndim:
+            inputs = sharded_operands(query, result, here)
             if inputs:
-                yield ask.line(inputs, [Shard(here)])
+                yield query.line(inputs, [Shard(here)])
     for name in ("self", "other"):
-        yield from parts_of(ask, [name])
+        yield from parts_of(query, [name])
 
 
-def between(ask: Ask) -> Iterator[Line]:
+def between(query: Ask) -> Iterator[Line]:
     """`(..., P, M)` and `(..., R, M)` to `(..., P, R)`; the dims before are broadcast."""
-    one, two = ask.meta("x1"), ask.meta("x2")
+    one, two = query.meta("x1"), query.meta("x2")
     ndim = max(one.ndim, two.ndim)
     for dim in range(ndim - 2):
-        owned = {name: dim - ndim + ask.meta(name).ndim for name in ("x1", "x2")}
-        size = max(_operand_size(ask, name, own) for name, own in owned.items())
-        yield along(ask, {n: own for n, own in owned.items() if _operand_size(ask, n, own) == size}, [dim], "filled")
-    yield along(ask, {"x1": one.ndim - 2}, [ndim - 2], "filled")
-    yield along(ask, {"x2": two.ndim - 2}, [ndim - 1], "filled")
-    kind = ADDED.get(float(ask["p"]))
+        owned = {name: dim - ndim + query.meta(name).ndim for name in ("x1", "x2")}
+        size = max(_operand_size(query, name, own) for name, own in owned.items())
+        yield along(
+            query, {n: own for n, own in owned.items() if _operand_size(query, n, own) == size}, [dim], "filled"
+        )
+    yield along(query, {"x1": one.ndim - 2}, [ndim - 2], "filled")
+    yield along(query, {"x2": two.ndim - 2}, [ndim - 1], "filled")
+    kind = ADDED.get(float(query["p"]))
     if kind:
-        yield along(ask, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
+        yield along(query, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
 
 
-def _operand_size(ask: Ask, name: str, dim: int) -> int:
-    return ask.meta(name).shape[dim] if dim >= 0 else -1
+def _operand_size(query: Ask, name: str, dim: int) -> int:
+    return query.meta(name).shape[dim] if dim >= 0 else -1
 
 
-def between_backward(ask: Ask) -> Iterator[Line]:
+def between_backward(query: Ask) -> Iterator[Line]:
     """The gradient of x1, a sum over the rows of x2; linear in the gradient of the distances."""
-    ndim = ask.meta("x1").ndim
-    grad = "grad_output" if ask.leaf("grad") is None else "grad"  # renamed in torch 2.14
-    if {ask.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
+    ndim = query.meta("x1").ndim
+    grad = "grad_output" if query.leaf("grad") is None else "grad"  # renamed in torch 2.14
+    if {query.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
         return
     rows, columns = ndim - 2, ndim - 1
     for dim in range(ndim - 2):
-        if len({ask.meta(name).shape[dim] for name in (grad, "x1", "x2", "cdist")}) == 1:
-            yield along(ask, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
-    yield along(ask, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
-    yield along(ask, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
-    yield along(ask, {"x1": columns, "x2": columns}, [columns], "filled")
-    yield from parts_of(ask, [grad])
+        if len({query.meta(name).shape[dim] for name in (grad, "x1", "x2", "cdist")}) == 1:
+            yield along(query, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
+    yield along(query, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
+    yield along(query, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
+    yield along(query, {"x1": columns, "x2": columns}, [columns], "filled")
+    yield from parts_of(query, [grad])
 
 
-def transformed(ask: Ask) -> Iterator[Line]:
+def transformed(query: Ask) -> Iterator[Line]:
     """Shards of batch dims must not be empty: the FFT libraries reject empty tensors."""
-    ndim = ask.meta("self").ndim
-    taken = {dim % max(ndim, 1) for dim in ask["dim"]}
+    ndim = query.meta("self").ndim
+    taken = {dim % max(ndim, 1) for dim in query["dim"]}
     for dim in range(ndim):
         if dim not in taken:
-            yield along(ask, {"self": dim}, [dim], "filled")
-    yield from parts_of(ask, ["self"])
+            yield along(query, {"self": dim}, [dim], "filled")
+    yield from parts_of(query, ["self"])
 
 
 RULES: tuple[Entry, ...] = with_variants(

@@ -30,14 +30,14 @@ FAMILY = "scans"
 SUM, PRODUCT, MAX, MIN, AVG = (Partial(kind) for kind in ("sum", "product", "max", "min", "avg"))
 
 
-def norm(ask: Ask, order: str = "ord") -> Iterator[Line]:
+def norm(query: Ask, order: str = "ord") -> Iterator[Line]:
     """The norm over some dims; the default order is 2."""
-    places = kept(ask)
-    yield from cuts(ask, places)
-    value = ask.get(order)
+    places = kept(query)
+    yield from cuts(query, places)
+    value = query.get(order)
     part, cut = norm_part(2.0 if value is None else value)
     if part is not None:
-        yield from folds(ask, places, [part], cut=cut)
+        yield from folds(query, places, [part], cut=cut)
 
 
 def norm_part(order: float) -> tuple[Partial | None, Cut]:
@@ -53,92 +53,92 @@ def norm_part(order: float) -> tuple[Partial | None, Cut]:
     return None, "any"
 
 
-def powers(ask: Ask) -> Iterator[Line]:
+def powers(query: Ask) -> Iterator[Line]:
     """The sum of powers without the root, for a finite order.
 
     torch 2.13, complex input and a real dtype: the imaginary part is dropped before the power if there is only one row.
     """
-    places = kept(ask)
-    yield from cuts(ask, places)
-    if math.isfinite(ask["ord"]) and not (ask.tensors[0].dtype.is_complex and ask["dtype"] is not None):
-        yield from folds(ask, places, [SUM])
+    places = kept(query)
+    yield from cuts(query, places)
+    if math.isfinite(query["ord"]) and not (query.tensors[0].dtype.is_complex and query["dtype"] is not None):
+        yield from folds(query, places, [SUM])
 
 
-def adds(ask: Ask, dims: str = "dim") -> Iterator[Line]:
+def adds(query: Ask, dims: str = "dim") -> Iterator[Line]:
     """sum: the sums of shards are partial sums, and it is linear."""
-    places = kept(ask, dims)
-    yield from cuts(ask, places)
-    yield from folds(ask, places, [SUM])
-    yield from linear(ask, 0)
+    places = kept(query, dims)
+    yield from cuts(query, places)
+    yield from folds(query, places, [SUM])
+    yield from linear(query, 0)
 
 
-def averages(ask: Ask) -> Iterator[Line]:
+def averages(query: Ask) -> Iterator[Line]:
     """mean: the average of the averages of even shards."""
-    places = kept(ask)
-    yield from cuts(ask, places)
-    yield from folds(ask, places, [AVG], cut="even")
-    yield from linear(ask, 0)
+    places = kept(query)
+    yield from cuts(query, places)
+    yield from folds(query, places, [AVG], cut="even")
+    yield from linear(query, 0)
 
 
-def multiplies(ask: Ask, dims: str = "dim", *, none_is_none: bool = False) -> Iterator[Line]:
+def multiplies(query: Ask, dims: str = "dim", *, none_is_none: bool = False) -> Iterator[Line]:
     """prod: factors commute, those of partial products, too; booleans are 0 and 1 in every dtype.
 
     Complex results are excluded: whether an overflowing product is infinite or NaN depends on the order.
     """
-    places = kept(ask, dims, none_is_none=none_is_none)
-    yield from cuts(ask, places)
-    before, after = ask.tensors[0].dtype, _after(ask)
+    places = kept(query, dims, none_is_none=none_is_none)
+    yield from cuts(query, places)
+    before, after = query.tensors[0].dtype, _after(query)
     if not after.is_complex:
-        yield from folds(ask, places, [PRODUCT])
+        yield from folds(query, places, [PRODUCT])
         if before in (torch.bool, after):
-            yield from passes(ask, [PRODUCT])
+            yield from passes(query, [PRODUCT])
 
 
-def extremes(ask: Ask, part: Partial, dims: str = "dim") -> Iterator[Line]:
+def extremes(query: Ask, part: Partial, dims: str = "dim") -> Iterator[Line]:
     """amax and amin: the extreme of extremes.  An empty shard raises."""
-    places = kept(ask, dims)
-    yield from cuts(ask, places)
-    yield from folds(ask, places, [part], cut="filled")
-    yield from passes(ask, [part])
+    places = kept(query, dims)
+    yield from cuts(query, places)
+    yield from folds(query, places, [part], cut="filled")
+    yield from passes(query, [part])
 
 
-def both_extremes(ask: Ask) -> Iterator[Line]:
+def both_extremes(query: Ask) -> Iterator[Line]:
     """aminmax: each result has its own reduction, so no partial input suits both."""
-    places = kept(ask)
-    yield from cuts(ask, places)
-    yield from folds(ask, places, [MIN, MAX], cut="filled")
+    places = kept(query)
+    yield from cuts(query, places)
+    yield from folds(query, places, [MIN, MAX], cut="filled")
 
 
-def decides(ask: Ask, part: Partial, alike: Partial) -> Iterator[Line]:
+def decides(query: Ask, part: Partial, alike: Partial) -> Iterator[Line]:
     """any and all: for booleans, "or" is both P(max) and P(sum), and "and" both P(min) and P(product).
 
     For `uint8`, torch returns 0 or 1 in `uint8`, which add up to 2.  An empty list of dims reduces none.
     """
-    places = kept(ask, none_is_none=ask.op.endswith(".dims"))
-    yield from cuts(ask, places)
-    yield from folds(ask, places, [part], *([[alike]] if _after(ask) == torch.bool else []))
-    if ask.tensors[0].dtype == torch.bool:
-        yield from passes(ask, [part, alike])
+    places = kept(query, none_is_none=query.op.endswith(".dims"))
+    yield from cuts(query, places)
+    yield from folds(query, places, [part], *([[alike]] if _after(query) == torch.bool else []))
+    if query.tensors[0].dtype == torch.bool:
+        yield from passes(query, [part, alike])
 
 
-def counts(ask: Ask) -> Iterator[Line]:
+def counts(query: Ask) -> Iterator[Line]:
     """nansum and count_nonzero: the results of shards add up.  Which elements of a sum are NaN or zero, its parts do not tell."""
-    places = kept(ask)
-    yield from cuts(ask, places)
-    yield from folds(ask, places, [SUM])
-    before = ask.tensors[0].dtype
-    if ask.op.startswith("aten.nansum") and not (before.is_floating_point or before.is_complex):
-        yield from passes(ask, through(before, _after(ask)))
+    places = kept(query)
+    yield from cuts(query, places)
+    yield from folds(query, places, [SUM])
+    before = query.tensors[0].dtype
+    if query.op.startswith("aten.nansum") and not (before.is_floating_point or before.is_complex):
+        yield from passes(query, through(before, _after(query)))
 
 
-def chooses(ask: Ask, dims: str = "dim") -> Iterator[Line]:
+def chooses(query: Ask, dims: str = "dim") -> Iterator[Line]:
     """Ops whose result depends on all elements of a row at once: only the remaining dims are sharded."""
-    yield from cuts(ask, kept(ask, dims))
+    yield from cuts(query, kept(query, dims))
 
 
-def _after(ask: Ask) -> torch.dtype:
-    (meta, *_) = ask.outputs
-    assert meta is not None
+def _after(query: Ask) -> torch.dtype:
+    (meta, *_) = query.outputs
+    assert meta is not None, f"{query.op} returns a tensor"
     return meta.dtype
 
 
@@ -154,18 +154,18 @@ _CHOOSING = (
 )  # fmt: skip
 
 
-def rows(ask: Ask) -> Iterator[Line]:
+def rows(query: Ask) -> Iterator[Line]:
     """Softmax: all tensors and the result have one shape, and are sharded alike."""
-    normalised = ask.dims("dim") if ask["dim"] is not None else ()
-    for dim in range(ask.tensors[0].ndim):
+    normalised = query.dims("dim") if query["dim"] is not None else ()
+    for dim in range(query.tensors[0].ndim):
         if dim not in normalised:
-            yield ask.line(dict.fromkeys(range(len(ask.tensors)), Shard(dim)), [Shard(dim)])
+            yield query.line(dict.fromkeys(range(len(query.tensors)), Shard(dim)), [Shard(dim)])
 
 
-def gradients(ask: Ask) -> Iterator[Line]:
+def gradients(query: Ask) -> Iterator[Line]:
     """The backward, linear in the gradient: grad * y - y * sum(grad * y), or grad - exp(y) * sum(grad)."""
-    yield from rows(ask)
-    yield from linear(ask, ask.leaf("grad_output"))
+    yield from rows(query)
+    yield from linear(query, query.leaf("grad_output"))
 
 
 def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
@@ -174,10 +174,10 @@ def scanned(*kinds: str) -> Callable[[Ask], Iterator[Line]]:
     Booleans and small integers are widened first, and may have wrapped before.
     """
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        given = ask.tensors[0]
-        yield from pending(ask, [0], kinds)
-        yield from mapped(ask, untouched(given.ndim, ask["dim"] % max(given.ndim, 1)))
+    def lines(query: Ask) -> Iterator[Line]:
+        given = query.tensors[0]
+        yield from pending(query, [0], kinds)
+        yield from mapped(query, untouched(given.ndim, query["dim"] % max(given.ndim, 1)))
 
     return lines
 
@@ -203,7 +203,7 @@ RULES: tuple[Entry, ...] = with_variants(
           ["aten.nansum.default", *_of("aten.count_nonzero", "default", "dim_IntList")], counts),
     rules("reductions", "it hangs on all elements of a row", _CHOOSING, chooses),
     rules("reductions", "it hangs on all elements of a row", ["prims.var.default"], partial(chooses, dims="dims")),
-    rules("reductions", "linear", ["aten.trace.default"], lambda ask: linear(ask, 0)),
+    rules("reductions", "linear", ["aten.trace.default"], lambda query: linear(query, 0)),
     rules("reductions", "norms of order 0 and 1 add up", ["aten.linalg_vector_norm.default"], norm),
     rules("reductions", "norms of order 0 and 1 add up",
           [f"aten.norm.{w}" for w in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")],

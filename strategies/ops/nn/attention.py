@@ -22,67 +22,67 @@ ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
 """Arguments with a row for each query, after the batch and the heads."""
 
 
-def _even(ask: Ask) -> bool:
-    return ask.meta("query").shape[HEADS] != ask.meta("key").shape[HEADS]
+def _even(query: Ask) -> bool:
+    return query.meta("query").shape[HEADS] != query.meta("key").shape[HEADS]
 
 
-def _mask(ask: Ask) -> int | None:
-    given = ask.leaf("attn_mask")
-    return ask.leaf("attn_bias") if given is None else given
+def _mask(query: Ask) -> int | None:
+    given = query.leaf("attn_mask")
+    return query.leaf("attn_bias") if given is None else given
 
 
-def _mask_dim(ask: Ask, dim: int) -> int | None:
+def _mask_dim(query: Ask, dim: int) -> int | None:
     """The mask's dim for this dim of the scores; None if it is missing or of size 1."""
-    leaf = _mask(ask)
+    leaf = _mask(query)
     if leaf is None:
         return None
-    mask = ask.tensors[leaf]
+    mask = query.tensors[leaf]
     own = dim - 4 + mask.ndim
     return own if own >= 0 and mask.shape[own] != 1 else None
 
 
-def _inputs(ask: Ask, dim: int) -> dict[int, Placement]:
+def _inputs(query: Ask, dim: int) -> dict[int, Placement]:
     """The inputs that are sharded with this dim of the scores: keys and values have no dim of queries."""
     names = ROWS if dim == QUERIES else (*ROWS, "key", "value")
-    made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in ask.leaves(name)}
-    own = _mask_dim(ask, dim)
-    leaf = _mask(ask)
+    made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in query.leaves(name)}
+    own = _mask_dim(query, dim)
+    leaf = _mask(query)
     return made if own is None or leaf is None else {**made, leaf: Shard(own)}
 
 
-def _dims(ask: Ask) -> Iterator[tuple[int, Cut]]:
+def _dims(query: Ask) -> Iterator[tuple[int, Cut]]:
     yield BATCH, "filled"
-    yield HEADS, "even" if _even(ask) else "filled"
+    yield HEADS, "even" if _even(query) else "filled"
 
 
-def _shards_queries(ask: Ask) -> bool:
+def _shards_queries(query: Ask) -> bool:
     """Whether queries may be sharded: only the CPU kernels have an unpadded logsumexp for each query."""
-    return "for_cpu" in ask.op and not ask["is_causal"] and not ask["dropout_p"]
+    return "for_cpu" in query.op and not query["is_causal"] and not query["dropout_p"]
 
 
-def forward(ask: Ask) -> Iterator[Line]:
-    if ask.get("return_debug_mask"):
+def forward(query: Ask) -> Iterator[Line]:
+    if query.get("return_debug_mask"):
         return
-    rest = [Replicate()] * (len(ask.outputs) - 2)
-    for dim, cut in _dims(ask):
-        yield ask.line(_inputs(ask, dim), ask.masked([Shard(dim), Shard(dim), *rest]), cut)
-    if _shards_queries(ask):
-        yield ask.line(_inputs(ask, QUERIES), ask.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
+    rest = [Replicate()] * (len(query.outputs) - 2)
+    for dim, cut in _dims(query):
+        yield query.line(_inputs(query, dim), query.masked([Shard(dim), Shard(dim), *rest]), cut)
+    if _shards_queries(query):
+        yield query.line(_inputs(query, QUERIES), query.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
 
 
-def backward(ask: Ask) -> Iterator[Line]:
+def backward(query: Ask) -> Iterator[Line]:
     """The gradient of a replicated mask is a partial sum."""
-    for dim, cut in _dims(ask):
-        yield ask.line(_inputs(ask, dim), ask.masked(_gradients(ask, [Shard(dim)] * 3, dim)), cut)
-    if _shards_queries(ask):
+    for dim, cut in _dims(query):
+        yield query.line(_inputs(query, dim), query.masked(_gradients(query, [Shard(dim)] * 3, dim)), cut)
+    if _shards_queries(query):
         made = [Shard(QUERIES), Partial("sum"), Partial("sum")]
-        yield ask.line(_inputs(ask, QUERIES), ask.masked(_gradients(ask, made, QUERIES)), "filled")
+        yield query.line(_inputs(query, QUERIES), query.masked(_gradients(query, made, QUERIES)), "filled")
 
 
-def _gradients(ask: Ask, made: list[Placement], dim: int) -> list[Placement]:
-    if len(ask.outputs) == len(made):
+def _gradients(query: Ask, made: list[Placement], dim: int) -> list[Placement]:
+    if len(query.outputs) == len(made):
         return made
-    own = _mask_dim(ask, dim)
+    own = _mask_dim(query, dim)
     return [*made, Partial("sum") if own is None else Shard(own)]
 
 
@@ -92,20 +92,20 @@ KERNELS = [
 ]  # fmt: skip
 
 
-def gated(ask: Ask) -> Iterator[Line]:
-    (halved,) = ask.dims("dim", ask.leaf("self") or 0)
-    for dim in range(ask.meta("self").ndim):
+def gated(query: Ask) -> Iterator[Line]:
+    (halved,) = query.dims("dim", query.leaf("self") or 0)
+    for dim in range(query.meta("self").ndim):
         if dim != halved:
-            yield along(ask, {"self": dim}, [dim])
+            yield along(query, {"self": dim}, [dim])
 
 
-def gated_backward(ask: Ask) -> Iterator[Line]:
+def gated_backward(query: Ask) -> Iterator[Line]:
     """The backward, linear in the gradient."""
-    (halved,) = ask.dims("dim", ask.leaf("self") or 0)
-    for dim in range(ask.meta("self").ndim):
+    (halved,) = query.dims("dim", query.leaf("self") or 0)
+    for dim in range(query.meta("self").ndim):
         if dim != halved:
-            yield along(ask, {"grad_output": dim, "self": dim}, [dim])
-    yield from parts_of(ask, ["grad_output"])
+            yield along(query, {"grad_output": dim, "self": dim}, [dim])
+    yield from parts_of(query, ["grad_output"])
 
 
 RULES: tuple[Entry, ...] = with_variants(

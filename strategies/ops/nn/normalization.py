@@ -24,84 +24,84 @@ ALWAYS = {"aten._batch_norm_with_update.default": True, "aten._batch_norm_with_u
 """Whether an overload without a flag trains."""
 
 
-def layers(ask: Ask) -> Iterator[Line]:
+def layers(query: Ask) -> Iterator[Line]:
     """Forward of layer norm; weight and bias are replicated."""
-    learned = [ask.tensors[leaf].shape for name in ("weight", "bias") for leaf in ask.leaves(name)]
-    if any(shape != tuple(ask["normalized_shape"]) for shape in learned):
+    learned = [query.tensors[leaf].shape for name in ("weight", "bias") for leaf in query.leaves(name)]
+    if any(shape != tuple(query["normalized_shape"]) for shape in learned):
         return  # RMS norm broadcasts weights of another shape
-    for dim in range(_front(ask)):
-        yield ask.line({0: Shard(dim)}, [Shard(dim)] * len(ask.outputs))
+    for dim in range(_front(query)):
+        yield query.line({0: Shard(dim)}, [Shard(dim)] * len(query.outputs))
 
 
-def layers_backward(ask: Ask) -> Iterator[Line]:
+def layers_backward(query: Ask) -> Iterator[Line]:
     """The gradient of the input is sharded like the incoming one; those of weight and bias are partial sums."""
-    saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
-    for dim in range(_front(ask)):
-        grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]
-        yield ask.line(dict.fromkeys(saved, Shard(dim)), ask.masked(grads))
-    yield from linear(ask, ask.leaf("grad_out"))
+    saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in query.leaves(name)]
+    for dim in range(_front(query)):
+        grads: list[Placement] = [Shard(dim), *[SUM] * (len(query.outputs) - 1)]
+        yield query.line(dict.fromkeys(saved, Shard(dim)), query.masked(grads))
+    yield from linear(query, query.leaf("grad_out"))
 
 
-def _front(ask: Ask) -> int:
-    return ask.meta("input").ndim - len(ask["normalized_shape"])
+def _front(query: Ask) -> int:
+    return query.meta("input").ndim - len(query["normalized_shape"])
 
 
-def batches(ask: Ask) -> Iterator[Line]:
+def batches(query: Ask) -> Iterator[Line]:
     """Forward of batch norm: by channel; if statistics are given, by all other dims, too."""
-    if _opaque(ask):
+    if _opaque(query):
         return
-    training = trains(ask)
-    yield ask.line(_by_channel(ask), _channels(ask), "filled" if training else "any")
+    training = trains(query)
+    yield query.line(_by_channel(query), _channels(query), "filled" if training else "any")
     if not training:
-        rest = ask.on_each(Replicate())[1:]
-        yield from (ask.line({0: Shard(dim)}, [Shard(dim), *rest]) for dim in _others(ask))
+        rest = query.on_each(Replicate())[1:]
+        yield from (query.line({0: Shard(dim)}, [Shard(dim), *rest]) for dim in _others(query))
 
 
-def batches_backward(ask: Ask) -> Iterator[Line]:
+def batches_backward(query: Ask) -> Iterator[Line]:
     """By channel; if statistics were given, by all other dims, with partial gradients of weight and bias.
 
     No shard may be empty: torch 2.13 divides by the number of channels, and crashes without any.
     """
-    if not _opaque(ask):
-        yield ask.line(_by_channel(ask), _channels(ask), "filled")
-        big = [leaf for name in ("grad_out", "input") for leaf in ask.leaves(name)]
-        for dim in _others(ask) if not trains(ask) else ():
-            yield ask.line(dict.fromkeys(big, Shard(dim)), ask.masked([Shard(dim), SUM, SUM]), "filled")
-    yield from linear(ask, ask.leaf("grad_out"))
+    if not _opaque(query):
+        yield query.line(_by_channel(query), _channels(query), "filled")
+        big = [leaf for name in ("grad_out", "input") for leaf in query.leaves(name)]
+        for dim in _others(query) if not trains(query) else ():
+            yield query.line(dict.fromkeys(big, Shard(dim)), query.masked([Shard(dim), SUM, SUM]), "filled")
+    yield from linear(query, query.leaf("grad_out"))
 
 
-def trains(ask: Ask) -> bool:
+def trains(query: Ask) -> bool:
     """Whether the statistics are those of the batch."""
-    return any(ask.get(name) for name in ("training", "train", "update")) or ALWAYS.get(ask.op, False)
+    return any(query.get(name) for name in ("training", "train", "update")) or ALWAYS.get(query.op, False)
 
 
-def grouped(ask: Ask) -> Iterator[Line]:
+def grouped(query: Ask) -> Iterator[Line]:
     """Group norm by row, not by group of channels: its kernel rejects strided pieces."""
-    if ask["N"] == rows(ask)["N"]:
-        yield ask.line({0: Shard(0)}, [Shard(0)] * 3)
+    if query["N"] == rows(query)["N"]:
+        yield query.line({0: Shard(0)}, [Shard(0)] * 3)
 
 
-def grouped_backward(ask: Ask) -> Iterator[Line]:
+def grouped_backward(query: Ask) -> Iterator[Line]:
     """By row; the gradients of weight and bias are partial sums."""
-    if ask["N"] == rows(ask)["N"]:
-        big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
-        yield ask.line(dict.fromkeys(big, Shard(0)), ask.masked([Shard(0), SUM, SUM]))
-    yield from linear(ask, ask.leaf("grad_out"))
+    if query["N"] == rows(query)["N"]:
+        big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in query.leaves(name)]
+        yield query.line(dict.fromkeys(big, Shard(0)), query.masked([Shard(0), SUM, SUM]))
+    yield from linear(query, query.leaf("grad_out"))
 
 
-def rows(ask: Ask) -> dict[str, int]:
+def rows(query: Ask) -> dict[str, int]:
     """The own arguments of group norm: the number of rows."""
-    return {"N": ask.meta("input").shape[0]}
+    return {"N": query.meta("input").shape[0]}
 
 
-def _by_channel(ask: Ask) -> dict[int, Placement]:
+def _by_channel(query: Ask) -> dict[int, Placement]:
     """Every tensor with channels sharded by them; empty ones, such as statistics that were not saved, are replicated."""
-    channels = ask.meta("input").shape[CHANNEL]
-    return {leaf: _channel(meta) for leaf, meta in enumerate(ask.tensors) if meta.shape != (0,) or not channels}
+    channels = query.meta("input").shape[CHANNEL]
+    return {leaf: _channel(meta) for leaf, meta in enumerate(query.tensors) if meta.shape != (0,) or not channels}
 
 
-def _channels(ask: Ask) -> list[Placement | None]:
-    return [None if meta is None else _channel(meta) for meta in ask.outputs]
+def _channels(query: Ask) -> list[Placement | None]:
+    return [None if meta is None else _channel(meta) for meta in query.outputs]
 
 
 def _channel(meta: Meta) -> Placement:
@@ -111,21 +111,22 @@ def _channel(meta: Meta) -> Placement:
     return Shard(CHANNEL if meta.ndim > 1 else 0)
 
 
-def _others(ask: Ask) -> list[int]:
-    return [dim for dim in range(ask.meta("input").ndim) if dim != CHANNEL]
+def _others(query: Ask) -> list[int]:
+    return [dim for dim in range(query.meta("input").ndim) if dim != CHANNEL]
 
 
-def _opaque(ask: Ask) -> bool:
+def _opaque(query: Ask) -> bool:
     """Whether a kernel passes its own bytes from forward to backward, which cannot be sharded."""
     return any(
-        meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,) for meta in (*ask.tensors, *ask.outputs)
+        meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,)
+        for meta in (*query.tensors, *query.outputs)
     )
 
 
-def renormalised(ask: Ask) -> Iterator[Line]:
+def renormalised(query: Ask) -> Iterator[Line]:
     """renorm: each slice along a dim is scaled by its own norm."""
-    (dim,) = ask.dims("dim")
-    yield ask.line({0: Shard(dim)}, [Shard(dim)])
+    (dim,) = query.dims("dim")
+    yield query.line({0: Shard(dim)}, [Shard(dim)])
 
 
 RULES: tuple[Entry, ...] = with_variants(

@@ -22,44 +22,44 @@ from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 REASON = "each plane is pooled by itself"
 
 
-def plane_dims(ask: Ask) -> int:
+def plane_dims(query: Ask) -> int:
     """The number of dims of a plane: the digit in the op's name."""
-    return next(int(mark) for mark in ask.op if mark in "123")
+    return next(int(mark) for mark in query.op if mark in "123")
 
 
-def planes(ask: Ask, *names: str) -> Iterator[Line]:
+def planes(query: Ask, *names: str) -> Iterator[Line]:
     """Every dim before the plane, batch and channels, sharded in the named arguments and all results."""
-    before = ask.meta(names[0]).ndim - plane_dims(ask)
+    before = query.meta(names[0]).ndim - plane_dims(query)
     for dim in range(before):
         cut: Cut = "filled" if dim == before - 1 else "any"
-        yield along(ask, dict.fromkeys(names, dim), [dim] * len(ask.outputs), cut)
+        yield along(query, dict.fromkeys(names, dim), [dim] * len(query.outputs), cut)
 
 
-def forward(ask: Ask) -> Iterator[Line]:
-    yield from planes(ask, "self")
+def forward(query: Ask) -> Iterator[Line]:
+    yield from planes(query, "self")
 
 
-def average(ask: Ask) -> Iterator[Line]:
-    yield from planes(ask, "self")
-    yield from parts_of(ask, ["self"])
+def average(query: Ask) -> Iterator[Line]:
+    yield from planes(query, "self")
+    yield from parts_of(query, ["self"])
 
 
-def backward(ask: Ask) -> Iterator[Line]:
+def backward(query: Ask) -> Iterator[Line]:
     """The backward, linear in the gradient."""
-    yield from planes(ask, "grad_output", "self", "indices")
-    yield from parts_of(ask, ["grad_output"])
+    yield from planes(query, "grad_output", "self", "indices")
+    yield from parts_of(query, ["grad_output"])
 
 
-def unpooled(ask: Ask) -> Iterator[Line]:
-    yield from planes(ask, "self", "indices")
+def unpooled(query: Ask) -> Iterator[Line]:
+    yield from planes(query, "self", "indices")
 
 
-def fractional(ask: Ask) -> Iterator[Line]:
+def fractional(query: Ask) -> Iterator[Line]:
     """The samples are `(N, C, dims)`, with channels as dim 1 even without a batch."""
-    last = ask.meta("self").ndim - plane_dims(ask) - 1
+    last = query.meta("self").ndim - plane_dims(query) - 1
     if last == 1:
-        yield along(ask, {"self": 0, "random_samples": 0}, [0, 0])
-    yield along(ask, {"self": last, "random_samples": 1}, [last, last], "filled")
+        yield along(query, {"self": 0, "random_samples": 0}, [0, 0])
+    yield along(query, {"self": last, "random_samples": 1}, [last, last], "filled")
 
 
 SIZES = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
@@ -68,111 +68,111 @@ EXACT = ("_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d")
 RESIZED = [f"upsample_{name}" for name in SIZES] + [f"_upsample{name}" for name in (*SMOOTHED, *EXACT)]
 
 
-def resized(ask: Ask) -> Iterator[Line]:
+def resized(query: Ask) -> Iterator[Line]:
     """Linear; nearest neighbours are copied, which commutes with every reduction."""
-    name = "input" if ask.leaf("self") is None else "self"
-    yield from planes(ask, name)
-    yield from parts_of(ask, [name], kinds=KINDS if "nearest" in ask.op else LINEAR)
+    name = "input" if query.leaf("self") is None else "self"
+    yield from planes(query, name)
+    yield from parts_of(query, [name], kinds=KINDS if "nearest" in query.op else LINEAR)
 
 
-def resized_backward(ask: Ask) -> Iterator[Line]:
+def resized_backward(query: Ask) -> Iterator[Line]:
     """`input_size`, the result's shape, is local (DTensor 2.13 passes that of the whole)."""
-    yield from planes(ask, "grad_output")
-    yield from parts_of(ask, ["grad_output"])
+    yield from planes(query, "grad_output")
+    yield from parts_of(query, ["grad_output"])
 
 
-def sampled(ask: Ask) -> Iterator[Line]:
+def sampled(query: Ask) -> Iterator[Line]:
     """Each point of the grid reads every channel of its image; linear in the image."""
-    yield along(ask, {"input": 0, "grid": 0}, [0])
-    yield along(ask, {"input": 1}, [1], "filled")
-    for dim in range(1, ask.meta("grid").ndim - 1):
-        yield along(ask, {"grid": dim}, [dim + 1], "filled")
-    yield from parts_of(ask, ["input"])
+    yield along(query, {"input": 0, "grid": 0}, [0])
+    yield along(query, {"input": 1}, [1], "filled")
+    for dim in range(1, query.meta("grid").ndim - 1):
+        yield along(query, {"grid": dim}, [dim + 1], "filled")
+    yield from parts_of(query, ["input"])
 
 
-def sampled_backward(ask: Ask) -> Iterator[Line]:
+def sampled_backward(query: Ask) -> Iterator[Line]:
     """The gradient of a point sums over channels, that of an image over points."""
     total = Partial("sum")
-    yield along(ask, {"grad_output": 0, "input": 0, "grid": 0}, [0, 0])
-    yield along(ask, {"grad_output": 1, "input": 1}, [1, total], "filled")
-    for dim in range(1, ask.meta("grid").ndim - 1):
-        yield along(ask, {"grad_output": dim + 1, "grid": dim}, [total, dim], "filled")
-    yield from parts_of(ask, ["grad_output"])
+    yield along(query, {"grad_output": 0, "input": 0, "grid": 0}, [0, 0])
+    yield along(query, {"grad_output": 1, "input": 1}, [1, total], "filled")
+    for dim in range(1, query.meta("grid").ndim - 1):
+        yield along(query, {"grad_output": dim + 1, "grid": dim}, [total, dim], "filled")
+    yield from parts_of(query, ["grad_output"])
 
 
-def shuffled(ask: Ask) -> Iterator[Line]:
+def shuffled(query: Ask) -> Iterator[Line]:
     """Blocks of pixels become channels, or back: sharded only evenly."""
-    ndim = ask.meta("self").ndim
+    ndim = query.meta("self").ndim
     for dim in range(ndim):
-        yield along(ask, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
-    yield from parts_of(ask, ["self"], kinds=KINDS)
+        yield along(query, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
+    yield from parts_of(query, ["self"], kinds=KINDS)
 
 
-def regrouped(ask: Ask) -> Iterator[Line]:
+def regrouped(query: Ask) -> Iterator[Line]:
     """Channels are permuted: every other dim may be sharded."""
-    for dim in range(ask.meta("self").ndim):
+    for dim in range(query.meta("self").ndim):
         if dim != 1:
-            yield along(ask, {"self": dim}, [dim], "any" if dim == 0 else "filled")
-    yield from parts_of(ask, ["self"], kinds=KINDS)
+            yield along(query, {"self": dim}, [dim], "any" if dim == 0 else "filled")
+    yield from parts_of(query, ["self"], kinds=KINDS)
 
 
-def columns(ask: Ask) -> Iterator[Line]:
+def columns(query: Ask) -> Iterator[Line]:
     """Patches of an image as columns, or back: a channel is a block of rows, sharded only evenly."""
-    last = 1 if "im2col" in ask.op else 0
-    batched = ask.meta("self").ndim - (3 + last) + 1
+    last = 1 if "im2col" in query.op else 0
+    batched = query.meta("self").ndim - (3 + last) + 1
     if batched:
-        yield along(ask, {"self": 0}, [0])
-    yield along(ask, {"self": batched}, [batched], "even")
-    yield from parts_of(ask, ["self"])
+        yield along(query, {"self": 0}, [0])
+    yield along(query, {"self": batched}, [batched], "even")
+    yield from parts_of(query, ["self"])
 
 
-def _batched(ask: Ask) -> bool:
-    return ask.meta("input").ndim == ask.meta("weight").ndim
+def _batched(query: Ask) -> bool:
+    return query.meta("input").ndim == query.meta("weight").ndim
 
 
-def _by_channel(ask: Ask) -> bool:
+def _by_channel(query: Ask) -> bool:
     """Whether each channel of the result depends on all channels of the input."""
-    return int(ask["groups"]) == 1
+    return int(query["groups"]) == 1
 
 
-def _weight_dims(ask: Ask) -> tuple[int, int]:
+def _weight_dims(query: Ask) -> tuple[int, int]:
     """The weight's dims for the channels of the result and of the input."""
-    return (1, 0) if ask["transposed"] else (0, 1)
+    return (1, 0) if query["transposed"] else (0, 1)
 
 
-def convolution(ask: Ask) -> Iterator[Line]:
+def convolution(query: Ask) -> Iterator[Line]:
     """Linear in input and in weight; the bias must then be a partial sum, too, or it is added on each rank."""
-    if not _batched(ask):
+    if not _batched(query):
         return
-    bias = ask.leaf("bias") is not None
-    yield along(ask, {"input": 0}, [0])
-    if _by_channel(ask):
-        made, summed = _weight_dims(ask)
-        yield along(ask, {"weight": made, "bias": 0}, [1], "filled")
+    bias = query.leaf("bias") is not None
+    yield along(query, {"input": 0}, [0])
+    if _by_channel(query):
+        made, summed = _weight_dims(query)
+        yield along(query, {"weight": made, "bias": 0}, [1], "filled")
         if not bias:
-            yield along(ask, {"input": 1, "weight": summed}, [Partial("sum")], "filled")
+            yield along(query, {"input": 1, "weight": summed}, [Partial("sum")], "filled")
     for name in ("input", "weight"):
-        yield from parts_of(ask, [name, "bias"] if bias else [name])
+        yield from parts_of(query, [name, "bias"] if bias else [name])
         if bias:
-            yield from parts_of(ask, [name], kinds=["avg"])
+            yield from parts_of(query, [name], kinds=["avg"])
     if bias:
-        yield from parts_of(ask, ["bias"], kinds=["avg"])
+        yield from parts_of(query, ["bias"], kinds=["avg"])
 
 
-def convolution_backward(ask: Ask) -> Iterator[Line]:
+def convolution_backward(query: Ask) -> Iterator[Line]:
     """The gradients of input, weight and bias; each is a sum over a dim that the others have."""
-    if not _batched(ask):
+    if not _batched(query):
         return
     total = Partial("sum")
     # torch omits a gradient for an empty batch
-    yield along(ask, {"grad_output": 0, "input": 0}, [0, total, total], "filled")
-    if _by_channel(ask):
-        made, summed = _weight_dims(ask)
-        yield along(ask, {"grad_output": 1, "weight": made}, [total, made, 0], "filled")
-        yield along(ask, {"input": 1, "weight": summed}, [1, summed, None], "filled")
-    yield from parts_of(ask, ["grad_output"])
-    yield from parts_of(ask, ["input"], [False, True, False])
-    yield from parts_of(ask, ["weight"], [True, False, False])
+    yield along(query, {"grad_output": 0, "input": 0}, [0, total, total], "filled")
+    if _by_channel(query):
+        made, summed = _weight_dims(query)
+        yield along(query, {"grad_output": 1, "weight": made}, [total, made, 0], "filled")
+        yield along(query, {"input": 1, "weight": summed}, [1, summed, None], "filled")
+    yield from parts_of(query, ["grad_output"])
+    yield from parts_of(query, ["input"], [False, True, False])
+    yield from parts_of(query, ["weight"], [True, False, False])
 
 
 RULES: tuple[Entry, ...] = with_variants(

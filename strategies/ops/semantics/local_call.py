@@ -40,15 +40,15 @@ def local_meta(meta: Meta, placement: Placement | None, ranks: int, rank: int) -
     return Meta(local_shape(meta.shape, placement, ranks, rank), meta.dtype)
 
 
-def pairs(line: Line, ask: Ask) -> list[tuple[Placement, Meta]]:
+def pairs(line: Line, query: Ask) -> list[tuple[Placement, Meta]]:
     """Each tensor and result with its placement, without masked results."""
-    both = [*zip(line.inputs, ask.tensors, strict=True), *zip(line.outputs, ask.outputs, strict=True)]
+    both = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
     return [(p, meta) for p, meta in both if p is not None and meta is not None]
 
 
-def unfit(line: Line, ask: Ask, ranks: int) -> str:
+def unfit(line: Line, query: Ask, ranks: int) -> str:
     """The reason why the placement rule does not apply to that many ranks (its `cut`, or a reduction), or empty."""
-    for placement, meta in pairs(line, ask):
+    for placement, meta in pairs(line, query):
         if isinstance(placement, Partial) and not reducible(placement.reduce_op, meta.dtype):
             return f"P({placement.reduce_op}) of {meta} means nothing"
         cut = cuts(placement)
@@ -62,13 +62,13 @@ def unfit(line: Line, ask: Ask, ranks: int) -> str:
     return ""
 
 
-def places(line: Line, ask: Ask, ranks: int) -> Sequence[int]:
+def places(line: Line, query: Ask, ranks: int) -> Sequence[int]:
     """Coordinates along the axis at which every different piece occurs.
 
     A dim has full pieces, then at most one short one, then empty ones.
     """
     found = {0}
-    for placement, meta in pairs(line, ask):
+    for placement, meta in pairs(line, query):
         cut = cuts(placement)
         if cut is not None and cut[1] > 1:
             return range(ranks)
@@ -81,14 +81,14 @@ def places(line: Line, ask: Ask, ranks: int) -> Sequence[int]:
 
 def piece_at(piece: Piece, line: Line, ranks: int, rank: int, own: OwnArguments) -> Piece:
     """The call that the rank at one coordinate of the axis makes; `own` returns its own arguments."""
-    ask = piece.ask
-    tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
-    outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(ask.outputs, line.outputs, strict=True))
-    local = Ask(ask.op, ask.arguments, tensors, outputs)
-    given = own(local, ask)
+    query = piece.ask
+    tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(query.tensors, line.inputs, strict=True))
+    outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(query.outputs, line.outputs, strict=True))
+    local = Ask(query.op, query.arguments, tensors, outputs)
+    given = own(local, query)
     if not given:
         return Piece(local, piece.call)
-    return Piece(replace(local, arguments={**ask.arguments, **given}), with_arguments(piece.call, given))
+    return Piece(replace(local, arguments={**query.arguments, **given}), with_arguments(piece.call, given))
 
 
 def pieces(whole: Iterable[Piece], line: Line, ranks: int, own: OwnArguments) -> tuple[Piece, ...]:
@@ -195,7 +195,7 @@ _AS_DOCUMENTED = "Let it yield Line(inputs, outputs, cut), as strategies.ops.sem
 def check_book(book: Book) -> None:
     """Raises `BadRule` for a rule whose op does not exist, whose functions are not callable, or with unknown `shapes`.
 
-    >>> check_book(Book({"aten.mm.default": Entry("aten.mm.default", lambda ask: [], "mm", "none", ("size",))}))
+    >>> check_book(Book({"aten.mm.default": Entry("aten.mm.default", lambda query: [], "mm", "none", ("size",))}))
     Traceback (most recent call last):
     ...
     strategies.ops.semantics.local_call.BadRule: rule of aten.mm.default at <doctest ...: line: shapes=('size',): ...
@@ -228,44 +228,44 @@ def fault_of(op: str, entry: object) -> tuple[str, str, str] | None:
 def offer_of(entry: Entry) -> Callable[[Ask, int], tuple[Line, ...]]:
     """The checked placement rules of a rule, including the all-replicated one.  The function raises `BadRule`."""
 
-    def offer(ask: Ask, ranks: int) -> tuple[Line, ...]:
+    def offer(query: Ask, ranks: int) -> tuple[Line, ...]:
         try:
-            found = tuple(entry.lines(ask))
+            found = tuple(entry.lines(query))
         except Exception as error:  # any error of the author's function, reported with its file and line
-            raise _bad(entry, f"{type(error).__name__}: {error}", f"it raised when asked about {ask.tensors}",
+            raise _bad(entry, f"{type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
                        "Let it yield nothing for calls that it does not know.") from error  # fmt: skip
         for line in found:
-            check_line(entry, line, ask)
-        return tuple(dict.fromkeys((all_replicated(ask), *found)))
+            check_line(entry, line, query)
+        return tuple(dict.fromkeys((all_replicated(query), *found)))
 
     return offer
 
 
-def made_instead(entry: Entry, ask: Ask, call: Call) -> tuple[Ask, Call]:
+def made_instead(entry: Entry, query: Ask, call: Call) -> tuple[Ask, Call]:
     """The query and call that every rank makes in place of this one, if the rule has an `instead`, else this one.
 
     Raises `BadRule` for a call that this torch does not have, and for one of other tensors.
     """
     if entry.instead is None:
-        return ask, call
+        return query, call
     try:
-        made = entry.instead(ask)
+        made = entry.instead(query)
         given = bound(made.op, made.args, dict(made.kwargs))
     except Exception as error:  # any error of the author's function, reported with its file and line
-        raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {ask.tensors}",
+        raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
                    "Let it return a Call of an overload that torch has.") from error  # fmt: skip
     leaves = set(leaf_numbers((made.args, dict(made.kwargs))))
-    if leaves != set(range(len(ask.tensors))):
-        problem = f"the call has {len(ask.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
+    if leaves != set(range(len(query.tensors))):
+        problem = f"the call has {len(query.tensors)} tensors, that one leaves {sorted(leaves) or 'none'}"
         raise _bad(entry, f"instead: {made}", problem, "Put each Leaf of the call into it.")  # fmt: skip
     frozen_call = Call(made.op, frozen(made.args), tuple((name, frozen(value)) for name, value in made.kwargs))
-    return Ask(made.op, given, ask.tensors, ask.outputs), frozen_call
+    return Ask(made.op, given, query.tensors, query.outputs), frozen_call
 
 
 def checked_own(entry: Entry) -> OwnArguments:
     """The function for the own arguments of the call on a piece; none if the piece is the whole.
 
-    >>> entry = Entry("aten.new_zeros.default", lambda ask: [], "factory", "all the same", shapes=("size",))
+    >>> entry = Entry("aten.new_zeros.default", lambda query: [], "factory", "all the same", shapes=("size",))
     >>> import torch
     >>> from dataclasses import replace
     >>> whole = Ask(entry.op, {"size": [-1]}, (), (Meta((4,), torch.float32),))
@@ -304,18 +304,18 @@ def own_of(entry: Entry, piece: Ask, *, reshaped: bool) -> Mapping[str, Any]:
     return {**given, **more}
 
 
-def all_replicated(ask: Ask) -> Line:
+def all_replicated(query: Ask) -> Line:
     """The placement rule that always holds."""
-    return ask.line({}, ask.on_each(Replicate()))
+    return query.line({}, query.on_each(Replicate()))
 
 
-def check_line(entry: Entry, line: object, ask: Ask) -> None:
+def check_line(entry: Entry, line: object, query: Ask) -> None:
     """Raises `BadRule` if the value is not a placement rule for a call of these tensors and results."""
     if not isinstance(line, Line):
         raise _bad(entry, repr(line), "it is no Line", _AS_DOCUMENTED)
     for what, placements, metas in (
-        ("tensors", line.inputs, ask.tensors),
-        ("results", line.outputs, ask.outputs),
+        ("tensors", line.inputs, query.tensors),
+        ("results", line.outputs, query.outputs),
     ):
         if not isinstance(placements, tuple) or len(placements) != len(metas):
             count = f"the call has {len(metas)} {what}, the line speaks of {_count(placements)}"

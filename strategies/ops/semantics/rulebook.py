@@ -60,8 +60,8 @@ class Line:
 class Ask:
     """A rule query, one call of an op: `tensors` by leaf number, flat `outputs`, None for a result that is not a tensor.
 
-    >>> ask = ask_of("aten.sum.dim_IntList", (Leaf(0), [-1]), {}, (Meta((4, 3), torch.float32),))
-    >>> ask["dim"], ask["keepdim"], ask.dims("dim"), ask.outputs
+    >>> query = ask_of("aten.sum.dim_IntList", (Leaf(0), [-1]), {}, (Meta((4, 3), torch.float32),))
+    >>> query["dim"], query["keepdim"], query.dims("dim"), query.outputs
     ([-1], False, (1,), (f32[4],))
     """
 
@@ -153,7 +153,7 @@ class Book:
     """Rules by overload.  `first | second` has those of both, and the second's where both have one.
 
     >>> import torch
-    >>> book = Book.of(*rules("copy", "each element goes by itself", ["aten.clone.default"], lambda ask: []))
+    >>> book = Book.of(*rules("copy", "each element goes by itself", ["aten.clone.default"], lambda query: []))
     >>> "aten.clone.default" in book, len(book | Book.of())
     (True, 1)
     """

@@ -11,79 +11,79 @@ from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 FAMILY = "joining"
 
 
-def joined(ask: Ask) -> Iterator[Line]:
+def joined(query: Ask) -> Iterator[Line]:
     """All tensors sharded along another dim.  The joined dim may be sharded if only one tensor has rows.
 
     `cat` ignores tensors of shape (0,), whatever the shape of the others.
     """
-    leaves = ask.leaves("tensors")
-    yield from pending(ask, leaves)
-    result = ask.outputs[0]
+    leaves = query.leaves("tensors")
+    yield from pending(query, leaves)
+    result = query.outputs[0]
     if result is None or result.ndim == 0:
         return
-    dim = ask["dim"] % result.ndim
-    real = [leaf for leaf in leaves if result.ndim == 1 or ask.tensors[leaf].shape != (0,)]
+    dim = query["dim"] % result.ndim
+    real = [leaf for leaf in leaves if result.ndim == 1 or query.tensors[leaf].shape != (0,)]
     for other, _ in other_dims(result.ndim, dim):
-        yield sharded(ask, dict.fromkeys(leaves, 0) | dict.fromkeys(real, other), other)
-    full = [leaf for leaf in real if ask.tensors[leaf].shape[dim] > 0]
+        yield sharded(query, dict.fromkeys(leaves, 0) | dict.fromkeys(real, other), other)
+    full = [leaf for leaf in real if query.tensors[leaf].shape[dim] > 0]
     if len(full) == 1:
-        yield sharded(ask, {full[0]: dim}, dim)
+        yield sharded(query, {full[0]: dim}, dim)
 
 
-def stacked(ask: Ask) -> Iterator[Line]:
-    leaves = ask.leaves("tensors")
-    yield from pending(ask, leaves)
-    ndim = ask.tensors[leaves[0]].ndim
-    new = ask["dim"] % (ndim + 1)
+def stacked(query: Ask) -> Iterator[Line]:
+    leaves = query.leaves("tensors")
+    yield from pending(query, leaves)
+    ndim = query.tensors[leaves[0]].ndim
+    new = query["dim"] % (ndim + 1)
     for dim in range(ndim):
-        yield sharded(ask, dict.fromkeys(leaves, dim), dim + (dim >= new))
+        yield sharded(query, dict.fromkeys(leaves, dim), dim + (dim >= new))
 
 
-def repeated(ask: Ask) -> Iterator[Line]:
+def repeated(query: Ask) -> Iterator[Line]:
     """A dim that is repeated once, or empty, may be sharded; the pieces of several copies would interleave."""
-    yield from pending(ask, [0])
-    ndim, times = ask.tensors[0].ndim, ask["repeats"]
+    yield from pending(query, [0])
+    ndim, times = query.tensors[0].ndim, query["repeats"]
     new = len(times) - ndim
-    result = ask.outputs[0]
+    result = query.outputs[0]
     if result is not None:
         once = [dim for dim in range(ndim) if times[dim + new] == 1 or result.shape[dim + new] == 0]
-        yield from mapped(ask, [(dim, dim + new) for dim in once])
+        yield from mapped(query, [(dim, dim + new) for dim in once])
 
 
-def rolled(ask: Ask) -> Iterator[Line]:
+def rolled(query: Ask) -> Iterator[Line]:
     """Without dims, the flattened tensor is rolled."""
-    given, shifts = ask.tensors[0], ask["shifts"]
-    yield from pending(ask, [0])
-    turned = ask.dims("dims") if any(shifts) else ()
-    yield from mapped(ask, other_dims(given.ndim, *turned))
+    given, shifts = query.tensors[0], query["shifts"]
+    yield from pending(query, [0])
+    dims = query.dims("dims") if any(shifts) else ()
+    yield from mapped(query, other_dims(given.ndim, *dims))
 
 
-def flipped(ask: Ask) -> Iterator[Line]:
+def flipped(query: Ask) -> Iterator[Line]:
     """A flip of at most one row changes nothing."""
-    given = ask.tensors[0]
-    yield from pending(ask, [0])
-    turned = [dim % max(given.ndim, 1) for dim in ask["dims"]]
+    given = query.tensors[0]
+    yield from pending(query, [0])
+    dims = [dim % max(given.ndim, 1) for dim in query["dims"]]
     yield from mapped(
-        ask, other_dims(given.ndim, *(dim for dim in turned if dim < given.ndim and given.shape[dim] > 1))
+        query, other_dims(given.ndim, *(dim for dim in dims if dim < given.ndim and given.shape[dim] > 1))
     )
 
 
-def turned(ask: Ask) -> Iterator[Line]:
+def turned(query: Ask) -> Iterator[Line]:
     """Both dims of the rotated plane are replicated."""
-    yield from pending(ask, [0])
-    ndim = ask.tensors[0].ndim
-    yield from mapped(ask, other_dims(ndim, *(dim % ndim for dim in ask["dims"])))
+    yield from pending(query, [0])
+    ndim = query.tensors[0].ndim
+    yield from mapped(query, other_dims(ndim, *(dim % ndim for dim in query["dims"])))
 
 
-def in_blocks(ask: Ask) -> Iterator[Line]:
+def in_blocks(query: Ask) -> Iterator[Line]:
     """Zeros beside the blocks are equal on all ranks, which every reduction keeps."""
-    yield from pending(ask, ask.leaves("tensors"))
+    yield from pending(query, query.leaves("tensors"))
 
 
-def triangle(ask: Ask) -> Iterator[Line]:
+def triangle(query: Ask) -> Iterator[Line]:
     """Elements beyond the diagonal become zero, which every reduction keeps; matrices are replicated."""
-    yield from pending(ask, [0])
-    yield from mapped(ask, [(dim, dim) for dim in range(ask.tensors[0].ndim - 2)])
+    yield from pending(query, [0])
+    yield from mapped(query, [(dim, dim) for dim in range(query.tensors[0].ndim - 2)])
 
 
 _JOINED = "rows of several tensors one after the other: the joined dim is whole"
@@ -99,27 +99,27 @@ def padded(ndim: int, pad: Sequence[int]) -> list[int]:
     return [ndim - 1 - i // 2 for i in range(0, len(pad), 2) if pad[i] or pad[i + 1]]
 
 
-def with_constant(ask: Ask) -> Iterator[Line]:
+def with_constant(query: Ask) -> Iterator[Line]:
     """The reduction of equal paddings of all ranks must return the padding value."""
-    puts = any(number > 0 for number in ask["pad"])
-    yield from pending(ask, [0], filled_with(ask["value"]) if puts else KINDS)
-    ndim = ask.tensors[0].ndim
-    yield from mapped(ask, other_dims(ndim, *padded(ndim, ask["pad"])))
+    puts = any(number > 0 for number in query["pad"])
+    yield from pending(query, [0], filled_with(query["value"]) if puts else KINDS)
+    ndim = query.tensors[0].ndim
+    yield from mapped(query, other_dims(ndim, *padded(ndim, query["pad"])))
 
 
-def with_copies(ask: Ask) -> Iterator[Line]:
+def with_copies(query: Ask) -> Iterator[Line]:
     """Padding with rows of the dim itself.  The ops reject empty tensors, so no piece may be empty."""
-    yield from pending(ask, [0])
-    ndim = ask.tensors[0].ndim
-    yield from mapped(ask, other_dims(ndim, *padded(ndim, ask["padding"])), "filled")
+    yield from pending(query, [0])
+    ndim = query.tensors[0].ndim
+    yield from mapped(query, other_dims(ndim, *padded(ndim, query["padding"])), "filled")
 
 
-def from_copies(ask: Ask) -> Iterator[Line]:
+def from_copies(query: Ask) -> Iterator[Line]:
     """The gradient of a row is the sum of those of its copies; only the shape of the padded tensor matters."""
-    yield from pending(ask, [0], LINEAR)
-    ndim = ask.tensors[0].ndim
-    for dim, _ in other_dims(ndim, *padded(ndim, ask["padding"])):
-        yield sharded(ask, {0: dim, 1: dim}, dim, "filled")
+    yield from pending(query, [0], LINEAR)
+    ndim = query.tensors[0].ndim
+    for dim, _ in other_dims(ndim, *padded(ndim, query["padding"])):
+        yield sharded(query, {0: dim, 1: dim}, dim, "filled")
 
 
 _COPIES = [f"aten.{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)]

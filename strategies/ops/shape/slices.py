@@ -12,77 +12,77 @@ FAMILY = "views"
 Lines = Callable[[Ask], Iterator[Line]]
 
 
-def selected(ask: Ask) -> Iterator[Line]:
+def selected(query: Ask) -> Iterator[Line]:
     """One row of a dim, or each row as a separate result."""
-    ndim = ask.tensors[0].ndim
-    yield from pending(ask, [0])
-    yield from mapped(ask, shifted(ndim, ask["dim"] % max(ndim, 1)))
+    ndim = query.tensors[0].ndim
+    yield from pending(query, [0])
+    yield from mapped(query, shifted(ndim, query["dim"] % max(ndim, 1)))
 
 
-def sliced(ask: Ask) -> Iterator[Line]:
+def sliced(query: Ask) -> Iterator[Line]:
     """The sliced dim may be sharded only if the slice is the whole dim."""
-    given, result = ask.tensors[0], ask.outputs[0]
-    dim = ask["dim"] % max(given.ndim, 1)
-    yield from pending(ask, [0])
+    given, result = query.tensors[0], query.outputs[0]
+    dim = query["dim"] % max(given.ndim, 1)
+    yield from pending(query, [0])
     whole = result is not None and result.shape == given.shape
-    yield from mapped(ask, other_dims(given.ndim, *([] if whole else [dim])))
+    yield from mapped(query, other_dims(given.ndim, *([] if whole else [dim])))
 
 
-def parted(ask: Ask) -> Iterator[Line]:
+def parted(query: Ask) -> Iterator[Line]:
     """Splits of a dim.  It may be sharded only if the split size is at least the dim."""
-    given = ask.tensors[0]
-    dim = ask["dim"] % max(given.ndim, 1)
-    yield from pending(ask, [0])
-    size = ask.get("split_size")
-    whole = isinstance(size, int) and len(ask.outputs) == 1
-    yield from mapped(ask, other_dims(given.ndim, *([] if whole else [dim])))
+    given = query.tensors[0]
+    dim = query["dim"] % max(given.ndim, 1)
+    yield from pending(query, [0])
+    size = query.get("split_size")
+    whole = isinstance(size, int) and len(query.outputs) == 1
+    yield from mapped(query, other_dims(given.ndim, *([] if whole else [dim])))
 
 
-def diagonals(ask: Ask) -> tuple[int, int]:
+def diagonals(query: Ask) -> tuple[int, int]:
     """The two dims of the diagonal."""
-    ndim = ask.tensors[0].ndim
-    return ask["dim1"] % ndim, ask["dim2"] % ndim
+    ndim = query.tensors[0].ndim
+    return query["dim1"] % ndim, query["dim2"] % ndim
 
 
-def diagonal(ask: Ask) -> Iterator[Line]:
+def diagonal(query: Ask) -> Iterator[Line]:
     """The diagonal is the last dim of the result; both its dims are replicated."""
-    yield from pending(ask, [0])
-    yield from mapped(ask, shifted(ask.tensors[0].ndim, *diagonals(ask)))
+    yield from pending(query, [0])
+    yield from mapped(query, shifted(query.tensors[0].ndim, *diagonals(query)))
 
 
-def diagonal_put(ask: Ask) -> Iterator[Line]:
+def diagonal_put(query: Ask) -> Iterator[Line]:
     """The last dim becomes the diagonal of two; every reduction keeps the zeros beside it."""
-    yield from pending(ask, [0])
-    result = ask.outputs[0]
+    yield from pending(query, [0])
+    result = query.outputs[0]
     if result is not None:
-        gone = ask["dim1"] % result.ndim, ask["dim2"] % result.ndim
-        yield from mapped(ask, [(place, dim) for dim, place in shifted(result.ndim, *gone)])
+        gone = query["dim1"] % result.ndim, query["dim2"] % result.ndim
+        yield from mapped(query, [(place, dim) for dim, place in shifted(result.ndim, *gone)])
 
 
-def only_pending(ask: Ask) -> Iterator[Line]:
+def only_pending(query: Ask) -> Iterator[Line]:
     """The op affects every dim, so only partial values commute with it."""
-    yield from pending(ask, [0])
+    yield from pending(query, [0])
 
 
-def windows(ask: Ask) -> Iterator[Line]:
+def windows(query: Ask) -> Iterator[Line]:
     """A dim of windows is replicated, unless the windows tile it: then equal pieces have windows of their own."""
-    given, result = ask.tensors[0], ask.outputs[0]
-    yield from pending(ask, [0])
+    given, result = query.tensors[0], query.outputs[0]
+    yield from pending(query, [0])
     if given.ndim == 0 or result is None:
         return
-    named = ask["dimension"] if "dimension" in ask.arguments else ask["dim"]
-    dim, size, step = named % given.ndim, ask["size"], ask["step"]
-    yield from mapped(ask, other_dims(given.ndim, dim))
+    named = query["dimension"] if "dimension" in query.arguments else query["dim"]
+    dim, size, step = named % given.ndim, query["size"], query["step"]
+    yield from mapped(query, other_dims(given.ndim, dim))
     if size == step and size > 0 and result.shape[dim] * size == given.shape[dim]:
-        yield from mapped(ask, [(dim, dim)], "filled" if size == 1 else "even")
+        yield from mapped(query, [(dim, dim)], "filled" if size == 1 else "even")
 
 
 def put_back(lines: Lines, kinds: tuple[str, ...] = KINDS) -> Lines:
     """The rule of a view's gradient, the placement rules of the view reversed; every reduction keeps the zeros around it."""
 
-    def backwards(ask: Ask) -> Iterator[Line]:
-        yield from pending(ask, [0], kinds)
-        view = Ask(ask.op, ask.arguments, tuple(meta for meta in ask.outputs if meta), ask.tensors)
+    def backwards(query: Ask) -> Iterator[Line]:
+        yield from pending(query, [0], kinds)
+        view = Ask(query.op, query.arguments, tuple(meta for meta in query.outputs if meta), query.tensors)
         for line in lines(view):
             if not any(p.is_partial() for p in line.inputs if p is not None):
                 yield Line(line.outputs, line.inputs, line.cut)

@@ -27,53 +27,53 @@ Dims = Iterable[tuple[int, int]]
 def viewing(dims: Callable[[Ask], Dims]) -> Callable[[Ask], Iterator[Line]]:
     """The rule of a view, from its pairs of a dim and the dim of the result that it becomes."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        yield from pending(ask, [0])
-        yield from mapped(ask, dims(ask))
+    def lines(query: Ask) -> Iterator[Line]:
+        yield from pending(query, [0])
+        yield from mapped(query, dims(query))
 
     lines.__wrapped__ = dims  # type: ignore[attr-defined]
     return lines
 
 
-def same(ask: Ask) -> Dims:
-    return other_dims(ask.tensors[0].ndim)
+def same(query: Ask) -> Dims:
+    return other_dims(query.tensors[0].ndim)
 
 
-def permuted(ask: Ask) -> Dims:
-    return [(dim, place) for place, dim in enumerate(ask.dims("dims"))] if ask["dims"] else []
+def permuted(query: Ask) -> Dims:
+    return [(dim, place) for place, dim in enumerate(query.dims("dims"))] if query["dims"] else []
 
 
-def transposed(ask: Ask) -> Dims:
+def transposed(query: Ask) -> Dims:
     """`t` has no arguments: it swaps the dims of a matrix, and leaves vectors as they are."""
-    ndim = ask.tensors[0].ndim
-    named = [name for name in ("dim0", "axis0") if name in ask.arguments]
-    one, other = (ask[named[0]], ask[named[0].replace("0", "1")]) if named else (0, ndim - 1)
+    ndim = query.tensors[0].ndim
+    named = [name for name in ("dim0", "axis0") if name in query.arguments]
+    one, other = (query[named[0]], query[named[0].replace("0", "1")]) if named else (0, ndim - 1)
     swap = {one % max(ndim, 1): other % max(ndim, 1), other % max(ndim, 1): one % max(ndim, 1)}
     return [(dim, swap.get(dim, dim)) for dim in range(ndim)]
 
 
-def unsqueezed(ask: Ask) -> Dims:
-    ndim = ask.tensors[0].ndim
-    new = ask["dim"] % (ndim + 1)
+def unsqueezed(query: Ask) -> Dims:
+    ndim = query.tensors[0].ndim
+    new = query["dim"] % (ndim + 1)
     return [(dim, dim + (dim >= new)) for dim in range(ndim)]
 
 
-def squeezed(ask: Ask) -> Dims:
-    return shifted(ask.tensors[0].ndim, *_gone(ask))
+def squeezed(query: Ask) -> Dims:
+    return shifted(query.tensors[0].ndim, *_gone(query))
 
 
-def by_dims(ask: Ask) -> Call:
+def by_dims(query: Ask) -> Call:
     """The call with the squeezed dims of the whole tensor: a rank's piece may have one row where the whole has more."""
-    packet, out = ask.op.split(".")[1], ask.get("out")
-    args = (ask["self"], _gone(ask))
+    packet, out = query.op.split(".")[1], query.get("out")
+    args = (query["self"], _gone(query))
     return Call(f"aten.{packet}.dims_out", args, (("out", out),)) if out else Call(f"aten.{packet}.dims", args)
 
 
-def _gone(ask: Ask) -> list[int]:
+def _gone(query: Ask) -> list[int]:
     """The squeezed dims: those of size one among the named ones, among all without an argument, none for an empty list."""
-    if ask.get("dim") in ([], ()) or not ask.tensors[0].ndim:
+    if query.get("dim") in ([], ()) or not query.tensors[0].ndim:
         return []
-    return [dim for dim in ask.dims("dim") if ask.tensors[0].shape[dim] == 1]
+    return [dim for dim in query.dims("dim") if query.tensors[0].shape[dim] == 1]
 
 
 def squeezing() -> Iterator[Entry]:
@@ -85,33 +85,33 @@ def squeezing() -> Iterator[Entry]:
         yield from (replace(entry, op=op) for op in (f"{packet}.{name}" for name in siblings) if exists(op))
 
 
-def expanded(ask: Ask) -> Iterator[Line]:
+def expanded(query: Ask) -> Iterator[Line]:
     """An expanded dim may be sharded while the argument is replicated."""
-    yield from pending(ask, [0])
-    given, result = ask.tensors[0], ask.outputs[0]
+    yield from pending(query, [0])
+    given, result = query.tensors[0], query.outputs[0]
     if result is None:
         return
     new = result.ndim - given.ndim
     grown = [dim for dim, size in enumerate(result.shape) if dim < new or size != given.shape[dim - new]]
-    yield from mapped(ask, [(dim - new, dim) for dim in range(new, result.ndim) if dim not in grown])
-    yield from (ask.line({}, [Shard(dim)]) for dim in grown)
+    yield from mapped(query, [(dim - new, dim) for dim in range(new, result.ndim) if dim not in grown])
+    yield from (query.line({}, [Shard(dim)]) for dim in grown)
 
 
-def paired(ask: Ask) -> Iterator[Line]:
+def paired(query: Ask) -> Iterator[Line]:
     """Complex numbers as pairs of real ones: linear, but not multiplicative."""
-    fewer = min(ask.tensors[0].ndim, *(meta.ndim for meta in ask.outputs if meta is not None))
-    yield from mapped(ask, [(dim, dim) for dim in range(fewer)])
-    yield from _pending_across(ask, LINEAR)
+    fewer = min(query.tensors[0].ndim, *(meta.ndim for meta in query.outputs if meta is not None))
+    yield from mapped(query, [(dim, dim) for dim in range(fewer)])
+    yield from _pending_across(query, LINEAR)
 
 
-def _pending_across(ask: Ask, kinds: Iterable[str]) -> Iterator[Line]:
-    for line in pending(Ask(ask.op, ask.arguments, ask.tensors, (ask.tensors[0],)), [0], kinds):
-        yield ask.line({0: line.outputs[0]}, line.outputs) if line.outputs[0] is not None else line
+def _pending_across(query: Ask, kinds: Iterable[str]) -> Iterator[Line]:
+    for line in pending(Ask(query.op, query.arguments, query.tensors, (query.tensors[0],)), [0], kinds):
+        yield query.line({0: line.outputs[0]}, line.outputs) if line.outputs[0] is not None else line
 
 
-def negated(ask: Ask) -> Iterator[Line]:
-    yield from pending(ask, [0], LINEAR)
-    yield from mapped(ask, same(ask))
+def negated(query: Ask) -> Iterator[Line]:
+    yield from pending(query, [0], LINEAR)
+    yield from mapped(query, same(query))
 
 
 _SAME = ("aten.alias", "aten.detach", "aten.lift", "aten.lift_fresh", "prims.view_of")
@@ -148,33 +148,33 @@ def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[Group]:
         yield Group(tuple(left), tuple(right))
 
 
-def reshaped(ask: Ask) -> Iterator[Line]:
+def reshaped(query: Ask) -> Iterator[Line]:
     """The rule of a view of another shape.
 
     The row of a dim of size one may become the row of any other such dim, and empty tensors may be sharded on any dim.
     """
-    yield from pending(ask, [0])
-    before, result = ask.tensors[0].shape, ask.outputs[0]
+    yield from pending(query, [0])
+    before, result = query.tensors[0].shape, query.outputs[0]
     after = result.shape if result is not None else ()
     if 0 in before:
-        yield from mapped(ask, [(old, new) for old in range(len(before)) for new in range(len(after))])
+        yield from mapped(query, [(old, new) for old in range(len(before)) for new in range(len(after))])
         return
     for group in groups(before, after):
-        yield from mapped(ask, [(group.before[0], group.after[0])], "any" if group.same else "even")
+        yield from mapped(query, [(group.before[0], group.after[0])], "any" if group.same else "even")
     ones = [[dim for dim, size in enumerate(shape) if size == 1] for shape in (before, after)]
-    yield from mapped(ask, [(old, new) for old in ones[0] for new in ones[1]])
+    yield from mapped(query, [(old, new) for old in ones[0] for new in ones[1]])
 
 
-def retyped(ask: Ask) -> Iterator[Line]:
+def retyped(query: Ask) -> Iterator[Line]:
     """The rule of a view of another dtype, which changes the size of the last dim only.  Bits of partial values do not add."""
-    given, result = ask.tensors[0], ask.outputs[0]
+    given, result = query.tensors[0], query.outputs[0]
     if result is None:
         return
-    yield from pending(ask, [0])
+    yield from pending(query, [0])
     same = given.dtype.itemsize == result.dtype.itemsize
     last = given.ndim - 1
-    yield from mapped(ask, [(dim, dim) for dim in range(last)])
-    yield from mapped(ask, [(last, last)] if last >= 0 else [], "any" if same else "even")
+    yield from mapped(query, [(dim, dim) for dim in range(last)])
+    yield from mapped(query, [(last, last)] if last >= 0 else [], "any" if same else "even")
 
 
 _GROUPS = "both shapes factor into groups, and the first dim of a group is the first dim of the other side"

@@ -36,11 +36,11 @@ def ask_about(sample: Sample, raw: Any) -> Ask:
 
 def own_claims(entry: Entry, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
     """A claim for each placement rule that applies to that many ranks, with the local calls if they differ from the sample's."""
-    ask, call = made_instead(entry, ask_about(sample, raw), sample.call)
-    whole, own = Piece(ask, call), checked_own(entry)
+    query, call = made_instead(entry, ask_about(sample, raw), sample.call)
+    whole, own = Piece(query, call), checked_own(entry)
     found = []
-    for line in dict.fromkeys(entry.lines(ask)):
-        if not unfit(line, ask, ranks):
+    for line in dict.fromkeys(entry.lines(query)):
+        if not unfit(line, query, ranks):
             local = tuple(piece_at(whole, line, ranks, rank, own).call for rank in range(ranks))
             rule = Rule(sample.op, line.inputs, line.outputs)
             found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))

@@ -92,9 +92,9 @@ def watched(entry: Entry, undefined: dict[str, str]) -> Entry:
     The validation skips those on most calls, so no call would disprove them: minima of complex numbers, averages of integers.
     """
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        for line in entry.lines(ask):
-            pairs = [*zip(line.inputs, ask.tensors, strict=True), *zip(line.outputs, ask.outputs, strict=True)]
+    def lines(query: Ask) -> Iterator[Line]:
+        for line in entry.lines(query):
+            pairs = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
             odd = [(p, meta) for p, meta in pairs if isinstance(p, Partial) and meta is not None]
             for placement, meta in odd:
                 if not agreed(placement.reduce_op, meta.dtype):
