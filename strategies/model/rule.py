@@ -176,8 +176,8 @@ def _written_unreturned(name: str) -> tuple[str, ...]:
     """The names of the arguments that the op writes to and does not return."""
     schema = overload(name)._schema
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
-    targets = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return tuple(a.name for a in targets if not set(a.alias_info.before_set) & returned)
+    aliases = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
+    return tuple(name for name, alias in aliases if alias.is_write and not set(alias.before_set) & returned)
 
 
 def written(call: Call) -> tuple[int, ...]:

@@ -231,7 +231,7 @@ def offer_of(entry: Entry) -> Callable[[Ask, int], tuple[Line, ...]]:
     def offer(query: Ask, ranks: int) -> tuple[Line, ...]:
         try:
             found = tuple(entry.lines(query))
-        except Exception as error:  # any error of the author's function, reported with its file and line
+        except Exception as error:  # why: any error of the author's function, reported with its file and line
             raise _bad(entry, f"{type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
                        "Let it yield nothing for calls that it does not know.") from error  # fmt: skip
         for line in found:
@@ -251,7 +251,7 @@ def made_instead(entry: Entry, query: Ask, call: Call) -> tuple[Ask, Call]:
     try:
         made = entry.instead(query)
         given = bound(made.op, made.args, dict(made.kwargs))
-    except Exception as error:  # any error of the author's function, reported with its file and line
+    except Exception as error:  # why: any error of the author's function, reported with its file and line
         raise _bad(entry, f"instead: {type(error).__name__}: {error}", f"it raised when asked about {query.tensors}",
                    "Let it return a Call of an overload that torch has.") from error  # fmt: skip
     leaves = set(leaf_numbers((made.args, dict(made.kwargs))))
@@ -294,7 +294,7 @@ def own_of(entry: Entry, piece: Ask, *, reshaped: bool) -> Mapping[str, Any]:
         return given
     try:
         more = dict(entry.own(piece))
-    except Exception as error:  # any error of the author's function, reported with its file and line
+    except Exception as error:  # why: any error of the author's function, reported with its file and line
         raise _bad(entry, f"own: {type(error).__name__}: {error}", f"it raised when asked about {piece.tensors}",
                    "Let it return the arguments by name.") from error  # fmt: skip
     unknown = sorted(map(str, more.keys() - piece.arguments.keys()))
