@@ -1,4 +1,7 @@
-"""Every overload's samples, ready to be tried: captured, derived where no capture reaches, and chosen."""
+"""The samples of every overload to test: captured from OpInfo, derived for the rest, and reduced to a diverse subset.
+
+The samples of a sweep are stored beside its journal as JSON, one line per overload, so that resuming captures nothing again.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +28,39 @@ from strategies.torch_api import dtensor, population, user_modules
 from strategies.torch_api.user_modules import at_home
 
 SECONDS = 60.0
-"""Time limit of one pass, and of one op that is drawn for."""
+"""Time limit of one pass, and of the draws of one op."""
 DERIVED = 10
-"""Samples that are tried of an overload that no capture reaches."""
+"""Samples tested of an overload whose samples are derived."""
 Shelf = dict[str, tuple[Sequence[Sample], str]]
-"""Of each overload its samples, and why there are none."""
+"""By overload: its samples, and the reason if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The samples; what crashed on the way, and what torch itself refused."""
+    """The samples, the crashes while capturing them, and the number of samples that torch rejected by reason."""
 
     shelf: Shelf
     crashed: tuple[Crash, ...]
     refused: Counter[str]
 
 
-def capture(hands: Workers, settings: Settings, rules: user_modules.Registered | None, progress: Progress) -> Captured:
-    """Where the likely OpInfos do not reach an overload that is asked for, the samples of all OpInfos."""
+def capture(
+    workers: Workers, settings: Settings, rules: user_modules.Registered | None, progress: Progress
+) -> Captured:
+    """The samples of the selected overloads.  If the likely OpInfos do not reach one of them, all OpInfos run."""
     picked = selection.pick(settings, rules)
 
     def passes(count: int) -> None:
         progress.phase("capturing samples", count)
 
-    by_op, crashed, refused = gather(hands, picked, settings, rules, progress.tick, passes)
+    by_op, crashed, refused = gather(workers, picked, settings, rules, progress.tick, passes)
     more = selection.wider(picked, by_op)
     if more.infos:
-        found, dead, no = gather(hands, more, settings, None, progress.tick, passes)
+        found, dead, no = gather(workers, more, settings, None, progress.tick, passes)
         by_op, crashed, refused = {**by_op, **found}, [*crashed, *dead], refused + no
     wanted = [m.op for m in population.everything(settings.device)] if picked.everything else sorted(picked.overloads)
     progress.phase("deriving samples", len(opinfo_samples.lacking(by_op, wanted, settings.seed)))
-    made, reasons = opinfo_samples.gather(hands, by_op, wanted, settings.seed, progress.tick)
+    made, reasons = opinfo_samples.gather(workers, by_op, wanted, settings.seed, progress.tick)
     shelf: Shelf = {op: ((), why) for op, why in reasons.items()}
     for op, own in (*selection.chosen(by_op, picked, settings), *((op, choose(s, DERIVED)) for op, s in made.items())):
         kept = [sample for sample in own if codec.has_form(sample)]
@@ -67,7 +72,7 @@ def capture(hands: Workers, settings: Settings, rules: user_modules.Registered |
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One OpInfo with one dtype and the sizes of one pass (see `samples.SIZES`): what a worker captures at a time."""
+    """A worker's task: one OpInfo with one dtype and the sizes of one pass (see `opinfo_samples.SIZES`)."""
 
     info: int
     dtype: str
@@ -77,28 +82,28 @@ class Pass:
 
 
 def run_pass(one: Pass, note: Callable[[int], None]) -> tuple[list[Sample], Counter[str]]:
-    """A worker's part: run one OpInfo's samples and bring home the calls that DTensor has rules for."""
+    """Run by a worker: the calls of overloads for which DTensor has rules, while one OpInfo's samples run."""
     info = opinfo_samples.database()[one.info]
     dtype = DTYPES[one.dtype]
-    return opinfo_samples.capture(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_ruled)
+    return opinfo_samples.capture(info, dtype, one.sizes, device=one.device, seed=one.seed, wanted=_has_rule)
 
 
 @functools.cache
-def _ruled(op: Any) -> bool:
+def _has_rule(op: Any) -> bool:
     return bool(dtensor.source_of(op))
 
 
 def gather(
-    hands: Workers,
+    workers: Workers,
     picked: Pick,
     settings: Settings,
     rules: user_modules.Registered | None,
     tick: Callable[[int], None],
     passes: Callable[[int], None],
 ) -> tuple[dict[str, list[Sample]], list[Crash], Counter[str]]:
-    """Every overload's samples; what crashed on the way, and what torch itself refused.
+    """Every overload's samples, the crashes while capturing them, and the samples that torch rejected by reason.
 
-    `tick` hears of each pass done, `passes` how many there are.
+    `passes` is called with the number of passes, `tick` after each.
     """
     database = opinfo_samples.database() if picked.infos else []
     todo = [
@@ -113,7 +118,7 @@ def gather(
     crashed: list[Crash] = []
     refused: Counter[str] = Counter()
     _check_dtypes(picked, settings, bool(todo))
-    answers = hands.run(run_pass, todo, limit=SECONDS, tick=tick)
+    answers = workers.run(run_pass, todo, limit=SECONDS, tick=tick)
     for one, answer in zip(todo, answers, strict=True):
         name = f"{database[one.info].formatted_name}[{one.dtype},{one.sizes}]"
         if isinstance(answer, worker_pool.Done):
@@ -125,7 +130,7 @@ def gather(
             crashed.append(_crash(name, answer))
     own = [Unknown(op, settings.dtypes, settings.seed, settings.rules, settings.folder)
            for op in (rules.ops if rules else ()) if not by_op.get(op)]  # fmt: skip
-    for unknown, answer in zip(own, hands.run(draw, own, limit=SECONDS), strict=True):
+    for unknown, answer in zip(own, workers.run(draw, own, limit=SECONDS), strict=True):
         if isinstance(answer, worker_pool.Done):
             by_op[unknown.op] = answer.value
         else:
@@ -133,12 +138,12 @@ def gather(
     return by_op, crashed, refused
 
 
-def _check_dtypes(picked: Pick, settings: Settings, some: bool) -> None:
-    if picked.infos and not some:
+def _check_dtypes(picked: Pick, settings: Settings, supported: bool) -> None:
+    if picked.infos and not supported:
         takes = {str(d).removeprefix("torch.") for n in picked.infos for d in opinfo_samples.database()[n].dtypes}
         able = ", ".join(sorted(takes & set(DTYPES))) or "none of those tried"
-        asked = " ".join(settings.dtypes)
-        raise BadSetting("--dtype", asked, f"no op that you named takes it on {settings.device}", f"They take {able}.")
+        given = " ".join(settings.dtypes)
+        raise BadSetting("--dtype", given, f"no op that you named takes it on {settings.device}", f"They take {able}.")
 
 
 def _crash(name: str, answer: worker_pool.Failed | worker_pool.Lost) -> Crash:
@@ -149,7 +154,7 @@ def _crash(name: str, answer: worker_pool.Failed | worker_pool.Lost) -> Crash:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An overload that no OpInfo reaches, and the rules module that registered it."""
+    """A worker's task: an overload without an OpInfo, and the rules module that registered it."""
 
     op: str
     dtypes: tuple[str, ...]
@@ -159,7 +164,7 @@ class Unknown:
 
 
 def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
-    """A worker's part: the samples that the module gives, or what its op accepts of calls drawn from the schema."""
+    """Run by a worker: the samples of the module's `samples` function, else calls drawn from the schema."""
     at_home(unknown.module, unknown.folder)
     hook = getattr(sys.modules[unknown.module], "samples", None)
     target = overload(unknown.op)
@@ -168,22 +173,20 @@ def draw(unknown: Unknown, note: Callable[[int], None]) -> list[Sample]:
     return schema_samples.calls(target, [DTYPES[d] for d in unknown.dtypes], unknown.seed)
 
 
-# The samples of a sweep, beside its journal, so that going on with it captures nothing again: JSON, a line an overload.
-
-
 def path_of(journal: Path) -> Path:
+    """The file of the samples that belongs to a journal."""
     return journal.with_name(journal.name + ".samples")
 
 
 def lines(run: str, shelf: Mapping[str, tuple[Sequence[Sample], str]]) -> Iterator[str]:
-    """The lines of the file.  All samples must have a form in JSON (see `codec.has_form`)."""
+    """The lines of the samples file of a run.  All samples must have a JSON form (see `codec.has_form`)."""
     yield json.dumps({"run": run, "overloads": len(shelf)})
     for op, (found, why) in shelf.items():
         yield json.dumps({"op": op, "why": why, "samples": list(map(codec.sample, found))}, separators=(",", ":"))
 
 
-def read(path: Path, run: str, wanted: Container[str]) -> dict[str, tuple[Sequence[Sample], str]] | None:
-    """The samples of the wanted overloads; None if the file is not there, not whole, or of another run."""
+def read(path: Path, run: str, wanted: Container[str]) -> Shelf | None:
+    """The samples of the wanted overloads; None if the file is missing, truncated or of another run."""
     try:
         with path.open(encoding="utf-8") as file:
             head = json.loads(file.readline())
@@ -194,9 +197,9 @@ def read(path: Path, run: str, wanted: Container[str]) -> dict[str, tuple[Sequen
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    found: dict[str, tuple[Sequence[Sample], str]] = {}
+    found: Shelf = {}
     for row in rows:
         if row.split('"', 4)[3] in wanted:  # the op stands first: the others need not be parsed
-            told = json.loads(row)
-            found[told["op"]] = [codec.read_sample(s) for s in told["samples"]], told["why"]
+            data = json.loads(row)
+            found[data["op"]] = [codec.read_sample(s) for s in data["samples"]], data["why"]
     return found

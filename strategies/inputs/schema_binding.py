@@ -1,7 +1,7 @@
-"""From a call of one overload to a call of its sibling: the same arguments by name, as the other schema wants them.
+"""From a call of one overload to a call of its sibling: the same arguments by name, converted to the other schema.
 
-`add.Tensor` gives samples to `add_.Tensor`, `add.out`, `add.Scalar` and `prims.add`: a tensor becomes a
-number, a number a tensor, an `out=` gets the shape that the op without it returns.
+Samples of `add.Tensor` become samples of `add_.Tensor`, `add.out`, `add.Scalar` and `prims.add`: tensors become numbers,
+numbers tensors, and an `out=` gets the shape that the op without it returns.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from strategies.model.oracle import REFUSALS, metadata_only
 from strategies.model.rule import Leaf, Sample, call_of, overload, results
 
 JUNK = 3
-"""What an `out=` holds before the op writes to it: an element that the op leaves out shows."""
-_ABSENT = object()
+"""The value of an `out=` before the op writes to it, which exposes elements that the op does not write."""
+ABSENT = object()
+"""The value of an argument that is left out."""
 
 
 class Unbound(ValueError):
-    """The arguments do not fit the other overload, or it refuses them."""
+    """The arguments do not fit the other overload, or it rejects them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A call that its op takes, and whether all that comes out is finite.
+    """A call that its op accepts, and whether all results are finite.
 
-    What an op makes of parts is another thing than what it makes of their sum where it divides by zero.
+    Where an op divides by zero, its results on parts do not add up to its result on their sum.
     """
 
     sample: Sample
@@ -40,30 +41,32 @@ class Bound:
 
 
 def bind(sample: Sample, target: str) -> Bound:
-    """The call with these arguments of the overload `target`, which takes it.  Raises `Unbound`."""
+    """The call of the overload `target` with the sample's arguments.  Raises `Unbound`."""
     given = _named(sample)
     arguments = [a for a in overload(target)._schema.arguments if not a.is_out]
     values: list[Any] = []
     for place, argument in enumerate(arguments):
         value = _converted(_found(argument, place, given, arguments), argument, given)
-        if value is _ABSENT and not argument.has_default_value():
+        if value is ABSENT and not argument.has_default_value():
             raise Unbound(f"nothing is known that could be its argument {argument.name!r}")
         values.append(value)
     return completed(target, values, f"{sample.origin}, as {target}")
 
 
 def completed(target: str, values: Sequence[Any], origin: str) -> Bound:
-    """The call of `target` with these values of all its arguments but `out=`, which are made; ABSENT ones are
-    left out.  Raises `Unbound` where the op refuses it."""
+    """The call of `target` with these values of all arguments but `out=`, which is created; ABSENT ones are left out.
+
+    Raises `Unbound` if the op rejects it.
+    """
     arguments = [a for a in overload(target)._schema.arguments if not a.is_out]
-    given = [i for i, (a, v) in enumerate(zip(arguments, values, strict=True)) if not a.kwarg_only and v is not _ABSENT]
+    given = [i for i, (a, v) in enumerate(zip(arguments, values, strict=True)) if not a.kwarg_only and v is not ABSENT]
     last = max(given, default=-1)
-    args = [values[i] if values[i] is not _ABSENT else arguments[i].default_value for i in range(last + 1)]
-    named = [(a.name, v) for a, v in zip(arguments, values, strict=True) if a.kwarg_only and v is not _ABSENT]
+    args = [values[i] if values[i] is not ABSENT else arguments[i].default_value for i in range(last + 1)]
+    named = [(a.name, v) for a, v in zip(arguments, values, strict=True) if a.kwarg_only and v is not ABSENT]
     kwargs: dict[str, Any] = dict(named)
     outs = [a.name for a in overload(target)._schema.arguments if a.is_out]
     if outs:
-        kwargs |= dict(zip(outs, _room_for(target, args, kwargs, len(outs)), strict=True))
+        kwargs |= dict(zip(outs, _out_tensors(target, args, kwargs, len(outs)), strict=True))
     call, tensors = call_of(overload(target), args, kwargs)
     made = Sample(call, tuple(t.detach() for t in tensors), origin)
     clones = [t.clone() for t in made.tensors]
@@ -72,7 +75,7 @@ def completed(target: str, values: Sequence[Any], origin: str) -> Bound:
 
 
 def calm(found: Iterable[Bound]) -> list[Sample]:
-    """The samples with finite results, or all if none has."""
+    """The samples with finite results; all samples if there are none."""
     kept = list(found)
     return [bound.sample for bound in kept if bound.finite] or [bound.sample for bound in kept]
 
@@ -97,25 +100,22 @@ def _named(sample: Sample) -> dict[str, Any]:
             return sample.tensors[value.index]
         return [full(v) for v in value] if isinstance(value, (list, tuple)) else value
 
-    arguments = overload(sample.op)._schema.arguments
-    given = {a.name: full(v) for a, v in zip(arguments, sample.call.args, strict=False)}
-    given |= {name: full(v) for name, v in sample.call.kwargs}
-    outs = {a.name for a in arguments if a.is_out}
-    return {name: value for name, value in given.items() if name not in outs}
+    outs = {a.name for a in overload(sample.op)._schema.arguments if a.is_out}
+    return {name: full(value) for name, value in sample.call.named().items() if name not in outs}
 
 
 def _found(argument: Any, place: int, given: dict[str, Any], wanted: Sequence[Any]) -> Any:
-    """The value by that name, else the one at that place whose name nobody else bears."""
+    """The value of that name, else the one at that position if its name is unknown to the other schema."""
     if argument.name in given:
         return given[argument.name]
     names = list(given)
     if place < len(names) and names[place] not in {a.name for a in wanted} and not argument.kwarg_only:
         return given[names[place]]
-    return _ABSENT
+    return ABSENT
 
 
 def kind(argument: Any) -> str:
-    """The argument's type in one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
+    """The argument's type as one word, without `Optional`: Tensor, Tensors, number, numbers, int, ints, bool ..."""
     text = str(argument.real_type)
     while text.startswith("Optional["):
         text = text[len("Optional[") : -1]
@@ -126,9 +126,9 @@ def kind(argument: Any) -> str:
 
 
 def _converted(value: Any, argument: Any, given: dict[str, Any]) -> Any:
-    """The value as the argument's type wants it; `_ABSENT` where it cannot be had."""
-    if value is _ABSENT or value is None:
-        return value if value is _ABSENT or str(argument.type).startswith("Optional") else _ABSENT
+    """The value converted to the argument's type; `ABSENT` if that is impossible."""
+    if value is ABSENT or value is None:
+        return value if value is ABSENT or str(argument.type).startswith("Optional") else ABSENT
     wanted = kind(argument)
     if wanted == "Tensor":
         return _tensor(value, given)
@@ -137,15 +137,15 @@ def _converted(value: Any, argument: Any, given: dict[str, Any]) -> Any:
     if wanted in ("int", "float") and isinstance(value, (int, float)) and not isinstance(value, bool):
         return int(value) if wanted == "int" and math.isfinite(value) else float(value)
     if wanted == "number":
-        return value if isinstance(value, (bool, int, float, complex)) else _ABSENT
+        return value if isinstance(value, (bool, int, float, complex)) else ABSENT
     if wanted == "numbers" and not isinstance(value, list):
         length = next((len(v) for v in given.values() if isinstance(v, list)), 0)
         return [_number(value, "number")] * length if isinstance(value, Tensor) else [value] * length
     if wanted == "Tensors":
-        return value if isinstance(value, list) else _ABSENT
+        return value if isinstance(value, list) else ABSENT
     if wanted == "ints" and isinstance(value, int):
         return [value]
-    return value if not isinstance(value, Tensor) else _ABSENT
+    return value if not isinstance(value, Tensor) else ABSENT
 
 
 def _tensor(value: Any, given: dict[str, Any]) -> Any:
@@ -153,7 +153,7 @@ def _tensor(value: Any, given: dict[str, Any]) -> Any:
         return value
     first = next((v for v in given.values() if isinstance(v, Tensor)), None)
     if first is None or not isinstance(value, (bool, int, float, complex)):
-        return _ABSENT
+        return ABSENT
     dtype = first.dtype if _fits(value, first.dtype) else None
     return torch.full(first.shape, value, dtype=dtype)
 
@@ -165,22 +165,22 @@ def _fits(value: Any, dtype: torch.dtype) -> bool:
 
 
 def _number(x: Tensor, wanted: str) -> Any:
-    """One element to stand for all, as a number."""
+    """The middle element of the tensor as a number of the wanted type; `ABSENT` if there is none."""
     if not x.numel():
-        return _ABSENT
+        return ABSENT
     value = x.flatten()[x.numel() // 2].item()
     if wanted == "number":
         return value
     if isinstance(value, complex) or not math.isfinite(value):
-        return _ABSENT
+        return ABSENT
     return int(value) if wanted == "int" else float(value)
 
 
-def _room_for(target: str, args: Sequence[Any], kwargs: dict[str, Any], outs: int) -> list[Tensor]:
-    """A tensor for each `out=`, of the shape and dtype that the op without them returns.  Raises `Unbound`.
+def _out_tensors(target: str, args: Sequence[Any], kwargs: dict[str, Any], outs: int) -> list[Tensor]:
+    """A tensor for each `out=`, of the shape and dtype that the op without `out=` returns.  Raises `Unbound`.
 
-    Where there is no such op, the op itself makes an empty `out=` as large as it must be.  They are contiguous:
-    `linalg_lu.out` writes out of bounds of one whose dims lie in another order (2.13).
+    If there is no such op, the op itself resizes an empty `out=`.  They are contiguous: `linalg_lu.out` writes out of bounds of
+    transposed ones (torch 2.13).
     """
     twin = without_out(target)
     clones = [_cloned(a) for a in args]
@@ -205,7 +205,7 @@ def _cloned(value: Any) -> Any:
 
 
 def without_out(target: str) -> torch._ops.OpOverload | None:
-    """The overload of the same op that takes the same arguments but `out=`, or None.  It may have others, by default."""
+    """The overload of the same op with the same arguments but `out=`, or None.  Further arguments must have defaults."""
     op = overload(target)
     wanted = [(a.name, kind(a)) for a in op._schema.arguments if not a.is_out]
     for name in op.overloadpacket.overloads():
@@ -216,6 +216,3 @@ def without_out(target: str) -> torch._ops.OpOverload | None:
         if same and all(a.has_default_value() and not a.is_out for a in extra) and not other._schema.is_mutable:
             return other  # type: ignore[no-any-return]
     return None
-
-
-ABSENT = _ABSENT

@@ -1,7 +1,10 @@
-"""Calls of an op that no database knows, drawn from its schema.
+"""Calls of an op drawn from its schema, and Hypothesis as a source of choices.
 
-Every combination of a few shapes and a few values for each argument is tried; what the op refuses
-is dropped.  A rules module can do better with a function `samples(op)` that yields (args, kwargs).
+`calls` tests combinations of a few shapes and a few values for each argument, and drops those that the op rejects.  A rules
+module can define better ones in a function `samples(op)` that yields (args, kwargs).
+
+`drawn` makes every choice from Hypothesis' coin flips alone.  Its strategies for integers, floats and texts also try constants
+from the source of loaded modules, so that the same seed would draw other values in another process, and store them on disk.
 """
 
 from __future__ import annotations
@@ -24,12 +27,17 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((8, 4), (8, 4)), ((4, 4), (4, 4)), ((6, 5), (6, 5)), ((12,), (12,)), ((4, 6, 8), (4, 6, 8)), ((5, 3), (5, 3)),
     ((8, 4), (4, 8)), ((5, 4), (4, 6)), ((8, 4), (4,)), ((8, 4), (8,)), ((4, 8, 6), (4, 6, 8)), ((2, 4, 6, 8), (2, 4, 6, 8)),
 )  # fmt: skip
-"""The first tensor's shape, and that of all the others."""
+"""The first tensor's shape, and that of all others."""
 MOST = 48
+"""Calls of one dtype."""
+SPARE = 2
+"""Examples drawn beyond the budget, since some are duplicates or None."""
+T = TypeVar("T")
+V = TypeVar("V", bound=Hashable)
 
 
 def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -> list[Sample]:
-    """At most `MOST` calls that the op accepts, for each dtype; the same for the same seed."""
+    """At most `MOST` calls that the op accepts, for each dtype; determined by the seed."""
     rng = torch.Generator().manual_seed(seed)
     found: list[Sample] = []
     for dtype in dtypes:
@@ -39,7 +47,7 @@ def calls(op: torch._ops.OpOverload, dtypes: Iterable[torch.dtype], seed: int) -
 
 
 def given(op: torch._ops.OpOverload, drawn: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Sample]:
-    """A rules module's own samples, as samples of ours."""
+    """The samples of a rules module, which yields (args, kwargs)."""
     made = [(call_of(op, args, kwargs), number) for number, (args, kwargs) in enumerate(drawn)]
     return [Sample(call, tuple(t.detach() for t in tensors), f"samples() #{n}") for (call, tensors), n in made]
 
@@ -62,9 +70,9 @@ def _with_tensors(
     dtype: torch.dtype,
     rng: torch.Generator,
 ) -> list[Any]:
-    """The values, with tensors of these shapes where a tensor goes: the first shape for the first one."""
+    """The values with tensors of these shapes in place: the first shape for the first tensor."""
     left = itertools.chain(shapes[:1], itertools.repeat(shapes[-1]))
-    smallest = min(size for shape in shapes for size in shape)  # an index below it is one in every dim
+    smallest = min(size for shape in shapes for size in shape)  # an index below it is valid in every dim
 
     def made(name: str) -> torch.Tensor:
         shape = next(left)
@@ -110,7 +118,7 @@ def _tensor(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) ->
 
 
 def accepts(sample: Sample) -> bool:
-    """Whether the op takes the call."""
+    """Whether the op accepts the call."""
     try:
         sample.call([t.clone() for t in sample.tensors])
     except REFUSALS:
@@ -118,29 +126,16 @@ def accepts(sample: Sample) -> bool:
     return True
 
 
-# Hypothesis as a source of choices: so many different values, the same for a seed in any process.
-#
-# Every choice is made of Hypothesis' coin flips alone.  Its integers, floats and texts would also try numbers
-# that it finds in the source of whatever modules this process has loaded, so that the same seed would draw
-# other values elsewhere; it would keep those numbers on disk, too.
-
-T = TypeVar("T")
-V = TypeVar("V", bound=Hashable)
-SPARE = 2
-"""How many more examples than values: some come twice, or to nothing."""
-
-
 class Pick(Protocol):
-    """One of the options; every one of them can come."""
+    """A function that returns one of the options, each with a positive probability."""
 
     def __call__(self, options: Sequence[T]) -> T: ...
 
 
 def drawn(make: Callable[[Pick], V | None], *, seed: int, budget: int) -> list[V]:
-    """At most `budget` different values that `make` builds of what it picks, in the order in which they come.
+    """At most `budget` different values of `make`, without None, in the order of the draws.
 
-    What is None does not count.  `make` must not raise, and may pick from what it holds alone: then the same
-    seed gives the same values.
+    `make` must not raise, and must depend on nothing but its picks: then the values are determined by the seed.
     """
     found = dict.fromkeys(_examples(make, seed, budget + SPARE)) if budget > 0 else {}
     return list(itertools.islice((value for value in found if value is not None), budget))

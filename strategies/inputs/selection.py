@@ -1,4 +1,4 @@
-"""Which op calls to try: from names and globs to OpInfos and overloads, and how many samples of each."""
+"""The selection of op calls to test: from names and globs to OpInfos and overloads, and the number of samples of each."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from strategies.torch_api import dtensor
 from strategies.torch_api.user_modules import Registered
 
 SAMPLES, TRACED, NAMED, SEARCHED = 24, 6, 64, 10
-"""Samples tried of one overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
+"""Samples tested per overload: in a sweep, of a decomposition, of an op that the user named, and in a search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """OpInfos to run, by their number, and which of the calls met there are wanted."""
+    """OpInfos to run, by number, and the overloads whose calls are recorded."""
 
     infos: tuple[int, ...]
     overloads: frozenset[str] = frozenset()
     whole: tuple[int, ...] = ()
-    """OpInfos that were named themselves: all their own calls are wanted."""
+    """OpInfos that the user named: all their own calls are recorded."""
     everything: bool = False
 
     def wants(self, number: int, sample: Sample) -> bool:
+        """Whether a sample that OpInfo `number` reaches is recorded."""
         if self.everything or sample.op in self.overloads:
             return True
         return number in self.whole and ("backward" not in sample.origin or "backward" in sample.op)
 
 
 def pick(settings: Settings, rules: Registered | None) -> Pick:
-    """The OpInfos and overloads that the settings ask for.  Raises `UnknownOp`."""
+    """The OpInfos and overloads that the settings select.  Raises `UnknownOp`."""
     if rules is not None:
         theirs = frozenset(name for name in rules.ops if name.startswith("aten."))
         return (
             pick_overloads(theirs, opinfo_samples.database()) if theirs else Pick(())
-        )  # OpInfo takes seconds to import
+        )  # importing OpInfo takes seconds
     database = opinfo_samples.database()
     if settings.everything:
         return Pick(tuple(range(len(database))), everything=True)
@@ -48,13 +49,8 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
     overloads: set[str] = set()
     known = sorted({str(op) for op in dtensor.registered()})
     for pattern in settings.patterns:
-        infos = [
-            n
-            for n, info in enumerate(database)
-            if any(fnmatch.fnmatchcase(x, pattern) for x in opinfo_samples.names(info))
-        ]
-        named = [op for op in known if any(fnmatch.fnmatchcase(x, pattern) for x in spellings(op))]
-        named = named or _decomposed(pattern)
+        infos = [n for n, info in enumerate(database) if fnmatch.filter(opinfo_samples.names(info), pattern)]
+        named = [op for op in known if fnmatch.filter(spellings(op), pattern)] or _decomposed(pattern)
         if not infos and not named:
             raise UnknownOp(pattern, {*(x for info in database for x in opinfo_samples.names(info)), *known})
         whole += infos
@@ -64,7 +60,7 @@ def pick(settings: Settings, rules: Registered | None) -> Pick:
 
 
 def _decomposed(name: str) -> list[str]:
-    """The overload of that full name, if it is in no registry but DTensor has a rule for it all the same."""
+    """The overload of that full name, if DTensor has a rule for it in none of its registries."""
     try:
         op = overload(name)
     except (ValueError, AttributeError):  # not three names, or no such op
@@ -73,16 +69,16 @@ def _decomposed(name: str) -> list[str]:
 
 
 def spellings(op: str) -> tuple[str, ...]:
-    """`aten.add.Tensor` answers to itself, `add.Tensor`, `aten.add` and `add`."""
+    """The names by which a user may select an overload: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
     namespace, packet, which = op.split(".")
     return op, f"{packet}.{which}", f"{namespace}.{packet}", packet
 
 
 def matching(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
-    """The overloads that the patterns name.  Raises `UnknownOp` for one that names none."""
+    """The overloads that match the patterns.  Raises `UnknownOp` for a pattern without a match."""
     found: set[str] = set()
     for pattern in patterns:
-        named = {op for op in ops if any(fnmatch.fnmatchcase(name, pattern) for name in spellings(op))}
+        named = {op for op in ops if fnmatch.filter(spellings(op), pattern)}
         if not named:
             raise UnknownOp(pattern, {name for op in ops for name in spellings(op)})
         found |= named
@@ -90,34 +86,28 @@ def matching(patterns: Sequence[str], ops: Sequence[str]) -> tuple[str, ...]:
 
 
 def pick_overloads(ops: frozenset[str], database: Sequence[Any]) -> Pick:
-    """The OpInfos that bear the overloads' names, else a part of them (`select` for `select_backward`); all
-    of them for an overload that has not even that."""
+    """The OpInfos with the overloads' names, else with a part of them (`select` for `select_backward`), else all."""
     if not ops:
         return Pick(())
     bearers: set[int] = set()
+    names = list(map(opinfo_samples.plain_names, database))
     for op in ops:
         packet = op.split(".")[1]
-        found = {n for n, info in enumerate(database) if {packet, packet.strip("_")} & _plain_names(info)}
-        found = found or {
-            n for n, info in enumerate(database) if any(x in packet for x in _plain_names(info) if len(x) > 3)
-        }
+        found = {n for n, known in enumerate(names) if {packet, packet.strip("_")} & known}
+        found = found or {n for n, known in enumerate(names) if any(x in packet for x in known if len(x) > 3)}
         bearers |= found or set(range(len(database)))
     return Pick(tuple(sorted(bearers)), ops)
 
 
-def _plain_names(info: Any) -> set[str]:
-    return {part for name in opinfo_samples.names(info) for part in (name, name.split(".")[-1], name.replace(".", "_"))}
-
-
 def wider(picked: Pick, met: Collection[str]) -> Pick:
-    """The OpInfos not yet run, for the overloads asked for that no sample has reached; none if all were."""
+    """The OpInfos not yet run, for the selected overloads without samples; none if all have some."""
     lacking = frozenset(picked.overloads) - set(met)
     rest = set(range(len(opinfo_samples.database()))) - set(picked.infos) if lacking else set()
     return Pick(tuple(sorted(rest)), lacking)
 
 
 def chosen(by_op: dict[str, list[Sample]], picked: Pick, settings: Settings) -> Iterable[tuple[str, list[Sample]]]:
-    """The samples to try of each overload, overloads in the order of their names."""
+    """The samples to test of each overload, sorted by overload."""
     for op in sorted(by_op):
         many = SEARCHED if settings.search else SAMPLES if picked.everything else NAMED
         if dtensor.source_of(overload(op)) == "decomposition":

@@ -1,8 +1,7 @@
-"""Calls of an overload drawn from its schema: each argument by its type and by what its name says.
+"""Calls of an overload drawn from its schema: each argument by its type and its name.
 
-This is for overloads that no database reaches.  The draws of an overload depend on its name, the dtype and
-the seed alone, in any process.  An op that trusts its caller may crash on arguments that it should refuse,
-so values are modest and this runs in a worker.
+This is for overloads without samples from OpInfo or a sibling.  The draws depend on the overload, the dtype and the seed
+alone.  An op may crash on arguments that it should reject, so values are moderate, and the draws run in a worker.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from strategies.model.rule import Sample, overload
 
 FIRST = ("float64", "int64", "bool", "complex64")
 THEN = ("float32", "bfloat16", "int32", "float16", "float8_e4m3fn", "uint8")
-"""Dtypes that are drawn, and those that are drawn where the op takes none of them."""
+"""Dtypes that are drawn, and those that are drawn if the op accepts none of them."""
 ATTEMPTS, MOST = 24, 6
-"""Draws of one dtype, and those of them that are kept."""
+"""Draws of one dtype, and the most that are kept."""
 
 _PLAIN = ((8, 4), (6, 5), (4, 4), (12,), (4, 6, 8), (5, 3), (4, 8, 8), (2, 4, 6, 6))
 _BY_DIMS = {"1d": ((2, 4, 9), (4, 6, 8)), "2d": ((2, 4, 8, 6), (4, 2, 6, 9)), "3d": ((2, 4, 6, 4, 6), (2, 2, 4, 6, 5))}
-"""Shapes of tensors; an op whose name says 2d wants two spatial dims behind the batch and the channels."""
+"""Shapes of tensors; an op with 2d in its name has two spatial dims after the batch and the channels."""
 _LISTS = (((8, 4), (5,)), ((6, 5), (4, 4), (3,)), ((4, 4), (6, 6)), ((6, 4),))
-"""Shapes of the tensors in a list: of unequal sizes, square, and one alone."""
+"""Shapes of the tensors in a list: of different sizes, square, and a single one."""
 _EIGHT_BITS = ((16, 16), (32, 32))
-"""Kernels for eight-bit floats want multiples of 16."""
+"""Kernels for eight-bit floats require multiples of 16."""
 _CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "mean", "rstd")
 _SCALARS = ("lr", "scale", "found_inf", "step", "offs")
 _POSITIVE = ("var", "sq", "std", "scale", "step", "noise", "lr")
 
 
 def draw_for(op: str, dtypes: Sequence[str] = FIRST, seed: int = 0) -> list[Sample]:
-    """At most `MOST` calls for each dtype that the op takes; if it takes none, calls of other dtypes (`THEN`).
+    """At most `MOST` calls for each dtype that the op accepts; if there are none, calls of other dtypes (`THEN`).
 
-    Raises `Unbound` with the words that the op refused most calls with, if it refused all.
+    Raises `Unbound` with the most frequent error if the op rejects all.
     """
     refused: dict[str, int] = {}
     found: list[Sample] = []
@@ -72,15 +71,18 @@ def _drawn(op: str, dtype: torch.dtype, rng: random.Random, number: int) -> Boun
     shapes = next((s for word, s in _BY_DIMS.items() if word in op), _PLAIN)
     if dtype.itemsize == 1 and dtype.is_floating_point:
         shapes = _EIGHT_BITS
-    world = _World(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
-    world.backward = "backward" in op
-    world.on_lists = any(kind(a) == "Tensors" for a in arguments)
-    values = [world.value(a) for a in arguments]
+    draw = _Draw(rng.choice(shapes), rng.choice(_LISTS), dtype, rng)
+    draw.backward = "backward" in op
+    draw.on_lists = any(kind(a) == "Tensors" for a in arguments)
+    values = [draw.value(a) for a in arguments]
     return completed(op, values, f"drawn from the schema, attempt {number}")
 
 
-class _World:
-    """One attempt: a shape for the tensors, shapes for lists of them, a dtype."""
+class _Draw:
+    """One attempt: a shape for tensors, shapes for lists of tensors, and a dtype.
+
+    The method `_<type>` draws a value for an argument of that type (see `schema_binding.kind`) and name.
+    """
 
     def __init__(
         self, shape: tuple[int, ...], lists: tuple[tuple[int, ...], ...], dtype: torch.dtype, rng: random.Random
@@ -106,7 +108,7 @@ class _World:
     def _tensor(self, name: str) -> Tensor:
         if any(word in name for word in _SCALARS):
             return self._numbers_in((), name)
-        if self.on_lists:  # one tensor beside lists is a number for all of them, or holds a number for each
+        if self.on_lists:  # a tensor beside lists is a number for all of them, or has a number for each
             return self._numbers_in(self.rng.choice([(), (len(self.lists),)]), name)
         if name in _CHANNELS and len(self.shape) > 1:
             return self._numbers_in((self.shape[1],), name)
@@ -128,7 +130,7 @@ class _World:
         if self.dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=self.numbers).bool()
         if not (self.dtype.is_floating_point or self.dtype.is_complex):
-            drawn = torch.randint(1, 10, shape, generator=self.numbers)  # no zero: something may divide by it
+            drawn = torch.randint(1, 10, shape, generator=self.numbers)  # no zero: the op may divide by it
             signs = 1 if self.positive or "step" in name else torch.randint(0, 2, shape, generator=self.numbers) * 2 - 1
             return (drawn * signs).to(self.dtype)
         drawn = torch.randn(shape, generator=self.numbers, dtype=torch.float64) * 2
@@ -139,7 +141,7 @@ class _World:
         if self.dtype.is_complex:
             drawn = torch.complex(drawn, torch.randn(shape, generator=self.numbers, dtype=torch.float64))
         small = self.dtype.itemsize == 1 and any(word in name for word in _SCALARS)
-        return drawn.to(torch.float32 if small else self.dtype)  # scales of eight-bit floats are wider than those
+        return drawn.to(torch.float32 if small else self.dtype)  # scales of eight-bit floats are float32
 
     def _number(self, name: str) -> bool | int | float:
         if self.dtype == torch.bool:
@@ -151,9 +153,8 @@ class _World:
         return [self._number(name) for _ in self.lists]
 
     def _float(self, name: str) -> float:
-        return self.rng.choice(
-            [0.5, 0.25, 0.125] if name in ("p", "beta1", "beta2", "lr", "eps", "dropout_p") else [0.5, 2.0]
-        )
+        fraction = name in ("p", "beta1", "beta2", "lr", "eps", "dropout_p")
+        return self.rng.choice([0.5, 0.25, 0.125] if fraction else [0.5, 2.0])
 
     def _floats(self, name: str) -> list[float]:
         return [2.0] * self._spatial()

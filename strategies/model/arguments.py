@@ -1,7 +1,7 @@
-"""The arguments of a call by name, whole tensors in place, and calls made from them as torch's dispatcher hands them on.
+"""The arguments of a call by name, and calls made from them in the normal form of torch's dispatcher.
 
-Whatever a user writes, a rule sees one form: every argument by position but for those that the schema
-wants by keyword, and neither trailing defaults nor keywords that have their default.
+A rule sees only that form, however the user wrote the call: arguments by position except keyword-only ones, without trailing
+defaults and without keywords that equal their default.
 """
 
 from __future__ import annotations
@@ -14,53 +14,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.model.rule import Leaf, Sample, call_of, overload
+from strategies.model.rule import Sample, call_of, leaf_numbers, overload
 
 DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "axis"})
-"""Names of the arguments that hold dims."""
+"""Names of arguments that hold dims."""
 INDICES = ("index", "indices", "idx", "target")
-"""What the names of arguments contain whose integers are places in another tensor."""
+"""Parts of the names of arguments whose integers are positions in another tensor."""
 PLAIN = frozenset({"self", "other", "input", "tensors", "tensor1", "tensor2", "mat2", "batch1", "batch2", "vec2",
                    "value", "values", "source", "src", "x"})  # fmt: skip
-"""Names of the arguments whose integers are numbers to compute with: no places, lengths, counts or pivots."""
-
+"""Names of arguments whose integers are operands of arithmetic: no positions, lengths, counts or pivots."""
 SORTED = frozenset({"sorted_sequence", "boundaries"})
-"""Names of the arguments whose values must stand in order: searched in any other way they give anything."""
+"""Names of arguments whose values must be sorted: the result of a search in an unsorted tensor is undefined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of a schema; `kind` is its type as torch writes it."""
+    """One argument of a schema; `kind` is its type as torch prints it."""
 
     name: str
     kind: str
     keyword: bool
     optional: bool
     default: Any
-    """What the schema gives it; `...` where it must be given."""
+    """The schema's default; `...` for an argument without one."""
 
 
 @functools.cache
 def schema(op: str) -> tuple[Argument, ...]:
     """The arguments of an overload, in order."""
-
-    def described(a: Any) -> Argument:
-        kind = str(a.type)
-        default = a.default_value if a.has_default_value() else ...
-        return Argument(a.name, kind, a.kwarg_only, kind.startswith("Optional"), default)
-
-    return tuple(map(described, overload(op)._schema.arguments))
+    return tuple(
+        Argument(
+            name=a.name,
+            kind=str(a.type),
+            keyword=a.kwarg_only,
+            optional=str(a.type).startswith("Optional"),
+            default=a.default_value if a.has_default_value() else ...,
+        )
+        for a in overload(op)._schema.arguments
+    )
 
 
 def values(sample: Sample) -> dict[str, Any]:
-    """Every argument by name, defaults included, with its tensors.  A keyword of no schema is kept as it is."""
+    """Every argument by name, defaults included, with tensors in place.  A keyword that the schema lacks is kept."""
     known, (args, kwargs) = schema(sample.op), sample.call.filled(sample.tensors)
-    found = {a.name: a.default for a in known if a.default is not ...}
-    return found | {a.name: v for a, v in zip(known, args, strict=False)} | kwargs
+    defaults = {a.name: a.default for a in known if a.default is not ...}
+    return defaults | {a.name: v for a, v in zip(known, args, strict=False)} | kwargs
 
 
 def called(sample: Sample, given: Mapping[str, Any], what: str) -> Sample:
-    """The same op with these arguments, as the dispatcher would hand the call on; `what` is said of its origin."""
+    """The same op with these arguments, in the dispatcher's form; `what` is appended to its origin."""
     known = schema(sample.op)
     args = [given[a.name] for a in known if not a.keyword and a.name in given]
     positional = [a for a in known if not a.keyword][: len(args)]
@@ -79,58 +81,47 @@ def _is_default(value: Any, argument: Argument) -> bool:
 
 
 def with_tensors(sample: Sample, changed: Mapping[int, Tensor], what: str) -> Sample:
-    """The same call on other tensors, by their number."""
+    """The same call with some tensors replaced, by leaf number; `what` is appended to its origin."""
     tensors = tuple(changed.get(i, x) for i, x in enumerate(sample.tensors))
     return replace(sample, tensors=tensors, origin=f"{sample.origin}, {what}")
 
 
 def names(sample: Sample) -> tuple[str, ...]:
-    """For each tensor of the call, by number, the argument that it stands in."""
-    found: dict[int, str] = {}
-
-    def walk(value: Any, name: str) -> None:
-        if type(value) is Leaf:
-            found[value.index] = name
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                walk(item, name)
-
-    for argument, value in zip(schema(sample.op), sample.call.args, strict=False):
-        walk(value, argument.name)
-    for name, value in sample.call.kwargs:
-        walk(value, name)
+    """For each tensor of the call, by leaf number, the name of its argument."""
+    found = {leaf: name for name, value in sample.call.named().items() for leaf in leaf_numbers(value)}
     return tuple(found.get(i, "") for i in range(len(sample.tensors)))
 
 
 def is_index(name: str) -> bool:
+    """Whether the integers of an argument of that name are positions in another tensor."""
     return any(word in name for word in INDICES)
 
 
 def is_places(x: Tensor) -> bool:
-    """Whether these may be places in another tensor."""
+    """Whether these may be positions in another tensor, by their dtype."""
     return x.dtype in (torch.int64, torch.int32)
 
 
 def repeats_sizes(name: str) -> bool:
-    """Whether an argument of that name says once more what the sizes say, as ratios.
+    """Whether an argument of that name repeats the sizes as ratios.
 
-    2.13: where its scales and its sizes do not agree, `_upsample_bilinear2d_aa` reads past the end, and gives left-over
-    memory, another in each run.
+    torch 2.13: where scales and sizes disagree, `_upsample_bilinear2d_aa` reads out of bounds and returns uninitialised
+    memory, different in each run.
     """
     return name.startswith("scales")
 
 
 _UNCHECKED = ("lengths", "offsets", "pivots", "cum_seq")
-"""What the names of arguments contain whose numbers say where in memory an op reads, and are not checked."""
+"""Parts of the names of arguments that determine where an op reads in memory and that it does not check."""
 
 
 @functools.cache
 def trusts(op: str) -> bool:
-    """Whether the op trusts its caller.
+    """Whether the op does not check its sizes, dims and counts.
 
-    Such ops do not check sizes, dims and counts: with others than their caller would give they read past the
-    end, and the process dies.  2.13: `_fft_r2c` with a negative dim, `segment_reduce` with lengths that are
-    longer than its data, `linalg_ldl_solve` with pivots of another matrix.
+    With values that its usual caller would not pass, such an op reads out of bounds and may crash the process.  torch 2.13:
+    `_fft_r2c` with a negative dim, `segment_reduce` with lengths beyond its data, `linalg_ldl_solve` with pivots of another
+    matrix.
     """
     packet = op.split(".")[1]
     inner = packet.startswith(("_", "native_")) or "backward" in packet

@@ -1,13 +1,13 @@
-"""Which calls of an op are alike: as many dims, the same kinds of numbers, the same scalars but for size and values.
+"""Signatures of calls: which calls of an op are alike, prior calls as text, cache keys of specs, and diverse subsets.
 
-What holds on one call is asked of those like it.  A rule that a search finds is stated together with the
-kind of call on which it was seen: `alpha < 0` is part of the rule.
+Calls are alike that have tensors of as many dims, the same kinds of numbers, and scalars of the same sign.  A rule that a
+search finds is reported with the kind of call for which it holds: `alpha < 0` is part of the rule.  A prior call,
+`again(x0, [1], True)`, is the same op called before with other arguments, where `x0` is the first tensor of the tested call.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 import itertools
 import math
 import re
@@ -17,18 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.concurrency import Same, brief
 from localtensor.errors import Refusal
 from localtensor.layout import Spec, is_plain, shape_text, short
 from localtensor.layout import StridedShard as _StridedShard
+from strategies.model.arguments import Argument, schema
 from strategies.model.code_text import literal
-from strategies.model.rule import Call, Leaf, Sample, overload
+from strategies.model.rule import Call, Leaf, Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of one argument that is no tensor: `alpha < 0`, `dim == 1`; in Python, as it is printed."""
+    """A condition on one non-tensor argument as Python text: `alpha < 0`, `dim == 1`."""
 
     argument: str
     says: str
@@ -39,7 +41,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`dims[i]` and `numbers[i]` (f, i or b) are of tensor i; `facts` speak of the other arguments."""
+    """`dims[i]` and `numbers[i]` (f, i or b) describe tensor i; `facts` describe the other arguments."""
 
     dims: tuple[int, ...]
     numbers: str
@@ -47,36 +49,32 @@ class Kind:
 
 
 def kind_of(sample: Sample) -> Kind:
-    """The kind of a call.  Numbers that the op computes with count by their sign, all other values as they are;
-    of a tensor that may be left out it counts that it is there."""
+    """The kind of a call: operands of arithmetic by their sign, other values as they are, optional tensors by presence."""
     letters = "".join(letter(t.dtype) for t in sample.tensors)
-    facts = [Fact(name, _says(value, computes)) for name, value, computes in scalars(sample)]
-    facts += [Fact(name, "is not None") for name, value in _given(sample) if _may_lack(sample.op, name, value)]
+    facts = [Fact(name, _condition(value, computes)) for name, value, computes in scalars(sample)]
+    facts += [
+        Fact(a.name, "is not None") for a, value in _given(sample) if "Optional" in a.kind and holds_tensor(value)
+    ]
     return Kind(tuple(t.ndim for t in sample.tensors), letters, tuple(sorted(facts, key=str)))
 
 
 def scalars(sample: Sample) -> Iterator[tuple[str, Any, bool]]:
-    """The arguments that hold no tensor, defaults included: name, value, and whether the op computes with the number."""
-    for name, value in _given(sample):
+    """The non-tensor arguments, defaults included: name, value, and whether it is a number that the op computes with."""
+    for a, value in _given(sample):
         if not holds_tensor(value):
-            yield name, value, _computes(sample.op, name) and type(value) in (int, float)
+            computes = any(word in a.kind for word in ("number", "float", "Scalar"))
+            yield a.name, value, computes and type(value) in (int, float)
 
 
-def _given(sample: Sample) -> list[tuple[str, Any]]:
-    arguments = overload(sample.op)._schema.arguments
-    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(arguments, sample.call.args, strict=False)} | dict(sample.call.kwargs)
-    return [(a.name, given[a.name]) for a in arguments if a.name in given]
+def _given(sample: Sample) -> list[tuple[Argument, Any]]:
+    """The arguments of the schema that have a value, default or not, in the order of the schema."""
+    known = schema(sample.op)
+    given = {a.name: a.default for a in known if a.default is not ...} | sample.call.named()
+    return [(a, given[a.name]) for a in known if a.name in given]
 
 
-def _may_lack(op: str, name: str, value: Any) -> bool:
-    return holds_tensor(value) and any(
-        a.name == name and "Optional" in str(a.type) for a in overload(op)._schema.arguments
-    )
-
-
-def holds_tensor(value: Any) -> bool:
-    """Whether a tensor of the call stands in this argument.
+def holds_tensor(value: object) -> bool:
+    """Whether the argument is or contains a tensor of the call.
 
     >>> holds_tensor([Leaf(0), Leaf(1)]), holds_tensor([0, 1])
     (True, False)
@@ -84,27 +82,21 @@ def holds_tensor(value: Any) -> bool:
     return any(map(holds_tensor, value)) if isinstance(value, (list, tuple)) else type(value) is Leaf
 
 
-@functools.cache
-def _computes(op: str, name: str) -> bool:
-    kinds = {a.name: str(a.type) for a in overload(op)._schema.arguments}
-    return any(word in kinds.get(name, "") for word in ("number", "float", "Scalar"))
-
-
 def letter(dtype: torch.dtype) -> str:
-    """f for what may be a fraction, complex numbers included, b for booleans, i for the rest."""
+    """f for floating and complex dtypes, b for booleans, i for the rest."""
     if dtype == torch.bool:
         return "b"
     return "f" if dtype.is_floating_point or dtype.is_complex else "i"
 
 
-def _says(value: Any, computes: bool) -> str:
+def _condition(value: Any, computes: bool) -> str:
     if computes and not math.isnan(value):
         return "== 0" if value == 0 else "> 0" if value > 0 else "< 0"
     return f"is {value}" if value is None or isinstance(value, bool) else f"== {source(value)}"
 
 
 def source(value: Any) -> str:
-    """The value as Python reads it; `torch` is imported there.
+    """Python text of the value, for a program that imports `torch`.
 
     >>> source([torch.device("cpu"), 1.5, float("inf"), "sum"])
     "[torch.device(type='cpu'), 1.5, float('inf'), 'sum']"
@@ -119,15 +111,11 @@ def source(value: Any) -> str:
     return repr(value)
 
 
-# The same op called before with other arguments, as text: what DTensor remembers of one call must not reach another.
-#
-# `again(x0, [1], True)` are the arguments of the call before, `x0` the first tensor of the call that is judged.
-
 _NAMES = {"inf": float("inf"), "nan": float("nan")}
 
 
 def text_of(value: Any, letter: str = "x") -> str:
-    """Python text of an argument, `x0` where the first tensor goes; of a tensor that stands there itself, its values."""
+    """Python text of an argument: `x0` for the first leaf, the values for a tensor that is not a leaf."""
     if isinstance(value, Leaf):
         return f"{letter}{value.index}"
     if isinstance(value, Tensor):
@@ -154,12 +142,12 @@ def indexed(arguments: str) -> str:
 
 
 def again(call: Call) -> str:
-    """The name of the follower: this call came before."""
+    """The text of a prior call, which names the follower: `again(x0, [1])`."""
     return f"again({arguments_text(call)})"
 
 
 def before(op: str, text: str) -> Call:
-    """The call that a text stands for; the inverse of `again`.  Raises ValueError for text that is none."""
+    """The prior call of that text; the inverse of `again`.  Raises ValueError for other text."""
     node = ast.parse(text, mode="eval").body
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "again"):
         raise ValueError(f"{text!r} is no call that came before: write again(x0, ...)")
@@ -190,22 +178,18 @@ def _value(node: ast.expr) -> Any:
 
 
 def others(sample: Sample, samples: Sequence[Sample]) -> Iterator[str]:
-    """The calls among these samples that could have come before: the same op, and arguments that differ on tensors
-    of the same shapes and dtypes, each once."""
+    """Each different prior call among these samples: the same op, tensors of the same shapes and dtypes, other arguments."""
     seen = {again(sample.call)}
     for other in samples:
         name = again(replace(other.call, op=sample.op))
-        if other.op == sample.op and _alike(sample, other) and name not in seen:
+        alike = [(x.shape, x.dtype) for x in sample.tensors] == [(x.shape, x.dtype) for x in other.tensors]
+        if other.op == sample.op and alike and name not in seen:
             seen.add(name)
             yield name
 
 
-def _alike(a: Sample, b: Sample) -> bool:
-    return [(x.shape, x.dtype) for x in a.tensors] == [(x.shape, x.dtype) for x in b.tensors]
-
-
 class NoKey(Refusal):
-    """A call has an argument that cannot be part of a key."""
+    """A call has an argument that cannot be part of a cache key."""
 
     def __init__(self, argument: str, value: object, problem: str) -> None:
         remedy = "Propagate this call without a cache, or pass a plain value"
@@ -216,25 +200,21 @@ def _brief(value: object) -> str:
     return f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else brief(value, 40)
 
 
-def _has_text(placement: Any) -> bool:
-    """Whether its short print says all that there is."""
+def _has_text(placement: Placement) -> bool:
+    """Whether the short text of the placement determines it."""
     if is_plain(placement):
         return not getattr(placement, "__dict__", None)
     return type(placement) is _StridedShard and type(placement.split_factor) is int
 
 
-def _written(placement: Any) -> str:
-    return short(placement) if _has_text(placement) else f"<{type(placement).__qualname__}>"
-
-
-def _odd(placement: Any) -> Hashable:
-    """Equality that a class wrote for itself is taken at its word; what it inherits may know nothing of its state."""
+def _placement_key(placement: Placement) -> Hashable:
+    """Compared by `__eq__` if the class defines it itself, else by identity: an inherited one may ignore its state."""
     kind = type(placement)
     return (kind, placement) if "__eq__" in vars(kind) and kind is not _StridedShard else Same(placement)
 
 
 def spec_token(spec: Spec | None) -> Hashable:
-    """All of a spec but its mesh's names.  A text, with the placements that no text can hold behind it.
+    """The cache key of a spec: a text without the mesh's names, and the placements that have no text.
 
     Raises `NoKey` for symbolic sizes.
     """
@@ -244,19 +224,16 @@ def spec_token(spec: Spec | None) -> Hashable:
         if type(size) is not int:
             raise NoKey("specs", size, "a size that is no plain integer is known to its own program only")
     sizes = ",".join(map(str, spec.mesh.sizes))
-    placements = ", ".join(map(_written, spec.placements))
+    placements = ", ".join(short(p) if _has_text(p) else f"<{type(p).__qualname__}>" for p in spec.placements)
     text = f"{shape_text(spec.shape, spec.dtype)} @ {sizes}: {placements}"
     if spec.shard_order:
         text += f" by {spec.shard_order}"
-    odd = tuple((i, _odd(p)) for i, p in enumerate(spec.placements) if not _has_text(p))
-    return (text, *odd) if odd else text
-
-
-# Which of many calls to try: those that differ most in what a rule could look at.
+    textless = tuple((i, _placement_key(p)) for i, p in enumerate(spec.placements) if not _has_text(p))
+    return (text, *textless) if textless else text
 
 
 def features(sample: Sample) -> list[tuple[int, str]]:
-    """What a rule could look at, argument by argument: dtype, number of dims, ones, evenness, scalars."""
+    """What a rule could depend on, argument by argument: dtype, number of dims, sizes of one, evenness, scalars."""
 
     def show(value: Any) -> str:
         if isinstance(value, Leaf):
@@ -269,55 +246,46 @@ def features(sample: Sample) -> list[tuple[int, str]]:
 
     shown = [show(a) for a in sample.call.args] + [f"{n}={show(v)}" for n, v in sample.call.kwargs]
     shapes = {tuple(t.shape) for t in sample.tensors}
-    beside = [(-3 - i, _beside(sample.tensors[0], t)) for i, t in enumerate(sample.tensors[1:])]
-    return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments"), *beside]
+    compared = [(-3 - i, _compare_sizes(sample.tensors[0], t)) for i, t in enumerate(sample.tensors[1:])]
+    return [*enumerate(shown), (-1, f"{len(shapes)} shapes"), (-2, f"{len(shown)} arguments"), *compared]
 
 
 def _number(value: float) -> str:
-    """Small whole numbers and infinities mean something of their own (the order of a norm); of others only the kind."""
+    """Small whole numbers and infinities as they are (they may be the order of a norm); others by sign and kind."""
     if not math.isfinite(value) or (value.is_integer() and abs(value) <= 4):
         return repr(value)
     return ("-" if value < 0 else "+") + ("integral" if value.is_integer() else "float")
 
 
-def _beside(first: Tensor, other: Tensor) -> str:
-    """Dim by dim, whether the other tensor is as long as the first, shorter or longer."""
+def _compare_sizes(first: Tensor, other: Tensor) -> str:
+    """Dim by dim, `=`, `<` or `>`: whether the other tensor is as long as the first, shorter or longer."""
     if first.ndim != other.ndim:
         return f"{other.ndim - first.ndim:+d} dims"
     return "".join("=" if a == b else "<" if b < a else ">" for a, b in zip(first.shape, other.shape, strict=True))
 
 
 MOST_CANDIDATES = 200
+"""Samples that `choose` considers."""
+_WORTH = {1: 12, 2: 1}
+"""What a new value, and a new pair of values, counts."""
 
 
 def choose(found: Sequence[Sample], most: int) -> list[Sample]:
-    """At most so many samples of one overload, each chosen for what it adds to those before it.
+    """A diverse subset of at most `most` samples of one overload, in the order of choice.
 
-    New values of an argument count most, then new pairs of values; of equals one that can be split
-    is taken before one that cannot, then the smaller, then the earlier.  The order is that of choice.
+    Each is chosen for what it adds to those before it: new values of an argument count most, then new pairs of values.  Of
+    equals a sample that can be split comes first, then the smaller, then the earlier one.
     """
     unique: dict[str, tuple[Sample, set[Any]]] = {}
-    for sample in sorted(found, key=lambda s: (_largest(s) < 4, s.size)):
+    for sample in sorted(found, key=lambda s: (max((t.numel() for t in s.tensors), default=0) < 4, s.size)):
         seen = features(sample)
-        unique.setdefault(repr(seen), (sample, _weighed(seen)))
+        unique.setdefault(repr(seen), (sample, {(f,) for f in seen} | set(itertools.combinations(seen, 2))))
     left = list(unique.values())[:MOST_CANDIDATES]
     covered: set[Any] = set()
     chosen: list[Sample] = []
     while left and len(chosen) < most:
-        gains = [sum(_WORTH[len(f)] for f in worth - covered) for _, worth in left]
-        best, worth = left.pop(max(range(len(left)), key=lambda i: (gains[i], -i)))
-        covered |= worth
+        gains = [sum(_WORTH[len(f)] for f in combinations - covered) for _, combinations in left]
+        best, combinations = left.pop(max(range(len(left)), key=lambda i: (gains[i], -i)))
+        covered |= combinations
         chosen.append(best)
     return chosen
-
-
-def _largest(sample: Sample) -> int:
-    return max((t.numel() for t in sample.tensors), default=0)
-
-
-_WORTH = {1: 12, 2: 1}
-
-
-def _weighed(seen: Sequence[tuple[int, str]]) -> set[Any]:
-    """Values alone, as 1-tuples, and pairs of them."""
-    return {(f,) for f in seen} | set(itertools.combinations(seen, 2))

@@ -1,4 +1,4 @@
-"""Values as Python text, for scripts that show a finding without an import of ours."""
+"""Values as Python text, for scripts that reproduce a finding without importing this package."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import StridedShard, rounds, scale_of
 
 FLAT = '''def flat(out):
-    """All that an op returned, in one list."""
+    """All results of an op, in one list."""
     return [leaf for item in out for leaf in flat(item)] if isinstance(out, (tuple, list)) else [out]
 '''
-"""The lines of a script that list what an op returned."""
+"""The function of a script that flattens the results of an op."""
 COMPARED = """\
         same = (got.shape, got.dtype) == (want.shape, want.dtype) and torch.allclose(got, want, rtol=0.0, atol=slack, equal_nan=True)
         want, got = want.tolist(), got.tolist()
@@ -29,12 +29,12 @@ dist.barrier()
 dist.destroy_process_group()
 sys.exit(1 if wrong else 0)
 """
-"""How a script goes on where `got` is whole: it tells both, and how it ends."""
+"""The end of a script once `got` is gathered: it compares, prints both, and sets the exit code."""
 
 
 def literal(x: Tensor) -> str:
-    """Python text that makes the same tensor, to the last bit; strides of a dense layout included."""
-    if x.is_complex():  # Python's own way to write a complex number loses the sign of a zero, and nan
+    """Python text of a bitwise equal tensor, with the strides of a dense layout."""
+    if x.is_complex():  # the repr of a Python complex number loses the sign of a zero, and nan
         return f"torch.complex({literal(x.detach().real.clone())}, {literal(x.detach().imag.clone())})"
     made = f"torch.tensor({x.detach().cpu().tolist()!r}, dtype={x.dtype})"
     if x.numel() == 0:
@@ -45,7 +45,7 @@ def literal(x: Tensor) -> str:
 
 
 def slack_text(want: Any, slack: Tensor | None) -> str:
-    """How far a result may be off: the largest finite slack, and a little of its scale; elements that jump do not count."""
+    """The tolerance as text: the largest finite slack, and at least 1e-9 of the result's scale; unstable elements are ignored."""
     finite = [v for v in slack.flatten().tolist() if math.isfinite(v)] if isinstance(slack, Tensor) else []
     real = isinstance(want, Tensor) and rounds(want)
     return f"{max([*finite, 1e-9 * float(scale_of(want)) if real else 0.0]):.3g}"
@@ -60,7 +60,7 @@ def tensor_text(x: Any, most: int = 24) -> str:
 
 
 def placement_code(placement: Placement) -> str:
-    """Python text that makes the placement, in a follower and in a script."""
+    """Python text of the placement, for a follower and for a script."""
     if isinstance(placement, StridedShard):
         return f"_StridedShard({placement.dim}, split_factor={placement.split_factor})"
     if isinstance(placement, Partial):

@@ -1,6 +1,6 @@
-"""Samples, rules and evidence as JSON, and back: what a journal holds is data, and is read as data.
+"""Samples, rules and tensors as JSON, and back.
 
-Tensors are their bytes in base64, beside dtype, shape and strides, so that a case comes back to the last bit.
+A tensor is its bytes in base64 beside dtype, shape and strides, so that a case is restored bit for bit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from strategies.model.rule import Call, Leaf, Rule, Sample
 
 
 class NotData(Exception):
-    """A value that has no form in JSON: a generator, say, or a tensor of a layout with no strides."""
+    """A value without a JSON form, such as a generator or a sparse tensor."""
 
 
 @dataclass(frozen=True)
 class NamedPlacement(Placement):
-    """A placement of DTensor's own, of which only the name is known: it is shown, and never split."""
+    """A placement class private to DTensor, known by name only: it can be printed, and not used to split a tensor."""
 
     text: str
 
@@ -34,10 +34,15 @@ class NamedPlacement(Placement):
         return self.text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NamedPlacement, (self.text,)  # the base is torch's own C++ class, which cannot be pickled
+        return NamedPlacement, (self.text,)  # torch's C++ base class cannot be pickled
 
 
-_NAMED = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "memory_format"}
+_CONSTANTS = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
 
 
 def value(x: Any) -> Any:
@@ -54,20 +59,20 @@ def value(x: Any) -> Any:
         return [value(v) for v in x]
     if isinstance(x, tuple):
         return {"tuple": [value(v) for v in x]}
-    if type(x) in _NAMED:
-        return {_NAMED[type(x)]: str(x).removeprefix("torch.")}
+    if type(x) in _CONSTANTS:
+        return {_CONSTANTS[type(x)]: str(x).removeprefix("torch.")}
     if isinstance(x, Tensor):
         return {"tensor": tensor(x)}
-    raise NotData(f"an argument of type {type(x).__name__}")  # its repr may hold an address, another in each run
+    raise NotData(f"an argument of type {type(x).__name__}")  # its repr may contain an address, which differs by run
 
 
-def read_value(told: Any) -> Any:
-    """What `value` wrote."""
-    if isinstance(told, list):
-        return [read_value(v) for v in told]
-    if not isinstance(told, dict):
-        return told
-    ((kind, inner),) = told.items()
+def read_value(data: Any) -> Any:
+    """The argument of that JSON form; the inverse of `value`.  Raises `NotData`."""
+    if isinstance(data, list):
+        return [read_value(v) for v in data]
+    if not isinstance(data, dict):
+        return data
+    ((kind, inner),) = data.items()
     if kind == "float":
         return float(inner)
     if kind == "complex":
@@ -78,22 +83,23 @@ def read_value(told: Any) -> Any:
         return tuple(read_value(v) for v in inner)
     if kind == "tensor":
         return read_tensor(inner)
-    return torch.device(inner) if kind == "device" else _named(kind, inner)
+    return torch.device(inner) if kind == "device" else _constant(kind, inner)
 
 
-def _named(kind: str, name: str) -> Any:
-    """torch's own constant of that kind and name, and nothing else that torch may hold under it."""
+def _constant(kind: str, name: str) -> Any:
+    """torch's constant of that kind and name.  Raises `NotData` for any other attribute of torch."""
     found = getattr(torch, name, None)
-    if _NAMED.get(type(found)) != kind:
+    if _CONSTANTS.get(type(found)) != kind:
         raise NotData(f"torch has no {kind} called {name!r:.60}")
     return found
 
 
 def tensor(x: Tensor) -> list[Any]:
-    """`[dtype, shape, bytes, strides, device]`, the last two where they are not the usual ones; the elements in
-    order of their indices.  Raises `NotData`.
+    """`[dtype, shape, bytes, strides, device]`, elements in index order; the last two only where they are not the default.
+
+    Raises `NotData`.
     """
-    if x.layout != torch.strided or x.is_quantized:
+    if not _is_dense(x):
         raise NotData(f"a tensor of layout {x.layout}")
     plain = x.detach().cpu().resolve_conj().resolve_neg()
     raw = torch.empty(x.numel(), dtype=x.dtype).copy_(plain.reshape(-1))
@@ -105,20 +111,22 @@ def tensor(x: Tensor) -> list[Any]:
     return made if contiguous else [*made, list(x.stride())]
 
 
-def read_tensor(told: Sequence[Any]) -> Tensor:
-    """What `tensor` wrote, strides included; expanded tensors are expanded again."""
-    name, shape, data, strides, device = (*told, None, None)[:5]
-    made = _laid(name, shape, data, strides)
-    return made if device is None else _moved(made, torch.device(device))
+def _is_dense(x: Tensor) -> bool:
+    return x.layout == torch.strided and not x.is_quantized
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
-    there = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
-    return there.copy_(x) if 0 not in x.stride() else x.to(device)
+def read_tensor(data: Sequence[Any]) -> Tensor:
+    """The tensor of that JSON form, with its strides; the inverse of `tensor`.  Expanded tensors are expanded again."""
+    name, shape, text, strides, device = (*data, None, None)[:5]
+    made = _read_on_cpu(name, shape, text, strides)
+    if device is None:
+        return made
+    there = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device=device)
+    return there.copy_(made) if 0 not in made.stride() else made.to(device)
 
 
-def _laid(name: str, shape: Sequence[int], data: str, strides: Sequence[int] | None) -> Tensor:
-    dtype = _named("dtype", name)
+def _read_on_cpu(name: str, shape: Sequence[int], data: str, strides: Sequence[int] | None) -> Tensor:
+    dtype = _constant("dtype", name)
     raw = base64.b64decode(data)
     flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
     whole = flat.reshape(shape)
@@ -133,40 +141,40 @@ def _laid(name: str, shape: Sequence[int], data: str, strides: Sequence[int] | N
 
 
 def sample(x: Sample) -> dict[str, Any]:
-    """A sample with its tensors.  Raises `NotData`."""
+    """The JSON form of a sample with its tensors.  Raises `NotData`."""
     call = [value(list(x.call.args)), [[name, value(v)] for name, v in x.call.kwargs]]
     return {"op": x.call.op, "call": call, "tensors": [tensor(t) for t in x.tensors], "origin": x.origin}
 
 
 def has_form(x: Sample) -> bool:
-    """Whether `sample` can write it."""
+    """Whether the sample has a JSON form."""
     try:
         value([list(x.call.args), [list(pair) for pair in x.call.kwargs]])
     except NotData:
         return False
-    return all(t.layout == torch.strided and not t.is_quantized for t in x.tensors)
+    return all(map(_is_dense, x.tensors))
 
 
-def read_sample(told: dict[str, Any]) -> Sample:
-    """What `sample` wrote."""
-    args, kwargs = told["call"]
-    call = Call(told["op"], tuple(read_value(args)), tuple((name, read_value(v)) for name, v in kwargs))
-    return Sample(call, tuple(map(read_tensor, told["tensors"])), told["origin"])
+def read_sample(data: dict[str, Any]) -> Sample:
+    """The sample of that JSON form; the inverse of `sample`."""
+    args, kwargs = data["call"]
+    call = Call(data["op"], tuple(read_value(args)), tuple((name, read_value(v)) for name, v in kwargs))
+    return Sample(call, tuple(map(read_tensor, data["tensors"])), data["origin"])
 
 
 def rule(x: Rule) -> list[Any]:
-    """`[op, inputs, outputs]` in the short print of placements."""
+    """`[op, inputs, outputs]` with placements in short form."""
     return [x.op, [short(p) for p in x.inputs], [short(p) for p in x.outputs]]
 
 
-def read_rule(told: Sequence[Any]) -> Rule:
-    """What `rule` wrote; placements of DTensor's own come back as `NamedPlacement`."""
-    op, inputs, outputs = told
+def read_rule(data: Sequence[Any]) -> Rule:
+    """The rule of that JSON form; the inverse of `rule`.  DTensor's private placements become `NamedPlacement`."""
+    op, inputs, outputs = data
     return Rule(op, tuple(map(read_placement, inputs)), tuple(map(read_placement, outputs)))
 
 
 def read_placement(text: str) -> Placement | None:
-    """The placement of that short print; None for "-"."""
+    """The placement of that short form; None for "-"."""
     if text == "-":
         return None
     try:

@@ -1,4 +1,9 @@
-"""Claims as values: a rule, the call it speaks of, and what each rank would run under it."""
+"""Calls, samples, sharding rules and programs as immutable values.
+
+A `Call` is an op with its arguments.  A `Sample` adds the whole tensors.  A `Rule` gives the placements of inputs and results
+along one mesh axis, and a `Claim` is a rule as a source applies it to a sample.  A `Program` is a call through DTensor on a
+mesh of one or more axes, and the op that follows it.
+"""
 
 from __future__ import annotations
 
@@ -19,34 +24,32 @@ from localtensor.layout import Layout, cuts, factors_of, in_order, is_plain, ord
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Stands for tensor number `index` in the arguments of a call."""
+    """A placeholder for tensor number `index` in the arguments of a call."""
 
     index: int
 
 
 LEAVES = tuple(Leaf(i) for i in range(64))
-"""The same leaves for all: a call that is made of these is found sooner where answers are remembered."""
-
-
+"""Shared leaves: calls made of the same objects are compared faster in the propagation cache."""
 SEARCHED: Sequence[str] = ("sum", "avg", "min", "max")
-"""Partial kinds that a search tries; products are judged where they are claimed."""
+"""Partial kinds that a search tries; products are tested only where a source registers them."""
 
 
 def leaf_at(index: int) -> Leaf:
-    """The leaf of that number, one of `LEAVES` if it can be."""
+    """The leaf of that number, from `LEAVES` where possible."""
     return LEAVES[index] if 0 <= index < len(LEAVES) else Leaf(index)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An op and its arguments with a `Leaf` where each tensor goes."""
+    """An op and its arguments, with a `Leaf` for each tensor."""
 
     op: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        """Run it on these tensors."""
+        """The op's result on these tensors."""
         args, kwargs = self.filled(tensors)
         return overload(self.op)(*args, **kwargs)
 
@@ -60,10 +63,15 @@ class Call:
 
         return tuple(map(fill, self.args)), {name: fill(value) for name, value in self.kwargs}
 
+    def named(self) -> dict[str, Any]:
+        """The arguments of the call by their names in the schema; defaults are not filled in."""
+        schema = overload(self.op)._schema.arguments
+        return {a.name: value for a, value in zip(schema, self.args, strict=False)} | dict(self.kwargs)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One concrete call of an overload: the whole tensors, before any rank has a piece."""
+    """One concrete call of an overload with whole, unsharded tensors; `origin` describes where it comes from."""
 
     call: Call
     tensors: tuple[Tensor, ...]
@@ -78,7 +86,7 @@ class Sample:
         return sum(t.numel() for t in self.tensors)
 
     def arguments(self, placed: Sequence[Placement] = ()) -> list[str]:
-        """Short form of each argument: `f32[8,4]`, `dim=1`, in the order of the call; `f32[8,4] S(0)` where it is placed."""
+        """Each argument in short form, in call order: `f32[8,4]`, `dim=1`; `f32[8,4] S(0)` with placements by leaf number."""
 
         def show(value: Any) -> str:
             if isinstance(value, Leaf):
@@ -94,9 +102,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`op: inputs -> outputs` along one mesh axis; one placement per tensor argument and result.
+    """`op: inputs -> outputs` along one mesh axis: one placement for each tensor argument and result.
 
-    None stands where the op has no tensor there (a result that is masked off).
+    None is the placement of a result that is not a tensor (masked off).
     """
 
     op: str
@@ -108,16 +116,16 @@ class Rule:
 
     @property
     def plain(self) -> bool:
-        """Whether every placement is R, S or one of the five P, whose meaning is arithmetic."""
+        """Whether every placement is R, S or one of the five P, which have an arithmetic meaning."""
         return all(p is None or is_plain(p) for p in (*self.inputs, *self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rule as its source applies it to one sample: `local[rank]` is what that rank runs.
+    """A rule as its source applies it to one sample: `local[rank]` is the call that rank makes.
 
-    `local` is None where every rank runs the sample's own call on its pieces.  `whole` says why the
-    claim can only be judged by running the source's own dispatch end to end, or is empty.
+    `local` is None where every rank makes the sample's own call on its pieces.  `whole` is the reason why only the source's
+    own dispatch, run end to end, can test the claim; it is empty for most claims.
     """
 
     rule: Rule
@@ -136,7 +144,7 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
     """A call with its tensors taken out, numbered in the order in which DTensor flattens them."""
     tensors: list[Tensor] = []
 
-    def take(value: Any) -> Any:  # pytree does the same at five times the price, for each call of a sweep
+    def take(value: Any) -> Any:  # pytree does the same in five times the time
         if isinstance(value, Tensor):
             tensors.append(value)
             return leaf_at(len(tensors) - 1)
@@ -149,58 +157,55 @@ def call_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, An
 
 
 def frozen(value: Any) -> Any:
-    """The same argument, of which nothing can change: lists are tuples, which every op takes for lists."""
+    """The same argument with tuples for lists, which every op accepts."""
     return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def results(out: Any) -> list[Any]:
-    """The results of an op as a flat list; what is no tensor stays in its place, and nothing is nothing."""
+    """The results of an op as a flat list, non-tensors included; empty for None."""
     return [] if out is None else pytree.tree_leaves(out)
 
 
+def leaf_numbers(value: object) -> tuple[int, ...]:
+    """The numbers of the leaves in an argument, nested lists included, in order."""
+    return tuple(leaf.index for leaf in pytree.tree_leaves(value) if isinstance(leaf, Leaf))
+
+
 @functools.cache
-def _writes_to(name: str) -> tuple[int, ...]:
-    """The schema's arguments that the op writes to and does not return, by position."""
+def _written_unreturned(name: str) -> tuple[str, ...]:
+    """The names of the arguments that the op writes to and does not return."""
     schema = overload(name)._schema
     returned = {name for r in schema.returns if r.alias_info for name in r.alias_info.before_set}
-
-    def unseen(argument: Any) -> bool:
-        alias = argument.alias_info
-        return alias is not None and alias.is_write and not set(alias.before_set) & returned
-
-    return tuple(i for i, argument in enumerate(schema.arguments) if unseen(argument))
+    aliases = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
+    return tuple(name for name, alias in aliases if alias.is_write and not set(alias.before_set) & returned)
 
 
 def written(call: Call) -> tuple[int, ...]:
     """The tensors of the call, by leaf number, that it writes to without returning them.
 
-    They are judged beside the results, under the placement with which they came in.
+    They are compared like results, under the placements of the inputs.
     """
-    spots = _writes_to(call.op)
-    if not spots:
+    names = _written_unreturned(call.op)
+    if not names:
         return ()
-    arguments = overload(call.op)._schema.arguments
-    given = dict(call.kwargs) | {arguments[i].name: value for i, value in enumerate(call.args)}
-    values = [given.get(arguments[i].name) for i in spots]
-    return tuple(leaf.index for leaf in pytree.tree_leaves(values) if isinstance(leaf, Leaf))
+    given = call.named()
+    return leaf_numbers([given.get(name) for name in names])
 
 
 def out_leaves(call: Call) -> tuple[int, ...]:
-    """The tensors given as `out=`, by leaf number, in the order of the results that they become."""
+    """The tensors given as `out=`, by leaf number, in the order of the results."""
     given = dict(call.kwargs)
-    values = [given.get(argument.name) for argument in overload(call.op)._schema.arguments if argument.is_out]
-    return tuple(leaf.index for leaf in pytree.tree_leaves(values) if isinstance(leaf, Leaf))
-
-
-# One call of an op through DTensor itself, on a mesh of one or more axes, and what follows it: as a value.
+    return leaf_numbers(
+        [given.get(argument.name) for argument in overload(call.op)._schema.arguments if argument.is_out]
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One call of an op through DTensor itself on a mesh of one or more axes, and a cheap op after it.
+    """One call of an op through DTensor on a mesh of one or more axes, and a cheap op after it.
 
-    `inputs` has, for each tensor of the call, one placement per mesh axis.  `then` names a follower (see
-    `followers`), and is empty where nothing follows.  `(seed, draw)` fix how partial inputs are decomposed.
+    `inputs` has one placement per mesh axis for each tensor of the call.  `then` names the following op (see
+    `strategies.programs.chained`); it is empty without one.  `(seed, draw)` determine how partial inputs are decomposed.
     With `flattened`, a flattened submesh exists before the op runs.
     """
 
@@ -229,26 +234,22 @@ def held_text(placements: tuple[Placement, ...]) -> str:
     return shorts(placements[:1]) if len(set(placements)) == 1 else f"({shorts(placements)})"
 
 
-# Layouts as a finding writes them, and on fewer axes, as the search for a smaller one asks for them.
-#
-# What a layout means is said in `localtensor.layout.shards`.
-
-_BETWEEN = re.compile(r", (?![^()]*\))")
-"""The commas between placements, and not those within one."""
+_SEPARATOR = re.compile(r", (?![^()]*\))")
+"""A comma between placements, not within one."""
 
 
 def read_layout(text: str) -> Layout:
-    """The layout that a text stands for: `S(0)` on one axis, `(S(0), R)` on two.  Raises `BadPlacement`.
+    """The layout of a text as findings print it: `S(0)` on one axis, `(S(0), R)` on two.  Raises `BadPlacement`.
 
     >>> read_layout("(S(0), SS(1,2), R)")
     (Shard(dim=0), _StridedShard(dim=1, sf=2), Replicate())
     """
     inner = text[1:-1] if text.startswith("(") else text
-    return tuple(parse(part) for part in _BETWEEN.split(inner))
+    return tuple(parse(part) for part in _SEPARATOR.split(inner))
 
 
 def on_axes(layout: Layout, mesh: Sequence[int], axes: Sequence[int], sizes: Sequence[int]) -> Layout:
-    """The layout on some of the axes alone, which now have these sizes; a dim is cut in the order in which it was.
+    """The layout reduced to the mesh axes `axes`, which now have the sizes `sizes`; the shard order of each dim stays.
 
     >>> whole = read_layout("(SS(0,3), S(0))")
     >>> on_axes(whole, (2, 3), (0, 1), (2, 2)), on_axes(whole, (2, 3), (0,), (2,))

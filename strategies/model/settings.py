@@ -1,4 +1,4 @@
-"""What a validation is asked to do, as one frozen value, and the refusals of what it cannot do."""
+"""The settings of a validation as one immutable value, and their checks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from strategies.model.verdict import ALONE, MESHES, PAIRS, share
 CALL = "localtensor validate"
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "int64": torch.int64, "bool": torch.bool,
           "complex64": torch.complex64}  # fmt: skip
-"""The dtypes that samples are drawn in, by the names of `--dtype`."""
+"""Dtypes of samples, by the names that `--dtype` takes."""
 DEFAULT_DTYPES = ("float64", "int64", "bool", "complex64")
-"""float64 and not float32: what differs there differs by rounding, and a wrong rule is off by far more."""
+"""float64, not float32: rounding errors are far smaller than the error of a wrong rule."""
 
 
 class BadSetting(Refusal):
-    """A setting that cannot be used."""
+    """An invalid setting."""
 
     def __init__(self, option: str, value: object, problem: str, remedy: str, call: str = CALL) -> None:
         super().__init__(call, option, str(value), problem, remedy)
 
 
 class UnknownOp(Refusal):
-    """A name that no OpInfo and no overload bears."""
+    """A name that matches no OpInfo and no overload."""
 
     def __init__(self, name: str, known: Collection[str]) -> None:
         near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
@@ -55,18 +55,18 @@ class Settings:
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     folder: str = field(default_factory=os.getcwd)
     meshes: tuple[tuple[int, ...], ...] = ()
-    """Meshes of several axes to try beside the one-axis meshes of `ranks`."""
+    """Meshes of several axes to test beside the one-axis meshes of `ranks`."""
     pairs: bool = False
-    """Whether each op is also tried with what follows it: a second op, its gradient, the same call again."""
+    """Whether each op is also tested with a follower: a second op, its gradient, a prior call of the same op."""
     journal: Path | None = None
     resume: bool = False
     shard: tuple[int, int] | None = None
-    """(i, n): of n shards the i-th, counted from 1."""
+    """(i, n): shard i of n, counted from 1."""
     executor: str = ""
     only: tuple[str, ...] = ()
-    """Of the overloads that a rules module registers, those to try; all of them if it is empty."""
+    """The overloads to test among those that a rules module registers; empty for all of them."""
     until: float = 0.0
-    """Seconds since the epoch after which no overload is begun; 0 for no limit."""
+    """Seconds since the epoch after which no overload is started; 0 for no limit."""
 
     def __post_init__(self) -> None:
         if not self.patterns and not self.everything and self.rules == "dtensor":
@@ -90,7 +90,9 @@ class Settings:
         if self.confirm not in ("gloo", "nccl", "none"):
             raise BadSetting("--confirm", self.confirm, "no such way to confirm", "Choose gloo, nccl or none.")
         if self.workers < 1:
-            raise BadSetting("--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
+            raise BadSetting(
+                "--workers", self.workers, "a validation needs at least one worker", "Pass --workers 1 or more."
+            )
         if not 0 <= self.seed < 2**63:
             raise BadSetting("--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
         _check_meshes(self.meshes)
@@ -98,13 +100,13 @@ class Settings:
         _check_device(self)
 
     def trials(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The kinds of trial and the mesh of each."""
+        """Each kind of test with its mesh."""
         axes = [(ALONE, (ranks,)) for ranks in self.ranks]
         pairs = [(PAIRS, (self.ranks[0],))] if self.pairs else []
         return (*axes, *pairs, *((MESHES, mesh) for mesh in self.meshes))
 
     def asked(self) -> dict[str, Any]:
-        """All that an answer depends on, as JSON: two runs of which this is equal say the same."""
+        """The settings that determine the verdicts, as JSON: two runs with equal options have equal verdicts."""
         return {
             "torch": torch.__version__.split("+")[0], "seed": self.seed, "patterns": list(self.patterns),
             "everything": self.everything, "search": self.search, "ranks": list(self.ranks),
@@ -114,7 +116,7 @@ class Settings:
         } | ({"only": list(self.only)} if self.only else {})  # fmt: skip
 
     def mine(self, ops: Iterable[str]) -> list[str]:
-        """Those of the overloads that this shard tries."""
+        """The overloads of this shard."""
         if self.shard is None:
             return list(ops)
         number, count = self.shard
@@ -139,7 +141,12 @@ def _check_journal(settings: Settings) -> None:
         if count < 1 or not 1 <= number <= count:
             raise BadSetting("--shard", shown, "there is no such shard", "Write --shard 1/4 to --shard 4/4.")
         if settings.journal is None:
-            raise BadSetting("--shard", shown, "nobody could join it to the others", "Name a journal: --journal FILE.")
+            raise BadSetting(
+                "--shard",
+                shown,
+                "without a journal it cannot be merged with the others",
+                "Name a journal: --journal FILE.",
+            )
 
 
 def _check_device(settings: Settings) -> None:
@@ -155,11 +162,8 @@ def _check_device(settings: Settings) -> None:
         raise BadSetting("--confirm", "nccl", need, "Pass --confirm gloo, or fewer --ranks.")
 
 
-# What the command line writes as text.
-
-
 def meshes(ranks: Sequence[int], given: Sequence[str]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """One-axis meshes by their size, and the meshes of several axes; 2, 3 and 4 ranks where none is named.
+    """The sizes of one-axis meshes, and the meshes of several axes, from `--ranks` and `--mesh`; default 2, 3 and 4 ranks.
 
     >>> meshes([], ["2", "2,2"])
     ((2,), ((2, 2),))
@@ -178,10 +182,10 @@ def _number(text: str, whole: str) -> int:
 
 
 def shard(text: str) -> tuple[int, int] | None:
-    """`1/4` as (1, 4); nothing is no shard.  Raises `BadSetting`."""
+    """`1/4` as (1, 4); None for an empty text.  Raises `BadSetting`."""
     if not text:
         return None
     number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and len(text) < 99):  # int() reads no 4,301 digits
+    if not (slash and number.isdecimal() and count.isdecimal() and len(text) < 99):  # int() raises for 4,301 digits
         raise BadSetting("--shard", text, "this is no shard", "Write --shard 1/4 for the first of four.")
     return int(number), int(count)

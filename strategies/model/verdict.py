@@ -1,4 +1,8 @@
-"""Five words for a claim, and what each is worth as an exit code."""
+"""Verdicts, findings and reports; their exit codes; and the units of work of a sweep.
+
+A unit is an overload, a kind of test, a class of dtypes and a mesh.  The plan of a sweep, the product of these, is known before
+the first test, so that missing units can be named.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from strategies.model.rule import Rule, Sample
 
 
 class Verdict(enum.Enum):
-    """SUSPECT is an Unsound that nobody has confirmed end to end: never printed as Unsound."""
+    """SUSPECT is an unsound rule that no end-to-end run has confirmed; it is never reported as unsound."""
 
     SOUND = "sound"
     UNSOUND = "unsound"
@@ -25,14 +29,14 @@ class Verdict(enum.Enum):
 
 
 CLEAN, WRONG, USAGE, NOTHING = 0, 1, 2, 3
-"""Exit codes: nothing wrong; an Unsound rule or an ignored registration; usage; nothing tested or the tool failed."""
+"""Exit codes: no finding; an unsound rule or an ignored registration; usage error; nothing tested, or a failure of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What showed that a claim is wrong: the values that ranks hold, and what they make.
+    """The evidence that a claim is wrong: the gathered result `got` and the expected result `want`.
 
-    `variant` and `draw` repeat the very same input values and decomposition from the seed.
+    `variant` and `draw`, with the seed, determine the input values and the decomposition of partial inputs.
     """
 
     reason: str
@@ -56,10 +60,10 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is reported of one rule, over all samples and meshes.
+    """The finding about one rule over all samples and meshes.
 
-    `title` and `mesh` are set where it is more than one op on one axis; `elements` are those of all tensors.
-    `kinds` are the classes of dtypes and kinds of meshes ("real", "1 axis") on which the rule was suspected.
+    `title` and `mesh` are set for a program, that is more than one op on one axis.  `elements` is the number of elements of all
+    tensors.  `kinds` are the classes of dtypes and kinds of meshes ("real", "1 axis") for which the rule was a candidate.
     """
 
     rule: Rule
@@ -86,7 +90,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Our own failure, or torch's native one, on one sample.  Never a statement about a rule."""
+    """A failure of this package, or a native crash of torch, on one sample: not a statement about a rule."""
 
     op: str
     sample: str
@@ -96,7 +100,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rules by verdict (each rule once, its worst verdict), and how much was tried for them."""
+    """The number of rules by their worst verdict, and how much was tested."""
 
     sound: int = 0
     unsound: int = 0
@@ -113,7 +117,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a validation found out.  `ignored` are registrations that torch never asks."""
+    """The result of a validation.  `ignored` are registrations that torch never consults."""
 
     torch: str
     seed: int
@@ -127,7 +131,7 @@ class Report:
     ignored: tuple[str, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     unfinished: int = 0
-    """Units that are planned and not done: those of other shards, or of a run that was stopped."""
+    """Units that are planned and not done: those of other shards, or of an interrupted run."""
 
     @property
     def exit_code(self) -> int:
@@ -136,7 +140,7 @@ class Report:
 
 
 def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> int:
-    """The table: nothing tested is never a pass, and a crash of ours is never one either.
+    """The exit code of these verdicts; a run that tested nothing, or whose tests all crashed, does not pass.
 
     >>> exit_code([Verdict.SOUND], tested=1), exit_code([], tested=0)
     (0, 3)
@@ -147,19 +151,15 @@ def exit_code(verdicts: Iterable[Verdict], *, tested: int, ignored: int = 0) -> 
     return CLEAN if tested else NOTHING
 
 
-# What a sweep is made of: units, each an overload, a class of dtypes, a mesh and a kind of trial.
-#
-# A plan is the product of these, known before anything is tried, so that what is missing can be named.
-
 CLASSES = ("real", "complex", "integer", "bool")
-"""Classes of dtypes: that of a sample is the first of complex, real, integer and bool among its tensors."""
+"""Classes of dtypes: a sample's class is the first of complex, real, integer and bool among its tensors."""
 ALONE, PAIRS, MESHES = "alone", "pairs", "meshes"
-"""Kinds of trial: the op alone on one axis; with what follows it; on several axes."""
+"""Kinds of test: the op alone on one axis; with a follower; on several axes."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """`aten.add.Tensor real 2,2 meshes`, as text and as a value."""
+    """A unit of work; its text is `aten.add.Tensor meshes real 2,2`."""
 
     op: str
     trial: str
@@ -176,7 +176,7 @@ def mesh_text(mesh: Sequence[int]) -> str:
 
 
 def mesh_kind(mesh: Sequence[int]) -> str:
-    """What matters of a mesh to those who accept that a rule is wrong on it: the number of its axes.
+    """The number of axes as text: accepted findings are recorded by it.
 
     >>> mesh_kind((4,)), mesh_kind((2, 3))
     ('1 axis', '2 axes')
@@ -195,7 +195,7 @@ def read_unit(text: str) -> Unit:
 
 
 def class_of(sample: Sample) -> str:
-    """The class of dtypes that a sample is counted to; "real" for a call without tensors."""
+    """The dtype class of a sample; "real" for a call without tensors."""
     tensors: Sequence[Tensor] = sample.tensors
     if any(t.dtype.is_complex for t in tensors):
         return "complex"
@@ -205,19 +205,19 @@ def class_of(sample: Sample) -> str:
 
 
 def planned(ops: Iterable[str], trials: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[Unit, ...]:
-    """Every unit of these overloads, in order; `trials` are pairs of a kind and a mesh."""
+    """Every unit of these overloads, sorted; `trials` are pairs of a kind of test and a mesh."""
     every = itertools.product(sorted(set(ops)), trials, CLASSES)
     return tuple(sorted(Unit(op, kind, dtypes, mesh) for op, (kind, mesh), dtypes in every))
 
 
 def share(op: str, count: int) -> int:
-    """Which of `count` shards tries this overload: the same on every machine.
+    """The shard, from 0 to `count` - 1, that tests this overload; the same on every machine.
 
-    All units of an overload go together, so that a wrong rule is confirmed by one shard and not by each.
+    All units of an overload are in one shard, so that only that one confirms a wrong rule.
     """
     return int.from_bytes(hashlib.sha256(op.encode()).digest()[:8], "big") % count
 
 
 def digest(texts: Iterable[object]) -> str:
-    """A short name for a list of texts, the same in any process."""
+    """A short hash of a list of texts, the same in every process."""
     return hashlib.sha256("\n".join(map(str, texts)).encode()).hexdigest()[:16]

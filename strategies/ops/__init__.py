@@ -1,4 +1,4 @@
-"""Our own sharding rules: the book of them all; one folder for each family of ops."""
+"""Our own sharding rules: the registry of all, and one package for each family of ops."""
 
 from localtensor._util import lazy as _lazy
 

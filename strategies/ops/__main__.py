@@ -1,4 +1,4 @@
-"""Every rule of our own on trial: `python -m strategies.ops`, with the names of overloads or families for some of them."""
+"""Validates our own rules: `python -m strategies.ops`, with the names of overloads or families for some of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def main(
     coverage: Annotated[bool, typer.Option("--coverage", help="Compare with DTensor's rules on the most used overloads.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:  # fmt: skip
-    """Put the sharding rules of our own on trial: all of them, or those that are named."""
+    """Validate the sharding rules of our own: all of them, or those that are named."""
     if coverage:
         raise typer.Exit(compare_ops(workers=workers, quiet=quiet))
     raise typer.Exit(validate_ops(OUR_RULES, patterns or (), seeds=seeds, most=most, workers=workers, quiet=quiet))

@@ -1,8 +1,9 @@
-"""Other calls like a given one, made to prove a rule wrong: other sizes, other values, each from a seed.
+"""Adversarial calls and values, drawn from a seed to disprove rules that hold for one call by chance.
 
-A rule that holds on one call may hold by chance: because two sizes are equal, all values positive, or no
-two elements tied.  Sizes only grow, so that an index stays one; and only numbers that the op computes with
-change their sign.
+A rule may hold only because two sizes are equal, all values are positive, or no elements tie.  `adversaries` makes calls
+with other sizes and values: sizes only grow, so that indices stay valid, and only operands of arithmetic change their sign.
+`VALUES` are other values for the same call (positions of extremes, ties, zeros, signs, magnitudes, repeated indices, ends of
+dtypes): shapes and dtypes stay, and so do the claims.
 """
 
 from __future__ import annotations
@@ -22,20 +23,25 @@ from strategies.model.call_signature import scalars
 from strategies.model.rule import Call, Sample, overload
 
 ODD = (5, 7, 9, 11, 13)
-"""Sizes for the first, second ... distinct size of a call: none is a multiple of 2 ranks, 5 and 7 none of 3."""
+"""Sizes for the first, second ... distinct size of a call: none is a multiple of 2; 5 and 7 are none of 3."""
 PLACED = (7, 5, 4, 6, 8)
-"""Sizes by place, from the last dim: 4 on 3 ranks leaves the third without a row."""
+"""Sizes by position, from the last dim: 4 on 3 ranks leaves the third without a row."""
 LARGEST = 40
-"""Sizes above this stay."""
+"""Larger sizes stay."""
 WHOLE = 0.0
-"""Stands for the factor that makes 2 of a positive number: what holds for 0.5 and 1.5 may not hold for it."""
+"""The factor that turns numbers into 2 or -2: a rule may hold for 0.5 and 1.5 only."""
 Draw = Callable[[Tensor, torch.Generator], Tensor]
+"""From a tensor to one of the same shape and dtype with other values."""
+Make = Callable[[Sample, torch.Generator], tuple[Tensor, ...] | None]
+"""From a sample to other tensors; None if nothing would change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adversary:
-    """A sample, whether it is of other sizes than the call it was made from, and whether what holds on it counts in
-    favour of a rule: equal values only count against."""
+    """A sample, whether its sizes differ from the original call, and whether a pass counts in favour of a rule.
+
+    Equal values count only against it.
+    """
 
     sample: Sample
     name: str
@@ -44,12 +50,12 @@ class Adversary:
 
 
 def numbers(samples: Iterable[Sample]) -> frozenset[tuple[int, int]]:
-    """(how many tensors, which of them) for each tensor that the op takes as real numbers in one of these calls."""
+    """(number of tensors, leaf number) of each tensor that is real or complex in one of these calls."""
     return frozenset((len(s.tensors), i) for s in samples for i, t in enumerate(s.tensors) if _real(t))
 
 
 def adversaries(base: Sample, free: frozenset[tuple[int, int]], seed: int) -> Iterator[Adversary]:
-    """Those of one call, the most telling first.  `free` are the tensors whose values may be any number."""
+    """The adversaries of one call, the most effective first.  `free` are the tensors whose values may be any number."""
     open_ = frozenset(i for n, i in free if n == len(base.tensors))
 
     def drawn(sample: Sample, name: str, values: Draw, factor: float = 1, *, counts: bool = True) -> Adversary:
@@ -69,12 +75,12 @@ def adversaries(base: Sample, free: frozenset[tuple[int, int]], seed: int) -> It
 
 
 def keeps_sizes(sample: Sample) -> bool:
-    """Whether the op might read past the end if sizes grew: it trusts its caller, who gives it integers beside numbers."""
+    """Whether larger sizes could make the op read out of bounds: it trusts its caller and takes integers beside numbers."""
     return trusts(sample.op) and len({_real(t) for t in sample.tensors}) > 1
 
 
 def grown(base: Sample) -> Sample:
-    """Equal sizes grow together, to odd ones; a size of one stays."""
+    """The call with equal sizes grown together to odd ones; a size of one stays."""
     sizes = sorted({size for t in base.tensors for size in t.shape if 1 < size <= LARGEST})
     new: dict[int, int] = {}
     for size in sizes:
@@ -83,7 +89,7 @@ def grown(base: Sample) -> Sample:
 
 
 def placed(base: Sample) -> Sample:
-    """Each dim grows by its place, counted from the last, and a size of one becomes what stands beside it."""
+    """The call with each dim grown by its position, counted from the last; a size of one grows, too."""
 
     def size(at: int, old: int) -> int:
         return max(PLACED[min(at, len(PLACED) - 1)], old) if old <= LARGEST else old
@@ -93,7 +99,7 @@ def placed(base: Sample) -> Sample:
 
 
 def _sized(base: Sample, shapes: Sequence[tuple[int, ...]]) -> Sample:
-    """The values are repeated until the new shape is full."""
+    """The call with its tensors filled up to these shapes by repetition."""
 
     def fill(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         many = torch.Size(shape).numel()
@@ -103,7 +109,7 @@ def _sized(base: Sample, shapes: Sequence[tuple[int, ...]]) -> Sample:
 
 
 def _rescaled(sample: Sample, factor: float) -> Call:
-    """The call with other numbers of the same sign where the op computes with them; of WHOLE, with 2 or -2."""
+    """The call with its operands of arithmetic scaled by `factor`; with `WHOLE`, set to 2 or -2 by their sign."""
     if factor == 1:
         return sample.call
 
@@ -116,11 +122,8 @@ def _rescaled(sample: Sample, factor: float) -> Call:
     return replace(sample.call, args=args, kwargs=tuple((n, new.get(n, v)) for n, v in sample.call.kwargs))
 
 
-# -- values
-
-
 def fresh(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Other values between the least and the largest of the tensor; the same where that says nothing."""
+    """Random values between the minimum and the maximum of the tensor."""
     if x.dtype == torch.bool:
         return torch.rand(x.shape, generator=rng).lt(0.5).to(x.device)
     if x.dtype.is_complex:
@@ -136,7 +139,7 @@ def fresh(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def both_signs(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Numbers of both signs, none of them near zero, as large as those that are there."""
+    """Random values of both signs, none near zero, as large as the tensor's."""
     if x.dtype == torch.bool:
         return fresh(x, rng)
     size = torch.rand(x.shape, generator=rng, dtype=torch.float64) * 0.9 + 0.1
@@ -150,12 +153,12 @@ def both_signs(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def ties(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Few different values."""
+    """Random values of -1 and 2."""
     return (torch.randint(0, 2, x.shape, generator=rng) * 3 - 1).to(x)
 
 
 def apart(x: Tensor, rng: torch.Generator) -> Tensor:
-    """One element a hundred times as large as the others, of either sign."""
+    """Random values, one of them a hundred times as large as the others, of either sign."""
     out = both_signs(x, rng)
     if out.numel():
         spot = int(torch.randint(0, out.numel(), (1,), generator=rng))
@@ -169,29 +172,25 @@ def _real(x: Tensor) -> bool:
     return x.dtype.is_floating_point or x.dtype.is_complex
 
 
-# Other values for the same call: where extremes stand, ties, zeros, signs, magnitudes, repeated places, ends of dtypes.
-#
-# All of them are adversaries of rules that hold for the sample's own values by chance.  Shapes and dtypes
-# stay, and so do the claims.
-
-Change = Callable[[Tensor, torch.Generator], Tensor]
-
-
 def specials(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """A NaN and both infinities sprinkled in; None if there is nothing to sprinkle on."""
+    """A NaN and both infinities at random positions."""
     return _sprinkled(sample, rng, torch.tensor([torch.nan, torch.inf, -torch.inf]))
 
 
 def holes(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """NaN sprinkled in, on a third of the elements, at most eight.  Of a partial value one rank has the NaN, and the others
-    have numbers, which are on the side that shows a wrong rule only at some of them."""
+    """NaN at random positions, a third of the elements and at most eight.
+
+    Of a partial value one rank has the NaN.  The other ranks' numbers expose a wrong rule at some positions only.
+    """
     return _sprinkled(sample, rng, torch.full((8,), torch.nan), share=3)
 
 
 def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int = 1) -> tuple[Tensor, ...] | None:
-    """torch's kernels for orthogonal polynomials give left-over numbers for NaN (2.13: `x = nan` gives
-    125103.9 in one lane and 0 in another), and those of fused optimizers another result in the vectorised part
-    than in the rest, so those are not asked."""
+    """Special values at random positions of the float tensors.
+
+    None for ops whose kernels are not deterministic for NaN: orthogonal polynomials (torch 2.13: `x = nan` gives 125103.9 in
+    one lane and 0 in another), and fused optimizers, whose vectorised part differs from the rest.
+    """
     if "polynomial" in sample.op or "._fused_" in sample.op:
         return None
 
@@ -202,33 +201,34 @@ def _sprinkled(sample: Sample, rng: torch.Generator, special: Tensor, share: int
         spots = torch.randperm(x.numel(), generator=rng)[: few.numel()].to(x.device)
         return x.flatten().index_copy(0, spots, few.to(x)).view(x.shape)
 
-    return _changed(sample, tuple(map(sprinkle, sample.tensors, names(sample))))
+    return _changed(sample, sprinkle)
 
 
 def _is_float(x: Tensor) -> bool:
-    """Those of one byte cannot be sorted, multiplied or written to."""
+    """Whether it is a float of at least two bytes: torch cannot sort, multiply or write to eight-bit floats."""
     return x.dtype.is_floating_point and x.dtype.itemsize > 1
 
 
-def _changed(sample: Sample, made: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+def _changed(sample: Sample, change: Callable[[Tensor, str], Tensor]) -> tuple[Tensor, ...] | None:
+    """The tensors of the sample changed, given the names of their arguments; None if none of them changed."""
+    made = tuple(map(change, sample.tensors, names(sample)))
     return made if any(a is not b for a, b in zip(made, sample.tensors, strict=True)) else None
 
 
-def _floats(change: Change) -> Callable[[Sample, torch.Generator], tuple[Tensor, ...] | None]:
-    """Every tensor of floats that has at least two elements, changed."""
+def _floats(draw: Draw) -> Make:
+    """Other values for every float tensor of at least two elements."""
 
     def make(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-        def changed(x: Tensor, name: str) -> Tensor:
-            able = _is_float(x) and x.numel() > 1 and name not in SORTED
-            return change(x, rng) if able else x
+        def change(x: Tensor, name: str) -> Tensor:
+            return draw(x, rng) if _is_float(x) and x.numel() > 1 and name not in SORTED else x
 
-        return _changed(sample, tuple(map(changed, sample.tensors, names(sample))))
+        return _changed(sample, change)
 
     return make
 
 
 def ascending(x: Tensor, rng: torch.Generator) -> Tensor:
-    """The same numbers, larger and larger along every dim: the last rank has the maximum of each row and column."""
+    """The same numbers sorted along every dim: the last rank has the maximum of each row and column."""
     for dim in range(x.ndim):
         x = x.sort(dim).values
     return x
@@ -239,12 +239,12 @@ def descending(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def in_the_middle(x: Tensor, rng: torch.Generator) -> Tensor:
-    """The maximum of each row and column in its middle, the minimum right behind it."""
+    """The same numbers with the maximum of each row and column in its middle, followed by the minimum."""
     return ascending(x, rng).roll([-(-size // 2) for size in x.shape], tuple(range(x.ndim)))
 
 
 def fading(x: Tensor, rng: torch.Generator) -> Tensor:
-    """Smaller and smaller along every dim, by a factor of a hundred in all; no number leaves the op's domain upwards."""
+    """The same numbers scaled down along every dim, by a factor of a hundred in all."""
     for dim, size in enumerate(x.shape):
         factor = torch.logspace(0, -2, size, dtype=torch.float64, device=x.device).to(x.dtype)
         x = x * factor.view(-1, *[1] * (x.ndim - dim - 1))
@@ -260,24 +260,18 @@ def uniform_random(x: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def cotangents(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """Gradients of the results that differ from element to element, where the sample's are all alike."""
+    """Random output gradients where those of the sample are constant."""
 
     def varied(x: Tensor, name: str) -> Tensor:
         alike = _is_float(x) and x.numel() > 1 and bool((x == x.flatten()[0]).all())
         return uniform_random(x, rng) if alike and name.startswith("grad") else x
 
-    return _changed(sample, tuple(map(varied, sample.tensors, names(sample))))
+    return _changed(sample, varied)
 
 
-def flags(value: bool) -> Callable[[Sample, torch.Generator], tuple[Tensor, ...] | None]:
-    """Every tensor of booleans all true, or all false."""
-
-    def make(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-        return _changed(
-            sample, tuple(torch.full_like(x, value) if x.dtype == torch.bool else x for x in sample.tensors)
-        )
-
-    return make
+def flags(value: bool) -> Make:
+    """Every boolean tensor all true, or all false."""
+    return lambda sample, _: _changed(sample, lambda x, _: torch.full_like(x, value) if x.dtype == torch.bool else x)
 
 
 _WRITES = ("index_put", "_index_put", "_unsafe_index_put", "index_copy", "put", "scatter", "_unsafe_masked")
@@ -285,10 +279,9 @@ _GATHERS = ("scatter_add", "scatter_reduce")
 
 
 def repeated(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """Indices of which half are the first, and half the last.
+    """Indices replaced by the first and the last one at random.
 
-    Which of several values an index that is written twice ends with is open, so ops that write are asked
-    only where they add up.
+    The result of writing to an index twice is undefined, so ops that write have this form only where they accumulate.
     """
     packet = sample.op.split(".")[1]
     adds = values(sample).get("accumulate") is True or packet.startswith(_GATHERS)
@@ -301,50 +294,51 @@ def repeated(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
         ends = torch.stack([x.flatten()[0], x.flatten()[-1]])
         return ends[torch.randint(0, 2, x.shape, generator=rng).to(x.device)].to(x.dtype)
 
-    return _changed(sample, tuple(map(again, sample.tensors, names(sample))))
+    return _changed(sample, again)
 
 
 def limits(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """Integers near the ends of their dtype, which overflow.  Not the least one: its division by -1 kills the process."""
-    if not _computes(sample):
+    """Integers near the ends of their dtype, which overflow; not the minimum, whose division by -1 kills the process."""
+    if not _takes_any_integers(sample):
         return None
 
     def near(x: Tensor, name: str) -> Tensor:
-        if not _numbers(x, name):
+        if not _is_operand(x, name):
             return x
         ends = torch.iinfo(x.dtype)
         choice = torch.tensor([ends.max, ends.max - 1, ends.min + 1, ends.min + 2, 1, 0], dtype=torch.int64)
         return choice[torch.randint(0, 6, x.shape, generator=rng)].to(x)
 
-    return _changed(sample, tuple(map(near, sample.tensors, names(sample))))
+    return _changed(sample, near)
 
 
 def few_integers(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """Integers of -1, 0 and 1: ties that no noise moves."""
-    if not _computes(sample):
+    """Integers of -1, 0 and 1: ties that noise does not break."""
+    if not _takes_any_integers(sample):
         return None
-    draw = [
-        torch.randint(-1 if x.dtype.is_signed else 0, 2, x.shape, generator=rng).to(x) if _numbers(x, name) else x
-        for x, name in zip(sample.tensors, names(sample), strict=True)
-    ]
-    return _changed(sample, tuple(draw))
+
+    def few(x: Tensor, name: str) -> Tensor:
+        least = -1 if x.dtype.is_signed else 0
+        return torch.randint(least, 2, x.shape, generator=rng).to(x) if _is_operand(x, name) else x
+
+    return _changed(sample, few)
 
 
-def _numbers(x: Tensor, name: str) -> bool:
-    """Whether these integers are numbers to compute with."""
+def _is_operand(x: Tensor, name: str) -> bool:
+    """Whether the tensor holds integers that are operands of arithmetic."""
     whole = not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype == torch.bool)
     return whole and name in PLAIN and x.numel() > 1
 
 
-def _computes(sample: Sample) -> bool:
-    """Whether the op's integers may be any: they are no sizes of its result, no places, and it checks what it is given."""
+def _takes_any_integers(sample: Sample) -> bool:
+    """Whether the op accepts any integers: it checks its arguments, and they do not determine the result's size."""
     tags = {str(tag).rpartition(".")[2] for tag in overload(sample.op).tags}
     sizes = tags & {"dynamic_output_shape", "data_dependent_output"}
     return not sizes and not trusts(sample.op) and not sample.origin.startswith("samples()")
 
 
 def own(sample: Sample, rng: torch.Generator) -> tuple[Tensor, ...] | None:
-    """The sample's own values: what differs is how they are decomposed."""
+    """The sample's own values, for another decomposition."""
     return sample.tensors
 
 
@@ -356,7 +350,7 @@ VALUES: tuple[Values, ...] = (
     Values("ascending", "the maximum of every row is on the last rank", _floats(ascending)),
     Values("descending", "the maximum of every row is on the first rank", _floats(descending)),
     Values("middle", "the maximum of every row is on neither the first nor the last rank", _floats(in_the_middle)),
-    Values("ties", "equal numbers on several ranks: who is first, and how many are there", _floats(equal_maxima)),
+    Values("ties", "equal numbers on several ranks: which is first, and how many are there", _floats(equal_maxima)),
     Values("few integers", "ties that no noise breaks", few_integers),
     Values("all equal", "a spread of nothing, and every element is a maximum", _floats(lambda x, _: torch.ones_like(x))),
     Values("zeros", "a total of zero whose parts are not", _floats(lambda x, _: torch.zeros_like(x))),

@@ -1,4 +1,7 @@
-"""All forms, and which of them are tried on which sample."""
+"""All input forms and values, and the choice of those that are tested on a sample.
+
+Values are found again from their name and a seed.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,24 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from localtensor.layout import UNSTABLE
 from strategies.inputs.variants.adversarial import VALUES
 from strategies.inputs.variants.call_edits import Form, Values, generator
 from strategies.inputs.variants.dims_and_layout import DIMENSIONS, INDEXED, LAYOUTS
 from strategies.inputs.variants.sizes import SCALARS, SIZES
-from strategies.model.oracle import REFUSALS, Truth, same_results, tell
+from strategies.model.oracle import Truth, same_results, tell_stable
 from strategies.model.rule import Sample
 
 FORMS: tuple[Form, ...] = (*DIMENSIONS, *INDEXED, *SIZES, *LAYOUTS, *SCALARS)
 PER_SAMPLE, PER_TRACED = 2, 1
-"""Forms tried of one sample, and of one for a decomposition.  A form costs as much as a sample: with two, 24 samples
-of an overload give each of its forms at least one turn."""
+"""Forms tested per sample, and per sample of a decomposition.  A form costs as much as a sample: with two, 24 samples of an
+overload give each of its forms at least one turn."""
 REFUSED = 4
-"""Calls of one form that the op may refuse, on one sample, before another form has its turn."""
+"""Calls of one form that the op may reject, on one sample, before the next form has its turn."""
 CANDIDATES = 32
-"""Calls that one form may make of one sample."""
+"""Calls that one form may make from one sample."""
+VALUES_PER_SAMPLE = 3
+"""Other values tested per sample.  The claims are the same, so values cost less than forms."""
+OWN = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
 
 
 def variations(
@@ -36,16 +41,15 @@ def variations(
     turns: Counter[str] | None = None,
     forms: Sequence[Form] = FORMS,
 ) -> Iterator[tuple[Sample, Truth, str]]:
-    """The sample itself, and at most `budget` other calls made from it that the op takes, each with its truth and
-    the name of its form; and besides those the forms that are always tried on the first samples.
+    """The sample, then at most `budget` other calls made from it that the op accepts, each with its oracle and form name.
 
-    `turns` counts how often each form was tried on the samples of this overload before: those with the fewest
-    turns come first, and of equals another one for each `number`.  A caller with several samples of one overload
-    passes one counter for all of them, in their order.
+    Forms with `always` are tested on the first samples in addition.  `number` is the number of the sample in its overload.
+    `turns` counts how often each form was tested on the samples of this overload before, and is updated: forms with the fewest
+    turns come first, rotated by `number`.  Pass one counter for all samples of an overload, in their order.
     """
     yield sample, truth, ""
     turns = Counter() if turns is None else turns
-    own = sample.origin.startswith("samples()")  # the user's word on what his op takes: the same call only
+    own = sample.origin.startswith("samples()")  # the user's own samples: only calls with the same results
     able = [form for form in forms if form.same or not own]
     left = min(budget, PER_TRACED) if traced else budget
     seen = {_key(sample)}
@@ -65,49 +69,34 @@ def variations(
 def _first(
     form: Form, sample: Sample, truth: Truth, turn: int, seed: int, seen: set[str]
 ) -> tuple[Sample, Truth] | None:
-    """The first call of this form that the op takes and that was not tried before; each turn begins with another."""
+    """The first call of this form that the op accepts and that was not tested before; each turn starts with another."""
     made = list(itertools.islice(form.make(sample), CANDIDATES))
     start = turn % len(made) if made else 0
     fresh = [other for other in (*made[start:], *made[:start]) if form.same or _key(other) not in seen]
     for other in fresh[:REFUSED]:
         seen.add(_key(other))
-        told = _told(other, seed)
-        if told is not None and (not form.same or same_results(truth, told)):
-            return other, told
+        oracle = tell_stable(other, seed=seed)
+        if oracle is not None and (not form.same or same_results(truth, oracle)):
+            return other, oracle
     return None
 
 
-def _told(sample: Sample, seed: int) -> Truth | None:
-    try:
-        truth = tell(sample, seed=seed)
-    except REFUSALS:
-        return None
-    return truth if truth.unstable <= UNSTABLE else None
-
-
 def _key(sample: Sample) -> str:
-    """Calls with the same key are one to a rule, but for their values."""
+    """The signature of a call: shapes, dtypes, strides and arguments, without the values of tensors."""
     strides = [(tuple(x.stride()), x.storage_offset()) for x in sample.tensors]
     return f"{sample.arguments()} {strides}"
 
 
-# Which other values are tried on which sample, and the truth about them, found again from their name and a seed.
-
-VALUES_PER_SAMPLE = 3
-"""Other values tried of one sample.  The claims are the same, so that values cost less than forms do."""
-OWN = Values("", "the sample's own values", lambda sample, rng: sample.tensors)
-
-
 @functools.cache
 def kind_of(variant: str) -> Values:
-    """The values of that name; the sample's own for a name that is not in the table."""
+    """The values of that name; `OWN` for an unknown name."""
     return next((kind for kind in VALUES if kind.name == variant), OWN)
 
 
 def truth_of(sample: Sample, truth: Truth, variant: str, seed: int) -> Truth | None:
-    """The truth about the sample with the values of that name, or None where they say nothing about it.
+    """The oracle of the sample with the values of that name; None where they do not apply.
 
-    The same for the same seed.  `truth` is the one about the sample's own values.
+    It is determined by the seed.  `truth` is the oracle of the sample's own values.
     """
     kind = kind_of(variant)
     if kind is OWN:
@@ -117,15 +106,12 @@ def truth_of(sample: Sample, truth: Truth, variant: str, seed: int) -> Truth | N
         return None
     if all(a is b for a, b in zip(made, truth.inputs, strict=True)):
         return truth
-    try:
-        told = tell(sample, made, seed=seed)
-    except REFUSALS:  # the op refuses such values: then there is nothing to compare
-        return None
-    return told if told.unstable <= UNSTABLE and _shapes(told) == _shapes(truth) else None
+    other = tell_stable(sample, made, seed=seed)
+    return other if other is not None and _shapes(other) == _shapes(truth) else None
 
 
 def _shapes(truth: Truth) -> list[object]:
-    """The claims are those for the sample's own results: values that give others are another call."""
+    """The shapes of the results: claims hold only for values with the shapes of the sample's own."""
     return [getattr(o, "shape", None) for o in truth.outputs]
 
 
@@ -139,10 +125,9 @@ def adverse(
     turns: Counter[str] | None = None,
     values: Sequence[Values] = VALUES,
 ) -> dict[str, Truth]:
-    """At most `budget` other values for one sample, by name, each with its truth.
+    """At most `budget` other values for one sample: their names, each with its oracle.
 
-    `turns` counts how often each was tried on the samples of this overload before; those with the fewest turns
-    come first, and of equals another one for each `number`.
+    `number` and `turns` are as in `variations`, for values.
     """
     turns = Counter() if turns is None else turns
     found: dict[str, Truth] = {}
@@ -150,8 +135,8 @@ def adverse(
     for kind in sorted(values, key=lambda kind: (turns[kind.name], shift[kind.name])):
         if len(found) == budget:
             break
-        told = truth_of(sample, truth, kind.name, seed)
-        if told is not None:
+        other = truth_of(sample, truth, kind.name, seed)
+        if other is not None:
             turns[kind.name] += 1
-            found[kind.name] = told
+            found[kind.name] = other
     return found

@@ -1,4 +1,4 @@
-"""A call with something changed in its arguments: a scalar put, an argument left out, tensors taken away."""
+"""Edits of calls (a scalar replaced, tensors removed), and the types of input variants, `Form` and `Values`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 from strategies.model.rule import Call, Leaf, Program, Sample, overload
 
 Path = tuple[int | str, ...]
-"""Where a value stands: the position or the keyword of its argument, then places in lists."""
+"""The path to a value: the position or the keyword of its argument, then positions in nested lists."""
 Change = Callable[[str, Any], Any]
-"""From an argument's name and a value in it, which is no tensor and no list, to another value."""
+"""From an argument's name and a value in it, neither tensor nor list, to another value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One value of a call that is no tensor and no list, and the name of the argument that it stands in."""
+    """One value of a call that is neither tensor nor list, with its path and the name of its argument."""
 
     path: Path
     name: str
@@ -33,13 +33,13 @@ def counts_dims(name: str) -> bool:
 
 
 def named(call: Call) -> list[tuple[int | str, str, Any]]:
-    """Every argument that is given: its position or keyword, its name in the schema, its value."""
+    """Every given argument: its position or keyword, its name in the schema, its value."""
     schema = overload(call.op)._schema.arguments
     return [(i, schema[i].name, value) for i, value in enumerate(call.args)] + [(n, n, v) for n, v in call.kwargs]
 
 
 def spots(call: Call) -> list[Spot]:
-    """Every value that is no tensor, in the order of the call."""
+    """Every value that is neither tensor nor list, in the order of the call."""
 
     def within(path: Path, name: str, value: Any) -> Iterator[Spot]:
         if isinstance(value, (list, tuple)):
@@ -52,7 +52,7 @@ def spots(call: Call) -> list[Spot]:
 
 
 def changed(call: Call, change: Change) -> Call:
-    """The call with every value that is no tensor changed."""
+    """The call with every value that is neither tensor nor list changed."""
 
     def walk(name: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
@@ -63,13 +63,13 @@ def changed(call: Call, change: Change) -> Call:
 
 
 def lists_changed(call: Call, change: Change) -> Call:
-    """The call with every argument as `change` makes it, lists whole."""
+    """The call with every argument changed, lists as a whole."""
     made = {where: change(name, value) for where, name, value in named(call)}
     return Call(call.op, tuple(made[i] for i in range(len(call.args))), tuple((n, made[n]) for n, _ in call.kwargs))
 
 
 def put(call: Call, path: Path, value: Any) -> Call:
-    """The call with this value at that place."""
+    """The call with this value at that path."""
 
     def within(old: Any, rest: Path) -> Any:
         if not rest:
@@ -81,17 +81,18 @@ def put(call: Call, path: Path, value: Any) -> Call:
 
 
 def with_call(program: Program, call: Call) -> Program:
+    """The program with another call on the same tensors."""
     return replace(program, sample=replace(program.sample, call=call))
 
 
 def with_tensors(program: Program, changed: dict[int, Tensor]) -> Program:
-    """The program with some of its tensors replaced, by their number."""
+    """The program with some of its tensors replaced, by leaf number."""
     tensors = tuple(changed.get(i, x) for i, x in enumerate(program.sample.tensors))
     return replace(program, sample=replace(program.sample, tensors=tensors))
 
 
 def without(program: Program, call: Call, gone: Collection[int]) -> Program:
-    """The program with that call, in which these tensors no longer stand; the others are numbered anew."""
+    """The program with that call and without these tensors; the others are renumbered."""
     left = [i for i in range(len(program.sample.tensors)) if i not in gone]
     number = {old: new for new, old in enumerate(left)}
 
@@ -105,31 +106,30 @@ def without(program: Program, call: Call, gone: Collection[int]) -> Program:
     return replace(program, sample=sample, inputs=tuple(program.inputs[i] for i in left))
 
 
-# What a form is: a named way to make other calls, or other values, from a sample.
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Other calls made from one.  `same` promises the very same results, which the caller must check; without
-    it the call is a new one, which the op may refuse."""
+    """A named way to make other calls from a sample; `why` is the reason for which it may expose a wrong rule.
+
+    `same` promises equal results, which the caller must check.  Otherwise the op may reject the new call.
+    """
 
     name: str
     why: str
     make: Callable[[Sample], Iterable[Sample]]
     same: bool = False
     weight: int = 1
-    """Turns that it has while another form has one: more for those that make many calls, or find much."""
+    """Turns while another form has one: more for forms that make many calls or find much."""
     always: int = 0
-    """On so many samples of an overload, the first, it is tried besides all others."""
+    """The number of first samples of an overload on which it is tested in addition to the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
     """Other values for the same call, or another decomposition of its partial inputs.
 
-    `partial` says of which rules they are asked: those without a partial input ("never"), all ("also"), or
-    those with one ("only").  `split` names how parts are made ("" for the usual ways).  `wild` are values with
-    NaN or infinities, for which a result that is no float means nothing.
+    `partial` selects the rules tested with them: those without a partial input ("never"), all ("also"), or those with one
+    ("only").  `split` names the decomposition ("" for the default).  `wild` values contain NaN or infinities: then results
+    that are not floats are not compared.
     """
 
     name: str
@@ -140,10 +140,10 @@ class Values:
     wild: bool = False
 
     def asks(self, partial: bool) -> bool:
-        """Whether a rule with, or without, a partial input is asked."""
+        """Whether a rule with, or without, a partial input is tested with these values."""
         return self.partial == "also" or partial == (self.partial == "only")
 
 
 def generator(name: str, seed: int) -> torch.Generator:
-    """The random numbers of one kind of values: the same for a name and a seed, whatever was drawn before."""
+    """The random generator of one kind of values, determined by its name and the seed."""
     return torch.Generator().manual_seed(zlib.crc32(f"{name} {seed}".encode()))

@@ -1,48 +1,55 @@
-"""Calls with their dims given otherwise: counted from the other end, other dims, none at all, and kept or dropped."""
+"""Forms of a call with its dims, indices or memory layout given otherwise.
+
+Dims are counted from the other end, replaced, left out, kept or dropped.  Indices are counted from the end.  Tensors are
+transposed in memory, have gaps, or are expanded.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from strategies.inputs.variants.call_edits import Form
 from strategies.model.arguments import DIMS, called, is_index, is_places, names, schema, trusts, values, with_tensors
+from strategies.model.oracle import strided
 from strategies.model.rule import Sample
 
 
 def respelled(sample: Sample) -> list[Sample]:
     """The same call with its dims spelled the other way: 1 as -1 of two dims, -1 as 1.
 
-    For unsqueeze and stack -1 counts one dim more, which is why there are two candidates: the caller must
-    check which gives the same.  Ops that trust their caller keep the dims that they came with.
+    For unsqueeze and stack -1 counts one dim more, so there are two candidates, and the caller must check which has the same
+    results.  Ops that trust their caller keep their dims.
     """
     if not sample.tensors or trusts(sample.op):
         return []
     ndim = sample.tensors[0].ndim
-    return [other for n in (ndim, ndim + 1) for other in _dims_changed(sample, _from_the_end(n), "dims respelled")]
+    candidates = (_dims_changed(sample, partial(_respelled, ndim=n), "dims respelled") for n in (ndim, ndim + 1))
+    return [other for found in candidates for other in found]
 
 
-def _from_the_end(ndim: int) -> Callable[[int], int]:
-    return lambda dim: dim - ndim if dim >= 0 else dim + ndim
+def _respelled(dim: int, ndim: int) -> int:
+    return dim - ndim if dim >= 0 else dim + ndim
 
 
-def _onwards(step: int, ndim: int) -> Callable[[int], int]:
-    return lambda dim: (dim + step) % ndim
+def _advanced(dim: int, step: int, ndim: int) -> int:
+    return (dim + step) % ndim
 
 
 def other_dims(sample: Sample) -> Iterator[Sample]:
-    """The same call for every other dim in turn; dims in a list all move on by as many."""
+    """The same call for every other dim in turn; all dims in a list advance by the same step."""
     if not sample.tensors or trusts(sample.op):
         return
     ndim = sample.tensors[0].ndim
     for step in range(1, ndim):
-        yield from _dims_changed(sample, _onwards(step, ndim), f"dims moved on by {step}")
+        yield from _dims_changed(sample, partial(_advanced, step=step, ndim=ndim), f"dims moved on by {step}")
 
 
 def no_dims(sample: Sample) -> Iterator[Sample]:
-    """The same call with an empty list of dims, with None for them, and with all dims by name."""
+    """The same call with an empty list of dims, with None, and with all dims listed."""
     if trusts(sample.op) or not sample.tensors:
         return
     given, ndim = values(sample), sample.tensors[0].ndim
@@ -57,10 +64,7 @@ def no_dims(sample: Sample) -> Iterator[Sample]:
 
 
 def keepdim(sample: Sample) -> Iterator[Sample]:
-    """The same reduction with its dims kept, or dropped.
-
-    By position or by keyword makes no difference to a rule: the dispatcher hands both on as one call.
-    """
+    """The same reduction with `keepdim` negated."""
     given = values(sample)
     if isinstance(given.get("keepdim"), bool) and not trusts(sample.op):
         yield called(sample, given | {"keepdim": not given["keepdim"]}, f"keepdim={not given['keepdim']}")
@@ -88,14 +92,11 @@ DIMENSIONS = (
 )  # fmt: skip
 
 
-# The same places named otherwise: counted from the end.
-
-
 def negative_indices(sample: Sample) -> Iterator[Sample]:
-    """Every second index counted from the end, of each size of the first tensor in turn.
+    """Every second index counted from the end, for each size of the first tensor in turn.
 
-    Only one of the sizes is right: the caller must check which gives the same.  On a GPU the wrong ones, out
-    of range, would cost the process, so it is not asked there.
+    Only one of the sizes is right: the caller must check which has the same results.  On a GPU there are none, since an index
+    out of range kills the process.
     """
     if trusts(sample.op) or not sample.tensors or any(x.is_cuda for x in sample.tensors):
         return
@@ -115,37 +116,28 @@ INDEXED = (
 )  # fmt: skip
 
 
-# The same numbers laid out otherwise in memory: columns first, with gaps, and one row shown many times.
-
-
 def transposed(sample: Sample) -> Iterator[Sample]:
-    """Every tensor of two dims or more, its last dim first in memory."""
-    laid = {
-        i: x.transpose(0, -1).contiguous().transpose(0, -1) for i, x in enumerate(sample.tensors) if min(_two(x)) > 1
-    }
-    if laid:
+    """Every tensor of two dims or more with its last dim first in memory."""
+    large = {i: x for i, x in enumerate(sample.tensors) if x.ndim > 1 and min(x.shape[0], x.shape[-1]) > 1}
+    if large:
+        laid = {i: x.transpose(0, -1).contiguous().transpose(0, -1) for i, x in large.items()}
         yield with_tensors(sample, laid, "last dim first in memory")
 
 
 def gapped(sample: Sample) -> Iterator[Sample]:
     """Every tensor with a gap after each element."""
-    laid = {i: torch.stack([x, x], -1)[..., 0] for i, x in enumerate(sample.tensors) if x.ndim and x.numel() > 1}
+    laid = {i: strided(x) for i, x in enumerate(sample.tensors) if x.ndim and x.numel() > 1}
     if laid:
         yield with_tensors(sample, laid, "with gaps")
 
 
 def expanded(sample: Sample) -> Iterator[Sample]:
-    """Each tensor in turn, its first row, then its first column, shown as often as there were rows or columns."""
+    """Each tensor in turn with its first slice along a dim expanded over that dim."""
     for i, x in enumerate(sample.tensors):
         for dim in range(x.ndim):
             if x.shape[dim] > 1:
-                yield with_tensors(
-                    sample, {i: x.narrow(dim, 0, 1).expand(x.shape)}, f"operand {i} expanded in dim {dim}"
-                )
-
-
-def _two(x: torch.Tensor) -> tuple[int, int]:
-    return (x.shape[0], x.shape[-1]) if x.ndim > 1 else (0, 0)
+                row = x.narrow(dim, 0, 1)
+                yield with_tensors(sample, {i: row.expand(x.shape)}, f"operand {i} expanded in dim {dim}")
 
 
 LAYOUTS = (

@@ -1,13 +1,14 @@
-"""Calls on tensors of other sizes: uneven, square, too short for all ranks, of one row, of none, of no dims.
+"""Forms of a call with other sizes (uneven, square, too short for all ranks, empty, no dims) and other scalar arguments.
 
-Sizes that belong together change together: every dim of one size, in all tensors and in the arguments
-that name it.  Whether the op takes that is the op's to say; ops that trust their caller are not asked.
+Equal sizes change together, in all tensors and in the arguments that repeat them.  The op may reject the new call; ops that
+trust their caller are left out.  The scalar forms change numbers and flags, and add or remove tensors such as weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,13 +31,13 @@ from strategies.model.arguments import (
 from strategies.model.rule import Sample
 
 LARGEST = 4096
-"""Elements that a tensor may grow to."""
+"""The most elements of a resized tensor."""
 EVEN, SHORT, FEW = 12, 11, 3
-"""Rows that 2, 3 and 4 ranks share evenly; one row less than that; too few for 4 ranks."""
+"""Rows: divisible by 2, 3 and 4 ranks; one less; too few for 4 ranks."""
 
 
 def shortened(sample: Sample) -> list[Sample]:
-    """The same call with one operand shorter than the first along one dim: what gather and scatter take."""
+    """The call with one operand shorter than the first along one dim, as gather and scatter allow."""
     if trusts(sample.op) or not sample.tensors:
         return []
     first, made = sample.tensors[0], []
@@ -49,17 +50,14 @@ def shortened(sample: Sample) -> list[Sample]:
     return made
 
 
-def _distinct(sample: Sample) -> list[int]:
-    """The sizes of the tensors, in the order in which they are met."""
-    return list(dict.fromkeys(size for x in sample.tensors for size in x.shape if size > 1))
+def resized(sample: Sample, new: Callable[[int], int]) -> Iterator[Sample]:
+    """The call with its sizes changed by `new`: all at once, then each alone.
 
-
-def resized(sample: Sample, new: Callable[[int], int], what: str) -> Iterator[Sample]:
-    """The call with its sizes changed: all at once, then each alone; first with the numbers in its other
-    arguments that are those sizes changed alike, then with them as they are."""
+    Each comes first with equal numbers in list arguments changed alike, then with those as they are.
+    """
     if trusts(sample.op):
         return
-    sizes = _distinct(sample)
+    sizes = list(dict.fromkeys(size for x in sample.tensors for size in x.shape if size > 1))
     for chosen in [sizes, *([size] for size in sizes if len(sizes) > 1)]:
         to = {size: new(size) for size in chosen if new(size) != size}
         if not to:
@@ -68,17 +66,27 @@ def resized(sample: Sample, new: Callable[[int], int], what: str) -> Iterator[Sa
         tensors = _in_range(sample, tensors)
         if any(x.numel() > LARGEST for x in tensors.values()):
             continue
-        other = with_tensors(sample, tensors, f"{what} {to}")
+        other = with_tensors(sample, tensors, f"sizes {to}")
         given = values(other)
         also = {name: _renamed(v, to) for name, v in given.items() if name not in DIMS}
         if any(isinstance(v, (list, tuple)) and v != given[name] for name, v in also.items() if not _has_tensor(v)):
-            yield called(sample, given | also, f"{what} {to}")
+            yield called(sample, given | also, f"sizes {to}")
         yield other
 
 
+even = partial(resized, new=lambda _: EVEN)
+short = partial(resized, new=lambda _: SHORT)
+uneven = partial(resized, new=lambda size: size + 1 if size % 2 == 0 else size + 2)
+few = partial(resized, new=lambda _: FEW)
+empty = partial(resized, new=lambda _: 0)
+one_row = partial(resized, new=lambda _: 1)
+
+
 def _in_range(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Indices below the smallest size are places in every dim, and what must be sorted is.  On a GPU an index out
-    of range costs the process."""
+    """The tensors with indices below the smallest size, which are valid in every dim, and sorted where required.
+
+    On a GPU an index out of range kills the process.
+    """
     sizes = [size for x in tensors.values() if not is_places(x) for size in x.shape]
     least = min(sizes, default=0)
     spots = [i for i, name in enumerate(names(sample)) if is_index(name) and is_places(tensors[i])]
@@ -87,24 +95,24 @@ def _in_range(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
 
 
 def _in_order(sample: Sample, tensors: dict[int, Tensor]) -> dict[int, Tensor]:
-    """What must be sorted is, among these tensors of the call."""
+    """The tensors of the call, sorted where the op requires it."""
     wanted = [i for i, name in enumerate(names(sample)) if name in SORTED and i in tensors]
     return tensors | {i: tensors[i].sort(-1).values for i in wanted}
 
 
-def _has_tensor(value: Any) -> bool:
+def _has_tensor(value: object) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(map(_has_tensor, value)))
 
 
 def _renamed(value: Any, to: dict[int, int]) -> Any:
-    """Lists of sizes with the new ones; a number alone is rarely a size."""
+    """A list of sizes with the new sizes; other values as they are, since a number alone is rarely a size."""
     if isinstance(value, (list, tuple)) and not _has_tensor(value):
         return type(value)(to.get(v, v) if type(v) is int else v for v in value)
     return value
 
 
 def resize(x: Tensor, shape: list[int]) -> Tensor:
-    """The tensor with so many rows along each dim: the first ones, or all and then some again, floats larger."""
+    """The tensor cut or repeated to that shape; repeated floats are scaled up."""
     for dim, size in enumerate(shape):
         if size == x.shape[dim]:
             continue
@@ -116,55 +124,25 @@ def resize(x: Tensor, shape: list[int]) -> Tensor:
     return x
 
 
-def even(sample: Sample) -> Iterator[Sample]:
-    yield from resized(sample, lambda _: EVEN, "sizes")
-
-
-def short(sample: Sample) -> Iterator[Sample]:
-    yield from resized(sample, lambda _: SHORT, "sizes")
-
-
-def uneven(sample: Sample) -> Iterator[Sample]:
-    yield from resized(sample, lambda size: size + 1 if size % 2 == 0 else size + 2, "sizes")
-
-
-def few(sample: Sample) -> Iterator[Sample]:
-    yield from resized(sample, lambda _: FEW, "sizes")
-
-
-def empty(sample: Sample) -> Iterator[Sample]:
-    yield from resized(sample, lambda _: 0, "sizes")
-
-
-def one_row(sample: Sample) -> Iterator[Sample]:
-    yield from resized(sample, lambda _: 1, "sizes")
-
-
 def oblong(sample: Sample) -> Iterator[Sample]:
-    """Tensors with two dims of one size, with the first dim, or the last, of another size in all of them."""
+    """The call on square tensors with the last dim, then the first, made longer in all of them."""
     if trusts(sample.op) or not any(len(set(x.shape)) < x.ndim for x in sample.tensors):
         return
     most = max(x.ndim for x in sample.tensors)
     for dim in (-1, 0):
         large = {i: x for i, x in enumerate(sample.tensors) if x.ndim == most and x.shape[dim] > 1}
-        longer = {i: resize(x, _with(x.shape, dim, x.shape[dim] + 2)) for i, x in large.items()}
+        longer = {i: resize(x, [s + 2 * (d == dim % most) for d, s in enumerate(x.shape)]) for i, x in large.items()}
         if longer:
             yield with_tensors(sample, _in_order(sample, longer), f"dim {dim} longer by 2")
 
 
-def _with(shape: torch.Size, dim: int, size: int) -> list[int]:
-    changed = list(shape)
-    changed[dim] = size
-    return changed
-
-
 _NO_BROADCAST = ("binary_cross_entropy",)
-"""Ops whose operands must have one shape, which torch checks in Python only: the overload resizes its result to
-the shape of whatever comes, and calls that deprecated (2.13)."""
+"""Ops whose operands must have one shape, which torch checks in Python only: the overload resizes its result, which is
+deprecated (torch 2.13)."""
 
 
 def broadcast(sample: Sample) -> Iterator[Sample]:
-    """Each operand in turn with one row along a dim, and without its first dim, so that it must be broadcast."""
+    """Each operand in turn with one row along a dim, and without its first dim, so that the op broadcasts it."""
     if trusts(sample.op) or len(sample.tensors) < 2 or sample.op.split(".")[1].startswith(_NO_BROADCAST):
         return
     for i, x in enumerate(sample.tensors):
@@ -201,22 +179,20 @@ SIZES = (
 )  # fmt: skip
 
 
-# Calls with other arguments that are no tensors, or with a tensor left out or put in: scalars, flags, weights, masks.
-
 NUMBERS: tuple[float, ...] = (0, 1, -1, 2, 2.5)
 _KEPT = frozenset({"keepdim", "dtype", "reduction", "ignore_index", "layout", "device", "memory_format", "pin_memory"})
-"""Arguments that have a form of their own, and codes, which schemas call ints."""
+"""Arguments with a form of their own, and enumerations, which schemas declare as int."""
 _MODES = "_mode"
-"""How the names of arguments end whose numbers are names.
+"""Suffix of the names of arguments whose integers enumerate modes.
 
-2.13: for a mode that there is not `grid_sampler_3d` writes nothing: what comes out is left-over memory, another in each run.
+torch 2.13: for an unknown mode `grid_sampler_3d` returns uninitialised memory, different in each run.
 """
 
 
 def other_scalars(sample: Sample) -> Iterator[Sample]:
-    """Each number in turn as 0, 1, -1, 2, 2.5, and as None where it may be left out.
+    """Each number in turn as 0, 1, -1, 2, 2.5, and as None where it is optional.
 
-    Ops that trust their caller keep what may speak of sizes, integers and scales; others refuse what they cannot take.
+    Ops that trust their caller keep integers and scales, which may describe sizes.
     """
     given = values(sample)
     for a in schema(sample.op):
@@ -234,13 +210,13 @@ def other_scalars(sample: Sample) -> Iterator[Sample]:
                 yield called(sample, given | {a.name: value}, f"{a.name}={value}")
 
 
-def _is_code(value: Any) -> bool:
-    """Whether it is a dtype, a layout or the like, which schemas call an int."""
+def _is_code(value: object) -> bool:
+    """Whether it is a dtype, a layout or the like, which schemas declare as int."""
     return isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device, str))
 
 
 def other_flags(sample: Sample) -> Iterator[Sample]:
-    """Each flag in turn as its opposite."""
+    """Each flag in turn negated."""
     given = values(sample)
     for a in () if trusts(sample.op) else schema(sample.op):
         if a.kind == "bool" and isinstance(given.get(a.name), bool) and a.name not in _KEPT:
@@ -248,7 +224,7 @@ def other_flags(sample: Sample) -> Iterator[Sample]:
 
 
 def other_dtypes(sample: Sample) -> Iterator[Sample]:
-    """The result in another dtype, and in none that is named."""
+    """The call with another `dtype`, and without one."""
     given = values(sample)
     if "dtype" not in given or trusts(sample.op):
         return
@@ -258,7 +234,7 @@ def other_dtypes(sample: Sample) -> Iterator[Sample]:
 
 
 def other_reductions(sample: Sample) -> Iterator[Sample]:
-    """A loss as it is, as a mean and as a sum."""
+    """A loss unreduced, as a mean and as a sum."""
     given = values(sample)
     if type(given.get("reduction")) is int and not trusts(sample.op):
         for reduction in (1, 2, 0):
@@ -267,7 +243,7 @@ def other_reductions(sample: Sample) -> Iterator[Sample]:
 
 
 def ignored(sample: Sample) -> Iterator[Sample]:
-    """The class of the first target, then of the last, ignored, so that ranks count differently many rows."""
+    """The class of the first target, then of the last, ignored, so that ranks count different numbers of rows."""
     given = values(sample)
     if "ignore_index" not in given or trusts(sample.op):
         return
@@ -279,7 +255,7 @@ def ignored(sample: Sample) -> Iterator[Sample]:
 
 
 def weighted(sample: Sample) -> Iterator[Sample]:
-    """A weight that differs by class, or by element, where there was none.  The op says which shape it takes."""
+    """A weight by class, or by element, where there was none; the op rejects those of a wrong shape."""
     given = values(sample)
     first = sample.tensors[0] if sample.tensors else None
     if first is None or not first.dtype.is_floating_point or given.get("weight", ...) is not None or trusts(sample.op):
@@ -291,7 +267,7 @@ def weighted(sample: Sample) -> Iterator[Sample]:
 
 
 def left_out(sample: Sample) -> Iterator[Sample]:
-    """Each tensor in turn that may be left out."""
+    """Each optional tensor in turn left out."""
     given = values(sample)
     for a in () if trusts(sample.op) else schema(sample.op):
         if a.optional and isinstance(given.get(a.name), Tensor) and not a.keyword:
@@ -299,7 +275,7 @@ def left_out(sample: Sample) -> Iterator[Sample]:
 
 
 def one_output(sample: Sample) -> Iterator[Sample]:
-    """Of several results that are asked for by a mask, each alone."""
+    """Each result alone, of several that a mask selects."""
     given = values(sample)
     for a in schema(sample.op):
         mask = given.get(a.name)

@@ -1,6 +1,13 @@
-"""Rows picked by number: which rows there are is the same on all ranks, so the dim they are picked from is whole.
+"""Rules of indexing and embeddings: the dim from which rows are picked is replicated.
 
-Places may be cut instead: each rank looks up some of them in the whole tensor.
+The index may be sharded instead: each rank looks up some positions in the whole tensor.
+
+* Indexing with tensors, `x[i, :, j]`: the index tensors are broadcast together.  Their dims take the place of the indexed dims
+  if those are adjacent, else they come first.  A mask indexes as many dims as it has, and gives one of data-dependent size.
+* Ops whose result has a data-dependent size, or that address memory, have no placement rule but the all-replicated one: the
+  length of a piece's result does not determine the offsets of the others.
+* Embeddings: a shard of the rows of the table would have to look up its own rows and return zeros for the others, which no
+  placement expresses.  The `offsets` of embedding bags refer to all indices, so neither is sharded.
 """
 
 from __future__ import annotations
@@ -18,69 +25,67 @@ from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 from strategies.ops.shape.slices import Lines, diagonal, selected, sliced
 
-FAMILY = "indexing"
+FAMILY, EMBEDDING_FAMILY = "indexing", "embedding"
+MAX = 2
+"""The mode of embedding bags that returns the maximum of the rows, and its position."""
 
 
-def index_select(ask: Ask) -> Iterator[Line]:
-    given, index = ask.meta("self"), ask.meta("index")
-    dim = ask["dim"] % max(given.ndim, 1)
-    yield from pending(ask, [0])
-    yield from mapped(ask, other_dims(given.ndim, dim))
+def index_select(query: Ask) -> Iterator[Line]:
+    given, index = query.meta("self"), query.meta("index")
+    dim = query["dim"] % max(given.ndim, 1)
+    yield from pending(query, [0])
+    yield from mapped(query, other_dims(given.ndim, dim))
     if given.ndim and index.ndim:
-        yield sharded(ask, {1: 0}, dim)
+        yield sharded(query, {1: 0}, dim)
 
 
-def gather(ask: Ask) -> Iterator[Line]:
-    """In the other dims a place of the index is that place of the tensor, so both are cut in the same places only if
-    both have as many rows; a shorter index would be cut elsewhere."""
-    given, index = ask.meta("self"), ask.meta("index")
-    dim = ask["dim"] % max(given.ndim, 1)
-    yield from pending(ask, [0])
+def gather(query: Ask) -> Iterator[Line]:
+    """Along the other dims, index and tensor are sharded together if they are equally long; else their shards differ."""
+    given, index = query.meta("self"), query.meta("index")
+    dim = query["dim"] % max(given.ndim, 1)
+    yield from pending(query, [0])
     if given.ndim != index.ndim:
         return
     for other, _ in other_dims(given.ndim, dim):
         if given.shape[other] == index.shape[other]:
-            yield sharded(ask, {0: other, 1: other}, other)
+            yield sharded(query, {0: other, 1: other}, other)
     if index.ndim:
-        yield sharded(ask, {1: dim}, dim)
+        yield sharded(query, {1: dim}, dim)
 
 
-def take(ask: Ask) -> Iterator[Line]:
-    yield from pending(ask, [0])
-    yield from mapped(ask, other_dims(ask.meta("index").ndim), leaf=1)
+def take(query: Ask) -> Iterator[Line]:
+    yield from pending(query, [0])
+    yield from mapped(query, other_dims(query.meta("index").ndim), leaf=1)
 
 
-def masked_select(ask: Ask) -> Iterator[Line]:
-    """How many elements there are hangs on the mask, which is whole; only the elements may be parts.
-
-    So it is where they are padded with zeros.
-    """
-    yield from pending(ask, [0])
+def masked_select(query: Ask) -> Iterator[Line]:
+    """The mask determines the number of elements, and is replicated; only the elements may be partial."""
+    yield from pending(query, [0])
 
 
-def index_fill(ask: Ask) -> Iterator[Line]:
-    """The same number in the same places on every rank, or a tensor that is partial like the first."""
-    given = ask.meta("self")
-    value = ask.leaf("value")
-    yield from pending(ask, [0], filled_with(ask["value"]) if value is None else ("avg", "max", "min"))
+def index_fill(query: Ask) -> Iterator[Line]:
+    """The value is an equal number on every rank, or a tensor that is partial like the first one."""
+    given = query.meta("self")
+    value = query.leaf("value")
+    yield from pending(query, [0], filled_with(query["value"]) if value is None else ("avg", "max", "min"))
     if value is not None:
-        yield from pending(ask, [0, value])
-    yield from mapped(ask, other_dims(given.ndim, ask["dim"] % max(given.ndim, 1)))
+        yield from pending(query, [0, value])
+    yield from mapped(query, other_dims(given.ndim, query["dim"] % max(given.ndim, 1)))
 
 
 def written_into(view: Lines, name: str = "src") -> Lines:
-    """The lines of writing a tensor where a view reads: both are cut where the view maps a dim to a dim."""
+    """The rule of writing a tensor into a view: both are sharded where the view maps a dim to a dim."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        source = ask.leaf(name)
+    def lines(query: Ask) -> Iterator[Line]:
+        source = query.leaf(name)
         if source is None:
             return
-        yield from pending(ask, [0, source], KINDS)
-        read = Ask(ask.op, ask.arguments, ask.tensors[:1], (ask.tensors[source],))
+        yield from pending(query, [0, source], KINDS)
+        read = Ask(query.op, query.arguments, query.tensors[:1], (query.tensors[source],))
         for line in view(read):
             (before,), (after,) = line.inputs, line.outputs
             if isinstance(before, Shard) and isinstance(after, Shard):
-                yield sharded(ask, {0: before.dim, source: after.dim}, before.dim, line.cut)
+                yield sharded(query, {0: before.dim, source: after.dim}, before.dim, line.cut)
 
     lines.__wrapped__ = view  # type: ignore[attr-defined]
     return lines
@@ -89,53 +94,23 @@ def written_into(view: Lines, name: str = "src") -> Lines:
 _PICKED = "the dim from which rows are picked is whole"
 _WRITTEN = "both are cut where the view that is written to has a dim of the tensor"
 
-INDEXING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
-        *rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
-        *rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
-        *rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
-        *rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
-        *rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
-        *rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], written_into(selected)),
-        *rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], written_into(sliced)),
-        *rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], written_into(diagonal)),
-    )
-)
 
-
-# Ops whose result has a size that its values decide, or that speak of memory: each rank has everything whole.
-#
-# A rank's piece would give a result of some length, which says nothing of where the others' begin; and numbers of rows,
-# steps and offsets in memory are those of the whole tensor.
-
-
-def whole(ask: Ask) -> Iterator[Line]:
-    """No line but the one that always holds."""
+def only_replicated(query: Ask) -> Iterator[Line]:
+    """No placement rule but the all-replicated one."""
     yield from ()
 
 
 _COUNTED = ["aten.nonzero.default", "aten._unique2.default", "aten.unique_dim.default",
             "aten.unique_consecutive.default", "aten.bincount.default", "aten.repeat_interleave.Tensor"]  # fmt: skip
 
-INDEXING_WHOLE_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, "values decide how long the result is", _COUNTED, whole),
-        *rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], whole),
-    )
-)
-
-
-# Indexing with tensors, one for each dim or none: `x[i, :, j]`, and writing there.
-#
-# The index tensors are broadcast together.  Their dims stand in the result where the indexed dims stood, if those are
-# neighbours, and in front if not; a mask stands for as many dims as it has, and gives one, whose size its values decide.
-
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Where dims go: `free` pairs a dim that is not indexed with its place in what is read; `at` is the place of the
-    first dim of the broadcast index, which has `ndim` dims; `masks` says whether any index is a mask."""
+class IndexLayout:
+    """The dims of the result of an indexing call: `free` pairs each dim that is not indexed with its dim in the result.
+
+    `at` is the dim in the result of the first dim of the broadcast index, which has `ndim` dims.  `masks` tells whether any
+    index is a mask.
+    """
 
     free: tuple[tuple[int, int], ...]
     at: int
@@ -143,15 +118,15 @@ class Layout:
     masks: bool
 
 
-def layout(ask: Ask) -> Layout:
-    """How the indices of this call lie on the dims of the first tensor."""
-    given = ask.meta("self")
+def index_layout(query: Ask) -> IndexLayout:
+    """The dims of the result of an indexing call."""
+    given = query.meta("self")
     dim, indexed, ndim, masks = 0, list[int](), 0, False
-    for index in ask["indices"]:
+    for index in query["indices"]:
         if not isinstance(index, Leaf):
             dim += 1
             continue
-        meta = ask.tensors[index.index]
+        meta = query.tensors[index.index]
         mask = meta.dtype in (torch.bool, torch.uint8)
         span = max(meta.ndim, 1) if mask else 1
         if mask and meta.ndim == 0:
@@ -164,48 +139,48 @@ def layout(ask: Ask) -> Layout:
     together = indexed == list(range(indexed[0], indexed[0] + len(indexed))) if indexed else True
     at = indexed[0] if indexed and together else 0
     places = [(dim, place + (ndim if not together or place >= at else 0)) for place, dim in enumerate(free)]
-    return Layout(tuple(places), at, ndim, masks)
+    return IndexLayout(tuple(places), at, ndim, masks)
 
 
-def _cut_indices(ask: Ask, where: Layout, b: int, size: int) -> dict[int, Placement]:
-    """Each index tensor that has dim b of the broadcast index, counted from the front, cut on it."""
+def _sharded_indices(query: Ask, where: IndexLayout, b: int, size: int) -> dict[int, Placement]:
+    """The index tensors that have dim b of the broadcast index, by leaf number, sharded on it."""
     found: dict[int, Placement] = {}
-    for leaf in ask.leaves("indices"):
-        meta = ask.tensors[leaf]
+    for leaf in query.leaves("indices"):
+        meta = query.tensors[leaf]
         own = b - (where.ndim - meta.ndim)
         if own >= 0 and meta.shape[own] == size:
             found[leaf] = Shard(own)
     return found
 
 
-def _knowable(ask: Ask) -> bool:
-    """A mask of no dims gives a dim without taking one, and what is written may be a row of booleans: left alone."""
-    metas = [ask.tensors[leaf] for leaf in ask.leaves("indices")]
+def _is_supported(query: Ask) -> bool:
+    """Whether no index is a mask without dims, which adds a dim to the result."""
+    metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
     return all(meta.ndim > 0 or meta.dtype not in (torch.bool, torch.uint8) for meta in metas)
 
 
-def index(ask: Ask) -> Iterator[Line]:
-    yield from pending(ask, [0])
-    result = ask.outputs[0]
-    if result is None or not _knowable(ask):
+def index(query: Ask) -> Iterator[Line]:
+    yield from pending(query, [0])
+    result = query.outputs[0]
+    if result is None or not _is_supported(query):
         return
-    where = layout(ask)
-    yield from mapped(ask, where.free)
+    where = index_layout(query)
+    yield from mapped(query, where.free)
     for b in range(0 if where.masks else where.ndim):
         place = where.at + b
-        yield ask.line(_cut_indices(ask, where, b, result.shape[place]), [Shard(place)])
+        yield query.line(_sharded_indices(query, where, b, result.shape[place]), [Shard(place)])
 
 
-def index_put(ask: Ask) -> Iterator[Line]:
-    """Values are broadcast to what would be read there.  Where they are added, parts of the places add to parts."""
-    values = ask.leaf("values")
+def index_put(query: Ask) -> Iterator[Line]:
+    """The values are broadcast to the indexed shape.  If they are accumulated, shards of the index give partial sums."""
+    values = query.leaf("values")
     if values is None:
         return
-    adds = bool(ask["accumulate"])
-    yield from pending(ask, [0, values], LINEAR if adds else KINDS)
-    if not _knowable(ask):
+    adds = bool(query["accumulate"])
+    yield from pending(query, [0, values], LINEAR if adds else KINDS)
+    if not _is_supported(query):
         return
-    where, given = layout(ask), ask.tensors[values]
+    where, given = index_layout(query), query.tensors[values]
     ndim = len(where.free) + where.ndim
 
     def cut(place: int, size: int) -> dict[int, Placement]:
@@ -213,15 +188,15 @@ def index_put(ask: Ask) -> Iterator[Line]:
         return {values: Shard(own)} if own >= 0 and given.shape[own] == size else {}
 
     for dim, place in where.free:
-        yield ask.line({0: Shard(dim)} | cut(place, ask.tensors[0].shape[dim]), [Shard(dim)])
+        yield query.line({0: Shard(dim)} | cut(place, query.tensors[0].shape[dim]), [Shard(dim)])
     for b in range(where.ndim if adds and not where.masks else 0):
-        size = _broadcast(ask, where, b)
-        inputs = _cut_indices(ask, where, b, size) | cut(where.at + b, size)
-        yield ask.line({0: Partial("sum")} | inputs, [Partial("sum")])
+        size = _broadcast(query, where, b)
+        inputs = _sharded_indices(query, where, b, size) | cut(where.at + b, size)
+        yield query.line({0: Partial("sum")} | inputs, [Partial("sum")])
 
 
-def _broadcast(ask: Ask, where: Layout, b: int) -> int:
-    metas = [ask.tensors[leaf] for leaf in ask.leaves("indices")]
+def _broadcast(query: Ask, where: IndexLayout, b: int) -> int:
+    metas = [query.tensors[leaf] for leaf in query.leaves("indices")]
     sizes = [meta.shape[own] for meta in metas if (own := b - (where.ndim - meta.ndim)) >= 0]
     return next((size for size in sizes if size != 1), 1)
 
@@ -230,98 +205,65 @@ _FREE = "dims that are not indexed go by themselves; places may be cut where the
 _PUTS = ("index_put", "_unsafe_index_put", "_index_put_impl")
 _PUT = "dims that are not indexed go by themselves; what is added may be added in parts"
 
-ADVANCED_INDEXING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _FREE, ["aten.index.Tensor", "aten._unsafe_index.Tensor"], index),
-        *rules(FAMILY, _PUT, [f"aten.{name}.default" for name in _PUTS], index_put),
-    )
-)
 
-
-# Rows of a table looked up by number, and their gradients put back: the rows of the table are whole.
-#
-# A cut of the rows would need each rank to answer for its own rows alone, with zeros for the others: no arrangement of
-# the pieces says that, so there is no such line.
-
-EMBEDDING_FAMILY = "embedding"
-
-
-def embedding(ask: Ask) -> Iterator[Line]:
-    """`padding_idx` and `scale_grad_by_freq` change the gradient only."""
-    yield from pending(ask, [0])
-    result = ask.outputs[0]
+def embedding(query: Ask) -> Iterator[Line]:
+    """The lookup; `padding_idx` and `scale_grad_by_freq` affect the gradient only."""
+    yield from pending(query, [0])
+    result = query.outputs[0]
     if result is None:
         return
-    yield from mapped(ask, [(1, result.ndim - 1)])
-    yield from mapped(ask, [(dim, dim) for dim in range(ask.meta("indices").ndim)], leaf=1)
+    yield from mapped(query, [(1, result.ndim - 1)])
+    yield from mapped(query, [(dim, dim) for dim in range(query.meta("indices").ndim)], leaf=1)
 
 
-def embedding_backward(ask: Ask) -> Iterator[Line]:
-    """Gradients of the same row add up, also those of several ranks; but not where each is divided by how often
-    its row was asked for, of which a rank that has some of the indices knows only a part."""
-    grad = ask.meta("grad_output")
-    yield from pending(ask, [0], LINEAR)
-    yield sharded(ask, {0: grad.ndim - 1}, 1)
-    for dim in range(0 if ask["scale_grad_by_freq"] else grad.ndim - 1):
-        yield ask.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
+def embedding_backward(query: Ask) -> Iterator[Line]:
+    """Gradients of a row add up over ranks, unless they are divided by the frequency of the row among all indices."""
+    grad = query.meta("grad_output")
+    yield from pending(query, [0], LINEAR)
+    yield sharded(query, {0: grad.ndim - 1}, 1)
+    for dim in range(0 if query["scale_grad_by_freq"] else grad.ndim - 1):
+        yield query.line({0: Shard(dim), 1: Shard(dim)}, [Partial("sum")])
 
 
-EMBEDDING_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(EMBEDDING_FAMILY, "rows of the table are whole", ["aten.embedding.default"], embedding),
-        *rules(
-            EMBEDDING_FAMILY, "gradients of rows add up", ["aten.embedding_dense_backward.default"], embedding_backward
-        ),
-    )
-)
-
-
-# Rows of a table looked up and folded, bag by bag: columns of the table go by themselves.
-#
-# Where a bag begins is a number in `offsets` that speaks of all indices, so neither is cut.
-
-MAX = 2
-"""The mode that keeps the largest row, and its place."""
-
-
-def bags(ask: Ask) -> Iterator[Line]:
-    """Results are the bags, then which bag each index is in, how large each bag is, and the places of the largest."""
-    places = Shard(1) if ask["mode"] == MAX else Replicate()
-    yield ask.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
-    if ask["mode"] != MAX:
+def bags(query: Ask) -> Iterator[Line]:
+    """The results are the bags, the bag of each index, the size of each bag, and the positions of the maxima."""
+    places = Shard(1) if query["mode"] == MAX else Replicate()
+    yield query.line({0: Shard(1)}, [Shard(1), Replicate(), Replicate(), places])
+    if query["mode"] != MAX:
         for kind in LINEAR:
-            yield ask.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
+            yield query.line({0: Partial(kind)}, [Partial(kind), Replicate(), Replicate(), Replicate()])
 
 
-def bags_backward(ask: Ask) -> Iterator[Line]:
-    """Each column of a gradient goes to that column of the table.  A sparse gradient has no dims to cut."""
-    if ask.get("sparse"):
+def bags_backward(query: Ask) -> Iterator[Line]:
+    """Each column of a gradient belongs to that column of the table.  A sparse gradient has no dims to shard."""
+    if query.get("sparse"):
         return
-    places = ask.leaf("maximum_indices")
-    largest = {places: Shard(1)} if ask["mode"] == MAX and places is not None else {}
-    yield ask.line({0: Shard(1), **largest}, [Shard(1)])
+    places = query.leaf("maximum_indices")
+    largest = {places: Shard(1)} if query["mode"] == MAX and places is not None else {}
+    yield query.line({0: Shard(1), **largest}, [Shard(1)])
     for kind in LINEAR:
-        yield ask.line({0: Partial(kind)}, [Partial(kind)])
+        yield query.line({0: Partial(kind)}, [Partial(kind)])
 
 
 _BAGS = ["aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"]
 
-EMBEDDING_BAGS_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(EMBEDDING_FAMILY, "columns of the table go by themselves", _BAGS, bags),
-        *rules(
-            EMBEDDING_FAMILY,
-            "columns of the table go by themselves",
-            ["aten._embedding_bag_dense_backward.default", "aten._embedding_bag_backward.default"],
-            bags_backward,
-        ),
-    )
-)
-
-RULES: tuple[Entry, ...] = (
-    *INDEXING_RULES,
-    *INDEXING_WHOLE_RULES,
-    *ADVANCED_INDEXING_RULES,
-    *EMBEDDING_RULES,
-    *EMBEDDING_BAGS_RULES,
-)
+RULES: tuple[Entry, ...] = with_variants(
+    rules(FAMILY, _PICKED, ["aten.index_select.default"], index_select),
+    rules(FAMILY, _PICKED, ["aten.gather.default"], gather),
+    rules(FAMILY, "any place may be looked up in the whole tensor", ["aten.take.default"], take),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_select.default"], masked_select),
+    rules(FAMILY, "the mask is the same on all ranks", ["aten.masked_scatter_backward.default"], masked_select),
+    rules(FAMILY, _PICKED, ["aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor"], index_fill),
+    rules(FAMILY, _WRITTEN, ["aten.select_scatter.default"], written_into(selected)),
+    rules(FAMILY, _WRITTEN, ["aten.slice_scatter.default"], written_into(sliced)),
+    rules(FAMILY, _WRITTEN, ["aten.diagonal_scatter.default"], written_into(diagonal)),
+    rules(FAMILY, "values decide how long the result is", _COUNTED, only_replicated),
+    rules(FAMILY, "steps and offsets are those of the whole in memory", ["aten.as_strided.default"], only_replicated),
+    rules(FAMILY, _FREE, ["aten.index.Tensor", "aten._unsafe_index.Tensor"], index),
+    rules(FAMILY, _PUT, [f"aten.{name}.default" for name in _PUTS], index_put),
+    rules(EMBEDDING_FAMILY, "rows of the table are whole", ["aten.embedding.default"], embedding),
+    rules(EMBEDDING_FAMILY, "gradients of rows add up", ["aten.embedding_dense_backward.default"], embedding_backward),
+    rules(EMBEDDING_FAMILY, "columns of the table go by themselves", _BAGS, bags),
+    rules(EMBEDDING_FAMILY, "columns of the table go by themselves",
+          ["aten._embedding_bag_dense_backward.default", "aten._embedding_bag_backward.default"], bags_backward),
+)  # fmt: skip

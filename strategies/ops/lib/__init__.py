@@ -1,1 +1,1 @@
-"""What families of rules share."""
+"""Helpers that several families of rules share."""

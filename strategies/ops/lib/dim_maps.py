@@ -1,4 +1,4 @@
-"""Lines from a map of dims, and what a reduction keeps: the words in which views, joins and indexing are written."""
+"""Helpers of rules: placement rules from maps of dims, from named arguments, and for reductions."""
 
 from __future__ import annotations
 
@@ -12,37 +12,35 @@ from localtensor.layout import agreed
 from strategies.ops.semantics.rulebook import Ask, Cut, Line
 
 KINDS = ("sum", "avg", "max", "min", "product")
-"""All reductions: they go with whatever moves elements, leaves some out or repeats them."""
+"""All reductions: they commute with ops that move, drop or repeat elements."""
 LINEAR = ("sum", "avg")
-"""The reductions that go with sums of elements."""
+"""The reductions that commute with linear ops."""
 
 
-def sharded(ask: Ask, inputs: Mapping[int, int], result: int, cut: Cut = "any") -> Line:
-    """The line that shards these inputs, each on its dim, and every result on one dim."""
-    given = {leaf: Shard(dim) for leaf, dim in inputs.items()}
-    return ask.line(given, [None if meta is None else Shard(result) for meta in ask.outputs], cut)
+def sharded(query: Ask, inputs: Mapping[int, int], result: int, cut: Cut = "any") -> Line:
+    """The placement rule that shards these inputs, each on its dim, and every result on dim `result`."""
+    return query.line({leaf: Shard(dim) for leaf, dim in inputs.items()}, query.on_each(Shard(result)), cut)
 
 
-def mapped(ask: Ask, dims: Iterable[tuple[int, int]], cut: Cut = "any", leaf: int = 0) -> Iterator[Line]:
-    """A line for each pair: that dim of the first tensor, or of tensor `leaf`, becomes that dim of every result."""
-    yield from (sharded(ask, {leaf: before}, after, cut) for before, after in dims)
+def mapped(query: Ask, dims: Iterable[tuple[int, int]], cut: Cut = "any", leaf: int = 0) -> Iterator[Line]:
+    """A placement rule for each pair of a dim of tensor `leaf` and the dim of every result that it becomes."""
+    yield from (sharded(query, {leaf: before}, after, cut) for before, after in dims)
 
 
-def pending(ask: Ask, leaves: Sequence[int], kinds: Iterable[str] = KINDS) -> Iterator[Line]:
-    """A line for each kind: these inputs are partial and so is every result, of the same kind.
+def pending(query: Ask, leaves: Sequence[int], kinds: Iterable[str] = KINDS) -> Iterator[Line]:
+    """A placement rule for each kind: these inputs and every result are partial, of that kind.
 
-    None where dtypes differ: a cast does not go with every reduction; nor of a kind that means nothing for the dtype, or
-    not the same to everybody, as an average of integers, which rounds somehow.
+    There are none if dtypes differ, since a cast does not commute with every reduction, and none of a kind without a
+    well-defined result for the dtype, such as the average of integers.
     """
-    dtypes = {ask.tensors[leaf].dtype for leaf in leaves} | {meta.dtype for meta in ask.outputs if meta is not None}
+    dtypes = {query.tensors[leaf].dtype for leaf in leaves} | {meta.dtype for meta in query.outputs if meta is not None}
     if leaves and len(dtypes) == 1:
-        for kind in (kind for kind in kinds if agreed(kind, ask.tensors[leaves[0]].dtype)):
-            whole = [None if meta is None else Partial(kind) for meta in ask.outputs]
-            yield ask.line({leaf: Partial(kind) for leaf in leaves}, whole)
+        for kind in (kind for kind in kinds if agreed(kind, query.tensors[leaves[0]].dtype)):
+            yield query.line({leaf: Partial(kind) for leaf in leaves}, query.on_each(Partial(kind)))
 
 
 def filled_with(value: Any) -> tuple[str, ...]:
-    """The kinds that go with putting this number in the same places on every rank: what ranks fold it to is itself.
+    """The reductions of equal copies of this number that return the number.
 
     >>> filled_with(0), filled_with(1), filled_with(2.5)
     (('sum', 'avg', 'max', 'min', 'product'), ('avg', 'max', 'min', 'product'), ('avg', 'max', 'min'))
@@ -52,7 +50,7 @@ def filled_with(value: Any) -> tuple[str, ...]:
 
 
 def without(ndim: int, *gone: int) -> list[int]:
-    """The dims that are left where these, none of them negative, are not.
+    """The dims without these, which are not negative.
 
     >>> without(4, 1)
     [0, 2, 3]
@@ -61,7 +59,7 @@ def without(ndim: int, *gone: int) -> list[int]:
 
 
 def shifted(ndim: int, *gone: int) -> list[tuple[int, int]]:
-    """The dims that are left where these are dropped, each with its place among those that are left.
+    """The dims without these, each with its position among the remaining ones.
 
     >>> shifted(4, 1)
     [(0, 0), (2, 1), (3, 2)]
@@ -70,7 +68,7 @@ def shifted(ndim: int, *gone: int) -> list[tuple[int, int]]:
 
 
 def other_dims(ndim: int, *gone: int) -> list[tuple[int, int]]:
-    """The dims other than these, each in its own place.
+    """The dims without these, each paired with itself.
 
     >>> other_dims(3, 0)
     [(1, 1), (2, 2)]
@@ -78,19 +76,16 @@ def other_dims(ndim: int, *gone: int) -> list[tuple[int, int]]:
     return [(dim, dim) for dim in without(ndim, *gone)]
 
 
-# Lines for ops that treat some dims of their arguments alike: the words in which rules of whole rooms are written.
-
-
 def along(
-    ask: Ask, inputs: Mapping[str, int | None], outputs: Sequence[int | Placement | None], cut: Cut = "any"
+    query: Ask, inputs: Mapping[str, int | None], outputs: Sequence[int | Placement | None], cut: Cut = "any"
 ) -> Line:
-    """The line that shards each named argument on its dim, and each result on its own.
+    """The placement rule that shards each named argument on its dim, and each result on its own; None is replicated.
 
-    None is a replica, and what the call was not given is left out; so is a result that is masked off.
+    Arguments that the call does not have, and masked results, are left out.
     """
-    shards = {ask.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
+    shards = {query.leaf(name): Shard(dim) for name, dim in inputs.items() if dim is not None}
     made: dict[int, Placement] = {leaf: placement for leaf, placement in shards.items() if leaf is not None}
-    return ask.line(made, ask.masked([_placed(dim) for dim in outputs]), cut)
+    return query.line(made, query.masked([_placed(dim) for dim in outputs]), cut)
 
 
 def _placed(dim: int | Placement | None) -> Placement:
@@ -98,56 +93,56 @@ def _placed(dim: int | Placement | None) -> Placement:
 
 
 def parts_of(
-    ask: Ask, names: Sequence[str], outputs: Sequence[bool] = (), kinds: Sequence[str] = LINEAR
+    query: Ask, names: Sequence[str], outputs: Sequence[bool] = (), kinds: Sequence[str] = LINEAR
 ) -> Iterator[Line]:
-    """For each kind the line from partial arguments of these names to partial results: the op is linear in all of them
-    at once.  `outputs` says which results are: the others do not look at these arguments' values.  All, if it is empty.
+    """For each kind, the placement rule from partial arguments of these names to partial results.
+
+    The op must be linear in all of them at once.  `outputs` selects the partial results, all if it is empty; the others must
+    not depend on these arguments.
     """
-    leaves = [leaf for name in names for leaf in ask.leaves(name)]
-    if not leaves or not all(_real(ask, leaf) for leaf in leaves):
+    leaves = [leaf for name in names for leaf in query.leaves(name)]
+    if not leaves or not all(_real(query, leaf) for leaf in leaves):
         return
-    which = outputs or [True] * len(ask.outputs)
-    for kind in (kind for kind in kinds if all(agreed(kind, ask.tensors[leaf].dtype) for leaf in leaves)):
+    which = outputs or [True] * len(query.outputs)
+    for kind in (kind for kind in kinds if all(agreed(kind, query.tensors[leaf].dtype) for leaf in leaves)):
         whole = [Partial(kind) if partial else Replicate() for partial in which]
-        yield ask.line({leaf: Partial(kind) for leaf in leaves}, ask.masked(whole))
+        yield query.line({leaf: Partial(kind) for leaf in leaves}, query.masked(whole))
 
 
-def _real(ask: Ask, leaf: int) -> bool:
-    """Integers round where they are divided: what is linear for numbers is not for them."""
-    dtype = ask.tensors[leaf].dtype
+def _real(query: Ask, leaf: int) -> bool:
+    """Whether the tensor is real or complex: division rounds integers, which is not linear."""
+    dtype = query.tensors[leaf].dtype
     return dtype.is_floating_point or dtype.is_complex
 
 
-# What every reduction has in common: a cut dim that stays is cut in the result, and one that goes leaves parts.
-
 Parts = Sequence[Partial]
-"""Of what each result is a part, results in order."""
+"""The partial placement of each result, in order."""
 
 
-def dims_after_reduction(ask: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
-    """Where each dim of the first tensor that is not reduced over is in the result.
+def dims_after_reduction(query: Ask, name: str = "dim", *, none_is_none: bool = False) -> dict[int, int]:
+    """The dims of the first tensor that are not reduced, each with its dim in the result.
 
-    `none_is_none` says that an empty list of dims is no dim, where for most ops it is all of them.
+    With `none_is_none`, an empty list of dims reduces none; for most ops it reduces all.
     """
-    every = range(ask.tensors[0].ndim)
-    gone = () if none_is_none and ask.get(name) == [] else ask.dims(name)
+    every = range(query.tensors[0].ndim)
+    gone = () if none_is_none and query.get(name) == [] else query.dims(name)
     left = [d for d in every if d not in gone]
-    return {d: d if ask.get("keepdim") else place for place, d in enumerate(left)}
+    return {d: d if query.get("keepdim") else place for place, d in enumerate(left)}
 
 
-def cuts(ask: Ask, places: Mapping[int, int]) -> Iterator[Line]:
-    """The lines in which a dim that stays is cut: all results are cut where it went."""
+def cuts(query: Ask, places: Mapping[int, int]) -> Iterator[Line]:
+    """The placement rules that shard a remaining dim, and all results on it."""
     for dim, place in places.items():
-        yield ask.line({0: Shard(dim)}, [Shard(place)] * len(ask.outputs))
+        yield query.line({0: Shard(dim)}, [Shard(place)] * len(query.outputs))
 
 
-def folds(ask: Ask, places: Mapping[int, int], *kinds: Parts, cut: Cut = "any") -> Iterator[Line]:
-    """The lines in which a dim that goes is cut, one for each kind of parts that the results may be."""
-    for dim in range(ask.tensors[0].ndim):
+def folds(query: Ask, places: Mapping[int, int], *kinds: Parts, cut: Cut = "any") -> Iterator[Line]:
+    """The placement rules that shard a reduced dim, one for each choice of partial results."""
+    for dim in range(query.tensors[0].ndim):
         if dim not in places:
-            yield from (ask.line({0: Shard(dim)}, list(parts), cut) for parts in kinds)
+            yield from (query.line({0: Shard(dim)}, list(parts), cut) for parts in kinds)
 
 
-def passes(ask: Ask, parts: Parts) -> Iterator[Line]:
-    """The lines in which parts of the input make the same parts of every result."""
-    return (ask.line({0: part}, [part] * len(ask.outputs)) for part in parts)
+def passes(query: Ask, parts: Parts) -> Iterator[Line]:
+    """The placement rules from a partial input to equally partial results."""
+    return (query.line({0: part}, [part] * len(query.outputs)) for part in parts)

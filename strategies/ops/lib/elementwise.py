@@ -1,4 +1,9 @@
-"""Ops whose every element is made of the elements at the same place, after broadcasting: how they may be cut."""
+"""Helpers of elementwise rules: shards of broadcast operands, casts of partial values, and linear ops.
+
+A linear op, `f(a + b) = f(a) + f(b)`, takes sums and averages of parts to those of its results.  That holds for integers that
+wrap, unless the result has a wider dtype than the parts, which had wrapped or were rounded before.  Averages of integers are
+rounded, and booleans add as "or": no op is linear in those.
+"""
 
 from __future__ import annotations
 
@@ -14,70 +19,70 @@ from strategies.ops.semantics.rulebook import Ask, Line, Meta, RuleFunction
 Maker = Callable[[Ask], Iterable[Line]]
 
 
-def shards(ask: Ask) -> Iterator[Line]:
-    """Each dim of the result cut: so is every operand that has the dim at its full size, and the others stay whole.
+def shards(query: Ask) -> Iterator[Line]:
+    """Each dim of the result sharded, with every operand that has the dim at its full size; the others are replicated.
 
-    A dim of size 1 is cut where the result has size 1, too: then all operands that have it are empty on the same ranks.
+    A dim of size 1 is sharded only if the result has size 1, too: then all operands that have it are empty on the same ranks.
     """
-    result = next((meta for meta in ask.outputs if meta is not None), None)
-    if result is None or any(meta is not None and meta.shape != result.shape for meta in ask.outputs):
+    result = next((meta for meta in query.outputs if meta is not None), None)
+    if result is None or any(meta is not None and meta.shape != result.shape for meta in query.outputs):
         return
     for dim in range(result.ndim):
-        inputs: dict[int, Placement] = {
-            leaf: Shard(own) for leaf, meta in enumerate(ask.tensors) for own in _own_dim(meta, result, dim)
-        }
+        inputs = sharded_operands(query, result, dim)
         if inputs:
-            yield ask.line(inputs, [None if meta is None else Shard(dim) for meta in ask.outputs])
+            yield query.line(inputs, query.on_each(Shard(dim)))
 
 
-def _own_dim(meta: Meta, result: Meta, dim: int) -> Iterator[int]:
-    """The operand's dim that runs along this dim of the result, if it has one of that size."""
-    own = dim - result.ndim + meta.ndim
-    if own >= 0 and meta.shape[own] == result.shape[dim]:
-        yield own
+def aligned(operand: Meta, result: Meta, dim: int) -> int | None:
+    """The operand's dim that is broadcast to this dim of the result, if it has that size."""
+    own = dim - result.ndim + operand.ndim
+    return own if own >= 0 and operand.shape[own] == result.shape[dim] else None
+
+
+def sharded_operands(query: Ask, result: Meta, dim: int) -> dict[int, Placement]:
+    """The operands that have this dim of the result at its full size, by leaf number, sharded on it."""
+    owned = {leaf: aligned(meta, result, dim) for leaf, meta in enumerate(query.tensors)}
+    return {leaf: Shard(own) for leaf, own in owned.items() if own is not None}
 
 
 def elementwise(*makers: Maker) -> RuleFunction:
-    """The rule with a line for each dim, and the lines that these make, whose inputs or results are partial."""
+    """The rule with a placement rule for each dim, and those of the makers, whose inputs or results are partial."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        yield from shards(ask)
+    def lines(query: Ask) -> Iterator[Line]:
+        yield from shards(query)
         for maker in makers:
-            yield from maker(ask)
+            yield from maker(query)
 
     return lines
 
 
-def partial(ask: Ask, leaves: Iterable[int], kind: str, gives: str | None = None) -> Line:
-    """These tensors partial, the others replicated, and each result partial of this kind or of the one it `gives`."""
-    inputs: dict[int, Placement] = {leaf: Partial(kind) for leaf in leaves}
-    return ask.line(inputs, [None if meta is None else Partial(gives or kind) for meta in ask.outputs])
+def partial(query: Ask, leaves: Iterable[int], kind: str, gives: str | None = None) -> Line:
+    """The placement rule with these tensors partial, the others replicated, and each result partial of kind `gives`."""
+    return query.line({leaf: Partial(kind) for leaf in leaves}, query.on_each(Partial(gives or kind)))
 
 
-def operands(ask: Ask, names: Iterable[str]) -> tuple[list[int], bool]:
-    """The tensors among these arguments by leaf number, and whether another of them is a number.
+def operands(query: Ask, names: Iterable[str]) -> tuple[list[int], bool]:
+    """The tensors among these arguments by leaf number, and whether any other of them is a number.
 
-    What a schema calls a tensor may be given as a number.
+    A call may pass a number for a tensor argument.
     """
-    given = [(ask.leaf(name), ask.get(name)) for name in names]
+    given = [(query.leaf(name), query.get(name)) for name in names]
     return [leaf for leaf, _ in given if leaf is not None], any(leaf is None and v is not None for leaf, v in given)
 
 
-# Which reductions a change of dtype goes with: may each part be cast by itself?
-
 RANGES = {torch.uint8: (0, 8), torch.int8: (1, 8), torch.int16: (1, 16), torch.int32: (1, 32), torch.int64: (1, 64)}
-"""Integers: whether they have a sign, and of how many bits they are.  Others are not cast while they are partial."""
+"""Integer dtypes that may be cast while partial: whether they are signed, and their bits."""
 NUMBERS = (torch.int32, torch.int64)
-"""Integers whose sums are taken for sums of numbers.  Those of fewer bits wrap in daily use, as `uint8` images do."""
+"""Integers whose sums are assumed not to wrap; narrower ones, as in `uint8` images, do in practice."""
 
 
 def real(dtype: torch.dtype) -> bool:
-    """Whether it stands for numbers that divide: floats of two bytes or more, and complex numbers."""
+    """Whether the dtype is complex, or a float of at least two bytes."""
     return (dtype.is_floating_point and dtype.itemsize > 1) or dtype.is_complex
 
 
 def carries(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether the cast of what parts make together is what their casts make together; never of an average of integers.
+    """Whether the cast from one dtype to another commutes with the reduction; never for an average of integers.
 
     >>> carries("sum", torch.float32, torch.bfloat16), carries("sum", torch.int64, torch.uint8)
     (True, True)
@@ -111,17 +116,11 @@ def _integers(kind: str, source: torch.dtype, target: torch.dtype) -> bool:
     return source in NUMBERS if real(target) or most > bits else True
 
 
-# Ops that are linear in a tensor: which parts of it go through, and where they must not.
-#
-# `f(a + b) = f(a) + f(b)` lets a sum through, and an average.  It holds for numbers that wrap as they add, too, unless the
-# result is of a wider dtype than the parts: those had wrapped, or were rounded.  Averages of integers round, before the op or after it, and
-# booleans add as "or": no op here is linear in those.
-
 SUM, AVG = Partial("sum"), Partial("avg")
 
 
 def through(before: torch.dtype, after: torch.dtype) -> tuple[Partial, ...]:
-    """The Partials that an op which is linear takes from a dtype to another.
+    """The partial placements that a linear op takes from one dtype to another.
 
     >>> through(torch.float32, torch.float32), through(torch.int64, torch.int64), through(torch.int32, torch.int64)
     ((Partial(sum), Partial(avg)), (Partial(sum),), ())
@@ -131,16 +130,16 @@ def through(before: torch.dtype, after: torch.dtype) -> tuple[Partial, ...]:
     return (SUM, AVG) if before.is_floating_point or before.is_complex else (SUM,)
 
 
-def linear(ask: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) -> Iterator[Line]:
-    """The lines of an op that is linear in one tensor, all others replicated.
+def linear(query: Ask, leaf: int | None, outputs: Sequence[bool] | None = None) -> Iterator[Line]:
+    """The placement rules of an op that is linear in one tensor, all others replicated.
 
-    `outputs` says which results are linear in it, all if not given; the others are then the same on every rank.
+    `outputs` selects the results that are linear in it, all by default; the others must be equal on every rank.
     """
     if leaf is None:
         return
-    linearly = [True] * len(ask.outputs) if outputs is None else outputs
-    made = [meta for meta, holds in zip(ask.outputs, linearly, strict=True) if holds and meta is not None]
-    allowed = [through(ask.tensors[leaf].dtype, meta.dtype) for meta in made]
+    linearly = [True] * len(query.outputs) if outputs is None else outputs
+    made = [meta for meta, holds in zip(query.outputs, linearly, strict=True) if holds and meta is not None]
+    allowed = [through(query.tensors[leaf].dtype, meta.dtype) for meta in made]
     for part in (SUM, AVG):
         if allowed and all(part in parts for parts in allowed):
-            yield ask.line({leaf: part}, ask.masked([part if holds else Replicate() for holds in linearly]))
+            yield query.line({leaf: part}, query.masked([part if holds else Replicate() for holds in linearly]))

@@ -1,12 +1,16 @@
-"""Overloads that compute what another one computes and write it somewhere: in place, into `out=`, as a copy of a view.
+"""Rules derived for the variants of an op: in place, with `out=`, the copy of a view, and the `_foreach_` ops on lists.
 
-They need no rule of their own.  Each rank does to its piece what the op without writing does, so the lines are that
-op's, and what is written to lies as the result that is written there.  Two things differ, and both take lines away:
+A variant that writes has the placement rules of the op that does not, and what it writes to is placed as the result.  There
+are two restrictions:
 
-* A tensor that is written to is never redistributed, so a line in which it comes in otherwise than the result goes out
-  is none.  An `out=` of another shape is resized, and a piece of it is no piece of the result: no line then.
-* What is written may be of another dtype than the op gives by itself (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A
-  cast does not go with every reduction (integers wrap, floats are cut off), so then no line has a Partial.
+* A tensor that is written to is never redistributed, so placement rules with different placements of that input and the
+  result are dropped.  An `out=` of another shape is resized, and its pieces are not those of the result: no rules then.
+* The written dtype may differ from the op's own (`add(i32, i32, out=f32)`, `add_(i8, i64)`).  A cast does not commute with
+  every reduction (integers wrap, floats are truncated), so then no placement rule has a Partial.
+
+A foreach op is one call for each element of its lists.  Each element may have its own placements, but their combinations are
+too many.  So there is a placement rule for each one of the single op, applied to all elements that have it, the others
+replicated; and, for short lists, for each element alone.  A caller that can propagate call by call uses `Each.elements`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,20 @@ from strategies.model.rule import Call, Leaf, overload, results
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, exists
 
 LEFT_OUT = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""What an op with `out=` does not ask for, since the tensor that it is given has it."""
+"""Arguments that an op with `out=` does not have, since the given tensor determines them."""
+ALONE = 2
+"""The longest list with placement rules for each element alone."""
+ELEMENT_OP = {
+    "_foreach_norm.Scalar": "linalg_vector_norm.default",
+    "_foreach_powsum.Scalar": "linalg__powsum.default",
+    "_foreach_max.default": "max.default",
+    "_foreach_maximum.Scalar": "clamp_min.default",
+    "_foreach_maximum.ScalarList": "clamp_min.default",
+    "_foreach_minimum.Scalar": "clamp_max.default",
+    "_foreach_minimum.ScalarList": "clamp_max.default",
+}
+"""Foreach ops whose elements are calls of an op with another name, or of one of several possible overloads."""
+STRICT: Sequence[Cut] = ("any", "filled", "even")
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -35,7 +52,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def named(text: str, namespace: str = "aten") -> tuple[str, ...]:
-    """The overloads that a table names by packet, or by packet and name.
+    """The overloads of a table of packets, or packets with overload names.
 
     >>> named("neg add.Tensor")
     ('aten.neg.default', 'aten.add.Tensor')
@@ -43,17 +60,17 @@ def named(text: str, namespace: str = "aten") -> tuple[str, ...]:
     return tuple(f"{namespace}.{word}" if "." in word else f"{namespace}.{word}.default" for word in words(text))
 
 
-def with_variants(entries: Iterable[Entry], but: Sequence[str] = ()) -> tuple[Entry, ...]:
-    """The entries, and one for each overload of this torch that writes what an op of them computes, except `but`.
+def with_variants(*tables: Iterable[Entry], but: Sequence[str] = ()) -> tuple[Entry, ...]:
+    """The rules, and one for each overload of this torch that writes the result of one of their ops, except `but`.
 
-    An overload that has an entry of its own keeps that.
+    An overload with a rule of its own keeps it.
 
     >>> from strategies.ops.semantics.rulebook import rules
-    >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda ask: [])
+    >>> given = rules("example", "each element goes by itself", ["aten.relu.default"], lambda query: [])
     >>> [entry.op for entry in with_variants(given)]
     ['aten.relu.default', 'aten.relu.out', 'aten.relu_.default']
     """
-    found = {entry.op: entry for entry in entries}
+    found = {entry.op: entry for table in tables for entry in table}
     for entry in list(found.values()):
         for op in variants(entry.op):
             if op not in but:
@@ -62,7 +79,7 @@ def with_variants(entries: Iterable[Entry], but: Sequence[str] = ()) -> tuple[En
 
 
 def written_as(entry: Entry, op: str) -> Entry:
-    """The rule of an overload that writes what the entry's op computes."""
+    """The rule of an overload that writes the result of the rule's op."""
     names = {a.name for a in overload(op)._schema.arguments}
     shapes = tuple(name for name in entry.shapes if name in names)
     return Entry(op, Writing(entry), entry.family, entry.reason, shapes, entry.own, entry.instead)
@@ -70,7 +87,7 @@ def written_as(entry: Entry, op: str) -> Entry:
 
 @functools.cache
 def variants(op: str) -> tuple[str, ...]:
-    """The overloads that take the arguments of this one, and perhaps `out=`, in the packets of its family."""
+    """The overloads with the arguments of this one, and perhaps `out=`: of its packet, in place, and as a copy."""
     namespace, packet, _ = op.split(".")
     bare = packet.strip("_")
     in_place = f"__i{bare}__" if packet == f"__{bare}__" else f"{packet}_"
@@ -84,37 +101,35 @@ def variants(op: str) -> tuple[str, ...]:
 
 
 def _same(op: str, other: str, *, copies: bool) -> bool:
-    """Whether the other takes the same arguments by name and type, and writes to some where this one writes to none."""
-    ours, theirs = overload(op)._schema.arguments, overload(other)._schema.arguments
-    written = {a.name for a in theirs if a.alias_info is not None and a.alias_info.is_write}
-    if _writes(ours) or not (written or copies):
+    """Whether the other has the same arguments by name and type, and writes to some while this one writes to none."""
+    if _writes(op) or not (_writes(other) or copies):
         return False
-    mine = {a.name: str(a.type) for a in ours}
-    given = {a.name: str(a.type) for a in theirs if not a.is_out}
+    mine = {a.name: str(a.type) for a in overload(op)._schema.arguments}
+    given = {a.name: str(a.type) for a in overload(other)._schema.arguments if not a.is_out}
     return given.items() <= mine.items() and mine.keys() - given.keys() <= LEFT_OUT
 
 
-def _writes(arguments: Iterable[Any]) -> bool:
-    return any(a.alias_info is not None and a.alias_info.is_write for a in arguments)
+def _writes(op: str) -> bool:
+    return bool(_names(op, out=True) or _names(op, out=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """The rule of an overload that writes what the rule's own op computes."""
+    """The rule function of an overload that writes the result of the rule's op."""
 
     rule: Entry
 
     @property
     def __wrapped__(self) -> Any:
-        """The function whose file and line are this rule's."""
+        """The function whose file and line are reported for this rule."""
         return getattr(self.rule.lines, "func", self.rule.lines)
 
-    def __call__(self, ask: Ask) -> Iterator[Line]:
-        outs = tuple(leaf for name in _names(ask.op, out=True) for leaf in ask.leaves(name))
-        inner, numbers = plain_ask(self.rule.op, ask, outs)
-        if not all(_lands(ask.tensors[leaf], inner.outputs, k) for k, leaf in enumerate(outs)):
+    def __call__(self, query: Ask) -> Iterator[Line]:
+        outs = tuple(leaf for name in _names(query.op, out=True) for leaf in query.leaves(name))
+        inner, numbers = plain_ask(self.rule.op, query, outs)
+        if not all(_lands(query.tensors[leaf], inner.outputs, k) for k, leaf in enumerate(outs)):
             return
-        targets = [*_in_place(ask), *((leaf, k) for k, leaf in enumerate(outs))]
+        targets = [*_in_place(query), *((leaf, k) for k, leaf in enumerate(outs))]
         own: bool | None = None
         for line in self.rule.lines(inner):
             if any(isinstance(p, Partial) for p in (*line.inputs, *line.outputs)):
@@ -125,30 +140,30 @@ class Writing:
             goes = dict(enumerate(line.outputs))
             inputs |= {leaf: goes[k] or Replicate() for k, leaf in enumerate(outs)}
             if all(inputs[leaf] == goes[k] for leaf, k in targets if goes[k] is not None):
-                placed = tuple(inputs[leaf] for leaf in range(len(ask.tensors)))
-                yield Line(placed, line.outputs if ask.outputs else (), line.cut)
+                placed = tuple(inputs[leaf] for leaf in range(len(query.tensors)))
+                yield Line(placed, line.outputs if query.outputs else (), line.cut)
 
 
 @functools.cache
 def _names(op: str, *, out: bool) -> tuple[str, ...]:
-    """The arguments that the op writes to: those of `out=`, or those that are inputs, too."""
+    """The arguments that the op writes to: those of `out=`, or those that are inputs."""
     arguments = overload(op)._schema.arguments
     return tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write and a.is_out == out)
 
 
-def _in_place(ask: Ask) -> Iterator[tuple[int, int]]:
-    """Each input that is written to, by leaf number, and the result that it becomes, by number.
+def _in_place(query: Ask) -> Iterator[tuple[int, int]]:
+    """Each input that is written to, by leaf number, with the number of the result that it becomes.
 
-    Arguments that are returned tell by their alias which; an op that returns nothing has a list of results for each.
+    The alias of a returned argument determines the result.  An op that returns nothing has a list of results for each.
     """
-    schema = overload(ask.op)._schema
-    names = _names(ask.op, out=False)
+    schema = overload(query.op)._schema
+    names = _names(query.op, out=False)
     if not schema.returns:
-        yield from ((leaf, k) for k, leaf in enumerate(leaf for name in names for leaf in ask.leaves(name)))
+        yield from ((leaf, k) for k, leaf in enumerate(leaf for name in names for leaf in query.leaves(name)))
         return
     sets = {a.name: _aliases(a) for a in schema.arguments if a.name in names}
     for k, returned in enumerate(schema.returns):
-        yield from ((leaf, k) for name in names if sets[name] & _aliases(returned) for leaf in ask.leaves(name))
+        yield from ((leaf, k) for name in names if sets[name] & _aliases(returned) for leaf in query.leaves(name))
 
 
 def _aliases(part: Any) -> set[str]:
@@ -161,17 +176,17 @@ def _lands(meta: Meta, outputs: Sequence[Meta | None], k: int) -> bool:
     return k < len(outputs) and (landing is None or landing.shape == meta.shape)
 
 
-def plain_ask(op: str, ask: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int, ...]]:
-    """The question to the op that does not write, and the leaf number that each of its tensors has in `ask`."""
-    numbers = tuple(leaf for leaf in range(len(ask.tensors)) if leaf not in outs)
+def plain_ask(op: str, query: Ask, outs: Sequence[int]) -> tuple[Ask, tuple[int, ...]]:
+    """The query of the op that does not write, and the leaf numbers of its tensors in the query of the other op."""
+    numbers = tuple(leaf for leaf in range(len(query.tensors)) if leaf not in outs)
     places = {leaf: Leaf(i) for i, leaf in enumerate(numbers)}
-    written = [leaf for name in _names(ask.op, out=False) for leaf in ask.leaves(name)] + list(outs)
-    outputs = ask.outputs or tuple(ask.tensors[leaf] for leaf in written)
+    written = [leaf for name in _names(query.op, out=False) for leaf in query.leaves(name)] + list(outs)
+    outputs = query.outputs or tuple(query.tensors[leaf] for leaf in written)
     arguments = {
-        a.name: _relabelled(ask.arguments[a.name], places) if a.name in ask.arguments else _implied(a, outputs)
+        a.name: _relabelled(query.arguments[a.name], places) if a.name in query.arguments else _implied(a, outputs)
         for a in overload(op)._schema.arguments
     }
-    return Ask(op, arguments, tuple(ask.tensors[leaf] for leaf in numbers), outputs), numbers
+    return Ask(op, arguments, tuple(query.tensors[leaf] for leaf in numbers), outputs), numbers
 
 
 def _relabelled(value: Any, places: Mapping[int, Leaf]) -> Any:
@@ -179,57 +194,39 @@ def _relabelled(value: Any, places: Mapping[int, Leaf]) -> Any:
 
 
 def _implied(argument: Any, outputs: Sequence[Meta | None]) -> Any:
-    """What an op with `out=` does not ask for: of the dtype the one it writes to, of the rest the default."""
+    """The value of an argument that an op with `out=` lacks: the written dtype for `dtype`, else the default."""
     if argument.name == "dtype" and outputs and outputs[0] is not None:
         return outputs[0].dtype
     return argument.default_value if argument.has_default_value() else None
 
 
-def gives_these(ask: Ask) -> bool:
-    """Whether the op by itself gives results of the dtypes and shapes that the question says, asked of meta tensors."""
-    schema = overload(ask.op)._schema.arguments
-    args = tuple(ask[a.name] for a in schema if not a.kwarg_only)
-    kwargs = tuple((a.name, ask[a.name]) for a in schema if a.kwarg_only)
-    tensors = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in ask.tensors]
+def gives_these(query: Ask) -> bool:
+    """Whether the op returns results of the dtypes and shapes in the query; it runs on meta tensors."""
+    schema = overload(query.op)._schema.arguments
+    args = tuple(query[a.name] for a in schema if not a.kwarg_only)
+    kwargs = tuple((a.name, query[a.name]) for a in schema if a.kwarg_only)
+    tensors = [torch.empty(meta.shape, dtype=meta.dtype, device="meta") for meta in query.tensors]
     try:
-        given = results(Call(ask.op, args, kwargs)(tensors))
-    except (RuntimeError, TypeError, ValueError, IndexError):  # no meta kernel, or shapes that hang on values
+        given = results(Call(query.op, args, kwargs)(tensors))
+    except (RuntimeError, TypeError, ValueError, IndexError):  # no meta kernel, or shapes that depend on values
         return False
     metas = [Meta(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else None for x in given]
-    return metas == list(ask.outputs)
+    return metas == list(query.outputs)
 
 
-# Foreach ops: a call for each element of some lists, each by the lines of the op on one tensor.
-#
-# Every element may lie in its own way, and all those ways together are too many to write down.  So there is a line for
-# each way that goes for all elements that have it, the others replicated; and, in a short list, for each element alone.
-# Who can propagate call by call asks `elements`.
-
-ALONE = 2
-"""The longest list of which there are lines for each element alone."""
-ELEMENT_OP = {
-    "_foreach_norm.Scalar": "linalg_vector_norm.default",
-    "_foreach_powsum.Scalar": "linalg__powsum.default",
-    "_foreach_max.default": "max.default",
-    "_foreach_maximum.Scalar": "clamp_min.default",
-    "_foreach_maximum.ScalarList": "clamp_min.default",
-    "_foreach_minimum.Scalar": "clamp_max.default",
-    "_foreach_minimum.ScalarList": "clamp_max.default",
-}
-"""Foreach ops whose elements are calls of an op of another name, or of one overload among several that would do."""
 NAMES = words("""abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min clone copy cos cosh div erf erfc exp expm1 floor
     frac lerp lgamma log log10 log1p log2 maximum minimum mm mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt
     sub tan tanh trunc zero""")
-STRICT: Sequence[Cut] = ("any", "filled", "even")
+"""The names of ops that have a foreach op."""
 
 
 def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """The rules of the foreach overloads whose elements are calls of these ops, and of those in place.
+    """The rules of the foreach overloads whose elements are calls of these ops, and of their in-place variants.
 
-    Not of those with `out=`: torch (2.13) has a schema for them, and no kernel.
+    Those with `out=` are left out: torch 2.13 has their schemas, but no kernels.
 
     >>> from strategies.ops.semantics.rulebook import rules
-    >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda ask: [])
+    >>> given = rules("example", "each element goes by itself", ["aten.neg.default"], lambda query: [])
     >>> [entry.op for entry in on_lists(given)]
     ['aten._foreach_neg.default', 'aten._foreach_neg_.default']
     """
@@ -246,7 +243,7 @@ def on_lists(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 @functools.cache
 def foreach_ops() -> Mapping[str, str]:
-    """Each foreach overload of this torch that writes to nothing, and the overload that its elements are calls of."""
+    """Each foreach overload of this torch that does not write, with the overload of its elements."""
     found = {}
     for packet in sorted({*(name.split(".")[0] for name in ELEMENT_OP), *(f"_foreach_{name}" for name in NAMES)}):
         for which in getattr(getattr(torch.ops.aten, packet, None), "overloads", list)():
@@ -257,7 +254,7 @@ def foreach_ops() -> Mapping[str, str]:
 
 
 def _single(packet: str, which: str) -> str | None:
-    """The overload on one tensor that takes what an element of this one's lists is."""
+    """The overload on one tensor for an element of this overload's lists, or None."""
     op = overload(f"aten.{packet}.{which}")
     if op._schema.is_mutable or any(a.is_out for a in op._schema.arguments):
         return None
@@ -271,7 +268,7 @@ def _single(packet: str, which: str) -> str | None:
 
 
 def _takes(single: str, op: torch._ops.OpOverload) -> bool:
-    """Whether each argument of the list op, in order, is one of the other, of its kind, and the rest may be left out."""
+    """Whether the single op has the arguments of the list op, in order and of the same kind, and defaults for the rest."""
     theirs = overload(single)._schema
     if theirs.is_mutable or any(a.is_out for a in theirs.arguments):
         return False
@@ -286,13 +283,13 @@ def _kind(argument: Any) -> str:
 
 
 def _of_scalars(argument: Any) -> bool:
-    """A tensor that holds a number for each element: what it is, is not known."""
+    """Whether the argument is a tensor with a number for each element."""
     return argument.name == "scalars" and str(argument.type) == "Tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element of a list op: the rule and the question of its own call, and where its tensors are in the list op's."""
+    """One element of a list op: the rule and the query of its call, and the leaf numbers of its tensors in the list op."""
 
     rule: Entry
     ask: Ask
@@ -301,7 +298,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """The rule of a list op by the rule of the op that each of its elements is a call of."""
+    """The rule function of a list op, by the rule of the op of its elements."""
 
     rule: Entry
 
@@ -309,17 +306,17 @@ class Each:
     def __wrapped__(self) -> Any:
         return getattr(self.rule.lines, "func", self.rule.lines)
 
-    def elements(self, ask: Ask) -> tuple[Element, ...]:
-        """The calls that a call of the list op is."""
-        return tuple(self._element(ask, i) for i in range(len(ask.outputs)))
+    def elements(self, query: Ask) -> tuple[Element, ...]:
+        """The calls of which a call of the list op consists."""
+        return tuple(self._element(query, i) for i in range(len(query.outputs)))
 
-    def _element(self, ask: Ask, i: int) -> Element:
-        names = [a.name for a in overload(ask.op)._schema.arguments]
+    def _element(self, query: Ask, i: int) -> Element:
+        names = [a.name for a in overload(query.op)._schema.arguments]
         schema = overload(self.rule.op)._schema.arguments
         arguments = {a.name: a.default_value if a.has_default_value() else None for a in schema}
         leaves: list[int] = []
         for name, argument in _paired(names, schema):
-            value = ask[name]
+            value = query[name]
             value = value[i] if isinstance(value, (list, tuple)) else value
             if isinstance(value, Leaf):
                 if "Tensor" not in str(argument.type):
@@ -327,23 +324,23 @@ class Each:
                 leaves.append(value.index)
                 value = Leaf(len(leaves) - 1)
             arguments[argument.name] = value
-        tensors = tuple(ask.tensors[leaf] for leaf in leaves)
-        return Element(self.rule, Ask(self.rule.op, arguments, tensors, (ask.outputs[i],)), tuple(leaves))
+        tensors = tuple(query.tensors[leaf] for leaf in leaves)
+        return Element(self.rule, Ask(self.rule.op, arguments, tensors, (query.outputs[i],)), tuple(leaves))
 
-    def __call__(self, ask: Ask) -> Iterator[Line]:
-        elements = self.elements(ask)
+    def __call__(self, query: Ask) -> Iterator[Line]:
+        elements = self.elements(query)
         found = [
             {(*line.inputs, None, *line.outputs, line.cut): line for line in e.rule.lines(e.ask)} for e in elements
         ]
         for name in dict.fromkeys(name for lines in found for name in lines):
-            yield from _joined(ask, elements, [lines.get(name) for lines in found])
+            yield from _joined(query, elements, [lines.get(name) for lines in found])
         for i, lines in enumerate(found if 1 < len(found) <= ALONE else ()):
             for line in lines.values():
-                yield from _joined(ask, elements, [line if j == i else None for j in range(len(found))])
+                yield from _joined(query, elements, [line if j == i else None for j in range(len(found))])
 
 
 def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The list op's arguments, each with the single op's of that name, else with the one at that place."""
+    """The list op's arguments, each with the single op's of that name, else with the one at that position."""
     by_name = {a.name: a for a in schema}
     for place, name in enumerate(names):
         if name in by_name:
@@ -352,8 +349,8 @@ def _paired(names: Sequence[str], schema: Sequence[Any]) -> Iterator[tuple[str, 
             yield name, schema[place]
 
 
-def _joined(ask: Ask, elements: Sequence[Element], lines: Sequence[Line | None]) -> Iterator[Line]:
-    """The line of the whole call; none if two elements want the tensor that they share in two ways."""
+def _joined(query: Ask, elements: Sequence[Element], lines: Sequence[Line | None]) -> Iterator[Line]:
+    """The placement rule of the whole call; none if two elements need different placements of a shared tensor."""
     inputs: dict[int, Placement | None] = {}
     outputs: list[Placement | None] = []
     cuts: list[Cut] = [line.cut for line in lines if line is not None]
@@ -363,5 +360,7 @@ def _joined(ask: Ask, elements: Sequence[Element], lines: Sequence[Line | None])
             return
         outputs += line.outputs if line is not None else [Replicate()]
     yield Line(
-        tuple(inputs.get(i, Replicate()) for i in range(len(ask.tensors))), tuple(outputs), max(cuts, key=STRICT.index)
+        tuple(inputs.get(i, Replicate()) for i in range(len(query.tensors))),
+        tuple(outputs),
+        max(cuts, key=STRICT.index),
     )

@@ -1,8 +1,8 @@
-"""Products of matrices: one rule for all, the letters of an einsum.
+"""Rules of matrix products, written in the letters of an einsum.
 
-A letter of the result is cut in the result and in the operands that have it.  Over a letter that is not in the result
-is summed, so the ranks' results are parts of a sum; a tensor that is added must then be one, too, or each rank would
-add all of it.  A product is linear in each operand: with the others replicated its parts go through.
+A letter of the result is sharded in the result and in the operands that have it.  The other letters are summed over, so their
+shards give partial sums; an added tensor must then be a partial sum, too, or each rank would add all of it.  A product is
+linear in each operand while the others are replicated.
 """
 
 from __future__ import annotations
@@ -15,170 +15,163 @@ import torch
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.ops.lib.elementwise import AVG, SUM, through
+from strategies.ops.lib.elementwise import AVG, SUM, aligned, through
 from strategies.ops.lib.overload_variants import with_variants, written_as
 from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, Meta, rules
 
 BATCH = "abcdefgh"
-"""Letters of dims that matmul and linear have in front, the last letter for the last of them."""
+"""Letters of the batch dims of matmul and linear, the last letter for the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Operands by leaf number with a letter for each dim, the result's letters, and a tensor that is added, if any."""
+    """The letters of each operand, by leaf number, and of the result; and the leaf number of an added tensor, if any."""
 
     terms: Mapping[int, str]
     result: str
     added: int | None = None
     ignored: bool = False
-    """Whether the op looks at the shape of what is added only: beta is 0."""
+    """Whether only the shape of the added tensor matters, since beta is 0."""
     cut: Cut = "any"
     summed: Cut = "any"
-    """What the ranks must have of a letter of the result, and of one that is summed over."""
+    """The condition on shards of a letter of the result, and of one that is summed over."""
 
     @property
     def letters(self) -> str:
         return "".join(dict.fromkeys("".join(self.terms.values())))
 
-    def shape(self, ask: Ask) -> tuple[int, ...]:
-        """That of the product, where no operand is broadcast."""
-        sizes = {letter: ask.tensors[i].shape[d] for i, term in self.terms.items() for d, letter in enumerate(term)}
+    def shape(self, query: Ask) -> tuple[int, ...]:
+        """The shape of the product if no operand is broadcast."""
+        sizes = {letter: query.tensors[i].shape[d] for i, term in self.terms.items() for d, letter in enumerate(term)}
         return tuple(sizes[letter] for letter in self.result)
 
 
-def product(ask: Ask, equation: str, names: Sequence[str], added: str = "") -> Iterator[Line]:
-    """The rule of an op whose operands bear these names: `mk,kn->mn`; `added` is scaled by `beta`."""
+def product(query: Ask, equation: str, names: Sequence[str], added: str = "") -> Iterator[Line]:
+    """The rule of an op with operands of these names and an equation such as `mk,kn->mn`; `added` is scaled by `beta`."""
     terms, result = equation.split("->")
-    letters = dict(zip((ask.given(name) for name in names), terms.split(","), strict=True))
-    leaf = ask.leaf(added) if added else None
-    cut: Cut = "any" if _as_long(ask, leaf) else "filled"
-    summed: Cut = cut if _exact(ask, leaf) else "filled"
-    made = Product(letters, result, leaf, ask.get("beta") == 0, cut, summed)
-    if ask.outputs[0] is not None and ask.outputs[0].shape == made.shape(ask):
-        yield from lines(ask, made)  # addmv of no columns has the shape of what is added
+    letters = dict(zip((query.given(name) for name in names), terms.split(","), strict=True))
+    leaf = query.leaf(added) if added else None
+    cut: Cut = "any" if _as_long(query, leaf) else "filled"
+    summed: Cut = cut if _exact(query, leaf) else "filled"
+    made = Product(letters, result, leaf, query.get("beta") == 0, cut, summed)
+    if query.outputs[0] is not None and query.outputs[0].shape == made.shape(query):
+        yield from lines(query, made)  # addmv without columns has the shape of the added tensor
 
 
-def _as_long(ask: Ask, added: int | None) -> bool:
-    """addmv of torch 2.13 does not broadcast what is added if the matrix is empty."""
-    return added is None or ask.op != "aten.addmv.default" or ask.tensors[added] == ask.outputs[0]
+def _as_long(query: Ask, added: int | None) -> bool:
+    """Whether the added tensor is not broadcast: addmv of torch 2.13 does not broadcast it for an empty matrix."""
+    return added is None or query.op != "aten.addmv.default" or query.tensors[added] == query.outputs[0]
 
 
-def _exact(ask: Ask, added: int | None) -> bool:
-    """Integers that are scaled by a float, be it 1.0, are refused by torch 2.13 if there is nothing to sum."""
-    (meta,) = ask.outputs
+def _exact(query: Ask, added: int | None) -> bool:
+    """Whether the scales suit the dtype: torch 2.13 rejects integers scaled by a float if there is nothing to sum."""
+    (meta,) = query.outputs
     if added is None or meta is None or meta.dtype.is_floating_point or meta.dtype.is_complex:
         return True
-    return all(isinstance(scale, int) for scale in (ask["beta"], ask["alpha"]))
+    return all(isinstance(scale, int) for scale in (query["beta"], query["alpha"]))
 
 
-def lines(ask: Ask, product: Product, *, linearly: bool = True) -> Iterator[Line]:
-    """All lines of a product; `linearly` says whether the result is the product itself, and no function of it."""
+def lines(query: Ask, product: Product, *, linearly: bool = True) -> Iterator[Line]:
+    """The placement rules of a product; `linearly` tells whether the result is the product, not a function of it."""
     for letter in product.letters:
         if letter in product.result:
-            yield _cut(ask, product, letter)
+            yield _cut(query, product, letter)
         elif linearly:
-            spots = {i: Shard(d) for i, d in _spots(ask, product, letter).items()}
-            yield from _summed(ask, product, spots, product.summed)
+            spots = {i: Shard(d) for i, d in _spots(query, product, letter).items()}
+            yield from _summed(query, product, spots, product.summed)
     if linearly:
-        yield from _parts(ask, product)
+        yield from _parts(query, product)
 
 
-def _cut(ask: Ask, product: Product, letter: str) -> Line:
+def _cut(query: Ask, product: Product, letter: str) -> Line:
     place = product.result.index(letter)
-    held: dict[int, Placement] = {i: Shard(d) for i, d in _spots(ask, product, letter).items()}
-    if product.added is not None:
-        dim = aligned(ask.tensors[product.added], ask.outputs[0], place)
+    held: dict[int, Placement] = {i: Shard(d) for i, d in _spots(query, product, letter).items()}
+    (result,) = query.outputs
+    if product.added is not None and result is not None:
+        dim = aligned(query.tensors[product.added], result, place)
         held |= {product.added: Shard(dim)} if dim is not None else {}
-    return ask.line(held, [Shard(place)], product.cut)
+    return query.line(held, [Shard(place)], product.cut)
 
 
-def _spots(ask: Ask, product: Product, letter: str) -> dict[int, int]:
-    """The dim of that letter in each operand that has it, but for those that are broadcast along it."""
+def _spots(query: Ask, product: Product, letter: str) -> dict[int, int]:
+    """The dim of that letter in each operand that has it and is not broadcast along it."""
     found = {i: term.index(letter) for i, term in product.terms.items() if letter in term}
-    size = max(ask.tensors[i].shape[d] for i, d in found.items())
-    return {i: d for i, d in found.items() if size <= 1 or ask.tensors[i].shape[d] != 1}
+    size = max(query.tensors[i].shape[d] for i, d in found.items())
+    return {i: d for i, d in found.items() if size <= 1 or query.tensors[i].shape[d] != 1}
 
 
-def _summed(ask: Ask, product: Product, held: Mapping[int, Placement], cut: Cut = "any") -> Iterator[Line]:
-    """The lines in which the product is part of a sum, and with it what is added."""
-    (meta,) = ask.outputs
+def _summed(query: Ask, product: Product, held: Mapping[int, Placement], cut: Cut = "any") -> Iterator[Line]:
+    """The placement rules in which the product is a partial sum, and the added tensor, too."""
+    (meta,) = query.outputs
     added = product.added
     if added is None or product.ignored:
-        yield ask.line(held, [SUM], cut)
-    if added is not None and meta is not None and SUM in through(ask.tensors[added].dtype, meta.dtype):
-        yield ask.line({**held, added: SUM}, [SUM], cut)
+        yield query.line(held, [SUM], cut)
+    if added is not None and meta is not None and SUM in through(query.tensors[added].dtype, meta.dtype):
+        yield query.line({**held, added: SUM}, [SUM], cut)
 
 
-def _parts(ask: Ask, product: Product) -> Iterator[Line]:
-    """The lines in which one operand, or what is added, is partial.  The average of c + x is c + the average of x."""
-    (meta,) = ask.outputs
+def _parts(query: Ask, product: Product) -> Iterator[Line]:
+    """The placement rules in which one operand, or the added tensor, is partial; avg(c + x) is c + avg(x)."""
+    (meta,) = query.outputs
     for leaf in product.terms:
-        for part in through(ask.tensors[leaf].dtype, meta.dtype) if meta is not None else ():
+        for part in through(query.tensors[leaf].dtype, meta.dtype) if meta is not None else ():
             if part == SUM:
-                yield from _summed(ask, product, {leaf: part})
+                yield from _summed(query, product, {leaf: part})
             else:
-                yield ask.line({leaf: part}, [part])
+                yield query.line({leaf: part}, [part])
                 if product.added is not None:
-                    yield ask.line({leaf: part, product.added: part}, [part])
+                    yield query.line({leaf: part, product.added: part}, [part])
     added = product.added
-    if added is not None and meta is not None and AVG in through(ask.tensors[added].dtype, meta.dtype):
-        yield ask.line({added: AVG}, [AVG])
+    if added is not None and meta is not None and AVG in through(query.tensors[added].dtype, meta.dtype):
+        yield query.line({added: AVG}, [AVG])
 
 
-def aligned(tensor: Meta, result: Meta | None, place: int) -> int | None:
-    """The dim of a tensor that is broadcast to the result's shape which lies under that one of the result's."""
-    assert result is not None
-    dim = place - result.ndim + tensor.ndim
-    return dim if dim >= 0 and tensor.shape[dim] == result.shape[place] else None
-
-
-def matmul(ask: Ask) -> Iterator[Line]:
+def matmul(query: Ask) -> Iterator[Line]:
     """Vectors, matrices, or batches of them, broadcast against each other."""
-    first, second = (ask.meta(name).ndim for name in ("self", "other"))
+    first, second = (query.meta(name).ndim for name in ("self", "other"))
     one = _batch(first - 2) + "mk" if first > 1 else "k"
     two = _batch(second - 2) + "kn" if second > 1 else "k"
     batch = _batch(max(first, second) - 2)
     result = batch + ("m" if first > 1 else "") + ("n" if second > 1 else "")
-    return lines(ask, Product({ask.given("self"): one, ask.given("other"): two}, result))
+    return lines(query, Product({query.given("self"): one, query.given("other"): two}, result))
 
 
-def linear(ask: Ask) -> Iterator[Line]:
-    """`input @ weight.T + bias`; a weight of one dim is one row, and no dim of the result."""
-    batch = _batch(ask.meta("input").ndim - 1)
-    rows = "n" if ask.meta("weight").ndim > 1 else ""
-    terms = {ask.given("input"): batch + "k", ask.given("weight"): rows + "k"}
-    return lines(ask, Product(terms, batch + rows, ask.leaf("bias")))
+def linear(query: Ask) -> Iterator[Line]:
+    """`input @ weight.T + bias`; a weight of one dim is one row, which the result does not have."""
+    batch = _batch(query.meta("input").ndim - 1)
+    rows = "n" if query.meta("weight").ndim > 1 else ""
+    terms = {query.given("input"): batch + "k", query.given("weight"): rows + "k"}
+    return lines(query, Product(terms, batch + rows, query.leaf("bias")))
 
 
-def scaled(ask: Ask) -> Iterator[Line]:
-    """`_scaled_mm`: one scale for all, or one for each row and each column, which are cut with them.
+def scaled(query: Ask) -> Iterator[Line]:
+    """`_scaled_mm` with one scale, or one for each row and column, which are sharded with them.
 
-    Kernels want sizes that are multiples of 16, so pieces are of one size.  A bias is added once, and what is rounded to
-    8 bits is no part of a sum.
+    Kernels require multiples of 16, so shards must be even.  A bias is added once, and results rounded to 8 bits do not add.
     """
-    rows, columns = ask.meta("self").shape[0], ask.meta("mat2").shape[1]
-    of_row, of_column = (ask.meta(name).shape for name in ("scale_a", "scale_b"))
+    rows, columns = query.meta("self").shape[0], query.meta("mat2").shape[1]
+    of_row, of_column = (query.meta(name).shape for name in ("scale_a", "scale_b"))
     if any(shape not in ((), (1,), (1, 1), whole) for shape, whole in ((of_row, (rows, 1)), (of_column, (1, columns)))):
-        return  # a scale for each block
+        return  # blockwise scales
     single = [("self", 0)] + [("scale_a", 0)] * (of_row == (rows, 1) and rows > 1)
     double = [("mat2", 1), ("bias", 0)] + [("scale_b", 1)] * (of_column == (1, columns) and columns > 1)
     spots = {0: single, 1: double, None: [("self", 1), ("mat2", 0)]}
     for place, names in spots.items():
-        held = {leaf: Shard(dim) for name, dim in names if (leaf := ask.leaf(name)) is not None}
+        held = {leaf: Shard(dim) for name, dim in names if (leaf := query.leaf(name)) is not None}
         if place is not None:
-            yield ask.line(held, [Shard(place)], "even")
-        elif ask.leaf("bias") is None and ask.leaf("scale_result") is None and _adds(ask.outputs[0]):
-            yield ask.line(held, [SUM], "even")
+            yield query.line(held, [Shard(place)], "even")
+        elif query.leaf("bias") is None and query.leaf("scale_result") is None and _adds(query.outputs[0]):
+            yield query.line(held, [SUM], "even")
 
 
 def _adds(meta: Meta | None) -> bool:
     return meta is not None and meta.dtype in (torch.float32, torch.bfloat16, torch.float16)
 
 
-def activation(ask: Ask) -> Iterator[Line]:
-    """addmm, and a function of it that is not linear."""
-    terms = {ask.given("mat1"): "mk", ask.given("mat2"): "kn"}
-    return lines(ask, Product(terms, "mn", ask.leaf("self")), linearly=False)
+def activation(query: Ask) -> Iterator[Line]:
+    """A nonlinear function of addmm."""
+    terms = {query.given("mat1"): "mk", query.given("mat2"): "kn"}
+    return lines(query, Product(terms, "mn", query.leaf("self")), linearly=False)
 
 
 def _batch(count: int) -> str:
@@ -192,29 +185,30 @@ def _rule(equation: str, names: Sequence[str], ops: Sequence[str], added: str = 
     )
 
 
-def unresized(ask: Ask, written: Entry) -> Iterator[Line]:
-    """addbmm_ of torch 2.13 resizes what it writes to, where it should refuse to: then there is nothing to rely on."""
-    if ask.outputs == (ask.meta("self"),):
-        yield from written.lines(ask)
+def unresized(query: Ask, written: Entry) -> Iterator[Line]:
+    """The rule of `addbmm_` if the result has the written tensor's shape: torch 2.13 resizes that instead of raising."""
+    if query.outputs == (query.meta("self"),):
+        yield from written.lines(query)
 
 
 _ADDBMM = _rule("bmk,bkn->mn", ("batch1", "batch2"), ["addbmm.default"], "self")
 _ADDBMM_ = tuple(written_as(entry, "aten.addbmm_.default") for entry in _ADDBMM)
 
-RULES: tuple[Entry, ...] = with_variants((
-    *_rule("mk,kn->mn", ("self", "mat2"), ["mm.default", "_int_mm.default"]),
-    *_rule("bmk,bkn->bmn", ("self", "mat2"), ["bmm.default"]),
-    *_rule("mk,k->m", ("self", "vec"), ["mv.default"]),
-    *_rule("k,k->", ("self", "tensor"), ["dot.default"]),
-    *_rule("k,k->", ("self", "other"), ["vdot.default"]),
-    *_rule("m,n->mn", ("self", "vec2"), ["outer.default", "ger.default"]),
-    *_rule("mk,kn->mn", ("mat1", "mat2"), ["addmm.default"], "self"),
-    *_rule("bmk,bkn->bmn", ("batch1", "batch2"), ["baddbmm.default"], "self"),
-    *_ADDBMM, *(replace(entry, lines=partial(unresized, written=entry)) for entry in _ADDBMM_),
-    *_rule("mk,k->m", ("mat", "vec"), ["addmv.default"], "self"),
-    *_rule("m,n->mn", ("vec1", "vec2"), ["addr.default"], "self"),
-    *rules("matmul", "an einsum, batches in front", ["aten.matmul.default"], matmul),
-    *rules("matmul", "an einsum with a bias", ["aten.linear.default"], linear),
-    *rules("matmul", "an einsum of numbers that are scaled by row and column", ["aten._scaled_mm.default"], scaled),
-    *rules("matmul", "a function of each element of an einsum", ["aten._addmm_activation.default"], activation),
-))  # fmt: skip
+RULES: tuple[Entry, ...] = with_variants(
+    _rule("mk,kn->mn", ("self", "mat2"), ["mm.default", "_int_mm.default"]),
+    _rule("bmk,bkn->bmn", ("self", "mat2"), ["bmm.default"]),
+    _rule("mk,k->m", ("self", "vec"), ["mv.default"]),
+    _rule("k,k->", ("self", "tensor"), ["dot.default"]),
+    _rule("k,k->", ("self", "other"), ["vdot.default"]),
+    _rule("m,n->mn", ("self", "vec2"), ["outer.default", "ger.default"]),
+    _rule("mk,kn->mn", ("mat1", "mat2"), ["addmm.default"], "self"),
+    _rule("bmk,bkn->bmn", ("batch1", "batch2"), ["baddbmm.default"], "self"),
+    _ADDBMM,
+    (replace(entry, lines=partial(unresized, written=entry)) for entry in _ADDBMM_),
+    _rule("mk,k->m", ("mat", "vec"), ["addmv.default"], "self"),
+    _rule("m,n->mn", ("vec1", "vec2"), ["addr.default"], "self"),
+    rules("matmul", "an einsum, batches in front", ["aten.matmul.default"], matmul),
+    rules("matmul", "an einsum with a bias", ["aten.linear.default"], linear),
+    rules("matmul", "an einsum of numbers that are scaled by row and column", ["aten._scaled_mm.default"], scaled),
+    rules("matmul", "a function of each element of an einsum", ["aten._addmm_activation.default"], activation),
+)  # fmt: skip

@@ -1,7 +1,9 @@
-"""Linear algebra on batches of matrices: each matrix by itself, operands broadcast over the dims before it.
+"""Rules of batched linear algebra, distances and Fourier transforms.
 
-A row of the table says of each tensor how many of its last dims are its own; those before are the batch, aligned from
-the right.  Operands of size 1 there, or without that dim, are replicas (DTensor 2.13 cuts them all the same).
+Each matrix of a batch is independent.  A row of `OWN` has, for each tensor, the number of its last dims that belong to a
+matrix; the dims before are the batch, aligned from the right.  Operands of batch size 1, or without that dim, are replicated
+(DTensor 2.13 shards them).  Distances are sharded by batch, by row of either side, and summed over columns where a distance
+is a sum.  For Fourier transforms, which are linear, every dim that is not transformed is a batch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.dim_maps import along, parts_of
+from strategies.ops.lib.elementwise import sharded_operands
 from strategies.ops.lib.overload_variants import with_variants
 from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
 
@@ -27,37 +30,39 @@ OWN = {
     "linalg_matrix_exp": ("2", "2"), "linalg_qr": ("2", "22"), "linalg_solve_triangular": ("22", "2"),
     "lu_unpack": ("21", "222"), "ormqr": ("212", "2"), "triangular_solve": ("22", "22"),
 }  # fmt: skip
-"""Own dims of each tensor argument, in order, and of each result; results may be left out and are empty then."""
+"""The number of matrix dims of each tensor argument, in order, and of each result; a result may be omitted, then empty."""
 LINEAR = {"cholesky_solve": "self", "linalg_ldl_solve": "B", "linalg_lu_solve": "B", "linalg_solve_triangular": "B"}
-"""The right sides of systems: the solution is linear in them."""
+"""The right-hand sides of systems, in which the solution is linear."""
+ADDED = {0.0: "sum", 1.0: "sum", math.inf: "max"}
+"""The reduction over columns of a distance, by the order of the norm; for other orders only powers add."""
 NAMED = {"linalg_pinv.atol_rtol_tensor": ({"self": 2, "atol": 0, "rtol": 0}, "2")}
 
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """Own dims of the tensors by leaf number, and of the results: lines for each dim of the batch."""
+    """The numbers of matrix dims of tensors and results, and the placement rules for each batch dim."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def lines(self, ask: Ask) -> Iterator[Line]:
-        depths = [meta.ndim - own for meta, own in zip(ask.tensors, self.inputs, strict=True)]
+    def lines(self, query: Ask) -> Iterator[Line]:
+        depths = [meta.ndim - own for meta, own in zip(query.tensors, self.inputs, strict=True)]
         for back in range(1, max(depths, default=0) + 1):
-            size = max(_size(m, d, back) for m, d in zip(ask.tensors, depths, strict=True))
-            placed = [_placed(m, d, back, size) for m, d in zip(ask.tensors, depths, strict=True)]
-            made = [self._result(meta, own, back) for meta, own in zip(ask.outputs, self.outputs, strict=True)]
+            size = max(_size(m, d, back) for m, d in zip(query.tensors, depths, strict=True))
+            placed = [_placed(m, d, back, size) for m, d in zip(query.tensors, depths, strict=True)]
+            made = [self._result(meta, own, back) for meta, own in zip(query.outputs, self.outputs, strict=True)]
             if any(isinstance(p, Shard) for p in placed):
                 yield Line(tuple(placed), tuple(made))
 
     def _result(self, meta: Meta | None, own: int, back: int) -> Placement | None:
-        """What was not asked for is an empty tensor of one dim."""
+        """The placement of a result; an omitted one is an empty tensor of one dim."""
         if meta is None:
             return None
         return Shard(meta.ndim - own - back) if meta.ndim >= own + back else Replicate()
 
 
 def _size(meta: Meta, depth: int, back: int) -> int:
-    """The size of that dim of the batch, counted from its end; -1 where the tensor has none."""
+    """The size of the batch dim at `back` from the end; -1 if the tensor does not have it."""
     return meta.shape[depth - back] if depth >= back else -1
 
 
@@ -65,123 +70,97 @@ def _placed(meta: Meta, depth: int, back: int, size: int) -> Placement:
     return Shard(depth - back) if _size(meta, depth, back) == size else Replicate()
 
 
-def batched(ask: Ask) -> Iterator[Line]:
-    """The row of the table for this op, its optional tensors left out where they were not given."""
-    _, packet, which = ask.op.split(".")
+def batched(query: Ask) -> Iterator[Line]:
+    """The rule of a row of `OWN` or `NAMED`."""
+    _, packet, which = query.op.split(".")
     if f"{packet}.{which}" in NAMED:
         named, outputs = NAMED[f"{packet}.{which}"]
-        given = {ask.leaf(name): own for name, own in named.items()}
-        inputs = [given[leaf] for leaf in range(len(ask.tensors))]
+        given = {query.leaf(name): own for name, own in named.items()}
+        inputs = [given[leaf] for leaf in range(len(query.tensors))]
     else:
         of_inputs, outputs = OWN[packet]
         inputs = [int(own) for own in of_inputs]
-    yield from Batched(tuple(inputs), tuple(map(int, outputs))).lines(ask)
+    yield from Batched(tuple(inputs), tuple(map(int, outputs))).lines(query)
     if packet in LINEAR:
-        yield from parts_of(ask, [LINEAR[packet]])
+        yield from parts_of(query, [LINEAR[packet]])
 
 
-def solved(ask: Ask) -> Iterator[Line]:
-    """The right side is a batch of vectors where it has the shape of the matrices without their last dim."""
-    a, b = ask.meta("A"), ask.meta("B")
+def solved(query: Ask) -> Iterator[Line]:
+    """The right-hand side is a batch of vectors if it has the shape of the matrices without their last dim."""
+    a, b = query.meta("A"), query.meta("B")
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     own = 1 if vector else 2
-    yield from Batched((2, own), (own, 2, 1, 0)).lines(ask)
-    yield from parts_of(ask, ["B"], [True, False, False, False])
+    yield from Batched((2, own), (own, 2, 1, 0)).lines(query)
+    yield from parts_of(query, ["B"], [True, False, False, False])
 
 
-def crossed(ask: Ask) -> Iterator[Line]:
-    """Vectors lie along one dim; all others are the batch, broadcast.  Linear in each operand."""
-    ndim = len(ask.outputs[0].shape) if ask.outputs[0] is not None else 0
-    dim = ask["dim"] % max(ndim, 1)
-    for here in range(ndim):
-        if here != dim:
-            names = [name for name in ("self", "other") if _whole(ask, name, here, ndim)]
-            if names:
-                yield along(ask, {n: here - ndim + ask.meta(n).ndim for n in names}, [here])
+def crossed(query: Ask) -> Iterator[Line]:
+    """Vectors along one dim; all other dims are a batch, broadcast.  Linear in each operand."""
+    result = query.outputs[0]
+    for here in range(result.ndim if result is not None else 0):
+        if result is not None and here != query["dim"] % result.ndim:
+            inputs = sharded_operands(query, result, here)
+            if inputs:
+                yield query.line(inputs, [Shard(here)])
     for name in ("self", "other"):
-        yield from parts_of(ask, [name])
+        yield from parts_of(query, [name])
 
 
-def _whole(ask: Ask, name: str, dim: int, ndim: int) -> bool:
-    meta, out = ask.meta(name), ask.outputs[0]
-    own = dim - ndim + meta.ndim
-    return own >= 0 and out is not None and meta.shape[own] == out.shape[dim]
-
-
-MATRIX_OPS_RULES: tuple[Entry, ...] = with_variants((
-    *rules("linalg", "each matrix of a batch by itself", [
-        *(f"aten.{packet}.default" for packet in OWN), *(f"aten.{op}" for op in NAMED),
-    ], batched),
-    *rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solved),
-    *rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], crossed),
-))  # fmt: skip
-
-
-# Distances between rows: by batch, by row of either side, and summed over columns where the distance is a sum.
-
-ADDED = {0.0: "sum", 1.0: "sum", math.inf: "max"}
-"""How the distances over some columns make that over all, by the order of the norm; of others only their powers add."""
-
-
-def between(ask: Ask) -> Iterator[Line]:
-    """`(..., P, M)` and `(..., R, M)` to `(..., P, R)`; the dims before broadcast."""
-    one, two = ask.meta("x1"), ask.meta("x2")
+def between(query: Ask) -> Iterator[Line]:
+    """`(..., P, M)` and `(..., R, M)` to `(..., P, R)`; the dims before are broadcast."""
+    one, two = query.meta("x1"), query.meta("x2")
     ndim = max(one.ndim, two.ndim)
     for dim in range(ndim - 2):
-        owned = {name: dim - ndim + ask.meta(name).ndim for name in ("x1", "x2")}
-        size = max(_operand_size(ask, name, own) for name, own in owned.items())
-        yield along(ask, {n: own for n, own in owned.items() if _operand_size(ask, n, own) == size}, [dim], "filled")
-    yield along(ask, {"x1": one.ndim - 2}, [ndim - 2], "filled")
-    yield along(ask, {"x2": two.ndim - 2}, [ndim - 1], "filled")
-    kind = ADDED.get(float(ask["p"]))
+        owned = {name: dim - ndim + query.meta(name).ndim for name in ("x1", "x2")}
+        size = max(_operand_size(query, name, own) for name, own in owned.items())
+        yield along(
+            query, {n: own for n, own in owned.items() if _operand_size(query, n, own) == size}, [dim], "filled"
+        )
+    yield along(query, {"x1": one.ndim - 2}, [ndim - 2], "filled")
+    yield along(query, {"x2": two.ndim - 2}, [ndim - 1], "filled")
+    kind = ADDED.get(float(query["p"]))
     if kind:
-        yield along(ask, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
+        yield along(query, {"x1": one.ndim - 1, "x2": two.ndim - 1}, [Partial(kind)], "filled")
 
 
-def _operand_size(ask: Ask, name: str, dim: int) -> int:
-    return ask.meta(name).shape[dim] if dim >= 0 else -1
+def _operand_size(query: Ask, name: str, dim: int) -> int:
+    return query.meta(name).shape[dim] if dim >= 0 else -1
 
 
-def between_backward(ask: Ask) -> Iterator[Line]:
-    """The gradient of the rows of x1: a sum over the rows of x2.  Linear in the gradient of the distances."""
-    ndim = ask.meta("x1").ndim
-    grad = "grad_output" if ask.leaf("grad") is None else "grad"  # the name of before torch 2.14
-    if {ask.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
+def between_backward(query: Ask) -> Iterator[Line]:
+    """The gradient of x1, a sum over the rows of x2; linear in the gradient of the distances."""
+    ndim = query.meta("x1").ndim
+    grad = "grad_output" if query.leaf("grad") is None else "grad"  # renamed in torch 2.14
+    if {query.meta(name).ndim for name in (grad, "x1", "x2", "cdist")} != {ndim}:
         return
     rows, columns = ndim - 2, ndim - 1
     for dim in range(ndim - 2):
-        if len({ask.meta(name).shape[dim] for name in (grad, "x1", "x2", "cdist")}) == 1:
-            yield along(ask, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
-    yield along(ask, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
-    yield along(ask, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
-    yield along(ask, {"x1": columns, "x2": columns}, [columns], "filled")
-    yield from parts_of(ask, [grad])
+        if len({query.meta(name).shape[dim] for name in (grad, "x1", "x2", "cdist")}) == 1:
+            yield along(query, {grad: dim, "x1": dim, "x2": dim, "cdist": dim}, [dim], "filled")
+    yield along(query, {grad: rows, "x1": rows, "cdist": rows}, [rows], "filled")
+    yield along(query, {grad: columns, "x2": rows, "cdist": columns}, [Partial("sum")], "filled")
+    yield along(query, {"x1": columns, "x2": columns}, [columns], "filled")
+    yield from parts_of(query, [grad])
 
 
-DISTANCES_RULES: tuple[Entry, ...] = with_variants((
-    *rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], between),
-    *rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], between_backward),
-))  # fmt: skip
-
-
-# Fourier transforms: every dim that is not transformed is a batch; and a transform is linear.
-
-
-def transformed(ask: Ask) -> Iterator[Line]:
-    """Nothing at all is not transformed: the libraries below refuse empty tensors."""
-    ndim = ask.meta("self").ndim
-    taken = {dim % max(ndim, 1) for dim in ask["dim"]}
+def transformed(query: Ask) -> Iterator[Line]:
+    """Shards of batch dims must not be empty: the FFT libraries reject empty tensors."""
+    ndim = query.meta("self").ndim
+    taken = {dim % max(ndim, 1) for dim in query["dim"]}
     for dim in range(ndim):
         if dim not in taken:
-            yield along(ask, {"self": dim}, [dim], "filled")
-    yield from parts_of(ask, ["self"])
+            yield along(query, {"self": dim}, [dim], "filled")
+    yield from parts_of(query, ["self"])
 
 
-FFT_RULES: tuple[Entry, ...] = with_variants(
-    rules(
-        "fft", "lines along one dim are transformed each by itself",
-        ["aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"], transformed,
-    )
+RULES: tuple[Entry, ...] = with_variants(
+    rules("linalg", "each matrix of a batch by itself", [
+        *(f"aten.{packet}.default" for packet in OWN), *(f"aten.{op}" for op in NAMED),
+    ], batched),
+    rules("linalg", "each system of a batch by itself", ["aten._linalg_solve_ex.default"], solved),
+    rules("linalg", "each vector by itself", ["aten.linalg_cross.default"], crossed),
+    rules("distances", "a distance is of two rows", ["aten._cdist_forward.default"], between),
+    rules("distances", "a row's gradient is a sum over pairs", ["aten._cdist_backward.default"], between_backward),
+    rules("fft", "lines along one dim are transformed each by itself",
+          ["aten._fft_c2c.default", "aten._fft_c2r.default", "aten._fft_r2c.default"], transformed),
 )  # fmt: skip
-
-RULES: tuple[Entry, ...] = (*MATRIX_OPS_RULES, *DISTANCES_RULES, *FFT_RULES)

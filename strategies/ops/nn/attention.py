@@ -1,8 +1,9 @@
-"""Fused attention: by batch, by head, and by query where no query is masked by its place.
+"""Rules of fused attention and of gated linear units.
 
-One rule for all kernels: they differ in the names of a mask and in what they return besides.  What a kernel needs of
-its own random state is the same on all ranks; with dropout, which elements fall differs from rank to rank, as it
-differs from run to run.
+Attention is sharded by batch, by head, and by query if no causal mask depends on its position.  All kernels share one rule:
+they differ in the names of the mask and in further results.  The random state is equal on all ranks; with dropout, the dropped
+elements differ by rank as they differ by run.  A gated linear unit is `a * sigmoid(b)` of the two halves of a dim; every
+other dim is a batch.
 """
 
 from __future__ import annotations
@@ -18,70 +19,70 @@ from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 
 BATCH, HEADS, QUERIES = 0, 1, 2
 ROWS = ("grad_out", "grad_out_", "query", "out", "logsumexp")
-"""Arguments that have a row for each query; after the batch and the heads."""
+"""Arguments with a row for each query, after the batch and the heads."""
 
 
-def _even(ask: Ask) -> bool:
-    return ask.meta("query").shape[HEADS] != ask.meta("key").shape[HEADS]
+def _even(query: Ask) -> bool:
+    return query.meta("query").shape[HEADS] != query.meta("key").shape[HEADS]
 
 
-def _mask(ask: Ask) -> int | None:
-    given = ask.leaf("attn_mask")
-    return ask.leaf("attn_bias") if given is None else given
+def _mask(query: Ask) -> int | None:
+    given = query.leaf("attn_mask")
+    return query.leaf("attn_bias") if given is None else given
 
 
-def _mask_dim(ask: Ask, dim: int) -> int | None:
-    """The mask's own dim for this dim of the scores, which it may lack or have of size 1."""
-    leaf = _mask(ask)
+def _mask_dim(query: Ask, dim: int) -> int | None:
+    """The mask's dim for this dim of the scores; None if it is missing or of size 1."""
+    leaf = _mask(query)
     if leaf is None:
         return None
-    mask = ask.tensors[leaf]
+    mask = query.tensors[leaf]
     own = dim - 4 + mask.ndim
     return own if own >= 0 and mask.shape[own] != 1 else None
 
 
-def _inputs(ask: Ask, dim: int) -> dict[int, Placement]:
-    """Who is sharded where the scores are: keys and values have no dim of queries."""
+def _inputs(query: Ask, dim: int) -> dict[int, Placement]:
+    """The inputs that are sharded with this dim of the scores: keys and values have no dim of queries."""
     names = ROWS if dim == QUERIES else (*ROWS, "key", "value")
-    made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in ask.leaves(name)}
-    own = _mask_dim(ask, dim)
-    leaf = _mask(ask)
+    made: dict[int, Placement] = {leaf: Shard(dim) for name in names for leaf in query.leaves(name)}
+    own = _mask_dim(query, dim)
+    leaf = _mask(query)
     return made if own is None or leaf is None else {**made, leaf: Shard(own)}
 
 
-def _dims(ask: Ask) -> Iterator[tuple[int, Cut]]:
+def _dims(query: Ask) -> Iterator[tuple[int, Cut]]:
     yield BATCH, "filled"
-    yield HEADS, "even" if _even(ask) else "filled"
+    yield HEADS, "even" if _even(query) else "filled"
 
 
-def _shards_queries(ask: Ask) -> bool:
-    """The kernels of CPUs alone keep a plain log of sums for each query; others round its length up."""
-    return "for_cpu" in ask.op and not ask["is_causal"] and not ask["dropout_p"]
+def _shards_queries(query: Ask) -> bool:
+    """Whether queries may be sharded: only the CPU kernels have an unpadded logsumexp for each query."""
+    return "for_cpu" in query.op and not query["is_causal"] and not query["dropout_p"]
 
 
-def forward(ask: Ask) -> Iterator[Line]:
-    if ask.get("return_debug_mask"):
+def forward(query: Ask) -> Iterator[Line]:
+    if query.get("return_debug_mask"):
         return
-    rest = [Replicate()] * (len(ask.outputs) - 2)
-    for dim, cut in _dims(ask):
-        yield ask.line(_inputs(ask, dim), ask.masked([Shard(dim), Shard(dim), *rest]), cut)
-    if _shards_queries(ask):
-        yield ask.line(_inputs(ask, QUERIES), ask.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
+    rest = [Replicate()] * (len(query.outputs) - 2)
+    for dim, cut in _dims(query):
+        yield query.line(_inputs(query, dim), query.masked([Shard(dim), Shard(dim), *rest]), cut)
+    if _shards_queries(query):
+        yield query.line(_inputs(query, QUERIES), query.masked([Shard(QUERIES), Shard(QUERIES), *rest]), "filled")
 
 
-def backward(ask: Ask) -> Iterator[Line]:
-    """A gradient of a mask that all share is the sum of what each has of it."""
-    for dim, cut in _dims(ask):
-        yield ask.line(_inputs(ask, dim), ask.masked(_gradients(ask, [Shard(dim)] * 3, dim)), cut)
-    if _shards_queries(ask):
+def backward(query: Ask) -> Iterator[Line]:
+    """The gradient of a replicated mask is a partial sum."""
+    for dim, cut in _dims(query):
+        yield query.line(_inputs(query, dim), query.masked(_gradients(query, [Shard(dim)] * 3, dim)), cut)
+    if _shards_queries(query):
         made = [Shard(QUERIES), Partial("sum"), Partial("sum")]
-        yield ask.line(_inputs(ask, QUERIES), ask.masked(_gradients(ask, made, QUERIES)), "filled")
+        yield query.line(_inputs(query, QUERIES), query.masked(_gradients(query, made, QUERIES)), "filled")
 
 
-def _gradients(ask: Ask, made: list[Placement], dim: int) -> list[Placement]:
-    if len(ask.outputs) == len(made):
+def _gradients(query: Ask, made: list[Placement], dim: int) -> list[Placement]:
+    if len(query.outputs) == len(made):
         return made
-    own = _mask_dim(ask, dim)
+    own = _mask_dim(query, dim)
     return [*made, Partial("sum") if own is None else Shard(own)]
 
 
@@ -89,36 +90,29 @@ KERNELS = [
     "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
     "fused_attention_overrideable",
 ]  # fmt: skip
-ATTENTION_RULES: tuple[Entry, ...] = (
-    *rules("attention", "each head of each sequence attends to itself",
-           [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
-    *rules("attention", "each head of each sequence attends to itself, forwards and back",
-           [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
+
+
+def gated(query: Ask) -> Iterator[Line]:
+    (halved,) = query.dims("dim", query.leaf("self") or 0)
+    for dim in range(query.meta("self").ndim):
+        if dim != halved:
+            yield along(query, {"self": dim}, [dim])
+
+
+def gated_backward(query: Ask) -> Iterator[Line]:
+    """The backward, linear in the gradient."""
+    (halved,) = query.dims("dim", query.leaf("self") or 0)
+    for dim in range(query.meta("self").ndim):
+        if dim != halved:
+            yield along(query, {"grad_output": dim, "self": dim}, [dim])
+    yield from parts_of(query, ["grad_output"])
+
+
+RULES: tuple[Entry, ...] = with_variants(
+    rules("attention", "each head of each sequence attends to itself",
+          [f"aten._scaled_dot_product_{name}.default" for name in KERNELS], forward),
+    rules("attention", "each head of each sequence attends to itself, forwards and back",
+          [f"aten._scaled_dot_product_{name}_backward.default" for name in KERNELS], backward),
+    rules("gates", "the two halves meet element by element", ["aten.glu.default"], gated),
+    rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], gated_backward),
 )  # fmt: skip
-
-
-# Gated halves of a dim: `a * sigmoid(b)`, where a and b are the two halves.  Every other dim is a batch.
-
-
-def gated(ask: Ask) -> Iterator[Line]:
-    (halved,) = ask.dims("dim", ask.leaf("self") or 0)
-    for dim in range(ask.meta("self").ndim):
-        if dim != halved:
-            yield along(ask, {"self": dim}, [dim])
-
-
-def gated_backward(ask: Ask) -> Iterator[Line]:
-    """Linear in the gradient."""
-    (halved,) = ask.dims("dim", ask.leaf("self") or 0)
-    for dim in range(ask.meta("self").ndim):
-        if dim != halved:
-            yield along(ask, {"grad_output": dim, "self": dim}, [dim])
-    yield from parts_of(ask, ["grad_output"])
-
-
-GLU_RULES: tuple[Entry, ...] = with_variants((
-    *rules("gates", "the two halves meet element by element", ["aten.glu.default"], gated),
-    *rules("gates", "the two halves meet element by element", ["aten.glu_backward.default"], gated_backward),
-))  # fmt: skip
-
-RULES: tuple[Entry, ...] = (*ATTENTION_RULES, *GLU_RULES)

@@ -1,9 +1,9 @@
-"""Normalisation: what is normalised together stays together, and what is learned is summed over the rest.
+"""Rules of normalization.
 
-Layer and RMS norm take the last dims together, so those in front may be cut; the gradients of weight and bias are sums
-over them.  Batch norm has statistics of its own for each channel, so channels may be cut with everything that is one
-number a channel.  The rest of the batch makes the statistics in training, and may be cut only where they are given.
-Group norm has statistics for each row, and takes the number of rows as an argument: each rank is given its own.
+Layer and RMS norm normalise the last dims, so the dims before may be sharded; the gradients of weight and bias are partial
+sums.  Batch norm has statistics for each channel, so channels may be sharded with all per-channel tensors.  The other dims
+determine the statistics in training, and may be sharded only if the statistics are given.  Group norm has statistics for each
+row, and an argument for the number of rows, which is local.
 """
 
 from __future__ import annotations
@@ -21,129 +21,126 @@ from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, rules
 SUM = Partial("sum")
 CHANNEL = 1
 ALWAYS = {"aten._batch_norm_with_update.default": True, "aten._batch_norm_with_update_functional.default": True}
-"""Whether an overload that is not told trains."""
+"""Whether an overload without a flag trains."""
 
 
-def layers(ask: Ask) -> Iterator[Line]:
-    """Forward: the results are as long in front as the input.  Every rank has all of what is learned."""
-    learned = [ask.tensors[leaf].shape for name in ("weight", "bias") for leaf in ask.leaves(name)]
-    if any(shape != tuple(ask["normalized_shape"]) for shape in learned):
-        return  # RMS norm broadcasts what does not fit
-    for dim in range(_front(ask)):
-        yield ask.line({0: Shard(dim)}, [Shard(dim)] * len(ask.outputs))
+def layers(query: Ask) -> Iterator[Line]:
+    """Forward of layer norm; weight and bias are replicated."""
+    learned = [query.tensors[leaf].shape for name in ("weight", "bias") for leaf in query.leaves(name)]
+    if any(shape != tuple(query["normalized_shape"]) for shape in learned):
+        return  # RMS norm broadcasts weights of another shape
+    for dim in range(_front(query)):
+        yield query.line({0: Shard(dim)}, [Shard(dim)] * len(query.outputs))
 
 
-def layers_backward(ask: Ask) -> Iterator[Line]:
-    """The gradient of the input is cut as the gradient that comes in; those of weight and bias are parts of sums."""
-    saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
-    for dim in range(_front(ask)):
-        grads: list[Placement] = [Shard(dim), *[SUM] * (len(ask.outputs) - 1)]
-        yield ask.line(dict.fromkeys(saved, Shard(dim)), ask.masked(grads))
-    yield from linear(ask, ask.leaf("grad_out"))
+def layers_backward(query: Ask) -> Iterator[Line]:
+    """The gradient of the input is sharded like the incoming one; those of weight and bias are partial sums."""
+    saved = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in query.leaves(name)]
+    for dim in range(_front(query)):
+        grads: list[Placement] = [Shard(dim), *[SUM] * (len(query.outputs) - 1)]
+        yield query.line(dict.fromkeys(saved, Shard(dim)), query.masked(grads))
+    yield from linear(query, query.leaf("grad_out"))
 
 
-def _front(ask: Ask) -> int:
-    return ask.meta("input").ndim - len(ask["normalized_shape"])
+def _front(query: Ask) -> int:
+    return query.meta("input").ndim - len(query["normalized_shape"])
 
 
-def batches(ask: Ask) -> Iterator[Line]:
-    """Forward: by channels; where statistics are given, by all other dims, too."""
-    if _opaque(ask):
+def batches(query: Ask) -> Iterator[Line]:
+    """Forward of batch norm: by channel; if statistics are given, by all other dims, too."""
+    if _opaque(query):
         return
-    training = trains(ask)
-    yield ask.line(_by_channel(ask), _channels(ask), "filled" if training else "any")
+    training = trains(query)
+    yield query.line(_by_channel(query), _channels(query), "filled" if training else "any")
     if not training:
-        yield from (ask.line({0: Shard(dim)}, [Shard(dim), *_whole(ask)]) for dim in _others(ask))
+        rest = query.on_each(Replicate())[1:]
+        yield from (query.line({0: Shard(dim)}, [Shard(dim), *rest]) for dim in _others(query))
 
 
-def batches_backward(ask: Ask) -> Iterator[Line]:
-    """By channels; where statistics were given, by all other dims, and weight and bias have parts of sums.
+def batches_backward(query: Ask) -> Iterator[Line]:
+    """By channel; if statistics were given, by all other dims, with partial gradients of weight and bias.
 
-    Each rank must have some: torch 2.13 divides by the number of channels, and without any the process dies.
+    No shard may be empty: torch 2.13 divides by the number of channels, and crashes without any.
     """
-    if not _opaque(ask):
-        yield ask.line(_by_channel(ask), _channels(ask), "filled")
-        big = [leaf for name in ("grad_out", "input") for leaf in ask.leaves(name)]
-        for dim in _others(ask) if not trains(ask) else ():
-            yield ask.line(dict.fromkeys(big, Shard(dim)), ask.masked([Shard(dim), SUM, SUM]), "filled")
-    yield from linear(ask, ask.leaf("grad_out"))
+    if not _opaque(query):
+        yield query.line(_by_channel(query), _channels(query), "filled")
+        big = [leaf for name in ("grad_out", "input") for leaf in query.leaves(name)]
+        for dim in _others(query) if not trains(query) else ():
+            yield query.line(dict.fromkeys(big, Shard(dim)), query.masked([Shard(dim), SUM, SUM]), "filled")
+    yield from linear(query, query.leaf("grad_out"))
 
 
-def trains(ask: Ask) -> bool:
-    """Whether statistics are taken of the batch."""
-    told = [ask.get(name) for name in ("training", "train", "update")]
-    return any(told) or ALWAYS.get(ask.op, False)
+def trains(query: Ask) -> bool:
+    """Whether the statistics are those of the batch."""
+    return any(query.get(name) for name in ("training", "train", "update")) or ALWAYS.get(query.op, False)
 
 
-def grouped(ask: Ask) -> Iterator[Line]:
-    """Group norm by rows.  Not by groups of channels: its kernel refuses a piece that has gaps."""
-    if ask["N"] == rows(ask)["N"]:
-        yield ask.line({0: Shard(0)}, [Shard(0)] * 3)
+def grouped(query: Ask) -> Iterator[Line]:
+    """Group norm by row, not by group of channels: its kernel rejects strided pieces."""
+    if query["N"] == rows(query)["N"]:
+        yield query.line({0: Shard(0)}, [Shard(0)] * 3)
 
 
-def grouped_backward(ask: Ask) -> Iterator[Line]:
-    """By rows; the gradients of weight and bias are parts of sums over them."""
-    if ask["N"] == rows(ask)["N"]:
-        big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in ask.leaves(name)]
-        yield ask.line(dict.fromkeys(big, Shard(0)), ask.masked([Shard(0), SUM, SUM]))
-    yield from linear(ask, ask.leaf("grad_out"))
+def grouped_backward(query: Ask) -> Iterator[Line]:
+    """By row; the gradients of weight and bias are partial sums."""
+    if query["N"] == rows(query)["N"]:
+        big = [leaf for name in ("grad_out", "input", "mean", "rstd") for leaf in query.leaves(name)]
+        yield query.line(dict.fromkeys(big, Shard(0)), query.masked([Shard(0), SUM, SUM]))
+    yield from linear(query, query.leaf("grad_out"))
 
 
-def rows(ask: Ask) -> dict[str, int]:
-    """What group norm is told of the input, which need not be its first size: as many as each rank has."""
-    return {"N": ask.meta("input").shape[0]}
+def rows(query: Ask) -> dict[str, int]:
+    """The own arguments of group norm: the number of rows."""
+    return {"N": query.meta("input").shape[0]}
 
 
-def _by_channel(ask: Ask) -> dict[int, Placement]:
-    """Every tensor with channels, cut by them; what holds none, as statistics that were not saved, is left whole."""
-    channels = ask.meta("input").shape[CHANNEL]
-    return {leaf: _channel(meta) for leaf, meta in enumerate(ask.tensors) if meta.shape != (0,) or not channels}
+def _by_channel(query: Ask) -> dict[int, Placement]:
+    """Every tensor with channels sharded by them; empty ones, such as statistics that were not saved, are replicated."""
+    channels = query.meta("input").shape[CHANNEL]
+    return {leaf: _channel(meta) for leaf, meta in enumerate(query.tensors) if meta.shape != (0,) or not channels}
 
 
-def _channels(ask: Ask) -> list[Placement | None]:
-    return [None if meta is None else _channel(meta) for meta in ask.outputs]
+def _channels(query: Ask) -> list[Placement | None]:
+    return [None if meta is None else _channel(meta) for meta in query.outputs]
 
 
 def _channel(meta: Meta) -> Placement:
-    """Dim 1 of the large tensors, dim 0 of those that have a number for each channel; a kernel's bytes have none."""
+    """The shard of channels: dim 1 of the input and its like, dim 0 of per-channel tensors; none of a kernel's bytes."""
     if meta.dtype == torch.uint8:
         return Replicate()
     return Shard(CHANNEL if meta.ndim > 1 else 0)
 
 
-def _whole(ask: Ask) -> list[Placement | None]:
-    return [None if meta is None else Replicate() for meta in ask.outputs[1:]]
+def _others(query: Ask) -> list[int]:
+    return [dim for dim in range(query.meta("input").ndim) if dim != CHANNEL]
 
 
-def _others(ask: Ask) -> list[int]:
-    return [dim for dim in range(ask.meta("input").ndim) if dim != CHANNEL]
-
-
-def _opaque(ask: Ask) -> bool:
-    """Whether a kernel hands bytes of its own from forward to backward, which nobody can cut."""
+def _opaque(query: Ask) -> bool:
+    """Whether a kernel passes its own bytes from forward to backward, which cannot be sharded."""
     return any(
-        meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,) for meta in (*ask.tensors, *ask.outputs)
+        meta is not None and meta.dtype == torch.uint8 and meta.shape != (0,)
+        for meta in (*query.tensors, *query.outputs)
     )
 
 
-def renormalised(ask: Ask) -> Iterator[Line]:
-    """renorm: what stands at one place along a dim is scaled by its own norm."""
-    (dim,) = ask.dims("dim")
-    yield ask.line({0: Shard(dim)}, [Shard(dim)])
+def renormalised(query: Ask) -> Iterator[Line]:
+    """renorm: each slice along a dim is scaled by its own norm."""
+    (dim,) = query.dims("dim")
+    yield query.line({0: Shard(dim)}, [Shard(dim)])
 
 
-RULES: tuple[Entry, ...] = with_variants((
-    *rules("norms", "the last dims are normalised together", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layers),
-    *rules("norms", "rows are normalised one by one; what is learned is summed over them",
-           ["aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"], layers_backward),
-    *rules("norms", "each channel has statistics of its own",
-           ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats",
+RULES: tuple[Entry, ...] = with_variants(
+    rules("norms", "the last dims are normalised together", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"], layers),
+    rules("norms", "rows are normalised one by one; what is learned is summed over them",
+          ["aten.native_layer_norm_backward.default", "aten._fused_rms_norm_backward.default"], layers_backward),
+    rules("norms", "each channel has statistics of its own",
+          ["aten.native_batch_norm.default", "aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit.no_stats",
             "aten._native_batch_norm_legit_functional.default", "aten._native_batch_norm_legit_no_training.default",
             "aten._batch_norm_with_update.default", "aten._batch_norm_with_update_functional.default"], batches),
-    *rules("norms", "each channel has statistics of its own",
-           ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batches_backward),
-    *rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], grouped, own=rows),
-    *rules("norms", "each row has statistics of its own; what is learned is summed over them",
-           ["aten.native_group_norm_backward.default"], grouped_backward, own=rows),
-    *rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renormalised),
-))  # fmt: skip
+    rules("norms", "each channel has statistics of its own",
+          ["aten.native_batch_norm_backward.default", "aten.batch_norm_backward.default"], batches_backward),
+    rules("norms", "each row has statistics of its own for each group of channels", ["aten.native_group_norm.default"], grouped, own=rows),
+    rules("norms", "each row has statistics of its own; what is learned is summed over them",
+          ["aten.native_group_norm_backward.default"], grouped_backward, own=rows),
+    rules("norms", "one norm for each place along a dim", ["aten.renorm.default"], renormalised),
+)  # fmt: skip

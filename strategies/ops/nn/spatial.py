@@ -1,7 +1,11 @@
-"""Pooling: planes by themselves, whether or not there is a batch; positions are those in the plane.
+"""Rules of pooling, resizing, sampling, pixel rearrangement and convolutions.
 
-Three backward ops (adaptive_max_pool3d, fractional_max_pool2d and 3d) have no rule: torch writes where their indices say
-without a look (2.13), so that no trial of them is safe.  A channel of a call without batch is dim 0.  Which planes a rank has may be none of a batch, never none of the channels.
+* Planes are independent, with or without a batch; positions are relative to the plane.  A shard of the batch may be empty, one
+  of the channels may not.  Three backward ops (adaptive_max_pool3d, fractional_max_pool2d and 3d) have no rule: torch 2.13
+  writes out of bounds for invalid indices, so they cannot be validated safely.
+* Convolutions are sharded by image, by channel of the result, and by channel of the input, whose products are summed.
+  Spatial dims need rows of neighbouring ranks and have no placement rule.  With groups, the channels of a rank would have
+  another number of groups than the argument, so only images are sharded.
 """
 
 from __future__ import annotations
@@ -18,72 +22,45 @@ from strategies.ops.semantics.rulebook import Ask, Cut, Entry, Line, rules
 REASON = "each plane is pooled by itself"
 
 
-def plane_dims(ask: Ask) -> int:
-    """How many dims a plane has: the digit in the op's name."""
-    return next(int(mark) for mark in ask.op if mark in "123")
+def plane_dims(query: Ask) -> int:
+    """The number of dims of a plane: the digit in the op's name."""
+    return next(int(mark) for mark in query.op if mark in "123")
 
 
-def planes(ask: Ask, *names: str) -> Iterator[Line]:
-    """Every dim before the plane's, of all the named arguments and of every result: batch, then channels."""
-    before = ask.meta(names[0]).ndim - plane_dims(ask)
+def planes(query: Ask, *names: str) -> Iterator[Line]:
+    """Every dim before the plane, batch and channels, sharded in the named arguments and all results."""
+    before = query.meta(names[0]).ndim - plane_dims(query)
     for dim in range(before):
         cut: Cut = "filled" if dim == before - 1 else "any"
-        yield along(ask, dict.fromkeys(names, dim), [dim] * len(ask.outputs), cut)
+        yield along(query, dict.fromkeys(names, dim), [dim] * len(query.outputs), cut)
 
 
-def forward(ask: Ask) -> Iterator[Line]:
-    yield from planes(ask, "self")
+def forward(query: Ask) -> Iterator[Line]:
+    yield from planes(query, "self")
 
 
-def average(ask: Ask) -> Iterator[Line]:
-    yield from planes(ask, "self")
-    yield from parts_of(ask, ["self"])
+def average(query: Ask) -> Iterator[Line]:
+    yield from planes(query, "self")
+    yield from parts_of(query, ["self"])
 
 
-def backward(ask: Ask) -> Iterator[Line]:
-    """A gradient goes to the places that its plane's forward took it from: linear in the gradient."""
-    yield from planes(ask, "grad_output", "self", "indices")
-    yield from parts_of(ask, ["grad_output"])
+def backward(query: Ask) -> Iterator[Line]:
+    """The backward, linear in the gradient."""
+    yield from planes(query, "grad_output", "self", "indices")
+    yield from parts_of(query, ["grad_output"])
 
 
-def unpooled(ask: Ask) -> Iterator[Line]:
-    yield from planes(ask, "self", "indices")
+def unpooled(query: Ask) -> Iterator[Line]:
+    yield from planes(query, "self", "indices")
 
 
-def fractional(ask: Ask) -> Iterator[Line]:
-    """The samples are `(N, C, dims)` with or without a batch: the channels are dim 1 there always."""
-    last = ask.meta("self").ndim - plane_dims(ask) - 1
+def fractional(query: Ask) -> Iterator[Line]:
+    """The samples are `(N, C, dims)`, with channels as dim 1 even without a batch."""
+    last = query.meta("self").ndim - plane_dims(query) - 1
     if last == 1:
-        yield along(ask, {"self": 0, "random_samples": 0}, [0, 0])
-    yield along(ask, {"self": last, "random_samples": 1}, [last, last], "filled")
+        yield along(query, {"self": 0, "random_samples": 0}, [0, 0])
+    yield along(query, {"self": last, "random_samples": 1}, [last, last], "filled")
 
-
-POOLING_RULES: tuple[Entry, ...] = with_variants((
-    *rules("pooling", REASON, [
-        "aten.max_pool1d_with_indices.default", "aten.max_pool2d_with_indices.default",
-        "aten.max_pool3d_with_indices.default", "aten.adaptive_max_pool1d.default",
-        "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default", "aten.max_pool1d.default",
-        "aten.max_pool2d.default", "aten.max_pool3d.default",
-    ], forward),
-    *rules("pooling", f"{REASON}, and a mean is linear", [
-        "aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default",
-        "aten.adaptive_avg_pool1d.default", "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
-        "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default",
-    ], average),
-    *rules("pooling", f"{REASON}, and its gradient is linear", [
-        "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
-        "aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default",
-        "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
-        "aten.adaptive_max_pool2d_backward.default",
-    ], backward),
-    *rules("pooling", REASON, ["aten.max_unpool2d.default", "aten.max_unpool3d.default"], unpooled),
-    *rules("pooling", f"{REASON}, with samples of its own", [
-        "aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default",
-    ], fractional),
-))  # fmt: skip
-
-
-# Planes made larger or smaller, sampled, and their pixels rearranged.
 
 SIZES = ("linear1d", "bilinear2d", "trilinear3d", "bicubic2d", "nearest1d", "nearest2d", "nearest3d")
 SMOOTHED = ("_bilinear2d_aa", "_bicubic2d_aa", "_lanczos2d_aa")
@@ -91,157 +68,158 @@ EXACT = ("_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d")
 RESIZED = [f"upsample_{name}" for name in SIZES] + [f"_upsample{name}" for name in (*SMOOTHED, *EXACT)]
 
 
-def resized(ask: Ask) -> Iterator[Line]:
-    """Nearest ones take elements as they are, the others weigh them: linear either way."""
-    yield from planes(ask, "input" if ask.leaf("self") is None else "self")
-    yield from parts_of(ask, ["input" if ask.leaf("self") is None else "self"], kinds=_kinds(ask))
+def resized(query: Ask) -> Iterator[Line]:
+    """Linear; nearest neighbours are copied, which commutes with every reduction."""
+    name = "input" if query.leaf("self") is None else "self"
+    yield from planes(query, name)
+    yield from parts_of(query, [name], kinds=KINDS if "nearest" in query.op else LINEAR)
 
 
-def _kinds(ask: Ask) -> tuple[str, ...]:
-    return KINDS if "nearest" in ask.op else LINEAR
+def resized_backward(query: Ask) -> Iterator[Line]:
+    """`input_size`, the result's shape, is local (DTensor 2.13 passes that of the whole)."""
+    yield from planes(query, "grad_output")
+    yield from parts_of(query, ["grad_output"])
 
 
-def resized_backward(ask: Ask) -> Iterator[Line]:
-    """`input_size` is the result's shape: each rank has its own (DTensor 2.13 passes that of the whole)."""
-    yield from planes(ask, "grad_output")
-    yield from parts_of(ask, ["grad_output"])
+def sampled(query: Ask) -> Iterator[Line]:
+    """Each point of the grid reads every channel of its image; linear in the image."""
+    yield along(query, {"input": 0, "grid": 0}, [0])
+    yield along(query, {"input": 1}, [1], "filled")
+    for dim in range(1, query.meta("grid").ndim - 1):
+        yield along(query, {"grid": dim}, [dim + 1], "filled")
+    yield from parts_of(query, ["input"])
 
 
-def sampled(ask: Ask) -> Iterator[Line]:
-    """Each point of the grid is looked up in every channel of its image; linear in the image."""
-    yield along(ask, {"input": 0, "grid": 0}, [0])
-    yield along(ask, {"input": 1}, [1], "filled")
-    for dim in range(1, ask.meta("grid").ndim - 1):
-        yield along(ask, {"grid": dim}, [dim + 1], "filled")
-    yield from parts_of(ask, ["input"])
-
-
-def sampled_backward(ask: Ask) -> Iterator[Line]:
-    """A point's gradient sums over channels; an image's, over points."""
+def sampled_backward(query: Ask) -> Iterator[Line]:
+    """The gradient of a point sums over channels, that of an image over points."""
     total = Partial("sum")
-    yield along(ask, {"grad_output": 0, "input": 0, "grid": 0}, [0, 0])
-    yield along(ask, {"grad_output": 1, "input": 1}, [1, total], "filled")
-    for dim in range(1, ask.meta("grid").ndim - 1):
-        yield along(ask, {"grad_output": dim + 1, "grid": dim}, [total, dim], "filled")
-    yield from parts_of(ask, ["grad_output"])
+    yield along(query, {"grad_output": 0, "input": 0, "grid": 0}, [0, 0])
+    yield along(query, {"grad_output": 1, "input": 1}, [1, total], "filled")
+    for dim in range(1, query.meta("grid").ndim - 1):
+        yield along(query, {"grad_output": dim + 1, "grid": dim}, [total, dim], "filled")
+    yield from parts_of(query, ["grad_output"])
 
 
-def shuffled(ask: Ask) -> Iterator[Line]:
-    """Channels and the two dims of the plane become each other in blocks: cut where all ranks have whole ones."""
-    ndim = ask.meta("self").ndim
+def shuffled(query: Ask) -> Iterator[Line]:
+    """Blocks of pixels become channels, or back: sharded only evenly."""
+    ndim = query.meta("self").ndim
     for dim in range(ndim):
-        yield along(ask, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
-    yield from parts_of(ask, ["self"], kinds=KINDS)
+        yield along(query, {"self": dim}, [dim], "filled" if dim < ndim - 3 else "even")
+    yield from parts_of(query, ["self"], kinds=KINDS)
 
 
-def regrouped(ask: Ask) -> Iterator[Line]:
-    """Channels change places: every other dim stays where it is."""
-    for dim in range(ask.meta("self").ndim):
+def regrouped(query: Ask) -> Iterator[Line]:
+    """Channels are permuted: every other dim may be sharded."""
+    for dim in range(query.meta("self").ndim):
         if dim != 1:
-            yield along(ask, {"self": dim}, [dim], "any" if dim == 0 else "filled")
-    yield from parts_of(ask, ["self"], kinds=KINDS)
+            yield along(query, {"self": dim}, [dim], "any" if dim == 0 else "filled")
+    yield from parts_of(query, ["self"], kinds=KINDS)
 
 
-def columns(ask: Ask) -> Iterator[Line]:
-    """Patches of an image as columns, and back: a channel is a block of rows, cut where all ranks have whole ones."""
-    last = 1 if "im2col" in ask.op else 0
-    batched = ask.meta("self").ndim - (3 + last) + 1
+def columns(query: Ask) -> Iterator[Line]:
+    """Patches of an image as columns, or back: a channel is a block of rows, sharded only evenly."""
+    last = 1 if "im2col" in query.op else 0
+    batched = query.meta("self").ndim - (3 + last) + 1
     if batched:
-        yield along(ask, {"self": 0}, [0])
-    yield along(ask, {"self": batched}, [batched], "even")
-    yield from parts_of(ask, ["self"])
+        yield along(query, {"self": 0}, [0])
+    yield along(query, {"self": batched}, [batched], "even")
+    yield from parts_of(query, ["self"])
 
 
-RESIZING_RULES: tuple[Entry, ...] = with_variants((
-    *rules("resizing", "each plane by itself, and each of its points a weighted sum", [
+def _batched(query: Ask) -> bool:
+    return query.meta("input").ndim == query.meta("weight").ndim
+
+
+def _by_channel(query: Ask) -> bool:
+    """Whether each channel of the result depends on all channels of the input."""
+    return int(query["groups"]) == 1
+
+
+def _weight_dims(query: Ask) -> tuple[int, int]:
+    """The weight's dims for the channels of the result and of the input."""
+    return (1, 0) if query["transposed"] else (0, 1)
+
+
+def convolution(query: Ask) -> Iterator[Line]:
+    """Linear in input and in weight; the bias must then be a partial sum, too, or it is added on each rank."""
+    if not _batched(query):
+        return
+    bias = query.leaf("bias") is not None
+    yield along(query, {"input": 0}, [0])
+    if _by_channel(query):
+        made, summed = _weight_dims(query)
+        yield along(query, {"weight": made, "bias": 0}, [1], "filled")
+        if not bias:
+            yield along(query, {"input": 1, "weight": summed}, [Partial("sum")], "filled")
+    for name in ("input", "weight"):
+        yield from parts_of(query, [name, "bias"] if bias else [name])
+        if bias:
+            yield from parts_of(query, [name], kinds=["avg"])
+    if bias:
+        yield from parts_of(query, ["bias"], kinds=["avg"])
+
+
+def convolution_backward(query: Ask) -> Iterator[Line]:
+    """The gradients of input, weight and bias; each is a sum over a dim that the others have."""
+    if not _batched(query):
+        return
+    total = Partial("sum")
+    # torch omits a gradient for an empty batch
+    yield along(query, {"grad_output": 0, "input": 0}, [0, total, total], "filled")
+    if _by_channel(query):
+        made, summed = _weight_dims(query)
+        yield along(query, {"grad_output": 1, "weight": made}, [total, made, 0], "filled")
+        yield along(query, {"input": 1, "weight": summed}, [1, summed, None], "filled")
+    yield from parts_of(query, ["grad_output"])
+    yield from parts_of(query, ["input"], [False, True, False])
+    yield from parts_of(query, ["weight"], [True, False, False])
+
+
+RULES: tuple[Entry, ...] = with_variants(
+    rules("pooling", REASON, [
+        "aten.max_pool1d_with_indices.default", "aten.max_pool2d_with_indices.default",
+        "aten.max_pool3d_with_indices.default", "aten.adaptive_max_pool1d.default",
+        "aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default", "aten.max_pool1d.default",
+        "aten.max_pool2d.default", "aten.max_pool3d.default",
+    ], forward),
+    rules("pooling", f"{REASON}, and a mean is linear", [
+        "aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default",
+        "aten.adaptive_avg_pool1d.default", "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default",
+        "aten.adaptive_avg_pool2d.default", "aten.adaptive_avg_pool3d.default",
+    ], average),
+    rules("pooling", f"{REASON}, and its gradient is linear", [
+        "aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default",
+        "aten._adaptive_avg_pool2d_backward.default", "aten._adaptive_avg_pool3d_backward.default",
+        "aten.max_pool2d_with_indices_backward.default", "aten.max_pool3d_with_indices_backward.default",
+        "aten.adaptive_max_pool2d_backward.default",
+    ], backward),
+    rules("pooling", REASON, ["aten.max_unpool2d.default", "aten.max_unpool3d.default"], unpooled),
+    rules("pooling", f"{REASON}, with samples of its own", [
+        "aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default",
+    ], fractional),
+    rules("resizing", "each plane by itself, and each of its points a weighted sum", [
         *(f"aten.{name}.default" for name in RESIZED), *(f"aten.{name}.vec" for name in RESIZED),
     ], resized),
-    *rules("resizing", "each plane by itself, with each rank's own shape", [
+    rules("resizing", "each plane by itself, with each rank's own shape", [
         f"aten.{name}_backward.default" for name in RESIZED
     ], resized_backward, shapes=["input_size"]),
-    *rules("resizing", "a point reads its own image", [
+    rules("resizing", "a point reads its own image", [
         "aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default",
     ], sampled),
-    *rules("resizing", "a point's gradient goes to its own image", [
+    rules("resizing", "a point's gradient goes to its own image", [
         "aten.grid_sampler_2d_backward.default", "aten.grid_sampler_3d_backward.default",
     ], sampled_backward),
-    *rules("resizing", "blocks of pixels change places", [
+    rules("resizing", "blocks of pixels change places", [
         "aten.pixel_shuffle.default", "aten.pixel_unshuffle.default",
     ], shuffled),
-    *rules("resizing", "whole channels change places", [
+    rules("resizing", "whole channels change places", [
         "aten.channel_shuffle.default", "aten.native_channel_shuffle.default",
     ], regrouped),
-    *rules("resizing", "each patch is of one image and one channel", [
+    rules("resizing", "each patch is of one image and one channel", [
         "aten.im2col.default", "aten.col2im.default",
     ], columns),
-))  # fmt: skip
-
-
-# Convolutions: by image, by channel of the result, and by channel of the input, whose products are summed.
-#
-# Spatial dims need their neighbours' rows and have no line.  With groups, the channels of a rank are those of another
-# number of groups than the call says: only images can be dealt out.
-
-
-def _batched(ask: Ask) -> bool:
-    return ask.meta("input").ndim == ask.meta("weight").ndim
-
-
-def _by_channel(ask: Ask) -> bool:
-    """Whether each channel of the result is made of all channels of the input."""
-    return int(ask["groups"]) == 1
-
-
-def _weight_dims(ask: Ask) -> tuple[int, int]:
-    """The weight's dim of the result's channels, and of the input's."""
-    return (1, 0) if ask["transposed"] else (0, 1)
-
-
-def convolution(ask: Ask) -> Iterator[Line]:
-    """Linear in input and weight, each alone: the bias is added once, in the sum of its own parts."""
-    if not _batched(ask):
-        return
-    bias = ask.leaf("bias") is not None
-    yield along(ask, {"input": 0}, [0])
-    if _by_channel(ask):
-        made, summed = _weight_dims(ask)
-        yield along(ask, {"weight": made, "bias": 0}, [1], "filled")
-        if not bias:
-            yield along(ask, {"input": 1, "weight": summed}, [Partial("sum")], "filled")
-    for name in ("input", "weight"):
-        yield from parts_of(ask, [name, "bias"] if bias else [name])
-        if bias:
-            yield from parts_of(ask, [name], kinds=["avg"])
-    if bias:
-        yield from parts_of(ask, ["bias"], kinds=["avg"])
-
-
-def convolution_backward(ask: Ask) -> Iterator[Line]:
-    """Gradients of input, weight and bias: each sums over what the other two keep apart."""
-    if not _batched(ask):
-        return
-    total = Partial("sum")
-    yield along(
-        ask, {"grad_output": 0, "input": 0}, [0, total, total], "filled"
-    )  # of no images torch forgets a gradient
-    if _by_channel(ask):
-        made, summed = _weight_dims(ask)
-        yield along(ask, {"grad_output": 1, "weight": made}, [total, made, 0], "filled")
-        yield along(ask, {"input": 1, "weight": summed}, [1, summed, None], "filled")
-    yield from parts_of(ask, ["grad_output"])
-    yield from parts_of(ask, ["input"], [False, True, False])
-    yield from parts_of(ask, ["weight"], [True, False, False])
-
-
-CONVOLUTION_RULES: tuple[Entry, ...] = with_variants((
-    *rules(
-        "convolution", "an image by itself; a channel of the result is a sum over the input's channels",
-        ["aten.convolution.default"], convolution,
-    ),
-    *rules(
-        "convolution", "the gradient of a sum over images or channels is that of each term",
-        ["aten.convolution_backward.default"], convolution_backward,
-    ),
-))  # fmt: skip
-
-RULES: tuple[Entry, ...] = (*POOLING_RULES, *RESIZING_RULES, *CONVOLUTION_RULES)
+    rules("convolution", "an image by itself; a channel of the result is a sum over the input's channels",
+          ["aten.convolution.default"], convolution),
+    rules("convolution", "the gradient of a sum over images or channels is that of each term",
+          ["aten.convolution_backward.default"], convolution_backward),
+)  # fmt: skip

@@ -1,8 +1,8 @@
-"""Ops that are linear in some of their operands: the parts of a sum go through one by one.
+"""Rules of elementwise ops that are linear in some operands, or choose elements of some operands.
 
-`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for numbers that divide: no rule of ours has a line
-for an average of integers, which rounds somehow.  A replicated tensor is an average of itself, though no sum of itself: so where several
-operands are added up, P(avg) goes with R, and P(sum) does not.  Booleans add up to "or", which is linear only among themselves.
+`f(a + b) = f(a) + f(b)` gives P(sum) -> P(sum), and P(avg) -> P(avg) for floats and complex numbers; averages of integers are
+rounded.  A replicated tensor is an average of copies of itself, and not a sum: so where operands are added, P(avg) combines with R,
+and P(sum) does not.  Booleans add as "or", which is linear only among themselves.
 """
 
 from __future__ import annotations
@@ -16,125 +16,123 @@ from localtensor.layout import KINDS
 from strategies.ops.lib.elementwise import Maker, carries, elementwise, operands, partial, real
 from strategies.ops.lib.overload_variants import named, with_variants
 from strategies.ops.pointwise.monotone import falling, floats, scaled, shifted
-from strategies.ops.semantics.rulebook import Ask, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 
 def linear(*names: str) -> Maker:
-    """Linear in these operands taken together, the others replicated: `add` in self and other, `div` in self."""
+    """Linear in these operands together, the others replicated: `add` in self and other, `div` in self."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        leaves, number = operands(ask, names)
-        if leaves and not number and passes(ask, leaves, "sum"):
-            yield partial(ask, leaves, "sum")
-        yield from some(ask, leaves, "avg")
+    def lines(query: Ask) -> Iterator[Line]:
+        leaves, number = operands(query, names)
+        if leaves and not number and passes(query, leaves, "sum"):
+            yield partial(query, leaves, "sum")
+        yield from some(query, leaves, "avg")
 
     return lines
 
 
-def passes(ask: Ask, leaves: list[int], kind: str) -> bool:
-    """Whether the parts of these tensors can be cast to the dtype in which the op computes, that of its result."""
-    result = ask.outputs[0]
-    return result is not None and all(carries(kind, ask.tensors[leaf].dtype, result.dtype) for leaf in leaves)
+def passes(query: Ask, leaves: list[int], kind: str) -> bool:
+    """Whether the cast of these tensors to the dtype of the result commutes with the reduction."""
+    result = query.outputs[0]
+    return result is not None and all(carries(kind, query.tensors[leaf].dtype, result.dtype) for leaf in leaves)
 
 
-def some(ask: Ask, leaves: list[int], kind: str) -> Iterator[Line]:
-    """One line for each choice of these operands that are partial while the others of them are replicated."""
+def some(query: Ask, leaves: list[int], kind: str) -> Iterator[Line]:
+    """A placement rule for each subset of these operands to be partial, the others replicated."""
     for many in range(len(leaves), 0, -1):
         for chosen in itertools.combinations(leaves, many):
-            if passes(ask, list(chosen), kind):
-                yield partial(ask, chosen, kind)
+            if passes(query, list(chosen), kind):
+                yield partial(query, chosen, kind)
 
 
 def choosing(*names: str) -> Maker:
-    """Each element of the result is one of these operands' elements there, unchanged: any reduction passes.
+    """Each element of the result is the element of one of these operands, which commutes with any reduction.
 
-    Of a sum or a product all of them must be parts; of an average, a minimum, a maximum a replicated one is its own part.
+    For a sum or a product all of them must be partial; for the other kinds some may be replicated.
     """
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        leaves, number = operands(ask, names)
+    def lines(query: Ask) -> Iterator[Line]:
+        leaves, number = operands(query, names)
         for kind in KINDS:
             if kind in ("avg", "min", "max"):
-                yield from some(ask, leaves, kind)
-            elif leaves and not number and passes(ask, leaves, kind):
-                yield partial(ask, leaves, kind)
+                yield from some(query, leaves, kind)
+            elif leaves and not number and passes(query, leaves, kind):
+                yield partial(query, leaves, kind)
 
     return lines
 
 
-def neutral(ask: Ask) -> Iterator[Line]:
-    """`masked_fill` with what adds or multiplies to nothing: zero in a sum, one in a product."""
-    value = ask["value"]
+def neutral(query: Ask) -> Iterator[Line]:
+    """`masked_fill` with a neutral element: zero for a sum, one for a product."""
+    value = query["value"]
     kind = ("sum" if value == 0 else "product" if value == 1 else None) if isinstance(value, (int, float)) else None
-    leaf = ask.leaf("self")
-    if kind is not None and leaf is not None and passes(ask, [leaf], kind):
-        yield partial(ask, [leaf], kind)
+    leaf = query.leaf("self")
+    if kind is not None and leaf is not None and passes(query, [leaf], kind):
+        yield partial(query, [leaf], kind)
 
 
 def products(*names: str) -> Maker:
-    """`f(a * b) = f(a) * f(b)`; of numbers that divide, since the product of integers may wrap."""
+    """`f(a * b) = f(a) * f(b)`, for floats and complex numbers, since products of integers may wrap."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        leaves, number = operands(ask, names)
-        result = ask.outputs[0]
+    def lines(query: Ask) -> Iterator[Line]:
+        leaves, number = operands(query, names)
+        result = query.outputs[0]
         whole = result is not None and (real(result.dtype) or len(names) > 1)
-        if leaves and not number and whole and passes(ask, leaves, "product"):
-            yield partial(ask, leaves, "product")
+        if leaves and not number and whole and passes(query, leaves, "product"):
+            yield partial(query, leaves, "product")
 
     return lines
 
 
-def either(ask: Ask) -> Iterator[Line]:
-    """`add` of booleans is "or": it goes into "or" and "and" of one operand, and into "or" of both.  A product is "and"."""
-    leaves, number = operands(ask, ("self", "other"))
-    added = ask.op.split(".")[1] == "add" and all(
-        meta.dtype == torch.bool for meta in (*ask.tensors, *filter(None, ask.outputs))
+def either(query: Ask) -> Iterator[Line]:
+    """`add` of booleans is "or": it commutes with "or" and "and" (a product) of one operand, and with "or" of both."""
+    leaves, number = operands(query, ("self", "other"))
+    added = query.op.split(".")[1] == "add" and all(
+        meta.dtype == torch.bool for meta in (*query.tensors, *filter(None, query.outputs))
     )
-    if added and len(leaves) == 2 and not number and ask.get("alpha") in (0, 1, None):
+    if added and len(leaves) == 2 and not number and query.get("alpha") in (0, 1, None):
         for kind in ("max", "min", "product", "sum"):
-            yield from (partial(ask, [leaf], kind) for leaf in leaves)
-        yield partial(ask, leaves, "max")
+            yield from (partial(query, [leaf], kind) for leaf in leaves)
+        yield partial(query, leaves, "max")
 
 
 GRADIENTS = named("""gelu_backward sigmoid_backward silu_backward tanh_backward threshold_backward mish_backward
     hardsigmoid_backward hardswish_backward hardtanh_backward hardshrink_backward softshrink_backward softplus_backward
     elu_backward rrelu_with_noise_backward leaky_relu_backward logit_backward log_sigmoid_backward native_dropout_backward
     _prelu_kernel_backward""")
-"""Each is a factor made of the other operands, times the gradient: the first argument, `grad_output` or `grad_out`."""
+"""Ops that multiply the gradient, `grad_output` or `grad_out`, by a function of the other operands."""
 
-RULES = with_variants(
-    (
-        *rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
-               "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
-        *rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
-               ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
-               elementwise(linear("self", "other"), shifted("self", "other"))),
-        *rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
-               elementwise(linear("self"), linear("other"), products("self", "other"), scaled)),
-        *rules("linear", "a quotient is linear in what is divided",
-               ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled)),
-        *rules("linear", "a sum of negatives; of floats it turns the order", ["aten.neg.default"],
-               elementwise(linear("self"), falling(floats))),
-        *rules("linear", "real + i * imag", ["aten.complex.default"], elementwise(linear("real", "imag"))),
-        *rules("linear", "self * 2 ** other", ["aten.ldexp.Tensor"], elementwise(linear("self"))),
-        *rules("linear", "self + weight * (end - self)", ["aten.lerp.Tensor", "aten.lerp.Scalar"],
-               elementwise(linear("self", "end"))),
-        *rules("linear", "self + value * tensor1 * tensor2", ["aten.addcmul.default"],
-               elementwise(linear("self", "tensor1"), linear("self", "tensor2"))),
-        *rules("linear", "self + value * tensor1 / tensor2", ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
-        *rules("linear", "conjugation goes into sums and products", ["aten._conj.default", "aten.conj_physical.default",
-               "aten._conj_physical.default", "prims.conj_physical.default"],
-               elementwise(linear("self"), products("self"))),
-        *rules("linear", "a gradient times what the op's slope is there", GRADIENTS,
-               elementwise(linear("grad_output"), linear("grad_out"))),
-        *rules("choosing", "the elements stay what they are", ["aten.clone.default", "aten.positive.default",
-               "aten.contiguous.default"],
-               elementwise(choosing("self"))),
-        *rules("choosing", "the parts may be cast where the cast goes with the reduction", ["aten._to_copy.default",
-               "aten.to.dtype", "prims.convert_element_type.default"], elementwise(choosing("self"), choosing("a"))),
-        *rules("choosing", "each element comes from one of the two", ["aten.where.self", "aten.where.ScalarOther",
-               "aten.where.ScalarSelf"], elementwise(choosing("self", "other"))),
-        *rules("choosing", "each element stays, or is the value", ["aten.masked_fill.Scalar", "aten.masked_fill.Tensor"],
-               elementwise(choosing("self", "value"), neutral)),
-    )
+RULES: tuple[Entry, ...] = with_variants(
+    rules("linear", "the sum and the difference of sums is one of parts; of booleans the sum is or", ["aten.add.Tensor",
+          "aten.sub.Tensor", "aten.rsub.Tensor"], elementwise(linear("self", "other"), shifted("self", "other"), either)),
+    rules("linear", "a constant is added to an average, and to each of its parts, but to a sum only once",
+          ["aten.add.Scalar", "aten.sub.Scalar", "aten.rsub.Scalar"],
+          elementwise(linear("self", "other"), shifted("self", "other"))),
+    rules("linear", "a product is linear in each factor", ["aten.mul.Tensor", "aten.mul.Scalar"],
+          elementwise(linear("self"), linear("other"), products("self", "other"), scaled)),
+    rules("linear", "a quotient is linear in what is divided",
+          ["aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor"], elementwise(linear("self"), scaled)),
+    rules("linear", "a sum of negatives; of floats it turns the order", ["aten.neg.default"],
+          elementwise(linear("self"), falling(floats))),
+    rules("linear", "real + i * imag", ["aten.complex.default"], elementwise(linear("real", "imag"))),
+    rules("linear", "self * 2 ** other", ["aten.ldexp.Tensor"], elementwise(linear("self"))),
+    rules("linear", "self + weight * (end - self)", ["aten.lerp.Tensor", "aten.lerp.Scalar"],
+          elementwise(linear("self", "end"))),
+    rules("linear", "self + value * tensor1 * tensor2", ["aten.addcmul.default"],
+          elementwise(linear("self", "tensor1"), linear("self", "tensor2"))),
+    rules("linear", "self + value * tensor1 / tensor2", ["aten.addcdiv.default"], elementwise(linear("self", "tensor1"))),
+    rules("linear", "conjugation goes into sums and products", ["aten._conj.default", "aten.conj_physical.default",
+          "aten._conj_physical.default", "prims.conj_physical.default"],
+          elementwise(linear("self"), products("self"))),
+    rules("linear", "a gradient times what the op's slope is there", GRADIENTS,
+          elementwise(linear("grad_output"), linear("grad_out"))),
+    rules("choosing", "the elements stay what they are", ["aten.clone.default", "aten.positive.default",
+          "aten.contiguous.default"],
+          elementwise(choosing("self"))),
+    rules("choosing", "the parts may be cast where the cast goes with the reduction", ["aten._to_copy.default",
+          "aten.to.dtype", "prims.convert_element_type.default"], elementwise(choosing("self"), choosing("a"))),
+    rules("choosing", "each element comes from one of the two", ["aten.where.self", "aten.where.ScalarOther",
+          "aten.where.ScalarSelf"], elementwise(choosing("self", "other"))),
+    rules("choosing", "each element stays, or is the value", ["aten.masked_fill.Scalar", "aten.masked_fill.Tensor"],
+          elementwise(choosing("self", "value"), neutral)),
 )  # fmt: skip

@@ -1,15 +1,15 @@
-"""Ops that keep or turn the order of numbers: the greatest or the least of parts goes through.
+"""Rules of monotone elementwise ops, which commute with maxima and minima of partial values.
 
-`f` that never falls has `f(max(a, b)) = max(f(a), f(b))`, and the same of the least; one that never rises swaps the two.
-That must hold for every value a part can have, which is more than those of the whole: of a P(max) the other parts lie
-anywhere below, of a P(min) anywhere above, -inf and inf among them, and one of them is NaN where the whole is NaN.  So
+An increasing `f` has `f(max(a, b)) = max(f(a), f(b))`, and the same for min; a decreasing one swaps the two.  That must hold
+for every value that a part may have.  The other parts of a P(max) may be any smaller numbers, those of a P(min) any larger
+ones, infinities included, and one of them is NaN where the whole is NaN.  So
 
-* `log` and `sqrt`, which are defined from some number on, let only the least through;
-* `asin`, which is defined between two numbers, lets neither;
-* `sign` and `nan_to_num`, which make a number of NaN, do so only for integers;
-* `fmax`, by which a whole that is NaN is dropped and a part that is none is not, only for integers;
-* `rsqrt` jumps from -inf to inf between the two zeros, the Bessel function i1 is NaN at -inf in torch: no lines;
-* `neg` turns the order of floats, and not of integers: the least one is its own negative.
+* `log` and `sqrt`, which are defined from some number on, commute with min only;
+* `asin`, which is defined on an interval, commutes with neither;
+* `sign` and `nan_to_num`, which turn NaN into a number, do so only for integers;
+* `fmax`, which ignores NaN, only for integers;
+* `rsqrt` jumps from -inf to inf between the two zeros, and the Bessel function i1 is NaN at -inf in torch: no rules;
+* `neg` reverses the order of floats, and not of integers, whose minimum is its own negative.
 """
 
 from __future__ import annotations
@@ -24,81 +24,80 @@ from torch.distributed.tensor.placement_types import Placement
 
 from strategies.ops.lib.elementwise import RANGES, Maker, carries, elementwise, operands, partial, real
 from strategies.ops.lib.overload_variants import named, with_variants
-from strategies.ops.semantics.rulebook import Ask, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 If = Callable[[Ask], bool]
 EXTREMES = {"max": "min", "min": "max"}
 
 
-def always(ask: Ask) -> bool:
+def always(query: Ask) -> bool:
     return True
 
 
-def floats(ask: Ask) -> bool:
-    """Numbers that do not wrap."""
-    return all(meta.dtype.is_floating_point and real(meta.dtype) for meta in (*ask.tensors, *filter(None, ask.outputs)))
+def floats(query: Ask) -> bool:
+    """Whether all tensors are floats, which do not wrap."""
+    return all(
+        meta.dtype.is_floating_point and real(meta.dtype) for meta in (*query.tensors, *filter(None, query.outputs))
+    )
 
 
-def whole(ask: Ask) -> bool:
-    """Numbers among which there is no NaN."""
-    return all(meta.dtype in RANGES or meta.dtype == torch.bool for meta in ask.tensors)
+def whole(query: Ask) -> bool:
+    """Whether all tensors are integers or booleans, which have no NaN."""
+    return all(meta.dtype in RANGES or meta.dtype == torch.bool for meta in query.tensors)
 
 
 def rising(only: If = always, *, kinds: tuple[str, ...] = ("max", "min")) -> Maker:
-    """Never falls, and NaN stays NaN, for calls of which `only` is true."""
+    """An increasing op that keeps NaN, for calls for which `only` is true."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        yield from _moved(ask, {kind: kind for kind in kinds} if only(ask) else {})
+    def lines(query: Ask) -> Iterator[Line]:
+        yield from _moved(query, {kind: kind for kind in kinds} if only(query) else {})
 
     return lines
 
 
 def falling(only: If = always, *, kinds: tuple[str, ...] = ("max", "min")) -> Maker:
-    """Never rises, and NaN stays NaN."""
+    """A decreasing op that keeps NaN, for calls for which `only` is true."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        yield from _moved(ask, {kind: EXTREMES[kind] for kind in kinds} if only(ask) else {})
+    def lines(query: Ask) -> Iterator[Line]:
+        yield from _moved(query, {kind: EXTREMES[kind] for kind in kinds} if only(query) else {})
 
     return lines
 
 
-def _moved(ask: Ask, kinds: dict[str, str]) -> Iterator[Line]:
-    result = ask.outputs[0]
+def _moved(query: Ask, kinds: dict[str, str]) -> Iterator[Line]:
+    result = query.outputs[0]
     for kind, gives in kinds.items():
-        if result is not None and carries(kind, ask.tensors[0].dtype, result.dtype):
-            yield partial(ask, [0], kind, gives)
+        if result is not None and carries(kind, query.tensors[0].dtype, result.dtype):
+            yield partial(query, [0], kind, gives)
 
 
 def shifted(first: str, second: str) -> Maker:
-    """`first + alpha * second` or their difference: a part of either, moved by as much on every rank.
+    """`first + alpha * second`, or their difference, with one of them partial; for floats, since integers may wrap."""
 
-    Of floats: the sum of integers may wrap.
-    """
-
-    def lines(ask: Ask) -> Iterator[Line]:
-        alpha = ask.get("alpha")
+    def lines(query: Ask) -> Iterator[Line]:
+        alpha = query.get("alpha")
         sign = _sign(1 if alpha is None else alpha)
-        minus = ask.op.split(".")[1] != "add"
-        turned = ask.op.split(".")[1] == "rsub"
+        minus = query.op.split(".")[1] != "add"
+        turned = query.op.split(".")[1] == "rsub"
         signs = {first: -sign if turned else 1, second: 1 if turned else -sign if minus else sign}
-        if floats(ask) and sign and _finite(ask.get(second)):
+        if floats(query) and sign and _finite(query.get(second)):
             for name in (first, second):
-                yield from _ordered(ask, name, signs[name])
+                yield from _ordered(query, name, signs[name])
 
     return lines
 
 
-def scaled(ask: Ask) -> Iterator[Line]:
-    """Times or by a number that is not zero.  By a tensor it may have either sign, so then there is no line."""
-    number = ask.get("other")
-    if ask.leaf("other") is None and floats(ask) and _finite(number):
-        yield from _ordered(ask, "self", _sign(number))
+def scaled(query: Ask) -> Iterator[Line]:
+    """A product or quotient with a number other than zero.  The sign of a tensor is unknown: no rule then."""
+    number = query.get("other")
+    if query.leaf("other") is None and floats(query) and _finite(number):
+        yield from _ordered(query, "self", _sign(number))
 
 
-def _ordered(ask: Ask, name: str, sign: int) -> Iterator[Line]:
-    leaf = ask.leaf(name)
+def _ordered(query: Ask, name: str, sign: int) -> Iterator[Line]:
+    leaf = query.leaf(name)
     for kind, other in EXTREMES.items() if leaf is not None and sign else ():
-        yield partial(ask, [leaf] if leaf is not None else [], kind, kind if sign > 0 else other)
+        yield partial(query, [leaf] if leaf is not None else [], kind, kind if sign > 0 else other)
 
 
 def _sign(number: Any) -> int:
@@ -110,79 +109,79 @@ def _finite(value: Any) -> bool:
 
 
 def lattice(greater: bool | None, *, only: If = always) -> Maker:
-    """`maximum` (greater), `minimum` (not), and others that rise in each of the first two operands (None).
+    """`maximum` (`greater`), `minimum` (not), and other ops that increase in each of the first two operands (None).
 
-    The greatest goes into the smaller of two, and the least into the greater, one operand at a time: these distribute.
+    Max distributes over `minimum`, and min over `maximum`, one operand at a time.
     """
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        (leaves, _), result = operands(ask, list(ask.arguments)[:2]), ask.outputs[0]
-        if result is None or not only(ask):
+    def lines(query: Ask) -> Iterator[Line]:
+        (leaves, _), result = operands(query, list(query.arguments)[:2]), query.outputs[0]
+        if result is None or not only(query):
             return
         for kind in EXTREMES:
-            able = [leaf for leaf in leaves if carries(kind, ask.tensors[leaf].dtype, result.dtype)]
-            yield from (partial(ask, [leaf], kind) for leaf in able)
+            able = [leaf for leaf in leaves if carries(kind, query.tensors[leaf].dtype, result.dtype)]
+            yield from (partial(query, [leaf], kind) for leaf in able)
             if len(able) == 2 and greater is not None and greater == (kind == "max"):
-                yield partial(ask, able, kind)
+                yield partial(query, able, kind)
 
     return lines
 
 
-def bounded(ask: Ask) -> Iterator[Line]:
-    """`clamp` by tensors: rises in each operand."""
-    leaves, result = operands(ask, ("self", "min", "max"))[0], ask.outputs[0]
+def bounded(query: Ask) -> Iterator[Line]:
+    """`clamp` by tensors, which increases in each operand."""
+    leaves, result = operands(query, ("self", "min", "max"))[0], query.outputs[0]
     for leaf in leaves:
         for kind in EXTREMES:
-            if result is not None and carries(kind, ask.tensors[leaf].dtype, result.dtype):
-                yield partial(ask, [leaf], kind)
+            if result is not None and carries(kind, query.tensors[leaf].dtype, result.dtype):
+                yield partial(query, [leaf], kind)
 
 
 BOOLEANS = {"sum": "product", "product": "sum", "max": "min", "min": "max"}
-"""Reductions of booleans: "or" or "and".  What is not in one is in the other."""
+"""Reductions of booleans, "or" and "and", each with the one for negated values."""
 
 
-def inverted(ask: Ask) -> Iterator[Line]:
-    """Not this or that is neither."""
-    if ask.tensors and ask.tensors[0].dtype == torch.bool:
+def inverted(query: Ask) -> Iterator[Line]:
+    """Negation of booleans, which swaps "or" and "and"."""
+    if query.tensors and query.tensors[0].dtype == torch.bool:
         for kind, gives in BOOLEANS.items():
             inputs: dict[int, Placement] = {0: Partial(kind)}
-            yield ask.line(inputs, [Partial(gives)])
+            yield query.line(inputs, [Partial(gives)])
 
 
 def above(name: str, least: float) -> If:
-    """Whether that argument is a finite number above this one."""
+    """The condition that an argument is a finite number above `least`."""
 
-    def lines(ask: Ask) -> bool:
-        value = ask.get(name)
+    def condition(query: Ask) -> bool:
+        value = query.get(name)
         return isinstance(value, (int, float)) and math.isfinite(value) and value > least
 
-    return lines
+    return condition
 
 
 def both(*conditions: If) -> If:
-    return lambda ask: all(condition(ask) for condition in conditions)
+    return lambda query: all(condition(query) for condition in conditions)
 
 
-def bent(ask: Ask) -> bool:
-    """Whether `softplus` falls by less than rounds off where it turns into the straight line."""
-    result, beta, threshold = ask.outputs[0], ask["beta"], ask["threshold"]
-    if result is None or not (floats(ask) and beta > 0 and threshold > 0):
+def bent(query: Ask) -> bool:
+    """Whether the drop of `softplus` at its threshold, where it becomes linear, is below the rounding error."""
+    result, beta, threshold = query.outputs[0], query["beta"], query["threshold"]
+    if result is None or not (floats(query) and beta > 0 and threshold > 0):
         return False
     return math.exp(-min(threshold, 700.0)) <= torch.finfo(result.dtype).eps
 
 
-def in_range(ask: Ask) -> bool:
-    """Whether `round` multiplies and divides by a number, and not by infinity, which makes NaN of 0."""
-    return floats(ask) and abs(ask["decimals"]) <= math.log10(torch.finfo(ask.tensors[0].dtype).max)
+def in_range(query: Ask) -> bool:
+    """Whether the power of ten by which `round` multiplies is finite; otherwise it turns 0 into NaN."""
+    return floats(query) and abs(query["decimals"]) <= math.log10(torch.finfo(query.tensors[0].dtype).max)
 
 
-def ordered_bounds(ask: Ask) -> bool:
-    return bool(ask["min_val"] <= ask["max_val"])
+def ordered_bounds(query: Ask) -> bool:
+    return bool(query["min_val"] <= query["max_val"])
 
 
-def lowered(ask: Ask) -> bool:
-    """Whether what `threshold` puts in the place of small values is no greater than the least that it keeps."""
-    return bool(ask["value"] <= ask["threshold"])
+def lowered(query: Ask) -> bool:
+    """Whether the replacement of `threshold` for small values is at most the threshold."""
+    return bool(query["value"] <= query["threshold"])
 
 
 RISING = named("""asinh atan ceil deg2rad erf exp exp2 expm1 floor rad2deg relu round sigmoid sinh special_log_ndtr tanh trunc
@@ -191,49 +190,46 @@ FROM_A_NUMBER_ON = named("sqrt log log2 log10 log1p acosh")
 BESSEL = named("""special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
     special_scaled_modified_bessel_k1""")
 
-
-RULES = with_variants(
-    (
-        *rules("order", "never falls", [*RISING, "prims.exp2.default", "prims.trunc.default"], elementwise(rising())),
-        *rules("order", "never falls, but makes 0 of NaN", ["aten.sign.default", "aten.sgn.default", "aten.nan_to_num.default",
-               "prims.sign.default"], elementwise(rising(whole))),
-        *rules("order", "never rises", ["aten.erfc.default", "aten.special_erfcx.default", "prims.erfcx.default"],
-               elementwise(falling())),
-        *rules("order", "never falls where it is defined, and what is above the least of parts is, too",
-               [*FROM_A_NUMBER_ON, "prims.log2.default"], elementwise(rising(kinds=("min",)))),
-        *rules("order", "never rises where it is defined, on positive numbers", BESSEL,
-               elementwise(falling(kinds=("min",)))),
-        *rules("order", "never falls, whatever the bounds", ["aten.clamp.default", "aten.clip.default",
-               "aten.clamp_min.default", "aten.clamp_max.default"], elementwise(rising())),
-        *rules("order", "never falls if the lower bound is the lower one", ["aten.hardtanh.default"],
-               elementwise(rising(ordered_bounds))),
-        *rules("order", "never falls if what is small becomes no more than what is not", ["aten.threshold.default"],
-               elementwise(rising(lowered))),
-        *rules("order", "never falls if the slope of negative numbers is above zero", ["aten.leaky_relu.default"],
-               elementwise(rising(above("negative_slope", 0)))),
-        *rules("order", "never falls if all factors are above zero", ["aten.elu.default"],
-               elementwise(rising(both(above("alpha", 0), above("scale", 0), above("input_scale", 0))))),
-        *rules("order", "never falls if alpha is above zero", ["aten.celu.default"], elementwise(rising(above("alpha", 0)))),
-        *rules("order", "never falls if it turns into a line late enough", ["aten.softplus.default"], elementwise(rising(bent))),
-        *rules("order", "what is not between two bounds stays in order", ["aten.hardshrink.default",
-               "aten.softshrink.default"], elementwise(rising())),
-        *rules("order", "never falls if the power of ten by which it rounds is a number of its dtype",
-               ["aten.round.decimals"], elementwise(rising(in_range))),
-        *rules("order", "max(a, b), by which the least of parts goes into one operand, too", ["aten.maximum.default",
-               "aten.max.other", "aten.clamp_min.Tensor", "prims.maximum.default"], elementwise(lattice(True))),
-        *rules("order", "min(a, b), by which the greatest of parts goes into one operand, too", ["aten.minimum.default",
-               "aten.min.other", "aten.clamp_max.Tensor", "prims.minimum.default"], elementwise(lattice(False))),
-        *rules("order", "max(a, b) that drops NaN", ["aten.fmax.default", "prims.fmax.default"],
-               elementwise(lattice(True, only=whole))),
-        *rules("order", "min(a, b) that drops NaN", ["aten.fmin.default", "prims.fmin.default"],
-               elementwise(lattice(False, only=whole))),
-        *rules("order", "rises in each operand", ["aten.logaddexp.default", "aten.logaddexp2.default"],
-               elementwise(lattice(None))),
-        *rules("order", "min(max(self, min), max) rises in each operand", ["aten.clamp.Tensor", "aten.clip.Tensor"],
-               elementwise(bounded)),
-        *rules("order", "~x is -x - 1; of booleans, not", ["aten.bitwise_not.default", "prims.bitwise_not.default"],
-               elementwise(falling(lambda ask: ask.tensors[0].dtype in RANGES), inverted)),
-        *rules("order", "of booleans, not; other numbers are on either side of zero", ["aten.logical_not.default"],
-               elementwise(inverted)),
-    )
+RULES: tuple[Entry, ...] = with_variants(
+    rules("order", "never falls", [*RISING, "prims.exp2.default", "prims.trunc.default"], elementwise(rising())),
+    rules("order", "never falls, but makes 0 of NaN", ["aten.sign.default", "aten.sgn.default", "aten.nan_to_num.default",
+          "prims.sign.default"], elementwise(rising(whole))),
+    rules("order", "never rises", ["aten.erfc.default", "aten.special_erfcx.default", "prims.erfcx.default"],
+          elementwise(falling())),
+    rules("order", "never falls where it is defined, and what is above the least of parts is, too",
+          [*FROM_A_NUMBER_ON, "prims.log2.default"], elementwise(rising(kinds=("min",)))),
+    rules("order", "never rises where it is defined, on positive numbers", BESSEL,
+          elementwise(falling(kinds=("min",)))),
+    rules("order", "never falls, whatever the bounds", ["aten.clamp.default", "aten.clip.default",
+          "aten.clamp_min.default", "aten.clamp_max.default"], elementwise(rising())),
+    rules("order", "never falls if the lower bound is the lower one", ["aten.hardtanh.default"],
+          elementwise(rising(ordered_bounds))),
+    rules("order", "never falls if what is small becomes no more than what is not", ["aten.threshold.default"],
+          elementwise(rising(lowered))),
+    rules("order", "never falls if the slope of negative numbers is above zero", ["aten.leaky_relu.default"],
+          elementwise(rising(above("negative_slope", 0)))),
+    rules("order", "never falls if all factors are above zero", ["aten.elu.default"],
+          elementwise(rising(both(above("alpha", 0), above("scale", 0), above("input_scale", 0))))),
+    rules("order", "never falls if alpha is above zero", ["aten.celu.default"], elementwise(rising(above("alpha", 0)))),
+    rules("order", "never falls if it turns into a line late enough", ["aten.softplus.default"], elementwise(rising(bent))),
+    rules("order", "what is not between two bounds stays in order", ["aten.hardshrink.default",
+          "aten.softshrink.default"], elementwise(rising())),
+    rules("order", "never falls if the power of ten by which it rounds is a number of its dtype",
+          ["aten.round.decimals"], elementwise(rising(in_range))),
+    rules("order", "max(a, b), by which the least of parts goes into one operand, too", ["aten.maximum.default",
+          "aten.max.other", "aten.clamp_min.Tensor", "prims.maximum.default"], elementwise(lattice(True))),
+    rules("order", "min(a, b), by which the greatest of parts goes into one operand, too", ["aten.minimum.default",
+          "aten.min.other", "aten.clamp_max.Tensor", "prims.minimum.default"], elementwise(lattice(False))),
+    rules("order", "max(a, b) that drops NaN", ["aten.fmax.default", "prims.fmax.default"],
+          elementwise(lattice(True, only=whole))),
+    rules("order", "min(a, b) that drops NaN", ["aten.fmin.default", "prims.fmin.default"],
+          elementwise(lattice(False, only=whole))),
+    rules("order", "rises in each operand", ["aten.logaddexp.default", "aten.logaddexp2.default"],
+          elementwise(lattice(None))),
+    rules("order", "min(max(self, min), max) rises in each operand", ["aten.clamp.Tensor", "aten.clip.Tensor"],
+          elementwise(bounded)),
+    rules("order", "~x is -x - 1; of booleans, not", ["aten.bitwise_not.default", "prims.bitwise_not.default"],
+          elementwise(falling(lambda query: query.tensors[0].dtype in RANGES), inverted)),
+    rules("order", "of booleans, not; other numbers are on either side of zero", ["aten.logical_not.default"],
+          elementwise(inverted)),
 )  # fmt: skip

@@ -1,4 +1,9 @@
-"""Elementwise ops: those of which only the shards go through, and the tables of those that let more through."""
+"""Rules of elementwise ops that are neither linear nor monotone, and of fused optimizer steps.
+
+An optimizer steps every parameter elementwise, together with its gradient and its state.  The number of steps, the learning
+rate, the gradient scale and its overflow flag are one number each, replicated.  A partial sum of a gradient is not a gradient:
+its square is not a sum of squares.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from strategies.model.rule import overload
 from strategies.ops.lib.elementwise import elementwise
 from strategies.ops.lib.overload_variants import ALONE, named, with_variants
-from strategies.ops.pointwise import monotone
-from strategies.ops.semantics.rulebook import Ask, Line, rules
+from strategies.ops.semantics.rulebook import Ask, Entry, Line, rules
 
 UNARY = named("""abs acos angle asin atanh cos cosh digamma erfinv frac gelu i0 isfinite isinf isnan isneginf isposinf
     lgamma log_sigmoid_forward logit mish mvlgamma polygamma reciprocal rsqrt signbit silu sin sinc square
@@ -45,61 +49,44 @@ PRIMS = named(
 )
 
 
-UNARY_BINARY_RULES = (
-    *with_variants(
-        (
-            *rules("pointwise", "of a function of one number that neither adds up nor keeps the order", UNARY,
-                   elementwise()),
-            *rules("pointwise", "of two numbers; an integer quotient, a remainder and a power are not linear", BINARY,
-                   elementwise()),
-            *rules("pointwise", "a comparison of parts says nothing of the whole", COMPARED, elementwise()),
-            *rules("pointwise", "bits of a sum are no sum of bits", BITS, elementwise()),
-            *rules("pointwise", "a polynomial of one number, and its degree", POLYNOMIALS, elementwise()),
-            *rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
-        )
-    ),
-    *monotone.RULES,
-)  # fmt: skip
-
-
-# Fused optimizer steps: every parameter is stepped element by element, together with its gradient and its state.
-#
-# The number of steps, the learning rate, the scale of gradients and what it found are one number for all, and the same on
-# all ranks.  A gradient that is a sum of parts is none yet: its square is no sum of squares.
-
 ONE_NUMBER = "state_steps"
 STEPS = ("adam", "adamw", "sgd", "adagrad")
 
 
-def steps(ask: Ask) -> Iterator[Line]:
-    """All parameters cut along the same dim, those that have it; and in a short list each alone."""
-    parameters = ask.leaves("self")
+def steps(query: Ask) -> Iterator[Line]:
+    """All parameters that have a dim sharded along it; and in a short list each parameter alone."""
+    parameters = query.leaves("self")
     names = [
-        a.name for a in overload(ask.op)._schema.arguments if str(a.type) == "List[Tensor]" and a.name != ONE_NUMBER
+        a.name for a in overload(query.op)._schema.arguments if str(a.type) == "List[Tensor]" and a.name != ONE_NUMBER
     ]
-    lists = {name: ask.leaves(name) for name in names}
-    ndims = [ask.tensors[leaf].ndim for leaf in parameters]
+    lists = {name: query.leaves(name) for name in names}
+    ndims = [query.tensors[leaf].ndim for leaf in parameters]
     for dim in range(max(ndims, default=0)):
-        yield _line(ask, lists, [Shard(dim) if dim < ndim else Replicate() for ndim in ndims])
+        yield _line(query, lists, [Shard(dim) if dim < ndim else Replicate() for ndim in ndims])
     for i, ndim in enumerate(ndims if 1 < len(ndims) <= ALONE else ()):
         for dim in range(ndim):
-            yield _line(ask, lists, [Shard(dim) if j == i else Replicate() for j in range(len(ndims))])
+            yield _line(query, lists, [Shard(dim) if j == i else Replicate() for j in range(len(ndims))])
 
 
-def _line(ask: Ask, lists: dict[str, tuple[int, ...]], chosen: Sequence[Placement]) -> Line:
-    """Each list of tensors lies as the parameters do; each list of results as the list of which it is the new state."""
+def _line(query: Ask, lists: dict[str, tuple[int, ...]], chosen: Sequence[Placement]) -> Line:
+    """The placement rule in which all lists of tensors, and the results, are placed like the parameters."""
     inputs = {leaf: p for leaves in lists.values() for leaf, p in zip(leaves, chosen, strict=False)}
     outputs: list[Placement] = []
-    for returned in overload(ask.op)._schema.returns:
+    for returned in overload(query.op)._schema.returns:
         name = (returned.name or "").removesuffix("_out")
-        outputs += [inputs.get(leaf, Replicate()) for leaf in ask.leaves(name)]
-    return ask.line(inputs, outputs)
+        outputs += [inputs.get(leaf, Replicate()) for leaf in query.leaves(name)]
+    return query.line(inputs, outputs)
 
 
-OPTIMIZERS_RULES = with_variants(
+RULES: tuple[Entry, ...] = with_variants(
+    rules("pointwise", "of a function of one number that neither adds up nor keeps the order", UNARY, elementwise()),
+    rules("pointwise", "of two numbers; an integer quotient, a remainder and a power are not linear", BINARY,
+          elementwise()),
+    rules("pointwise", "a comparison of parts says nothing of the whole", COMPARED, elementwise()),
+    rules("pointwise", "bits of a sum are no sum of bits", BITS, elementwise()),
+    rules("pointwise", "a polynomial of one number, and its degree", POLYNOMIALS, elementwise()),
+    rules("pointwise", "as aten's of that name", PRIMS, elementwise()),
     rules("fused", "a step of each element by itself",
           [f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("default", "tensor_lr")], steps),
     but=[f"aten._fused_{optimizer}.{which}" for optimizer in STEPS for which in ("out", "tensor_lr_out")],
 )  # fmt: skip
-
-RULES = (*UNARY_BINARY_RULES, *OPTIMIZERS_RULES)

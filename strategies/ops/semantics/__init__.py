@@ -1,1 +1,1 @@
-"""What the line of a rule means: book, local calls, checks."""
+"""The meaning of a rule: rule queries, placement rules, local calls and checks."""

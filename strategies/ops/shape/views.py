@@ -1,6 +1,10 @@
-"""Views that name dims: each dim of the argument is a dim of the result, or is gone, or is new.
+"""Rules of views: by named dims (permute, squeeze, expand ...), by shape and by dtype.
 
-No element changes, so a rank's piece of the view is the view of its piece, and every reduction goes with it.
+No element changes, so the view of a rank's piece is the piece of the view, and every reduction commutes with it.
+
+A view by shape factors both shapes, from the left, into groups of dims with equal products, without dims of size one.  The
+first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side if both are cut
+into equal pieces.  A group of one dim on either side is the same dim, and may be sharded at any size.
 """
 
 from __future__ import annotations
@@ -21,63 +25,59 @@ Dims = Iterable[tuple[int, int]]
 
 
 def viewing(dims: Callable[[Ask], Dims]) -> Callable[[Ask], Iterator[Line]]:
-    """The lines of a view whose dims go where `dims` says."""
+    """The rule of a view, from its pairs of a dim and the dim of the result that it becomes."""
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        yield from pending(ask, [0])
-        yield from mapped(ask, dims(ask))
+    def lines(query: Ask) -> Iterator[Line]:
+        yield from pending(query, [0])
+        yield from mapped(query, dims(query))
 
     lines.__wrapped__ = dims  # type: ignore[attr-defined]
     return lines
 
 
-def same(ask: Ask) -> Dims:
-    return other_dims(ask.tensors[0].ndim)
+def same(query: Ask) -> Dims:
+    return other_dims(query.tensors[0].ndim)
 
 
-def permuted(ask: Ask) -> Dims:
-    return [(dim, place) for place, dim in enumerate(ask.dims("dims"))] if ask["dims"] else []
+def permuted(query: Ask) -> Dims:
+    return [(dim, place) for place, dim in enumerate(query.dims("dims"))] if query["dims"] else []
 
 
-def transposed(ask: Ask) -> Dims:
-    """`t` has no arguments: it swaps the dims of a matrix, and leaves less than a matrix as it is."""
-    ndim = ask.tensors[0].ndim
-    named = [name for name in ("dim0", "axis0") if name in ask.arguments]
-    one, other = (ask[named[0]], ask[named[0].replace("0", "1")]) if named else (0, ndim - 1)
+def transposed(query: Ask) -> Dims:
+    """`t` has no arguments: it swaps the dims of a matrix, and leaves vectors as they are."""
+    ndim = query.tensors[0].ndim
+    named = [name for name in ("dim0", "axis0") if name in query.arguments]
+    one, other = (query[named[0]], query[named[0].replace("0", "1")]) if named else (0, ndim - 1)
     swap = {one % max(ndim, 1): other % max(ndim, 1), other % max(ndim, 1): one % max(ndim, 1)}
     return [(dim, swap.get(dim, dim)) for dim in range(ndim)]
 
 
-def unsqueezed(ask: Ask) -> Dims:
-    ndim = ask.tensors[0].ndim
-    new = ask["dim"] % (ndim + 1)
+def unsqueezed(query: Ask) -> Dims:
+    ndim = query.tensors[0].ndim
+    new = query["dim"] % (ndim + 1)
     return [(dim, dim + (dim >= new)) for dim in range(ndim)]
 
 
-def squeezed(ask: Ask) -> Dims:
-    return shifted(ask.tensors[0].ndim, *_gone(ask))
+def squeezed(query: Ask) -> Dims:
+    return shifted(query.tensors[0].ndim, *_gone(query))
 
 
-def by_dims(ask: Ask) -> Call:
-    """A dim that is asked to go stays if it has more than one row; but a rank's piece of it may have one, and lose the dim.
-    So every rank is told the dims that go of the whole."""
-    packet, out = ask.op.split(".")[1], ask.get("out")
-    args = (ask["self"], _gone(ask))
+def by_dims(query: Ask) -> Call:
+    """The call with the squeezed dims of the whole tensor: a rank's piece may have one row where the whole has more."""
+    packet, out = query.op.split(".")[1], query.get("out")
+    args = (query["self"], _gone(query))
     return Call(f"aten.{packet}.dims_out", args, (("out", out),)) if out else Call(f"aten.{packet}.dims", args)
 
 
-def _gone(ask: Ask) -> list[int]:
-    return [dim for dim in _asked(ask) if ask.tensors[0].shape[dim] == 1]
-
-
-def _asked(ask: Ask) -> tuple[int, ...]:
-    """The dims that are to go if they are one: of none named all, but of an empty list of them none."""
-    named = ask.get("dim")
-    return () if named in ([], ()) else ask.dims("dim") if ask.tensors[0].ndim else ()
+def _gone(query: Ask) -> list[int]:
+    """The squeezed dims: those of size one among the named ones, among all without an argument, none for an empty list."""
+    if query.get("dim") in ([], ()) or not query.tensors[0].ndim:
+        return []
+    return [dim for dim in query.dims("dim") if query.tensors[0].shape[dim] == 1]
 
 
 def squeezing() -> Iterator[Entry]:
-    """Each op that squeezes dims, and its siblings, which name one dim, or none and mean all."""
+    """The rules of each squeezing op for lists of dims, one dim, and all dims."""
     given = rules(FAMILY, "dims of size one go", ["aten.squeeze.dims"], viewing(squeezed), instead=by_dims)
     for entry in with_variants(given):
         packet, _, which = entry.op.rpartition(".")
@@ -85,72 +85,42 @@ def squeezing() -> Iterator[Entry]:
         yield from (replace(entry, op=op) for op in (f"{packet}.{name}" for name in siblings) if exists(op))
 
 
-def expanded(ask: Ask) -> Iterator[Line]:
-    """A new row is the old one again, on every rank: a dim that is made larger may be cut while the argument is whole."""
-    yield from pending(ask, [0])
-    given, result = ask.tensors[0], ask.outputs[0]
+def expanded(query: Ask) -> Iterator[Line]:
+    """An expanded dim may be sharded while the argument is replicated."""
+    yield from pending(query, [0])
+    given, result = query.tensors[0], query.outputs[0]
     if result is None:
         return
     new = result.ndim - given.ndim
     grown = [dim for dim, size in enumerate(result.shape) if dim < new or size != given.shape[dim - new]]
-    yield from mapped(ask, [(dim - new, dim) for dim in range(new, result.ndim) if dim not in grown])
-    yield from (ask.line({}, [Shard(dim)]) for dim in grown)
+    yield from mapped(query, [(dim - new, dim) for dim in range(new, result.ndim) if dim not in grown])
+    yield from (query.line({}, [Shard(dim)]) for dim in grown)
 
 
-def paired(ask: Ask) -> Iterator[Line]:
-    """Complex numbers and pairs of real ones: parts add up in each half alone, but do not multiply so."""
-    fewer = min(ask.tensors[0].ndim, *(meta.ndim for meta in ask.outputs if meta is not None))
-    yield from mapped(ask, [(dim, dim) for dim in range(fewer)])
-    yield from _pending_across(ask, LINEAR)
+def paired(query: Ask) -> Iterator[Line]:
+    """Complex numbers as pairs of real ones: linear, but not multiplicative."""
+    fewer = min(query.tensors[0].ndim, *(meta.ndim for meta in query.outputs if meta is not None))
+    yield from mapped(query, [(dim, dim) for dim in range(fewer)])
+    yield from _pending_across(query, LINEAR)
 
 
-def _pending_across(ask: Ask, kinds: Iterable[str]) -> Iterator[Line]:
-    for line in pending(Ask(ask.op, ask.arguments, ask.tensors, (ask.tensors[0],)), [0], kinds):
-        yield ask.line({0: line.outputs[0]}, line.outputs) if line.outputs[0] is not None else line
+def _pending_across(query: Ask, kinds: Iterable[str]) -> Iterator[Line]:
+    for line in pending(Ask(query.op, query.arguments, query.tensors, (query.tensors[0],)), [0], kinds):
+        yield query.line({0: line.outputs[0]}, line.outputs) if line.outputs[0] is not None else line
 
 
-def negated(ask: Ask) -> Iterator[Line]:
-    yield from pending(ask, [0], LINEAR)
-    yield from mapped(ask, same(ask))
+def negated(query: Ask) -> Iterator[Line]:
+    yield from pending(query, [0], LINEAR)
+    yield from mapped(query, same(query))
 
 
 _SAME = ("aten.alias", "aten.detach", "aten.lift", "aten.lift_fresh", "prims.view_of")
 _MOVED = "the dims change their order"
 
-VIEWS_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, "the same elements", [f"{name}.default" for name in _SAME], viewing(same)),
-        *rules(FAMILY, _MOVED, ["aten.permute.default"], viewing(permuted)),
-        *rules(
-            FAMILY,
-            _MOVED,
-            ["aten.transpose.int", "aten.t.default", "aten.swapdims.default", "aten.swapaxes.default"],
-            viewing(transposed),
-        ),
-        *rules(FAMILY, "a dim of size one is put in", ["aten.unsqueeze.default"], viewing(unsqueezed)),
-        *squeezing(),
-        *rules(FAMILY, "rows are read again and again", ["aten.expand.default"], expanded, shapes=["size"]),
-        *rules(
-            FAMILY,
-            "a complex number is two real ones",
-            ["aten.view_as_real.default", "aten.view_as_complex.default"],
-            paired,
-        ),
-        *rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
-    )
-)
-
-
-# Views by shape: which dims of the old shape make which dims of the new one.
-#
-# Both shapes are factored, from the left, into groups of dims with one product; dims of size one belong to none.  The
-# first dim of a group is the slowest to change, so a piece of it is a piece of the first dim of the other side, if both
-# are cut into equal pieces.  Where the group is one dim on either side it is the same dim, and any cut will do.
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Dims of the old shape and of the new one that hold the same elements."""
+    """Dims of the old shape and of the new one with the same elements."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -161,7 +131,7 @@ class Group:
 
 
 def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[Group]:
-    """The smallest groups of two shapes with equally many elements, not none; dims of size one are in no group.
+    """The smallest groups of two shapes of equally many elements, not zero; dims of size one are in no group.
 
     >>> [(group.before, group.after) for group in groups((4, 6, 1, 5), (2, 2, 6, 5))]
     [((0,), (0, 1)), ((1,), (2,)), ((3,), (3,))]
@@ -178,45 +148,50 @@ def groups(before: Sequence[int], after: Sequence[int]) -> Iterator[Group]:
         yield Group(tuple(left), tuple(right))
 
 
-def reshaped(ask: Ask) -> Iterator[Line]:
-    """The lines of a view of another shape.
+def reshaped(query: Ask) -> Iterator[Line]:
+    """The rule of a view of another shape.
 
-    The one row of a dim of size one is whole on one rank, and may be the one row of any other such dim; and nothing
-    may be cut anywhere.
+    The row of a dim of size one may become the row of any other such dim, and empty tensors may be sharded on any dim.
     """
-    yield from pending(ask, [0])
-    before, result = ask.tensors[0].shape, ask.outputs[0]
+    yield from pending(query, [0])
+    before, result = query.tensors[0].shape, query.outputs[0]
     after = result.shape if result is not None else ()
     if 0 in before:
-        yield from mapped(ask, [(old, new) for old in range(len(before)) for new in range(len(after))])
+        yield from mapped(query, [(old, new) for old in range(len(before)) for new in range(len(after))])
         return
     for group in groups(before, after):
-        yield from mapped(ask, [(group.before[0], group.after[0])], "any" if group.same else "even")
+        yield from mapped(query, [(group.before[0], group.after[0])], "any" if group.same else "even")
     ones = [[dim for dim, size in enumerate(shape) if size == 1] for shape in (before, after)]
-    yield from mapped(ask, [(old, new) for old in ones[0] for new in ones[1]])
+    yield from mapped(query, [(old, new) for old in ones[0] for new in ones[1]])
 
 
-def retyped(ask: Ask) -> Iterator[Line]:
-    """The lines of a view of another dtype.  Its bits are no sum of anybody's; only the last dim changes its size."""
-    given, result = ask.tensors[0], ask.outputs[0]
+def retyped(query: Ask) -> Iterator[Line]:
+    """The rule of a view of another dtype, which changes the size of the last dim only.  Bits of partial values do not add."""
+    given, result = query.tensors[0], query.outputs[0]
     if result is None:
         return
-    yield from pending(ask, [0])
+    yield from pending(query, [0])
     same = given.dtype.itemsize == result.dtype.itemsize
     last = given.ndim - 1
-    yield from mapped(ask, [(dim, dim) for dim in range(last)])
-    yield from mapped(ask, [(last, last)] if last >= 0 else [], "any" if same else "even")
+    yield from mapped(query, [(dim, dim) for dim in range(last)])
+    yield from mapped(query, [(last, last)] if last >= 0 else [], "any" if same else "even")
 
 
 _GROUPS = "both shapes factor into groups, and the first dim of a group is the first dim of the other side"
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten._reshape_copy.default", "aten.reshape.default")
 
-RESHAPE_RULES: tuple[Entry, ...] = with_variants(
-    (
-        *rules(FAMILY, _GROUPS, _VIEWS[:3], reshaped, shapes=["size"]),
-        *rules(FAMILY, _GROUPS, _VIEWS[3:], reshaped, shapes=["shape"]),
-        *rules(FAMILY, "bits change their meaning within an element of the larger dtype", ["aten.view.dtype"], retyped),
-    )
-)
-
-RULES: tuple[Entry, ...] = (*VIEWS_RULES, *RESHAPE_RULES)
+RULES: tuple[Entry, ...] = with_variants(
+    rules(FAMILY, "the same elements", [f"{name}.default" for name in _SAME], viewing(same)),
+    rules(FAMILY, _MOVED, ["aten.permute.default"], viewing(permuted)),
+    rules(FAMILY, _MOVED, ["aten.transpose.int", "aten.t.default", "aten.swapdims.default", "aten.swapaxes.default"],
+          viewing(transposed)),
+    rules(FAMILY, "a dim of size one is put in", ["aten.unsqueeze.default"], viewing(unsqueezed)),
+    squeezing(),
+    rules(FAMILY, "rows are read again and again", ["aten.expand.default"], expanded, shapes=["size"]),
+    rules(FAMILY, "a complex number is two real ones", ["aten.view_as_real.default", "aten.view_as_complex.default"],
+          paired),
+    rules(FAMILY, "each element goes by itself", ["aten._neg_view.default"], negated),
+    rules(FAMILY, _GROUPS, _VIEWS[:3], reshaped, shapes=["size"]),
+    rules(FAMILY, _GROUPS, _VIEWS[3:], reshaped, shapes=["shape"]),
+    rules(FAMILY, "bits change their meaning within an element of the larger dtype", ["aten.view.dtype"], retyped),
+)  # fmt: skip

@@ -1,1 +1,1 @@
-"""Our own rules on trial, and beside DTensor's."""
+"""Validation of our own rules, and their comparison with DTensor's."""

@@ -1,4 +1,4 @@
-"""What a rule of our own claims about one sample on one axis, in the form in which every source's claims are judged."""
+"""Validation of one rule of our own: its claims about samples, tested like those of any source; and the calls for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from localtensor.layout import UNSTABLE
 from strategies.base.worker_pool import Workers
 from strategies.inputs import opinfo_samples
 from strategies.inputs.opinfo_samples import gather
@@ -18,44 +17,39 @@ from strategies.inputs.selection import pick_overloads
 from strategies.inputs.variants.all_variants import adverse, variations
 from strategies.model.arguments import values
 from strategies.model.call_signature import choose
-from strategies.model.oracle import REFUSALS, tell
+from strategies.model.oracle import tell_stable
 from strategies.model.rule import Call, Claim, Leaf, Rule, Sample
 from strategies.model.settings import DTYPES as SAMPLE_DTYPES
 from strategies.model.verdict import Instance, Verdict
 from strategies.ops.semantics.local_call import Piece, checked_own, made_instead, piece_at, unfit
-from strategies.ops.semantics.rulebook import Ask, Entry, Line, Meta, ask_of
+from strategies.ops.semantics.rulebook import Ask, Entry, Meta, ask_of
 from strategies.validation.discovery.discover import samples_of
 from strategies.validation.overload import Turns
 from strategies.validation.probe import try_claims
 
 
 def ask_about(sample: Sample, raw: Any) -> Ask:
-    """The question that a rule is asked about a sample; `raw` is the op's own result."""
+    """The rule query of a sample; `raw` is the result of the op."""
     metas = [Meta(tuple(x.shape), x.dtype) for x in sample.tensors]
     return ask_of(sample.op, sample.call.args, dict(sample.call.kwargs), metas, raw)
 
 
 def own_claims(entry: Entry, sample: Sample, ranks: int, raw: Any) -> list[Claim]:
-    """Each line that can be had on that many ranks, with what each rank calls if that is not the sample's own call."""
-    ask, call = made_instead(entry, ask_about(sample, raw), sample.call)
+    """A claim for each placement rule that applies to that many ranks, with the local calls if they differ from the sample's."""
+    query, call = made_instead(entry, ask_about(sample, raw), sample.call)
+    whole, own = Piece(query, call), checked_own(entry)
     found = []
-    for line in dict.fromkeys(entry.lines(ask)):
-        if not unfit(line, ask, ranks):
-            local = local_calls(entry, call, ask, line, ranks)
+    for line in dict.fromkeys(entry.lines(query)):
+        if not unfit(line, query, ranks):
+            local = tuple(piece_at(whole, line, ranks, rank, own).call for rank in range(ranks))
             rule = Rule(sample.op, line.inputs, line.outputs)
             found.append(Claim(rule, "our own", None if all(one is sample.call for one in local) else local))
     return found
 
 
-def local_calls(entry: Entry, call: Call, ask: Ask, line: Line, ranks: int) -> tuple[Call, ...]:
-    """What each rank calls: this very call, or one with arguments of the rank's own."""
-    whole, own = Piece(ask, call), checked_own(entry)
-    return tuple(piece_at(whole, line, ranks, rank, own).call for rank in range(ranks))
-
-
 @dataclass(frozen=True, slots=True)
 class EntryResult:
-    """What came of an entry's trial: the instances that are wrong, and how many were sound, by rule."""
+    """The result of validating a rule: the wrong instances, the number of sound ones by placement rule, and of samples."""
 
     entry: Entry
     wrong: tuple[Instance, ...]
@@ -71,9 +65,9 @@ def judge(
     budget: int = 2,
     given: Iterable[Sample] | None = None,
 ) -> EntryResult:
-    """The entry on trial, on samples of its overload, their other forms and other values, on one axis.
+    """Validates a rule on samples of its overload, their other forms and other values, along one mesh axis.
 
-    `given` are calls of it, else they are taken from OpInfo or drawn.
+    Without `given`, the samples come from OpInfo or the schema.
     """
     turns, wrong, sound, count = Turns(), [], dict[str, int](), 0
     for number, sample in enumerate(samples_of(entry.op, seed) if given is None else given):
@@ -90,40 +84,35 @@ def judge(
 def _tried(
     entry: Entry, sample: Sample, number: int, ranks: Sequence[int], seed: int, budget: int, turns: Turns
 ) -> Iterator[Instance | None]:
-    """None for each sample and form that is tried, and then its instances."""
-    try:
-        truth = tell(sample, seed=seed)
-    except REFUSALS:
+    """None for each sample and form that is tested, followed by its instances."""
+    truth = tell_stable(sample, seed=seed)
+    if truth is None:
         return
-    if truth.unstable > UNSTABLE:
-        return
-    for form, told, name in variations(sample, truth, number, seed=seed, traced=False, turns=turns.forms):
+    for form, oracle, name in variations(sample, truth, number, seed=seed, traced=False, turns=turns.forms):
         yield None
-        others = adverse(form, told, number, seed=seed, budget=1 if name else budget, turns=turns.values)
+        others = adverse(form, oracle, number, seed=seed, budget=1 if name else budget, turns=turns.values)
         for size in ranks:
-            claimed = own_claims(entry, form, size, told.raw)
-            yield from try_claims(form, told, size, claimed, seed=seed, variants=others)
+            claimed = own_claims(entry, form, size, oracle.raw)
+            yield from try_claims(form, oracle, size, claimed, seed=seed, variants=others)
 
-
-# Calls for every overload that has a rule of our own: one pass over OpInfo for all of them, then their relatives'.
 
 LOOKUP, GRADIENT = "aten.embedding.default", "aten.embedding_dense_backward.default"
-"""No database has calls of the second.  It does not check its indices: calls drawn from its schema write where they should
-not (torch 2.13), and another call dies of it, so its calls are those that belong to calls of the first."""
+"""The calls of the second are made from calls of the first: OpInfo has none, and it does not check its indices, so calls
+drawn from its schema write out of bounds (torch 2.13), and a later call crashes."""
 DTYPES = ("float64", "int64", "complex64")
-"""Real numbers, integers, and where there is no order."""
+"""Floats, integers, and numbers without an order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of each overload, the most different ones first, and why an overload has none."""
+    """A diverse set of calls of each overload, and the reasons for overloads without calls."""
 
     of: Mapping[str, tuple[Sample, ...]]
     without: Mapping[str, str] = field(default_factory=dict)
 
 
 def calls(
-    crew: Workers,
+    workers: Workers,
     wanted: Collection[str],
     *,
     seed: int = 0,
@@ -133,11 +122,11 @@ def calls(
     tick: Callable[[int], None] = lambda _: None,
     near: bool = False,
 ) -> Calls:
-    """At most so many calls of each wanted overload, the same for the same seed.
+    """At most `most` calls of each wanted overload, determined by the seed.
 
-    Each OpInfo runs once for all of them, here; with `near` those first that bear a wanted overload's name, and the others
-    only if that leaves one without calls.  An overload that none reaches has calls made from a relative's, or drawn from
-    its schema, by the crew: some ops end their process where they should refuse.  `tick` is told after each OpInfo.
+    Each OpInfo runs once for all of them, in this process; with `near` those with the name of a wanted overload first, and
+    the others only if an overload is left without calls.  Overloads without an OpInfo get calls made from a sibling's, or
+    drawn from the schema, in the workers, since some ops crash on invalid arguments.  `tick` is called after each OpInfo.
     """
     names = frozenset(wanted) | ({LOOKUP} if GRADIENT in wanted else set())
     met: dict[str, list[Sample]] = defaultdict(list)
@@ -150,7 +139,7 @@ def calls(
             tick(1)
         if GRADIENT in wanted:
             met[GRADIENT] = gradients(met[LOOKUP], seed)
-        return gather(crew, met, sorted(names), seed)
+        return gather(workers, met, sorted(names), seed)
 
     every = range(len(opinfo_samples.database()))
     first = pick_overloads(names, opinfo_samples.database()).infos if near else every
@@ -162,7 +151,7 @@ def calls(
 
 
 def gradients(lookups: Iterable[Sample], seed: int = 0) -> list[Sample]:
-    """The call of `embedding_dense_backward` that belongs to each call of `embedding`."""
+    """The call of `embedding_dense_backward` for each call of `embedding`."""
     rng = torch.Generator().manual_seed(seed)
     return [_gradient(values(one), one.origin, rng) for one in lookups if one.tensors[0].dtype.is_floating_point]
 

@@ -1,8 +1,8 @@
-"""Our rules beside DTensor's on the overloads that programs use most: is every sound line of theirs one of ours?
+"""Comparison of our rules with DTensor's on the most used overloads: does ours cover each sound placement rule of DTensor?
 
-A line of theirs is ours where we have the same one, or one that serves wherever theirs does and costs nothing more: a
-replica may be cut, or made partial, without a word to the others, so ours may take a shard or a part where theirs
-takes a replica, and may give a replica where theirs gives anything.
+Ours covers one of DTensor's if it has the same, or one that applies wherever it does at no extra cost.  Since a replica can
+be sharded or made partial without communication, ours may take a shard or a partial value where DTensor's takes a replica,
+and may return a replica where DTensor's returns anything.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import UNSTABLE, shorts
+from localtensor.layout import shorts
 from strategies.base.worker_pool import Done, Failed, Workers
 from strategies.inputs.variants import adversarial as adversarial_calls
 from strategies.inputs.variants.all_variants import adverse
-from strategies.model.oracle import REFUSALS, Truth, tell
+from strategies.model.oracle import REFUSALS, Truth, tell_stable
 from strategies.model.rule import Rule, Sample, results
 from strategies.model.verdict import Verdict
 from strategies.ops.all_rules import OUR_RULES
@@ -32,17 +32,13 @@ from strategies.torch_api import dtensor
 from strategies.validation.claim_sources import TooMany, claims
 from strategies.validation.probe import try_claims
 
-# The overloads that programs use most, most used first: a list that is made by running programs, and kept as data.
-#
-# `tests/tools/bench/most_used.py` makes it and says how; the file says with which torch.
-
 MOST = 300
-"""How many there are."""
+"""The number of most used overloads."""
 HOME = Path(__file__).parents[2] / "ops" / "most_used.txt"
 
 
 def most_used() -> list[str]:
-    """Their names, but for those that this torch does not have."""
+    """The most used overloads that this version of torch has, most used first, as `tests/tools/bench/most_used.py` counts."""
     lines = [line for line in HOME.read_text().splitlines() if line and not line.startswith("#")]
     return [op for op in (line.split()[0] for line in lines) if exists(op)]
 
@@ -50,27 +46,26 @@ def most_used() -> list[str]:
 SECONDS = 120.0
 """Time limit of one overload."""
 THOROUGH, VALUES = 2, 3
-"""On so many calls of an overload, the first, a line of theirs must be right by all other values before it counts; on the
-others by so many."""
+"""The number of first calls of an overload on which a placement rule of DTensor must hold for all other values to count,
+and the number of other values on the remaining calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A line of theirs that is right on a call, and that nothing of ours serves."""
+    """A placement rule of DTensor that is right on a call and that ours does not cover."""
 
     rule: str
     ranks: int
     call: str
     excused: str = ""
-    """Why we leave it out although it was right on what was tried; empty if it is a gap."""
+    """The reason why ours omits it although it held on all tested calls; empty if it is a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One overload: the different lines of theirs that are right, how many of them we have, and those we lack.
+    """The comparison of one overload: the number of DTensor's right placement rules, of equal and covered ones, and the rest.
 
-    `lucky` are lines that were right on one call and wrong on another: they are no rules.  `why` says why nothing
-    could be compared; it is empty if something was.
+    `lucky` are those that held on one call and failed on another.  `why` is the reason why nothing was compared, or empty.
     """
 
     op: str
@@ -88,7 +83,7 @@ class Compared:
 
 
 def serves(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
-    """Whether our line does wherever theirs does.  `tensors` says which results are tensors at all."""
+    """Whether our placement rule covers DTensor's.  `tensors` tells which results are tensors."""
     inputs = all(a == b or isinstance(b, Replicate) for a, b in zip(ours.inputs, theirs.inputs, strict=True))
     mine, other = _of_tensors(ours.outputs, tensors), _of_tensors(theirs.outputs, tensors)
     pairs = zip(mine, other, strict=False)
@@ -96,14 +91,14 @@ def serves(ours: Rule, theirs: Rule, tensors: Sequence[bool]) -> bool:
 
 
 WRAPS = "integers wrap where they are large and are cut off where they are divided: P(avg), P(min), P(max) are not kept"
-ONE_BY_ONE = "a long list has lines for all elements alike; who wants each in its own way asks about each"
+ONE_BY_ONE = "a long list has lines for all elements alike; to place each in its own way, query each element"
 UNDERFLOWS = "numbers that are not zero may have a product that is: it underflows"
 OVERFLOWS = "where a product of complex numbers overflows, it hangs on the order whether it is infinite or NaN"
 WEIGHED = "the average is divided by the weights of the classes that the targets name, which no rule sees"
 
 
 def excuse(rule: Rule, sample: Sample, outputs: Sequence[Any] = ()) -> str:
-    """The documented exceptions: why a line that was right on a call is none of ours all the same, or empty.
+    """The documented reason why a placement rule that was right on a call is not one of ours, or empty.
 
     `outputs` are the results of the call.
     """
@@ -137,12 +132,12 @@ def _of_tensors(outputs: Placements, tensors: Sequence[bool]) -> list[Placement 
 def compare(
     op: str, entry: Entry | None, calls: Iterable[Sample], *, ranks: Sequence[int] = (2, 3), seed: int = 0
 ) -> Compared:
-    """One overload on these calls."""
+    """The comparison of one overload on these calls."""
     found: dict[str, tuple[bool, bool, Lacking]] = {}
     wrong: set[str] = set()
     tried = 0
     for number, sample in enumerate(calls):
-        truth = _truth(sample, seed)
+        truth = tell_stable(sample, seed=seed)
         if truth is None:
             continue
         tried += 1
@@ -164,21 +159,12 @@ def compare(
     return Compared(op, len(right), same_count, served_count - same_count, lacking, lucky, tried, why)
 
 
-def _truth(sample: Sample, seed: int) -> Truth | None:
-    try:
-        truth = tell(sample, seed=seed)
-    except REFUSALS:
-        return None
-    return truth if truth.unstable <= UNSTABLE else None
-
-
 def _theirs(
     sample: Sample, truth: Truth, number: int, ranks: Sequence[int], seed: int
 ) -> Iterator[tuple[int, Rule, Verdict]]:
-    """Each plain line of DTensor's about this call, with our verdict; that all is replicated needs no line.
+    """Each plain placement rule of DTensor for this call, except the all-replicated one, with our verdict.
 
-    Where DTensor has a dispatch of its own (a convolution sends rows of an image to its neighbours), a line counts for
-    what it says without one.
+    Where DTensor has a custom dispatch (a convolution exchanges rows of an image), the rule is tested without it.
     """
     alone = dtensor.Question(sample, 1, truth.raw)
     alone.partials = number < 2
@@ -200,7 +186,7 @@ def _replicated(rule: Rule) -> bool:
 
 
 def _ours(entry: Entry | None, sample: Sample, truth: Truth, ranks: int, theirs: Rule) -> tuple[bool, bool]:
-    """Whether we have the very line, and whether one of ours serves."""
+    """Whether ours has the same placement rule, and whether ours covers it."""
     if entry is None:
         return False, False
     tensors = [isinstance(x, Tensor) for x in results(truth.raw)]
@@ -228,7 +214,7 @@ def _work(task: _Task, note: Callable[[int], None]) -> Compared:
 
 
 def coverage(
-    crew: Workers,
+    workers: Workers,
     calls: Mapping[str, Sequence[Sample]],
     *,
     ops: Sequence[str] | None = None,
@@ -236,16 +222,16 @@ def coverage(
     seed: int = 0,
     tick: Callable[[int], None] | None = None,
 ) -> list[Compared]:
-    """Every one of these overloads, the most used ones if none are named, in their order.
+    """The comparisons of these overloads, by default the most used ones, in their order.
 
-    A call that kills its process is left out, and the overload's others are tried again.
+    A call that kills its worker is left out, and the remaining calls of the overload are tested again.
     """
     names = most_used() if ops is None else list(ops)
     todo = [_Task(op, tuple(calls.get(op, ())), tuple(ranks), seed) for op in names]
     found: dict[str, Compared] = {}
     while todo:
         again: list[_Task] = []
-        for task, answer in zip(todo, crew.run(_work, todo, limit=SECONDS, tick=tick), strict=True):
+        for task, answer in zip(todo, workers.run(_work, todo, limit=SECONDS, tick=tick), strict=True):
             if isinstance(answer, Done):
                 found[task.op] = answer.value
                 continue

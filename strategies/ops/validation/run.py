@@ -1,4 +1,4 @@
-"""All rules of our own on trial, in worker processes: a call that kills its process costs that call and nothing else."""
+"""Validation of all rules of our own in worker processes: a call that kills its worker is left out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from strategies.ops.validation.claims import judge
 SECONDS = 60.0
 """Time limit of one call, its forms and values included."""
 KILLERS = 12
-"""Calls of one overload that may kill their process before the rest of them is given up."""
+"""Calls of one overload that may kill their worker before the rest is given up."""
 Note = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How hard the trial is: mesh sizes, seed, and how many other values each call is tried with."""
+    """The extent of the validation: mesh sizes, seed, and the number of other values for each call."""
 
     ranks: tuple[int, ...] = (2, 3, 4)
     seed: int = 0
@@ -33,10 +33,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One entry and its calls, but for those that killed a process.
+    """A worker's task: one rule and its calls, without those (`skip`) that killed a worker.
 
-    `planted` is the entry itself where it is none of our book's: those are found by name, for their functions may be
-    made by other functions, which cannot be sent to another process.
+    `planted` is the rule itself if it is not in `OUR_RULES`.  Those are found by name, since their functions may be closures,
+    which cannot be pickled.
     """
 
     op: str
@@ -50,14 +50,9 @@ class Task:
         return self.planted or OUR_RULES.entries[self.op]
 
 
-def sent(entry: Entry) -> Entry | None:
-    """What a worker has to be sent of an entry: nothing, if it has it already."""
-    return None if OUR_RULES.get(entry.op) is entry else entry
-
-
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """What came of one entry: what is wrong, how often it was right, on how many calls, and what could not be tried."""
+    """The result of one rule: the failures, the number of passes and of calls, and what could not be tested."""
 
     op: str
     family: str
@@ -70,39 +65,40 @@ class RuleResult:
 
     @property
     def tested(self) -> bool:
-        """Whether any line of it was held against any call: an entry that gives none is not tested."""
+        """Whether any placement rule was tested on any call."""
         return self.sound > 0 or bool(self.wrong)
 
 
 def hear(task: Task, note: Note) -> RuleResult:
-    """A worker's part: the trial of one entry."""
+    """Run by a worker: the validation of one rule."""
     noted = _noted([(i, call) for i, call in enumerate(task.calls) if i not in task.skip], note)
     terms = task.terms
-    vague: dict[str, str] = {}
-    found = judge(watched(task.entry, vague), ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
-    heard = _of(task.entry)
+    undefined: dict[str, str] = {}
+    entry = watched(task.entry, undefined)
+    found = judge(entry, ranks=terms.ranks, seed=terms.seed, budget=terms.budget, given=noted)
     first = {str(one.rule): one for one in reversed(found.wrong)}
-    wrong = (*vague.values(), *map(_told, reversed(first.values())))
+    wrong = (*undefined.values(), *map(_describe, reversed(first.values())))
     lines = len(found.sound.keys() | {str(one.rule) for one in found.wrong})
     untried = () if found.samples else ("none of its calls gives what could be compared",)
     sound = sum(found.sound.values())
-    return replace(heard, wrong=wrong, lines=lines, sound=sound, calls=found.samples, untried=untried)
+    return replace(
+        _empty_result(task.entry), wrong=wrong, lines=lines, sound=sound, calls=found.samples, untried=untried
+    )
 
 
-def watched(entry: Entry, vague: dict[str, str]) -> Entry:
-    """The entry, which leaves there each line that makes parts of what has none, or none that everybody agrees on.
+def watched(entry: Entry, undefined: dict[str, str]) -> Entry:
+    """The rule, which adds to `undefined` each placement rule with a reduction that is not well defined for the dtype.
 
-    The judge does not ask for those on most calls, so no call would ever speak against them: minima of complex numbers,
-    averages of integers, which round somehow.
+    The validation skips those on most calls, so no call would disprove them: minima of complex numbers, averages of integers.
     """
 
-    def lines(ask: Ask) -> Iterator[Line]:
-        for line in entry.lines(ask):
-            pairs = [*zip(line.inputs, ask.tensors, strict=True), *zip(line.outputs, ask.outputs, strict=True)]
+    def lines(query: Ask) -> Iterator[Line]:
+        for line in entry.lines(query):
+            pairs = [*zip(line.inputs, query.tensors, strict=True), *zip(line.outputs, query.outputs, strict=True)]
             odd = [(p, meta) for p, meta in pairs if isinstance(p, Partial) and meta is not None]
             for placement, meta in odd:
                 if not agreed(placement.reduce_op, meta.dtype):
-                    vague.setdefault(str(line), f"{entry.op}: {line}: {short(placement)} of {meta} is not defined")
+                    undefined.setdefault(str(line), f"{entry.op}: {line}: {short(placement)} of {meta} is not defined")
             yield line
 
     return replace(entry, lines=lines)
@@ -114,42 +110,46 @@ def _noted(calls: Iterable[tuple[int, Sample]], note: Note) -> Iterator[Sample]:
         yield call
 
 
-def _of(entry: Entry) -> RuleResult:
+def _empty_result(entry: Entry) -> RuleResult:
     return RuleResult(entry.op, entry.family, entry.where)
 
 
-def _told(one: Instance) -> str:
+def _describe(one: Instance) -> str:
     values = f" with {one.evidence.variant}" if one.evidence.variant else ""
     call = f"{one.sample.op.split('.', 1)[1]}({', '.join(one.sample.arguments())})"
     return f"{one.rule} on {one.ranks} ranks, {call}{values}: {one.evidence.reason}"
 
 
 def trials(
-    crew: Workers,
+    workers: Workers,
     entries: Sequence[Entry],
     calls: Mapping[str, Sequence[Sample]],
     without: Mapping[str, str],
     terms: Terms,
     tick: Callable[[int], None] | None = None,
 ) -> list[RuleResult]:
-    """Each entry's hearing, in their order.  `without` says why an overload has no calls."""
-    heard = {e.op: replace(_of(e), untried=(without.get(e.op, "no call reaches it"),)) for e in entries}
-    todo = [Task(e.op, sent(e), tuple(calls[e.op]), terms) for e in entries if calls.get(e.op)]
-    reasons: dict[str, list[str]] = {}
+    """The result of each rule, in their order.  `without` has the reasons for overloads without calls."""
+    found = {e.op: replace(_empty_result(e), untried=(without.get(e.op, "no call reaches it"),)) for e in entries}
+    todo = [
+        Task(e.op, None if OUR_RULES.get(e.op) is e else e, tuple(calls[e.op]), terms)
+        for e in entries
+        if calls.get(e.op)
+    ]
+    lost: dict[str, list[str]] = {}
     while todo:
         again: list[Task] = []
-        for task, answer in zip(todo, crew.run(hear, todo, limit=SECONDS, tick=tick), strict=True):
-            said = reasons.setdefault(task.op, [])
+        for task, answer in zip(todo, workers.run(hear, todo, limit=SECONDS, tick=tick), strict=True):
+            reasons = lost.setdefault(task.op, [])
             if isinstance(answer, Done):
-                heard[task.op] = replace(answer.value, untried=(*said, *answer.value.untried))
+                found[task.op] = replace(answer.value, untried=(*reasons, *answer.value.untried))
             elif isinstance(answer, Failed):
-                heard[task.op] = replace(_of(task.entry), wrong=(f"the trial failed: {answer.error}",))
+                found[task.op] = replace(_empty_result(task.entry), wrong=(f"the validation failed: {answer.error}",))
             else:
-                said.append(_lost(task, answer))
+                reasons.append(_lost(task, answer))
                 again += _without(task, answer)
-                heard[task.op] = replace(_of(task.entry), untried=tuple(said))
+                found[task.op] = replace(_empty_result(task.entry), untried=tuple(reasons))
         todo, tick = again, None
-    return list(heard.values())
+    return list(found.values())
 
 
 def _lost(task: Task, answer: Lost) -> str:
@@ -158,7 +158,7 @@ def _lost(task: Task, answer: Lost) -> str:
 
 
 def _without(task: Task, answer: Lost) -> list[Task]:
-    """The task without the call that killed its process."""
+    """The task without the call that killed its worker; none if there is nothing left to test."""
     if answer.noted < 0 or len(task.skip) >= KILLERS or len(task.skip) + 1 >= len(task.calls):
         return []
     return [replace(task, skip=task.skip | {answer.noted})]

@@ -27,7 +27,7 @@ REFUSALS = {
         "--dtype: float63: this dtype is not among those tried. Choose of float64, float32, int64, bool, complex64.",
     ),
     "confirm": (ADD | {"confirm": "mpi"}, "--confirm: mpi: no such way to confirm. Choose gloo, nccl or none."),
-    "workers": (ADD | {"workers": 0}, "--workers: 0: somebody must do the work. Pass --workers 1 or more."),
+    "workers": (ADD | {"workers": 0}, "--workers: 0: a validation needs at least one worker. Pass --workers 1 or more."),
     "negative seed": (ADD | {"seed": -1}, "--seed: -1: torch's generators do not take it. Pass 0 to 2**63 - 1."),
     "huge seed": (
         ADD | {"seed": 2**63}, "--seed: 9223372036854775808: torch's generators do not take it. Pass 0 to 2**63 - 1.",
@@ -59,7 +59,7 @@ REFUSALS = {
         ADD | {"shard": (0, 4), "journal": Path("j")}, "--shard: 0/4: there is no such shard. Write --shard 1/4 to --shard 4/4.",
     ),
     "shard without a journal": (
-        ADD | {"shard": (1, 4)}, "--shard: 1/4: nobody could join it to the others. Name a journal: --journal FILE.",
+        ADD | {"shard": (1, 4)}, "--shard: 1/4: without a journal it cannot be merged with the others. Name a journal: --journal FILE.",
     ),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from strategies.ops.all_rules import FOREACH_RULES, MODULES, OUR_RULES, TwoRules
 from strategies.ops.semantics.rulebook import Entry, rules
 
 
-def nothing(ask):
+def nothing(query):
     return []
 
 

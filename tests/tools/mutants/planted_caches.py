@@ -144,7 +144,7 @@ PROPAGATION = (
     ),
     Planted(
         "strategies/ops/semantics/local_call.py",
-        "        for line in said:\n            check_line(entry, line, ask)\n",
+        "        for line in found:\n            check_line(entry, line, query)\n",
         "",
         "a rule that names a dim which is not there ends in an IndexError somewhere else",
     ),

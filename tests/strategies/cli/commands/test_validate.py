@@ -287,7 +287,7 @@ def test_2_a_shard_that_is_none(shard, said, capsys):
 
 
 def test_2_a_shard_without_a_journal(capsys):
-    said = "--shard: 1/4: nobody could join it to the others. Name a journal: --journal FILE."
+    said = "--shard: 1/4: without a journal it cannot be merged with the others. Name a journal: --journal FILE."
     assert_usage(capsys, said, ops=("add",), shard="1/4")
 
 

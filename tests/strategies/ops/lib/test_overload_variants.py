@@ -7,6 +7,7 @@ from torch.distributed.tensor import Partial
 from strategies.model.oracle import tell
 from strategies.ops.lib.overload_variants import foreach_ops, named, on_lists, variants, with_variants
 from strategies.ops.pointwise.linear import RULES as LINEAR
+from strategies.ops.pointwise.monotone import RULES as MONOTONE
 from strategies.ops.pointwise.unary_binary import RULES as POINTWISE
 from strategies.ops.semantics.rulebook import rules
 from strategies.ops.validation.claims import ask_about
@@ -15,7 +16,7 @@ from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
 
 X, Y = numbers(4), numbers(4).flip(0)
 BYTES, WHOLE = torch.tensor([3, 200, 7, 90], dtype=torch.uint8), numbers(4, dtype=torch.int64)
-LISTS = on_lists((*LINEAR, *POINTWISE))
+LISTS = on_lists((*LINEAR, *POINTWISE, *MONOTONE))
 
 MODULES = {
     "add.Tensor": {"aten.add.out", "aten.add_.Tensor"},
@@ -37,8 +38,8 @@ def test_the_overloads_that_write_what_an_op_computes_are_found_by_their_schemas
 
 
 def test_an_overload_with_an_entry_of_its_own_keeps_it():
-    own = rules("own", "because", ["aten.add_.Tensor"], lambda ask: [])
-    plain = rules("plain", "because", ["aten.add.Tensor"], lambda ask: [])
+    own = rules("own", "because", ["aten.add_.Tensor"], lambda query: [])
+    plain = rules("plain", "because", ["aten.add.Tensor"], lambda query: [])
     found = {entry.op: entry for entry in with_variants((*own, *plain), but=["aten.add.out"])}
     assert set(found) == {"aten.add.Tensor", "aten.add_.Tensor"}
     assert found["aten.add_.Tensor"].family == "own"
@@ -73,8 +74,8 @@ def test_parts_are_not_cast_by_what_they_are_written_to():
 
 
 def test_a_rule_that_does_not_look_at_dtypes_gives_no_parts_to_an_out_of_another():
-    def parts(ask):
-        yield ask.line({0: Partial("sum"), 1: Partial("sum")}, [Partial("sum")])
+    def parts(query):
+        yield query.line({0: Partial("sum"), 1: Partial("sum")}, [Partial("sum")])
 
     derived = with_variants(rules("plain", "because", named("add.Tensor"), parts))
     texts = {dtype: set(map(str, lines_of(derived, sample("add.out", WHOLE, WHOLE, out=torch.zeros(4, dtype=dtype)))))

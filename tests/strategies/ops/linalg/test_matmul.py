@@ -125,5 +125,5 @@ def test_a_scaled_product_has_just_these_lines_and_their_pieces_make_it(scales, 
 def test_a_scaled_product_with_a_scale_for_each_block_has_no_lines():
     tensors = tuple(Meta(shape, torch.float32) for shape in ((256, 256), (256, 256), (256, 2), (2, 2)))
     arguments = {name: Leaf(i) for i, name in enumerate(("self", "mat2", "scale_a", "scale_b"))}
-    ask = Ask("aten._scaled_mm.default", arguments, tensors, (Meta((256, 256), torch.bfloat16),))
-    assert list(scaled(ask)) == []
+    query = Ask("aten._scaled_mm.default", arguments, tensors, (Meta((256, 256), torch.bfloat16),))
+    assert list(scaled(query)) == []

@@ -128,8 +128,8 @@ def test_group_norm_is_cut_by_rows_and_each_rank_is_told_how_many_it_has(rows, m
 def on_rows(one, rows):
     """Each line that cuts rows, and what the ranks' own calls make when it is put together."""
     entry, whole = Book.of(*RULES).get(one.op), tuple(one.call(one.tensors))
-    ask, found = ask_about(one, whole), []
-    for line in entry.lines(ask):
+    query, found = ask_about(one, whole), []
+    for line in entry.lines(query):
         if line.inputs[0] != Shard(0):
             continue
         pieces = [

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from strategies.ops.pointwise.unary_binary import RULES
+from strategies.ops.pointwise import monotone, unary_binary
 from tests.strategies.cases import numbers, sample
 from tests.strategies.ops.held import assert_lines, assert_tempting, lines_of
 
+RULES = (*unary_binary.RULES, *monotone.RULES)
 X, Y = numbers(5, 4), numbers(4)
 WHOLE = numbers(5, dtype=torch.int64)
 FLAGS = numbers(5) > 0

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from localtensor.layout.mesh import Mesh
-from localtensor.layout.shards import local_shape, local_shapes
+from localtensor.layout.shards import length_of, local_shapes, split_axis
 from localtensor.layout.spec import Spec, StridedShard
 from strategies.model.rule import Call, Leaf, frozen
 from strategies.ops.semantics.local_call import (
     Piece,
-    length,
+    local_meta,
     nothing_own,
     pieces,
     pieces_by_rank,
@@ -32,28 +32,28 @@ def clone(*shape):
 
 
 @given(size=st.integers(0, 40), factor=st.integers(1, 5), ranks=st.integers(1, 9))
-def test_a_piece_is_as_long_as_the_shard(size, factor, ranks):
+def test_a_piece_has_the_shape_of_the_shard(size, factor, ranks):
     placement = StridedShard(0, split_factor=factor)
-    want = [local_shape((size,), placement, ranks, rank)[0] for rank in range(ranks)]
-    assert [length(size, factor, ranks, rank) for rank in range(ranks)] == want
+    want = [tuple(piece.shape) for piece in split_axis(torch.zeros(3, size).T, placement, ranks)]
+    assert [local_meta(Meta((size, 3), F32), placement, ranks, rank).shape for rank in range(ranks)] == want
 
 
 @given(rows=st.integers(0, 40), columns=st.integers(0, 40), ranks=st.integers(1, 12))
 def test_every_piece_lies_at_one_of_the_places(rows, columns, ranks):
     """Of two results that are cut in dims of two sizes, too."""
     call = Call("aten.mm.default", (Leaf(0), Leaf(1)))
-    ask = ask_of(call.op, call.args, {}, [Meta((rows, 3), F32), Meta((3, columns), F32)])
+    query = ask_of(call.op, call.args, {}, [Meta((rows, 3), F32), Meta((3, columns), F32)])
     line = Line((Shard(0), Shard(1)), (Replicate(),))
-    found = pieces([Piece(ask, call)], line, ranks, nothing_own)
-    want = {(length(rows, 1, ranks, rank), length(columns, 1, ranks, rank)) for rank in range(ranks)}
+    found = pieces([Piece(query, call)], line, ranks, nothing_own)
+    want = {(length_of(rows, 1, ranks, rank), length_of(columns, 1, ranks, rank)) for rank in range(ranks)}
     assert {(p.ask.tensors[0].shape[0], p.ask.tensors[1].shape[1]) for p in found} == want
-    assert len(places(line, ask, ranks)) <= 5
+    assert len(places(line, query, ranks)) <= 5
 
 
 def test_strided_shards_are_looked_at_rank_by_rank():
     line = Line((StridedShard(0, split_factor=2),), (StridedShard(0, split_factor=2),))
     found = pieces([clone(9)], line, 4, nothing_own)
-    assert {p.ask.tensors[0].shape[0] for p in found} == {length(9, 2, 4, rank) for rank in range(4)}
+    assert {p.ask.tensors[0].shape[0] for p in found} == {length_of(9, 2, 4, rank) for rank in range(4)}
 
 
 @given(rows=st.integers(0, 9), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -77,15 +77,15 @@ def test_what_a_cut_asks_for(cut, rows, ranks, why):
 @pytest.mark.parametrize("first", [Replicate(), Partial()])
 def test_every_tensor_of_a_line_has_to_fit_whatever_stands_before_it(first):
     call = Call("aten.mul.Tensor", (Leaf(0), Leaf(1)))
-    ask = ask_of(call.op, call.args, {}, [Meta((3, 2), F32)] * 2)
-    assert unfit(Line((first, Shard(0)), (Shard(0),), "even"), ask, 2) == "3 rows on 2 ranks are not even"
-    assert unfit(Line((first, Shard(1)), (Shard(0),), "even"), ask, 2) == "3 rows on 2 ranks are not even"
-    assert unfit(Line((first, Shard(1)), (Shard(1),), "even"), ask, 2) == ""
+    query = ask_of(call.op, call.args, {}, [Meta((3, 2), F32)] * 2)
+    assert unfit(Line((first, Shard(0)), (Shard(0),), "even"), query, 2) == "3 rows on 2 ranks are not even"
+    assert unfit(Line((first, Shard(1)), (Shard(0),), "even"), query, 2) == "3 rows on 2 ranks are not even"
+    assert unfit(Line((first, Shard(1)), (Shard(1),), "even"), query, 2) == ""
 
 
 def test_a_reduction_that_means_nothing_does_not_fit():
-    ask = ask_of("aten.clone.default", (Leaf(0),), {}, [Meta((2,), torch.complex64)])
-    assert unfit(Line((Partial("max"),), (Partial("max"),)), ask, 2) == "P(max) of c64[2] means nothing"
+    query = ask_of("aten.clone.default", (Leaf(0),), {}, [Meta((2,), torch.complex64)])
+    assert unfit(Line((Partial("max"),), (Partial("max"),)), query, 2) == "P(max) of c64[2] means nothing"
 
 
 def test_an_argument_goes_where_the_argument_stands_by_place_or_by_name():

@@ -27,21 +27,21 @@ class Unheard(Placement):
 
 R, S0, F32 = Replicate(), Shard(0), torch.float32
 NONSENSE = {
-    "no line": (lambda ask: [("R", "R")], "it is no Line"),
-    "no list": (lambda ask: 3, "it raised when asked about"),
-    "none at all": (lambda ask: None, "it raised when asked about"),
-    "an input too few": (lambda ask: [Line((S0,), (S0,))], "the call has 2 tensors, the line speaks of 1"),
-    "an output too many": (lambda ask: [Line((S0, S0), (S0, S0))], "the call has 1 results, the line speaks of 2"),
-    "a list of inputs": (lambda ask: [Line([S0, S0], (S0,))], "which is no tuple"),
-    "no such dim": (lambda ask: [Line((Shard(2), R), (R,))], "tensor 0: S(2): there is no dim 2 in f64[4,3]"),
-    "no such dim of the result": (lambda ask: [Line((R, R), (Shard(5),))], "result 0: S(5): there is no dim 5"),
-    "a negative dim": (lambda ask: [Line((Shard(-1), R), (R,))], "tensor 0: S(-1): there is no dim -1"),
-    "no placement": (lambda ask: [Line(("S(0)", R), (R,))], "'S(0)' is no placement whose meaning is known"),
-    "a placement nobody knows": (lambda ask: [Line((R, R), (Unheard(),))], "is no placement whose meaning is known"),
-    "a reduction nobody knows": (lambda ask: [Line((Partial("xor"), R), (R,))], "is no placement whose meaning"),
-    "blocks of nothing": (lambda ask: [Line((StridedShard(0, split_factor=0), R), (R,))], "is no placement whose"),
-    "an unknown cut": (lambda ask: [Line((S0, S0), (S0,), "odd")], "a cut is one of any, filled, even"),
-    "it raises": (lambda ask: ask["nothing"], "KeyError: 'nothing': it raised when asked about"),
+    "no line": (lambda query: [("R", "R")], "it is no Line"),
+    "no list": (lambda query: 3, "it raised when asked about"),
+    "none at all": (lambda query: None, "it raised when asked about"),
+    "an input too few": (lambda query: [Line((S0,), (S0,))], "the call has 2 tensors, the line speaks of 1"),
+    "an output too many": (lambda query: [Line((S0, S0), (S0, S0))], "the call has 1 results, the line speaks of 2"),
+    "a list of inputs": (lambda query: [Line([S0, S0], (S0,))], "which is no tuple"),
+    "no such dim": (lambda query: [Line((Shard(2), R), (R,))], "tensor 0: S(2): there is no dim 2 in f64[4,3]"),
+    "no such dim of the result": (lambda query: [Line((R, R), (Shard(5),))], "result 0: S(5): there is no dim 5"),
+    "a negative dim": (lambda query: [Line((Shard(-1), R), (R,))], "tensor 0: S(-1): there is no dim -1"),
+    "no placement": (lambda query: [Line(("S(0)", R), (R,))], "'S(0)' is no placement whose meaning is known"),
+    "a placement nobody knows": (lambda query: [Line((R, R), (Unheard(),))], "is no placement whose meaning is known"),
+    "a reduction nobody knows": (lambda query: [Line((Partial("xor"), R), (R,))], "is no placement whose meaning"),
+    "blocks of nothing": (lambda query: [Line((StridedShard(0, split_factor=0), R), (R,))], "is no placement whose"),
+    "an unknown cut": (lambda query: [Line((S0, S0), (S0,), "odd")], "a cut is one of any, filled, even"),
+    "it raises": (lambda query: query["nothing"], "KeyError: 'nothing': it raised when asked about"),
 }  # fmt: skip
 
 
@@ -66,8 +66,8 @@ def test_nonsense_is_refused_at_first_use_and_names_the_rules_line(case):
 def test_a_rule_is_checked_for_pieces_too():
     """Here for the piece of one row that the second axis has to do with."""
 
-    def odd(ask):
-        rows = ask.tensors[0].shape[0]
+    def odd(query):
+        rows = query.tensors[0].shape[0]
         yield Line((S0, S0), (S0,)) if rows != 1 else Line((S0, S0), (Shard(7),))
 
     mesh = Mesh.of(2, 2)
@@ -77,12 +77,12 @@ def test_a_rule_is_checked_for_pieces_too():
 
 
 @pytest.mark.parametrize(("book", "problem"), [
-    (Book({MUL: Entry("aten.add.Tensor", lambda ask: [], "f", "r")}), "it is no entry of this op"),
+    (Book({MUL: Entry("aten.add.Tensor", lambda query: [], "f", "r")}), "it is no entry of this op"),
     (Book({MUL: "S(0) -> S(0)"}), "it is no entry of this op"),
     (Book.of(Entry(MUL, None, "f", "r")), "it is no function"),
-    (Book.of(Entry("aten.mul", lambda ask: [], "f", "r")), "this torch has no such overload"),
-    (Book.of(Entry("aten.mull.Tensor", lambda ask: [], "f", "r")), "this torch has no such overload"),
-    (Book.of(Entry("aten.view.default", lambda ask: [], "f", "r", ("sizes",))), "the op has no such argument"),
+    (Book.of(Entry("aten.mul", lambda query: [], "f", "r")), "this torch has no such overload"),
+    (Book.of(Entry("aten.mull.Tensor", lambda query: [], "f", "r")), "this torch has no such overload"),
+    (Book.of(Entry("aten.view.default", lambda query: [], "f", "r", ("sizes",))), "the op has no such argument"),
 ])  # fmt: skip
 def test_a_book_that_cannot_be_is_refused_when_the_propagator_is_made(book, problem):
     with pytest.raises(BadRule, match=problem) as raised:
@@ -97,7 +97,7 @@ def test_a_right_book_is_taken():
     assert len(BOOK) == 9
 
 
-def clone_rows(ask):
+def clone_rows(query):
     yield Line((S0,), (S0,))
 
 
@@ -115,12 +115,12 @@ def test_an_entry_whose_functions_are_none_is_refused_at_once(case):
 
 
 AT_USE = {
-    "own raises": ({"own": lambda ask: ask["rows"]}, "own: KeyError: 'rows': it raised when asked about"),
-    "own names nothing": ({"own": lambda ask: {"N": 2}}, "own: N: the op has no such argument"),
-    "instead raises": ({"instead": lambda ask: ask["dims"]}, "instead: KeyError: 'dims': it raised when asked"),
-    "instead is no call": ({"instead": lambda ask: None}, "instead: AttributeError: "),
-    "instead is no op": ({"instead": lambda ask: Call("aten.nothing.default", (Leaf(0),))}, "instead: AttributeError: "),
-    "instead loses a tensor": ({"instead": lambda ask: Call("aten.rand.default", ([2],))},
+    "own raises": ({"own": lambda query: query["rows"]}, "own: KeyError: 'rows': it raised when asked about"),
+    "own names nothing": ({"own": lambda query: {"N": 2}}, "own: N: the op has no such argument"),
+    "instead raises": ({"instead": lambda query: query["dims"]}, "instead: KeyError: 'dims': it raised when asked"),
+    "instead is no call": ({"instead": lambda query: None}, "instead: AttributeError: "),
+    "instead is no op": ({"instead": lambda query: Call("aten.nothing.default", (Leaf(0),))}, "instead: AttributeError: "),
+    "instead loses a tensor": ({"instead": lambda query: Call("aten.rand.default", ([2],))},
                                "the call has 1 tensors, that one leaves none"),
 }  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_calls_of_a_ranks_own_that_make_no_sense_are_refused_at_use_and_name_the
 
 def test_arguments_of_a_ranks_own_are_those_of_its_pieces_and_none_where_it_has_all():
     entry = Entry(
-        "aten.new_zeros.default", clone_rows, "factory", "none", ("size",), lambda ask: {"layout": ask["layout"]}
+        "aten.new_zeros.default", clone_rows, "factory", "none", ("size",), lambda query: {"layout": query["layout"]}
     )
     whole = Ask(entry.op, {"size": [4], "layout": None}, (Meta((4,), F32),), (Meta((4,), F32),))
     own = checked_own(entry)

@@ -19,22 +19,22 @@ def entry(lines, op="aten.neg.default"):
     return Entry(op, lines, "planted", "to be tried")
 
 
-def rows(ask):
-    yield ask.line({0: Shard(0)}, [Shard(0)])
+def rows(query):
+    yield query.line({0: Shard(0)}, [Shard(0)])
 
 
-def rows_twice(ask):
-    yield from (*rows(ask), *rows(ask))
+def rows_twice(query):
+    yield from (*rows(query), *rows(query))
 
 
-def wrong(ask):
+def wrong(query):
     """Besides what is right: parts of a sum are no parts of a maximum."""
-    yield from rows(ask)
-    yield ask.line({0: Partial("sum")}, [Partial("max")])
+    yield from rows(query)
+    yield query.line({0: Partial("sum")}, [Partial("max")])
 
 
 (EVEN,) = rules(
-    "even", "even rows alone", ["aten.neg.default"], lambda ask: [ask.line({0: Shard(0)}, [Shard(0)], cut="even")]
+    "even", "even rows alone", ["aten.neg.default"], lambda query: [query.line({0: Shard(0)}, [Shard(0)], cut="even")]
 )
 
 
@@ -44,10 +44,10 @@ def said(one, case, ranks=2):
 
 def test_a_question_names_shapes_and_dtypes_of_arguments_and_results():
     one = sample("max.dim", numbers(4, 2), 0)
-    ask = ask_about(one, tell(one).raw)
-    assert [(m.shape, m.dtype) for m in ask.tensors] == [((4, 2), torch.float64)]
-    assert [(m.shape, m.dtype) for m in ask.outputs] == [((2,), torch.float64), ((2,), torch.int64)]
-    assert ask.get("dim") == 0
+    query = ask_about(one, tell(one).raw)
+    assert [(m.shape, m.dtype) for m in query.tensors] == [((4, 2), torch.float64)]
+    assert [(m.shape, m.dtype) for m in query.outputs] == [((2,), torch.float64), ((2,), torch.int64)]
+    assert query.get("dim") == 0
 
 
 def test_a_line_that_is_given_twice_is_one_claim_and_leaves_the_call_as_it_is():

@@ -49,8 +49,8 @@ def test_a_missing_entry_lacks_every_line_of_theirs():
 
 
 def test_a_missing_line_is_told_with_the_call_that_shows_it():
-    def rows(ask):
-        yield ask.line({0: S0}, [S0])
+    def rows(query):
+        yield query.line({0: S0}, [S0])
 
     entry = Entry("aten.mm.default", rows, "planted", "half a rule")
     found = compare("aten.mm.default", entry, [made("aten.mm.default", (4, 6), (6, 4))], ranks=(2,))

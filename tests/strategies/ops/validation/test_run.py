@@ -18,22 +18,22 @@ from strategies.ops.validation.run import RuleResult, Terms, trials
 TERMS = Terms(ranks=(2,), budget=1)
 
 
-def rows(ask):
-    yield ask.line({0: Shard(0)}, [Shard(0)])
+def rows(query):
+    yield query.line({0: Shard(0)}, [Shard(0)])
 
 
-def deadly(ask):
+def deadly(query):
     """Kills its process for a call of three rows."""
-    if ask.tensors[0].shape[0] == 3:
+    if query.tensors[0].shape[0] == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    yield from rows(ask)
+    yield from rows(query)
 
 
-def averaged(ask):
-    yield ask.line({0: Partial("avg")}, [Partial("avg")])
+def averaged(query):
+    yield query.line({0: Partial("avg")}, [Partial("avg")])
 
 
-def broken(ask):
+def broken(query):
     raise ZeroDivisionError("here")
 
 
@@ -82,7 +82,7 @@ def test_a_call_that_the_op_refuses_is_no_test_and_says_so():
 
 def test_a_rule_that_raises_is_no_right_rule():
     heard = tried(entry("aten.neg.default", broken), sample("aten.neg.default", 4, 2))
-    assert heard.wrong == ("the trial failed: ZeroDivisionError: here",)
+    assert heard.wrong == ("the validation failed: ZeroDivisionError: here",)
 
 
 @pytest.mark.parametrize(("heard", "code"), [
