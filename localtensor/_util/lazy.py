@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from localtensor._util import sibling_package
+
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of `package`, whose `__init__.py` is `file`.
@@ -30,6 +32,8 @@ def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[],
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(where))}")
         module, attribute = where[name]
+        if module.partition(".")[0] == sibling_package.NAME and not package.startswith(sibling_package.NAME):
+            sibling_package.ensure_importable()
         found = vars(importlib.import_module(module))
         value = found[attribute] if attribute in found else importlib.import_module(f"{module}.{attribute}")
         setattr(sys.modules[package], name, value)
