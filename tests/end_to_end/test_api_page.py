@@ -46,7 +46,7 @@ def private_imports(page: str) -> list[str]:
 
 def private_mentions(page: Path) -> list[str]:
     """Names of `strategies` that a page quotes; a file, `strategies/ops/all_rules.py`, is no name."""
-    quoted = re.findall(r"\bstrategies\.[\w.]+\w", page.read_text())
+    quoted = re.findall(r"(?<![\w.])strategies\.[\w.]+\w", page.read_text())
     return [name for name in quoted if name not in IN_OUR_TREE.get(page.name, ())]
 
 
