@@ -5,8 +5,8 @@
 
 from importlib import import_module
 
-from localtensor._util import sibling_package
+from localtensor._util import lazy
 
 if __name__ == "__main__":
-    sibling_package.ensure_importable()
+    lazy.find_strategies()
     import_module("strategies.__main__").main()

@@ -1,5 +1,8 @@
 """Lazy exports of a package: the stub beside its `__init__.py` lists each public name once, for type checkers and for us.
 
+The exports of `localtensor` are in part those of the package `strategies`, which is installed beside it.  That package is
+found also where a user has a folder of the same name.
+
 Why not `lazy_loader`: it takes relative imports only, and no name of another package.
 """
 
@@ -7,12 +10,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from localtensor._util import sibling_package
+_BESIDE = "strategies"
+_ROOT = Path(__file__).parents[2]
+_FILE = str(_ROOT / _BESIDE / "__init__.py")
 
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -32,8 +39,8 @@ def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[],
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(where))}")
         module, attribute = where[name]
-        if module.partition(".")[0] == sibling_package.NAME and not package.startswith(sibling_package.NAME):
-            sibling_package.ensure_importable()
+        if module.partition(".")[0] == _BESIDE != package.partition(".")[0]:
+            find_strategies()
         found = vars(importlib.import_module(module))
         value = found[attribute] if attribute in found else importlib.import_module(f"{module}.{attribute}")
         setattr(sys.modules[package], name, value)
@@ -43,3 +50,26 @@ def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[],
         return sorted({*vars(sys.modules[package]), *where})
 
     return get, listing, sorted(where)
+
+
+def find_strategies() -> None:
+    """Put the folder of our packages first on `sys.path` where another `strategies` would be imported instead of ours.
+
+    Child processes inherit the path, so they import the same package.  Raises ImportError if this process has imported
+    another package of that name already: one process cannot have both.
+    """
+    loaded = sys.modules.get(_BESIDE)
+    if loaded is not None and not _is_ours(loaded.__file__):
+        place = loaded.__file__ or ", ".join(loaded.__path__)
+        raise ImportError(
+            f"localtensor needs its own package {_BESIDE!r} ({_FILE}), but this process has imported another package of that "
+            f"name: {place}. Rename that package, or use localtensor in a process that does not import it."
+        )
+    found = PathFinder.find_spec(_BESIDE)
+    if found is not None and not _is_ours(found.origin):
+        sys.path.insert(0, str(_ROOT))
+
+
+def _is_ours(file: str | None) -> bool:
+    """Whether this is the file of our package; None is a folder without an `__init__.py`."""
+    return file is not None and os.path.realpath(file) == os.path.realpath(_FILE)
