@@ -59,8 +59,9 @@ def find_strategies() -> None:
     another package of that name already: one process cannot have both.
     """
     loaded = sys.modules.get(_BESIDE)
-    if loaded is not None and not _is_ours(loaded.__file__):
-        place = loaded.__file__ or ", ".join(loaded.__path__)
+    file = getattr(loaded, "__file__", None)  # a folder without an `__init__.py` has none
+    if loaded is not None and not _is_ours(file):
+        place = file or ", ".join(loaded.__path__)
         raise ImportError(
             f"localtensor needs its own package {_BESIDE!r} ({_FILE}), but this process has imported another package of that "
             f"name: {place}. Rename that package, or use localtensor in a process that does not import it."
@@ -71,5 +72,5 @@ def find_strategies() -> None:
 
 
 def _is_ours(file: str | None) -> bool:
-    """Whether this is the file of our package; None is a folder without an `__init__.py`."""
+    """Whether this is the file of our package."""
     return file is not None and os.path.realpath(file) == os.path.realpath(_FILE)

@@ -83,7 +83,9 @@ def test_the_path_is_left_alone_where_ours_is_found(monkeypatch):
 @pytest.mark.parametrize("file", ["/theirs/strategies/__init__.py", None])
 def test_another_package_that_is_imported_already_is_refused(file, monkeypatch):
     other = ModuleType("strategies")
-    other.__file__, other.__path__ = file, ["/theirs/strategies"]
+    other.__path__ = ["/theirs/strategies"]
+    if file:
+        other.__file__ = file
     monkeypatch.setitem(sys.modules, "strategies", other)
     with pytest.raises(
         ImportError, match=r"needs its own package 'strategies' .*another package .*: /theirs/strategies"
