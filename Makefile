@@ -30,7 +30,7 @@ help: ## this list  (at once)
 
 setup: $(READY) ## make .venv and install everything, once  (a minute or two, mostly torch; then at once)
 
-validate: $(READY) ## judge every rule that torch's DTensor claims; wrong rules are a result  (some five minutes)
+validate: $(READY) ## validate every rule that torch's DTensor registers; wrong rules are a result  (some five minutes)
 	@$(VENV)/bin/localtensor validate --all --claims; code=$$?; \
 	if [ $$code -eq 1 ]; then echo "make validate: done; it found wrong rules, listed above (exit code 1 of the tool)."; \
 	elif [ $$code -ne 0 ]; then echo "make validate: the tool failed with exit code $$code; README has the table." >&2; exit $$code; fi
@@ -64,7 +64,7 @@ rankbugs: $(READY) ## planted faults in rank programs: how many lt.run finds, an
 overloads: $(READY) ## every aten overload in lockstep, against a plain loop over the ranks  (about 10 minutes)
 	@$(PY) -m tests.tools.overloads
 
-rules: $(READY) ## every sharding rule of our own on trial, at full strength: the exit code is 1 if one is wrong  (tens of minutes)
+rules: $(READY) ## validate every sharding rule of our own, at full strength: the exit code is 1 if one is wrong  (tens of minutes)
 	@$(PY) -m strategies.ops
 
 coverage: $(READY) ## our rules beside DTensor's on the 300 most used overloads  (minutes)
@@ -89,14 +89,15 @@ mutants: $(TRIAL) ## planted bugs, by hand and by Cosmic Ray: which do the tests
 flaky: $(TRIAL) ## the suite in twenty random orders; stopped, it goes on from flaky.jsonl  (hours)
 	@$(PY) -m tests.tools.flaky --times 20 --journal flaky.jsonl
 
-branches: $(TRIAL) ## branches of each room that the suite takes  (half an hour)
+branches: $(TRIAL) ## branches of each package that the suite takes  (half an hour)
 	@$(PY) -m tests.tools.branches
 
 cuda: $(READY) ## with a GPU: the whole sweep on it, beside the CPU, real processes and torch's validator; without: exit 3
 	@$(PY) -m tests.tools.cuda
 
-docs: $(READY) ## every docstring example, every command and example of the pages and the help  (some minutes)
-	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/test_,readme.py docs.py help.py)
+docs: $(READY) ## write docs/api.md; every docstring example, every command and example of the pages and the help  (some minutes)
+	$(PY) -m tests.tools.api_page --write
+	$(PYTEST) localtensor strategies $(addprefix tests/end_to_end/test_,readme.py docs.py api_page.py help.py)
 
 clean: ## caches and built packages; .venv stays: delete it to start over  (at once)
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info

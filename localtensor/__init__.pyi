@@ -1,4 +1,6 @@
 __version__: str
+from localtensor import concurrency as concurrency
+from localtensor import errors as errors
 from localtensor import testing as testing
 from localtensor.collectives.compare import assert_same_on_all_ranks as assert_same_on_all_ranks
 from localtensor.concurrency.schedule import pct as pct
@@ -7,6 +9,9 @@ from localtensor.concurrency.schedule import round_robin as round_robin
 from localtensor.concurrency.schedule import shuffled as shuffled
 from localtensor.errors.base import LocalTensorError as LocalTensorError
 from localtensor.layout.mesh import Mesh as Mesh
+from localtensor.layout.shard_order import lies_alike as lies_alike
+from localtensor.layout.shard_order import ordered as ordered
+from localtensor.layout.shard_order import strided as strided
 from localtensor.layout.shards import assemble as assemble
 from localtensor.layout.shards import split as split
 from localtensor.layout.spec import Spec as Spec
@@ -33,12 +38,18 @@ from localtensor.lockstep.mode import tensor_map as tensor_map
 from localtensor.runner.api import LeftoverWarning as LeftoverWarning
 from localtensor.runner.api import Run as Run
 from localtensor.runner.api import run as run
+from strategies import ops as rules
+from strategies import planner as planner
+from strategies import propagation as propagation
 from strategies.model.settings import Settings as Settings
 from strategies.planner.execute.lockstep import redistribute as redistribute
 from strategies.planner.search.api import plan as plan
 from strategies.propagation.explicit.context import allow_implicit_communication as allow_implicit_communication
 from strategies.propagation.explicit.context import no_implicit_communication as no_implicit_communication
+from strategies.propagation.explicit.redistribution_text import ImplicitCommunication as ImplicitCommunication
 from strategies.propagation.overlay.context import overlay_dtensor as overlay_dtensor
 from strategies.sweep.session import validate as validate
+from strategies.torch_api.specs import of_torch as spec_from_torch
+from strategies.torch_api.specs import to_torch as spec_to_torch
 from strategies.validation.assertions.api import assert_rule as assert_rule
 from strategies.validation.assertions.api import assert_sharding as assert_sharding

@@ -1,5 +1,6 @@
 from localtensor.concurrency.explorer import Maker as Maker
 from localtensor.concurrency.explorer import explore as explore
+from localtensor.concurrency.explorer import replay as replay
 from localtensor.concurrency.line_yield_points import by_lines as by_lines
 from localtensor.concurrency.results import Failure as Failure
 from localtensor.concurrency.results import Program as Program

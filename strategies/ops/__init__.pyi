@@ -1,6 +1,9 @@
+from strategies.model.rule import Leaf as Leaf
 from strategies.ops.all_rules import OUR_RULES as OUR_RULES
 from strategies.ops.lib.elementwise import elementwise as elementwise
+from strategies.ops.lib.overload_variants import on_lists as on_lists
 from strategies.ops.lib.overload_variants import with_variants as with_variants
+from strategies.ops.pointwise.linear import linear as linear
 from strategies.ops.semantics.rulebook import Book as Book
 from strategies.ops.semantics.rulebook import Meta as Meta
 from strategies.ops.semantics.rulebook import ask_of as ask_of

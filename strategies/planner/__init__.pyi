@@ -1,6 +1,14 @@
-from strategies.planner.execute.lockstep import redistribute as redistribute
 from strategies.planner.execute.process_groups import axes_of as axes_of
 from strategies.planner.execute.process_groups import groups_along as groups_along
 from strategies.planner.execute.process_groups import redistribute_local as redistribute_local
 from strategies.planner.search.api import clear as clear
+from strategies.planner.search.plan_cache import NoPlan as NoPlan
+from strategies.planner.steps.alpha_beta import Network as Network
 from strategies.planner.steps.legal_steps import LEGAL as LEGAL
+from strategies.planner.steps.plan import Move as Move
+from strategies.planner.steps.plan import Plan as Plan
+from strategies.planner.steps.prices import Sent as Sent
+from strategies.planner.steps.prices import Time as Time
+from strategies.planner.steps.prices import Topology as Topology
+from strategies.planner.steps.prices import TorchPrice as TorchPrice
+from strategies.planner.text.parser import read as read

@@ -1,4 +1,3 @@
-from strategies.propagation.cache import SingleFlightCache as SingleFlightCache
 from strategies.propagation.cache import answers as answers
 from strategies.propagation.cache import key_of as key_of
 from strategies.propagation.explicit.context import communicates as communicates

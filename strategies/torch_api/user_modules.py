@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from localtensor._util import lazy
 from localtensor.errors import LocalTensorError, Refusal
 from strategies.torch_api import dtensor
 
@@ -72,6 +73,7 @@ def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTenso
         raise bad(module or "''", "this is no name of a module", "Write it as after `import`: my_package.my_rules.")
     if folder not in sys.path:
         sys.path.insert(0, folder)
+        lazy.find_strategies()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -139,4 +141,5 @@ def at_home(module: str, folder: str) -> None:
     """The user's rules module is imported in this process, too."""
     if module:
         sys.path.insert(0, folder)
+        lazy.find_strategies()
         importlib.import_module(module)

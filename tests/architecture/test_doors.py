@@ -54,15 +54,7 @@ REEXPORTED = {
     "SingleFlightCache": ("localtensor.concurrency.single_flight",),
     "LocalTensor": ("localtensor.lockstep.values.local_tensor",),  # made outside a mode, it needs the mode's module
 }
-MOVED: set[str] = {
-    "assert_rule",
-    "assert_sharding",
-    "check_case",
-    "rule_cases",
-    "RuleCase",
-    "WrongRule",
-    "SingleFlightCache",
-}
+MOVED: set[str] = {"Leaf", "assert_rule", "assert_sharding", "check_case", "rule_cases", "RuleCase", "WrongRule"}
 """Names that a package offers though another one defines them."""
 
 

@@ -1,6 +1,8 @@
 """The Python sessions in docs/ are true, and the links between the pages lead somewhere."""
 
 import doctest
+import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -10,6 +12,10 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 SESSIONS = [page for page in DOCS if "```pycon" in page.read_text()]
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+NOW = [page for page in PAGES if page.name != "CHANGELOG.md"]
+"""Pages on what is there; the changelog also names what was."""
+FILES = {"localtensor.sarif", "localtensor.xml"}
+"""Files that the gate writes."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -31,9 +37,49 @@ def loose_ends(page: Path) -> list[str]:
 
 
 def absent(text: str) -> list[str]:
-    """Files of this repository that a page names and that are not there; capitals stand for a name to be put in."""
-    named = re.findall(r"\b(?:localtensor|strategies|tests|docs)/[\w./]+\.\w+", text)
-    return [path for path in named if not re.search("[A-Z]{4}", path) and not (ROOT / path).is_file()]
+    """Files and folders of this repository that a page names and that are not there; capitals stand for a name to be put in."""
+    named = re.findall(r"(?<![\w/.-])(?:localtensor|strategies|tests|docs)/[\w./*]*[\w*]", text)
+    return [path for path in named if not re.search("[A-Z]{4}", path) and not any(ROOT.glob(path))]
+
+
+def exists(dotted: str) -> bool:
+    """Whether this is a module, or an attribute that is reached from one; modules named are not imported themselves."""
+    parent, _, name = dotted.rpartition(".")
+    try:
+        if importlib.util.find_spec(dotted):
+            return True
+    except ModuleNotFoundError:  # its parent is no package: `localtensor.planner` is an attribute
+        pass
+    if not parent:
+        return False
+    found, *attributes = parent.split(".")
+    value = importlib.import_module(found)
+    for attribute in attributes:
+        value = getattr(value, attribute, None)
+    return hasattr(value, name) or (exists(parent) and hasattr(importlib.import_module(parent), name))
+
+
+def unknown(text: str) -> list[str]:
+    """Modules and names, `localtensor.testing.draws`, that a page names and that are not there."""
+    named = re.findall(r"(?<![\w/.-])(?:localtensor|strategies|tests)(?:\.[A-Za-z_]\w*)+", text)
+    return [name for name in named if name not in FILES and not exists(name)]
+
+
+def not_in_its_file(text: str) -> list[str]:
+    """Names of a constant that a page places in a file, "`SERVED` of `localtensor/...`", and that this does not have."""
+    placed = re.findall(r"`(\w+)`(?: \([^()]*\))?\s+(?:of|in)\s+`((?:localtensor|strategies|tests)/[\w/]+\.py)`", text)
+    return [f"{name}: {path}" for name, path in placed if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
+
+
+def pictured(readme: str) -> set[str]:
+    """The packages of the picture in the README."""
+    (block,) = re.findall(r"^```text\n(localtensor/ .*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    found, top = set(), ""
+    for line in block.splitlines():
+        if name := re.match(r"( *)(\w+)/ ", line):
+            top = top if name[1] else name[2]
+            found.add(f"{top}/{name[2]}" if name[1] else name[2])
+    return found
 
 
 def test_there_are_pages_with_sessions():
@@ -57,12 +103,35 @@ def test_the_readme_leads_to_every_page(page):
     assert f"(docs/{page.name}" in (ROOT / "README.md").read_text()
 
 
-def test_every_file_that_contributing_names_is_there():
-    assert absent((ROOT / "CONTRIBUTING.md").read_text()) == []
+@pytest.mark.parametrize("page", NOW, ids=lambda page: page.name)
+def test_every_file_and_module_that_a_page_names_is_there(page):
+    text = page.read_text()
+    assert absent(text) == [] and unknown(text) == [] and not_in_its_file(text) == []
+
+
+def test_the_picture_in_the_readme_has_every_package():
+    packages = {
+        folder.relative_to(ROOT).as_posix()
+        for top in ("localtensor", "strategies")
+        for folder in (ROOT / top, *(ROOT / top).iterdir())
+        if (folder / "__init__.py").is_file()
+    }
+    assert pictured((ROOT / "README.md").read_text()) == packages
 
 
 def test_a_planted_file_that_is_not_there_is_caught():
-    assert absent("`docs/gate.md`, strategies/attic.py, tests/strategies/ops/test_FAMILY.py") == ["strategies/attic.py"]
+    text = "`docs/gate.md`, strategies/attic.py, `tests/attic/`, tests/strategies/ops/test_FAMILY.py"
+    assert absent(text) == ["strategies/attic.py", "tests/attic"]
+
+
+def test_a_planted_module_that_is_not_there_is_caught():
+    text = "`localtensor.testing.draws`, `localtensor.planner.Plan`, `strategies.attic`, `localtensor.errors.Attic`, tests.tools.mutants"
+    assert unknown(text) == ["strategies.attic", "localtensor.errors.Attic"]
+
+
+def test_a_planted_name_in_another_file_is_caught():
+    text = "a row in `SERVED` of `localtensor/collectives/c10d_table.py`, in `ATTIC` (by name) of\n`localtensor/__init__.py`"
+    assert not_in_its_file(text) == ["ATTIC: localtensor/__init__.py"]
 
 
 def test_a_planted_loose_end_is_caught(tmp_path):

@@ -49,7 +49,7 @@ class BadOverlay(Refusal, call="overlay_dtensor"):
 def overlay_dtensor(
     book: Book | None = None, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
 ) -> Overlay:
-    """A context manager: inside, DTensor goes by the rules of `book`; without one, by `strategies.ops.OUR_RULES`.
+    """A context manager: inside, DTensor goes by the rules of `book`; without one, by `OUR_RULES`.
 
     `only` names overloads, or globs of them: just those are taken from the book.  `add=False` leaves out what DTensor
     has no rule for, `replace=False` what it has.  The same object may be entered again, inside itself and in others'

@@ -41,7 +41,7 @@ def totals(report: Report) -> str:
         f"torch {report.torch}, {today}: **{len(found)} wrong rules and programs of {ops} overloads**, each confirmed end to end on "
         f"gloo processes;\n{len(quiet)} of them silently: every rank goes on, with wrong numbers or shapes. "
         f"{len(programs)} show only with a second op, a gradient or\na mesh of several axes. {c.sound + c.unsound:,} rules were "
-        f"judged in {c.instances:,} instances on {c.overloads:,} overloads.\n"
+        f"validated in {c.instances:,} instances on {c.overloads:,} overloads.\n"
     )
 
 
