@@ -336,5 +336,7 @@ def meta_of(x: torch.Tensor) -> TensorMeta:
 def _without_subclasses(value: Any) -> Any:
     """The value with torch.Size and other subclasses as plain tuples, the only ones in which a `Call` finds leaves."""
     if isinstance(value, (list, tuple)):
-        return [_without_subclasses(v) for v in value] if type(value) is list else tuple(map(_without_subclasses, value))
+        return (
+            [_without_subclasses(v) for v in value] if type(value) is list else tuple(map(_without_subclasses, value))
+        )
     return value
