@@ -1,4 +1,4 @@
-from strategies.propagation.cache import Once as Once
+from localtensor.concurrency.single_flight import Once as Once
 from strategies.propagation.cache import answers as answers
 from strategies.propagation.cache import key_of as key_of
 from strategies.propagation.explicit.context import communicates as communicates

@@ -40,15 +40,15 @@ from typing import Any
 import torch
 
 from localtensor._util import ambient
-from localtensor.concurrency import THREADS, Sync, Tally
+from localtensor.concurrency import LIMIT as KEPT
+from localtensor.concurrency import THREADS, Once, Stats, Sync, Tally
 from localtensor.layout import Mesh, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
 from strategies.ops.semantics.local_call import check_book
 from strategies.ops.semantics.rulebook import Book
 from strategies.planner.steps.alpha_beta import NETWORK, Network
-from strategies.propagation.cache import LIMIT as KEPT
-from strategies.propagation.cache import Key, Keys, Once, Specs, Stats, answers
+from strategies.propagation.cache import Key, Keys, Specs, answers
 from strategies.propagation.compute import Afresh, Decompose
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.mesh_expansion import LIMIT

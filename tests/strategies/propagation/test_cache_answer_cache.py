@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial
 
-from localtensor.concurrency.single_flight import Once as OnceItself
+import strategies.propagation
+from localtensor.concurrency import LIMIT, Once, clear_all
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
-from strategies.propagation.cache import LIMIT, Once, answers, call_parts, clear_all, key_of
+from strategies.propagation.cache import answers, call_parts, key_of
 
 SUM = "aten.sum.dim_IntList"
 
@@ -32,7 +33,7 @@ def cache():
 
 
 def test_the_door_leads_to_the_cache_that_ranks_share():
-    assert Once is OnceItself and answers("any")._limit == LIMIT
+    assert strategies.propagation.Once is Once and answers("any")._limit == LIMIT
 
 
 @pytest.mark.parametrize(("key", "why"), [

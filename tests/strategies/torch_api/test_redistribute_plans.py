@@ -62,7 +62,7 @@ def test_torch_still_has(name):
         found = PARTS[name]()
     except (ImportError, AttributeError, TypeError, KeyError) as gone:
         if name.endswith(BY_FEATURE):
-            pytest.skip(f"torch {torch.__version__} has no {name}; the room does without ({gone})")
+            pytest.skip(f"torch {torch.__version__} has no {name}; we do without ({gone})")
         pytest.fail(f"torch {torch.__version__} has no {name} any more, which dtensor_transforms.py uses: {gone}")
     assert found is not None, f"{name} is None in torch {torch.__version__}"
 

@@ -9,13 +9,13 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import localtensor as lt
+from localtensor.concurrency import clear_all
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadRule
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.cache import clear_all
 from strategies.propagation.overlay import call_plan
 from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
 from strategies.propagation.overlay.context import overlay_dtensor
