@@ -200,6 +200,8 @@ def _explicit_call(need: Need) -> str | None:
 
 
 def _target_code(was: Placement, now: Placement) -> str:
-    if isinstance(now, Partial):  # not a public target: a partial tensor stays so, and from R each rank proceeds locally
+    if isinstance(
+        now, Partial
+    ):  # not a public target: a partial tensor stays so, and from R each rank proceeds locally
         return f"Partial({now.reduce_op!r})" if was == now else "Replicate()"
     return f"Shard({now.dim})" if isinstance(now, Shard) else repr(Replicate())
