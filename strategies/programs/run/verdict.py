@@ -1,4 +1,4 @@
-"""What a run of DTensor itself came to: each rank's own account, weighed against the truth."""
+"""The verdict on a run of DTensor: each rank's results compared with the oracle, and a diagram of what ranks hold."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ from strategies.programs.run.rank_run import RankResult
 from strategies.validation.difference import Apart, rounding
 from strategies.validation.probe import Case
 
-# Which ranks hold what, before and after, as text that one can read.
-
 
 def picture(case: Case, heard: Sequence[RankResult]) -> str:
-    """Which ranks hold what, before and after."""
-    return _drawn(list(map(short, case.rule.inputs)), case.held, heard, case.truth)
+    """The ranks' pieces of the arguments and the results of a case, as text."""
+    return _diagram(list(map(short, case.rule.inputs)), case.held, heard, case.truth)
 
 
 def program_picture(program: Program, truth: Truth, heard: Sequence[RankResult]) -> str:
-    """The same for a program, whose results are those of what follows the op."""
-    return _drawn(list(map(held_text, program.inputs)), held_of(program), heard, truth)
+    """The same for a program, whose results are those of its follow-up step."""
+    return _diagram(list(map(held_text, program.inputs)), held_of(program), heard, truth)
 
 
-def _drawn(
+def _diagram(
     placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: Sequence[RankResult], truth: Truth
 ) -> str:
     lines = []
@@ -43,11 +41,8 @@ def _drawn(
     for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
         lines.append(f"result {i}, {name}")
         lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
-        lines.append(
-            f"  together  {tensor_text(heard[0].whole[i], 8)}"
-            if heard[0].whole
-            else "  together  could not be assembled"
-        )
+        whole = tensor_text(heard[0].whole[i], 8) if heard[0].whole else "could not be assembled"
+        lines.append(f"  together  {whole}")
     for i, want in enumerate(truth.outputs):
         lines.append(f"the op gives {tensor_text(want, 8)}" if i == 0 else f"  and        {tensor_text(want, 8)}")
     return "\n".join(lines)
@@ -55,7 +50,10 @@ def _drawn(
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """`wrong` is the reason if the real run went wrong, else empty; `note` says what happened instead."""
+    """The result of a run: `wrong` is why it is wrong, or empty; `note` describes a run that is not wrong.
+
+    `got` and `want` are the values that differ, `heard` the ranks' results, `failed` the traceback of an error of ours.
+    """
 
     wrong: str
     note: str = ""
@@ -64,7 +62,7 @@ class Confirmation:
     heard: tuple[RankResult, ...] = ()
     failed: str = ""
     refused: str = ""
-    """What every rank raised when it ran the op, if that is what happened."""
+    """The error that every rank raised in the op, if they did."""
 
 
 def judged(
@@ -75,12 +73,12 @@ def judged(
     *,
     coarse: float = 0.0,
 ) -> Confirmation:
-    """The verdict on what the ranks of a mesh heard; `claimed` are the placements that the results should have.
+    """The verdict on the results of the ranks of a mesh; `claimed` are the placements that the results should have.
 
-    `coarse` is what splitting the inputs has lost (see `probe.coarsest`).
+    `coarse` is the rounding error of splitting the inputs (see `difference.coarsest`).
     """
     heard = tuple(heard)
-    failed = next((h for h in heard if h.errors), None)
+    failed = next((result for result in heard if result.errors), None)
     shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, heard)
     if shape:
         return Confirmation(shape, heard=heard)
@@ -89,15 +87,14 @@ def judged(
 
 def _raised(failed: RankResult, heard: tuple[RankResult, ...]) -> Confirmation:
     who = [rank for rank, error in enumerate(failed.errors) if error]
-    said = failed.errors[who[0]]
+    error = failed.errors[who[0]]
     if len(who) < len(failed.errors):
         names = ", ".join(map(str, who))
-        return Confirmation(
-            f"rank {names} raises {said}; its peers go on and wait for it at the next collective", heard=heard
-        )
+        wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
+        return Confirmation(wrong, heard=heard)
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
-    refused = said if failed.failed == "op" else ""
-    return Confirmation("", f"DTensor {where} on every rank: {said}", heard=heard, refused=refused)
+    refused = error if failed.failed == "op" else ""
+    return Confirmation("", f"DTensor {where} on every rank: {error}", heard=heard, refused=refused)
 
 
 def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[RankResult]) -> str:
@@ -118,7 +115,7 @@ def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[RankResult])
 
 
 def placements_of(text: str) -> tuple[Placement, ...] | None:
-    """The placements, or None if one is DTensor's own, which has no arithmetic here: its values are compared."""
+    """The placements of the text, or None if one is of a class of DTensor's own, for which only values are compared."""
     try:
         return read_layout(text)
     except BadPlacement:
@@ -126,20 +123,18 @@ def placements_of(text: str) -> tuple[Placement, ...] | None:
 
 
 def _compared(truth: Truth, heard: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
-    for i, want in enumerate(truth.outputs):
+    for i, want in enumerate(truth.outputs if not truth.metadata_only else ()):
         slack = truth.slack[i]
-        if truth.metadata_only:
-            continue
-        looked: list[Any] = []  # ranks of a simulation share what is the same
+        compared: list[Any] = []  # simulated ranks share equal values
         for rank, one in enumerate(heard):
             got = one.whole[i] if i < len(one.whole) else None
-            if any(got is other for other in looked):
+            if any(got is other for other in compared):
                 continue
-            looked.append(got)
+            compared.append(got)
             placement = one.placements[i] if i < len(one.placements) else "-"
             pieces = [h.pieces[i] for h in heard if i < len(h.pieces)]
             lost = rounding(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
-            problem = _unlike(got, want, slack, lost)
+            problem = _difference(got, want, slack, lost)
             if problem:
                 which = f"output {i}" if len(truth.outputs) > 1 else "the result"
                 wrong = f"rank {rank} assembles {which} from {placement}: {problem}"
@@ -151,8 +146,8 @@ def _compared(truth: Truth, heard: tuple[RankResult, ...], claimed: Sequence[str
     return Confirmation("", note, heard=heard)
 
 
-def _unlike(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
-    """How they differ by more than the slack and what putting the result together has lost; or empty."""
+def _difference(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
+    """How they differ by more than the slack and `lost`, the rounding error of gathering the result; or empty."""
     if not isinstance(want, Tensor) or slack is None:
         return ""
     want, slack = want.cpu(), slack.cpu()
@@ -163,7 +158,7 @@ def _unlike(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
     if got.dtype != want.dtype:
         return f"{got.dtype}, not {want.dtype}"
     slack = slack + lost
-    if got.dtype == torch.int64:  # what a float beyond int64 becomes is not defined; torch gives the least int64
+    if got.dtype == torch.int64:  # the cast of a float beyond int64 is not defined; torch returns the least int64
         least = torch.iinfo(torch.int64).min
         slack = torch.where((got == least) | (want == least), torch.inf, slack.to(torch.float64))
     if agrees(got, want, slack):
