@@ -111,7 +111,7 @@ def _is_raised_here(error: BaseException) -> bool:
     return trace is not None and trace.tb_frame.f_globals["__name__"] in (__name__, to_torch.__module__)
 
 
-def spec_seen(spec: Spec, mesh: DeviceMesh) -> DTensorSpec:
+def spec_seen(spec: Spec, mesh: DeviceMesh) -> Any:  # a DTensorSpec, whose `tensor_meta` is optional by its type only
     """The spec as DTensor writes it: with a shard order, or with strided shards, which encode one."""
     return to_torch(spec, mesh, reading="cuts" if spec.shard_order else "order")
 

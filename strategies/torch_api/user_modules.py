@@ -80,14 +80,9 @@ def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTenso
         raise bad(module, f"importing it raises {words_of(error)}", "Install what it needs.") from error
     except KeyboardInterrupt:
         raise
-    except (
-        BaseException
-    ) as error:  # why: a user's module may raise anything, even pytest's Skipped; reported with its line
-        raise bad(
-            module,
-            f"importing it raises {type(error).__name__}: {words_of(error)} ({_user_line(error)})",
-            "Fix that first.",
-        ) from error
+    except BaseException as error:  # why: a user's module may raise anything, even pytest's Skipped; its line is named
+        problem = f"importing it raises {type(error).__name__}: {words_of(error)} ({_user_line(error)})"
+        raise bad(module, problem, "Fix that first.") from error
 
 
 def words_of(error: BaseException) -> str:

@@ -173,9 +173,7 @@ def _synchronised(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
     value, error, trace = None, "", ""
     try:
         value = work()
-    except (
-        Exception
-    ) as raised:  # why: any exception of DTensor's is this rank's result, and is reported with a traceback
+    except Exception as raised:  # why: any exception is this rank's result, reported with its traceback
         error, trace = in_a_line(raised), traceback.format_exc()
     flag = torch.tensor([float(bool(error))])
     dist.all_reduce(flag)
