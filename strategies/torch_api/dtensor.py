@@ -100,7 +100,7 @@ def own_dispatch(op: torch._ops.OpOverload) -> str:
     """Why DTensor's result is not simply each rank's result with placements from a rule; empty if it is."""
     handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
     if handler is not None:  # an overlay's handler returns each rank's results unchanged
-        return "" if getattr(handler, "by_lines", False) else "DTensor has a handler of its own for this op"
+        return "" if getattr(handler, "applies_rules", False) else "DTensor has a handler of its own for this op"
     if op._schema.name.endswith("_") and not _writes_first(op):  # `x << 1` is `__lshift__`, and returns x itself (2.13)
         return "DTensor takes this op for one in place, by its name"
     return "DTensor makes one number of what each rank gets" if gives_numbers(op) else ""

@@ -35,7 +35,7 @@ Handlers = Mapping[torch._ops.OpOverload, Handler]
 class Ours:
     """A handler of an overlay, distinguished from torch's own by its class."""
 
-    by_lines = True
+    applies_rules = True
     """Whether the result is each rank's result with placements from a rule."""
     __slots__ = ("run",)
 

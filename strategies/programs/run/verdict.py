@@ -21,27 +21,27 @@ from strategies.validation.difference import Apart, rounding
 from strategies.validation.probe import Case
 
 
-def picture(case: Case, heard: Sequence[RankResult]) -> str:
+def picture(case: Case, results: Sequence[RankResult]) -> str:
     """The ranks' pieces of the arguments and the results of a case, as text."""
-    return _diagram(list(map(short, case.rule.inputs)), case.held, heard, case.truth)
+    return _diagram(list(map(short, case.rule.inputs)), case.held, results, case.truth)
 
 
-def program_picture(program: Program, truth: Truth, heard: Sequence[RankResult]) -> str:
+def program_picture(program: Program, truth: Truth, results: Sequence[RankResult]) -> str:
     """The same for a program, whose results are those of its follow-up step."""
-    return _diagram(list(map(held_text, program.inputs)), held_of(program), heard, truth)
+    return _diagram(list(map(held_text, program.inputs)), held_of(program), results, truth)
 
 
 def _diagram(
-    placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: Sequence[RankResult], truth: Truth
+    placements: Sequence[str], held: Sequence[Sequence[Tensor]], results: Sequence[RankResult], truth: Truth
 ) -> str:
     lines = []
     for i, column in enumerate(held):
         lines.append(f"argument {i}, {placements[i]}")
         lines += [f"  rank {rank}  {tensor_text(piece, 8)}" for rank, piece in enumerate(column)]
-    for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
+    for i, name in enumerate(results[0].placements if results and results[0].pieces else ()):
         lines.append(f"result {i}, {name}")
-        lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
-        whole = tensor_text(heard[0].whole[i], 8) if heard[0].whole else "could not be assembled"
+        lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(results)]
+        whole = tensor_text(results[0].whole[i], 8) if results[0].whole else "could not be assembled"
         lines.append(f"  together  {whole}")
     for i, want in enumerate(truth.outputs):
         lines.append(f"the op gives {tensor_text(want, 8)}" if i == 0 else f"  and        {tensor_text(want, 8)}")
@@ -68,7 +68,7 @@ class Confirmation:
 def judged(
     truth: Truth,
     mesh: tuple[int, ...],
-    heard: Sequence[RankResult],
+    results: Sequence[RankResult],
     claimed: Sequence[str] = (),
     *,
     coarse: float = 0.0,
@@ -77,31 +77,31 @@ def judged(
 
     `coarse` is the rounding error of splitting the inputs (see `difference.coarsest`).
     """
-    heard = tuple(heard)
-    failed = next((result for result in heard if result.errors), None)
-    shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, heard)
+    results = tuple(results)
+    failed = next((result for result in results if result.errors), None)
+    shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, results)
     if shape:
-        return Confirmation(shape, heard=heard)
-    return _raised(failed, heard) if failed else _compared(truth, heard, claimed, coarse)
+        return Confirmation(shape, heard=results)
+    return _raised(failed, results) if failed else _compared(truth, results, claimed, coarse)
 
 
-def _raised(failed: RankResult, heard: tuple[RankResult, ...]) -> Confirmation:
+def _raised(failed: RankResult, results: tuple[RankResult, ...]) -> Confirmation:
     who = [rank for rank, error in enumerate(failed.errors) if error]
     error = failed.errors[who[0]]
     if len(who) < len(failed.errors):
         names = ", ".join(map(str, who))
         wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
-        return Confirmation(wrong, heard=heard)
+        return Confirmation(wrong, heard=results)
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
     refused = error if failed.failed == "op" else ""
-    return Confirmation("", f"DTensor {where} on every rank: {error}", heard=heard, refused=refused)
+    return Confirmation("", f"DTensor {where} on every rank: {error}", heard=results, refused=refused)
 
 
-def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[RankResult]) -> str:
+def _misshapen(truth: Truth, mesh: tuple[int, ...], results: Sequence[RankResult]) -> str:
     for i, want in enumerate(truth.outputs):
         if not isinstance(want, Tensor):
             continue
-        for rank, one in enumerate(heard):
+        for rank, one in enumerate(results):
             placements = placements_of(one.placements[i]) if i < len(one.placements) else None
             if placements is None or len(placements) != len(mesh):
                 continue
@@ -122,28 +122,28 @@ def placements_of(text: str) -> tuple[Placement, ...] | None:
         return None
 
 
-def _compared(truth: Truth, heard: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
+def _compared(truth: Truth, results: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
     for i, want in enumerate(truth.outputs if not truth.metadata_only else ()):
         slack = truth.slack[i]
         compared: list[Any] = []  # simulated ranks share equal values
-        for rank, one in enumerate(heard):
+        for rank, one in enumerate(results):
             got = one.whole[i] if i < len(one.whole) else None
             if any(got is other for other in compared):
                 continue
             compared.append(got)
             placement = one.placements[i] if i < len(one.placements) else "-"
-            pieces = [h.pieces[i] for h in heard if i < len(h.pieces)]
+            pieces = [other.pieces[i] for other in results if i < len(other.pieces)]
             lost = rounding(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
             problem = _difference(got, want, slack, lost)
             if problem:
                 which = f"output {i}" if len(truth.outputs) > 1 else "the result"
                 wrong = f"rank {rank} assembles {which} from {placement}: {problem}"
-                return Confirmation(wrong, "", tensor_text(got), tensor_text(want), heard)
-    took = heard[0].placements[: len(claimed)] if claimed else ()
+                return Confirmation(wrong, "", tensor_text(got), tensor_text(want), results)
+    took = results[0].placements[: len(claimed)] if claimed else ()
     follows = tuple(claimed) == tuple(took)
     shown = ", ".join(took)
     note = "DTensor's own run is right" if follows else f"DTensor does not follow it: it gives {shown}, which is right"
-    return Confirmation("", note, heard=heard)
+    return Confirmation("", note, heard=results)
 
 
 def _difference(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:

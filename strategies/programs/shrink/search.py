@@ -93,7 +93,7 @@ def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = BUDGET
     """
     witness = Witness(instance, case_of(instance, seed), seed=seed)
     tries = shrink(witness.start, witness, budget=budget).to_try(MOST)
-    return [smaller for program in tries if (smaller := witness.charge(program)) is not None]
+    return [smaller for program in tries if (smaller := witness.failing_instance(program)) is not None]
 
 
 def _smaller_whole_claims(first: Candidate, seed: int) -> Iterator[Candidate]:

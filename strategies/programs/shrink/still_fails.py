@@ -120,7 +120,7 @@ class Witness:
     def __call__(self, program: Program) -> bool:
         return bool(self._reason) and self._found(program) is not None
 
-    def charge(self, program: Program) -> Instance | None:
+    def failing_instance(self, program: Program) -> Instance | None:
         """The program as an instance of the rule with its evidence, or None if it shows nothing."""
         found = self._found(program)
         if found is None:

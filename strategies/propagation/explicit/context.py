@@ -162,15 +162,15 @@ class Guard:
     def __init__(self, owner: Explicit, below: Guard | None, *, handlers: bool = True) -> None:
         self.owner, self.below, self.handlers = owner, below, handlers
         self.allows = owner.allows
-        self._views = Views(functools.partial(watched, tell=self.tell))
+        self._views = Views(functools.partial(watched, report=self.report))
 
-    def asks(self, op: str, needs: Sequence[Need]) -> None:
+    def check(self, op: str, needs: Sequence[Need]) -> None:
         """Raise `ImplicitCommunication`, or warn, if one of these redistributions is refused."""
         moving = [need for need in needs if self.moves(need.src, need.dst)]
         if moving:
-            self.tell(refused(op, moving))
+            self.report(refused(op, moving))
 
-    def tell(self, error: ImplicitCommunication) -> None:
+    def report(self, error: ImplicitCommunication) -> None:
         """Raise the error, or warn with its message once for each op on each line."""
         if not self.owner.warn:
             raise error
@@ -185,7 +185,7 @@ class Guard:
         """DTensor's table of handlers as seen by this thread."""
         return table if self.allows or not self.handlers else self._views.of(table)
 
-    def passing(self) -> Guard:
+    def without_handlers(self) -> Guard:
         """The same for a call that was reported already: its handler is torch's own."""
         return Guard(self.owner, self.below, handlers=False)
 

@@ -70,64 +70,64 @@ _WAITS = ("wait_tensor", "_wrap_tensor_autograd")
 class Watched(Ours):
     """A handler of torch's that is watched.  As an `Ours` it is never written to torch's own table."""
 
-    by_lines = False
-    __slots__ = ("tell",)
+    applies_rules = False
+    __slots__ = ("report",)
 
-    def __init__(self, run: Handler, tell: Report) -> None:
+    def __init__(self, run: Handler, report: Report) -> None:
         super().__init__(run)
-        self.tell = tell
+        self.report = report
 
     def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _Watch(op, [*args, *kwargs.values()], self.tell, sys._getframe()):
+        with _Watch(op, [*args, *kwargs.values()], self.report, sys._getframe()):
             return self.run(op, args, kwargs)
 
 
 class Equal(Ours):
     """`torch.equal`, which DTensor's dispatcher computes itself: reported, then passed on to it."""
 
-    by_lines = False
-    __slots__ = ("tell",)
+    applies_rules = False
+    __slots__ = ("report",)
 
-    def __init__(self, tell: Report) -> None:
+    def __init__(self, report: Report) -> None:
         super().__init__(self.passed_on)
-        self.tell = tell
+        self.report = report
 
     def passed_on(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         world = dist.get_world_size()
         if world > 1:
             does = f"all-reduces one integer of all {world} ranks"
-            self.tell(_refused(op, [*args, *kwargs.values()], does, sys._getframe()))
+            self.report(_refused(op, [*args, *kwargs.values()], does, sys._getframe()))
         guard = ambient.guard()
         assert guard is not None, "the table of a guard outside of it"
-        ambient.put_guard(guard.passing())
+        ambient.put_guard(guard.without_handlers())
         try:
             return op(*args, **kwargs)
         finally:
             ambient.put_guard(guard)
 
 
-def watched(table: dict[Any, Any], tell: Report) -> View:
+def watched(table: dict[Any, Any], report: Report) -> View:
     """A table of handlers as seen by a guarded thread.  Handlers of an overlay consult the guard themselves."""
     seen = {
-        op: handler if isinstance(handler, Ours) or op in QUIET else Watched(handler, tell)
+        op: handler if isinstance(handler, Ours) or op in QUIET else Watched(handler, report)
         for op, handler in table.items()
     }
-    seen.setdefault(EQUAL, Equal(tell))
+    seen.setdefault(EQUAL, Equal(report))
     return View(table.table if isinstance(table, View) else table, seen)
 
 
 class _Watch(TorchDispatchMode):
     """Reports the first collective of more than one rank that a handler calls."""
 
-    def __init__(self, op: Overload, given: Sequence[Any], tell: Report, frame: FrameType) -> None:
+    def __init__(self, op: Overload, given: Sequence[Any], report: Report, frame: FrameType) -> None:
         super().__init__()
-        self.op, self.given, self.tell, self.frame = op, given, tell, frame
+        self.op, self.given, self.report, self.frame = op, given, report, frame
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _communicates(func, args, kwargs):
             moved = [shape_text(x.shape, x.dtype) for x in _tensors(args)]
-            self.tell(_refused(self.op, self.given, f"calls {func} of {', '.join(moved)}", self.frame))
+            self.report(_refused(self.op, self.given, f"calls {func} of {', '.join(moved)}", self.frame))
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor goes first: its local calls come here again
         return func(*args, **kwargs)
@@ -211,14 +211,14 @@ def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: A
         ]
         if any(guard.moves(was, now) for _, was, now in changed):
             op = (op_info.schema or schema).op
-            guard.asks(str(op), _needs(op, op_info, changed))
+            guard.check(str(op), _needs(op, op_info, changed))
     return _TORCH_ARGS(op_info, schema, *rest, **options)
 
 
 def _redistribute_local_tensor(local: Any, src: DTensorSpec, dst: DTensorSpec, *rest: Any, **options: Any) -> Any:
     guard = ambient.guard()
     if guard is not None:
-        guard.asks("DTensor.from_local", [Need("gradient", src, dst)])
+        guard.check("DTensor.from_local", [Need("gradient", src, dst)])
     return _TORCH_LOCAL(local, src, dst, *rest, **options)
 
 

@@ -86,7 +86,7 @@ class Runner:
         plan, used = ready.plan, local
         guard = ambient.guard()
         if guard is not None and not guard.allows and (ready.moves or plan.settled):
-            guard.asks(call.op, _needs(self.op, call, specs, ready))
+            guard.check(call.op, _needs(self.op, call, specs, ready))
         if ready.moves or plan.resized:
             used = list(local)
             for leaf in ready.moves:
