@@ -19,6 +19,7 @@ from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, over
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
+from strategies.programs.mesh_validation import Found
 from strategies.programs.run.follow_ups import GRADS, SIMPLE
 from strategies.programs.run.program_oracle import truth_about
 from strategies.programs.run.real_run import play_all
@@ -61,8 +62,10 @@ def programs(
         for line, then in zip(lines, row, strict=True)
         if then
     ]
-    made = [Program(sample, mesh, _on(mesh, inputs), then, seed, turn % 2) for inputs, then in chosen]
-    return made[:most]
+    rest = (Replicate(),) * (len(mesh) - 1)
+    return [
+        Program(sample, mesh, tuple((*rest, p) for p in inputs), then, seed, turn % 2) for inputs, then in chosen[:most]
+    ]
 
 
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
@@ -103,10 +106,6 @@ def _turned(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
     return (*names[start:], *names[:start])
 
 
-def _on(mesh: tuple[int, ...], inputs: Sequence[Placement]) -> tuple[tuple[Placement, ...], ...]:
-    return tuple((*[Replicate() for _ in mesh[1:]], p) for p in inputs)
-
-
 def suspects(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
     """The programs that are wrong on simulated ranks although their op alone is right; `RealRuns` confirms them.
 
@@ -144,7 +143,6 @@ def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
 
 MOVES = 60
 """The number of redistributions between any layouts that are tried on one mesh."""
-Found = list[tuple[Program, Confirmation]]
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
 Play = Callable[[Task, int, Truth, tuple[int, ...], Claimed], tuple[int, Found]]

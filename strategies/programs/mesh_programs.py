@@ -32,6 +32,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import COMMUTING, KINDS, Layout, agreed, cuts, has_meaning, in_order, is_plain, shorts
 from strategies.inputs.schema_samples import Pick, drawn
 from strategies.model.rule import Call, Claim, Leaf, Program, Sample, on_axes
+from strategies.programs.shrink.sizes import more_replicas
 
 T = TypeVar("T")
 Row = tuple[Placement, ...]
@@ -139,11 +140,7 @@ def _claimed(board: Board, pick: Pick) -> Rows:
 
 
 def _planned(board: Board, pick: Pick) -> Rows:
-    rows = _claimed(board, pick)
-    return _put(rows, pick(board.axes), pick(board.tensors), board, pick)
-
-
-def _put(rows: Rows, axis: int, tensor: int, board: Board, pick: Pick) -> Rows:
+    rows, axis, tensor = _claimed(board, pick), pick(board.axes), pick(board.tensors)
     return _with(rows, axis, tensor, pick(board.anything[tensor]))
 
 
@@ -312,7 +309,8 @@ def smaller_programs(program: Program) -> Iterator[Program]:
         yield replace(program, flattened=False)
     if program.then:
         yield replace(program, then="")
-    yield from _replicated(program)
+    for one in more_replicas(program):
+        yield from _meaningful(one)
 
 
 def _sizes(program: Program, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -334,12 +332,3 @@ def _meaningful(program: Program) -> Iterator[Program]:
     split = any(p != Replicate() for layout in program.inputs for p in layout)
     if split and all(has_meaning(layout, x.shape, x.dtype, program.mesh) for layout, x in given):
         yield program
-
-
-def _replicated(program: Program) -> Iterator[Program]:
-    for tensor, layout in enumerate(program.inputs):
-        for axis, placement in enumerate(layout):
-            if placement != Replicate():
-                less: Layout = (*layout[:axis], Replicate(), *layout[axis + 1 :])
-                inputs = (*program.inputs[:tensor], less, *program.inputs[tensor + 1 :])
-                yield from _meaningful(replace(program, inputs=inputs))

@@ -131,7 +131,9 @@ class Afresh:
                     raise BadCall(op, f"specs[{number}]", repr(spec), problem,
                                   "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
         if mesh is None:
-            raise BadCall(op, "mesh", "None", "no tensor says on which mesh this runs", "Give mesh=Mesh.of(dp=2).")
+            raise BadCall(
+                op, "mesh", "None", "the call has no tensor that determines its mesh", "Give mesh=Mesh.of(dp=2)."
+            )
         return mesh
 
     def _check_leaves(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -222,18 +222,6 @@ def expand(problem: Problem, limit: int = LIMIT) -> Found:
     return _Search(problem, limit).run()
 
 
-def combinations(problem: Problem) -> Iterator[Beginning]:
-    """Every combination that is right, with its cost: up to lines ** axes of them."""
-    search = _Search(problem, 0)
-    stack = [_start(problem)]
-    while stack:
-        beginning = stack.pop()
-        if len(beginning.lines) == len(problem.sizes):
-            yield beginning
-        else:
-            stack += search.continued(beginning)
-
-
 def _start(problem: Problem) -> Beginning:
     held = [Held(m.shape, m.dtype, given) for m, given in zip(problem.whole.ask.tensors, problem.given, strict=True)]
     return Beginning((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)

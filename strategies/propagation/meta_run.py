@@ -14,8 +14,9 @@ its decomposition, and then in fake-tensor mode, in one thread at a time: that m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def on_meta(call: Call) -> Call:
 
 def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> Any:
     reasons = []
-    for attempt in (_plain, _decomposed, _fake(lock)):
+    for attempt in (_plain, _decomposed, partial(_fake, lock)):
         try:
             return attempt(call, tensors)
         except _NO_KERNEL as error:
@@ -161,14 +162,11 @@ def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
     return func(*args, **kwargs)
 
 
-def _fake(lock: AbstractContextManager[Any]) -> Callable[[Call, Sequence[Meta]], Any]:
-    def run(call: Call, tensors: Sequence[Meta]) -> Any:
-        from torch._subclasses.fake_tensor import FakeTensorMode
+def _fake(lock: AbstractContextManager[Any], call: Call, tensors: Sequence[Meta]) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with lock, FakeTensorMode():
-            return call([torch.empty(m.shape, dtype=m.dtype) for m in tensors])
-
-    return run
+    with lock, FakeTensorMode():
+        return call([torch.empty(m.shape, dtype=m.dtype) for m in tensors])
 
 
 def _value_dependent_errors() -> tuple[type[BaseException], ...]:

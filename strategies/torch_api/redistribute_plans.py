@@ -78,7 +78,7 @@ def transforms(src: Spec, dst: Spec, *, graph: bool, flattened: Sequence[Axes] =
     except (TypeError, AttributeError) as error:
         if _is_raised_here(error):
             raise TorchChanged(
-                "tensor._redistribute", f"its planner is asked in another way ({in_a_line(error)})"
+                "tensor._redistribute", f"its planner has another signature ({in_a_line(error)})"
             ) from error
         raise
     return found

@@ -57,8 +57,8 @@ def load(module: str, folder: str) -> Registered:
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
-    asked = {op for table, op in changed if table == SINGLE_DIM}
-    ignored = {op for _, op in changed if dtensor.ignored(op) and op not in asked}
+    used = {op for table, op in changed if table == SINGLE_DIM}
+    ignored = {op for _, op in changed if dtensor.ignored(op) and op not in used}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
     return Registered(module, names, tuple(sorted(map(str, ignored))))
 

@@ -106,11 +106,11 @@ def _misshapen(truth: Truth, mesh: tuple[int, ...], results: Sequence[RankResult
             if placements is None or len(placements) != len(mesh):
                 continue
             try:
-                asked = shapes_on(want.shape, placements, mesh)[rank]
+                shape = shapes_on(want.shape, placements, mesh)[rank]
             except NoSuchDim:
                 continue
-            if one.shapes[i] != asked:
-                return f"rank {rank} holds shape {one.shapes[i]}, {one.placements[i]} of {tuple(want.shape)} is {asked}"
+            if one.shapes[i] != shape:
+                return f"rank {rank} holds shape {one.shapes[i]}, {one.placements[i]} of {tuple(want.shape)} is {shape}"
     return ""
 
 

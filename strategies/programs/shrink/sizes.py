@@ -284,10 +284,15 @@ def fewer_operands(program: Program) -> Iterator[Program]:
     yield from _shorter_lists(program)
     if len(program.mesh) == 1 and not program.then:
         return  # the finding is about a rule with these inputs
-    for i, column in enumerate(program.inputs):
-        for axis, placement in enumerate(column):
+    yield from more_replicas(program)
+
+
+def more_replicas(program: Program) -> Iterator[Program]:
+    """The program with one input placement replaced by a replica."""
+    for i, layout in enumerate(program.inputs):
+        for axis, placement in enumerate(layout):
             if placement != Replicate():
-                other = (*column[:axis], Replicate(), *column[axis + 1 :])
+                other = (*layout[:axis], Replicate(), *layout[axis + 1 :])
                 yield replace(program, inputs=(*program.inputs[:i], other, *program.inputs[i + 1 :]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -87,18 +88,14 @@ def _simpler(spot: Spot) -> list[Any]:
 
 
 def _rounded(value: complex) -> complex:
-    if not _finite(value):
+    if not cmath.isfinite(value):
         return value
     return complex(round(value.real, 1), round(value.imag, 1)) if isinstance(value, complex) else round(value, 1)
 
 
-def _finite(value: complex) -> bool:
-    return math.isfinite(value.real) and math.isfinite(value.imag)
-
-
 def _digits(value: complex) -> int:
     """The rank of a number by simplicity: 0, 1, a small whole number, one decimal, any other, not finite."""
-    if not _finite(value):
+    if not cmath.isfinite(value):
         return 5
     parts = (value.real, value.imag)
     if all(abs(p) <= SMALL and p == int(p) for p in parts):

@@ -26,7 +26,7 @@ their first collective.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -126,7 +126,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _communicates(func, args, kwargs):
-            moved = [shape_text(x.shape, x.dtype) for x in _tensors(args)]
+            moved = [shape_text(x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
             self.report(_refused(self.op, self.given, f"calls {func} of {', '.join(moved)}", self.frame))
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor goes first: its local calls come here again
@@ -157,7 +157,7 @@ def _group_size(group: Any) -> int:
 
 def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) -> ImplicitCommunication:
     line, name = user_line(frame), str(op)
-    tensors = [x for x in _tensors(given) if isinstance(x, DTensor)]
+    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, DTensor)]
     names = tuple(
         argument.name
         for argument, value in zip(op._schema.arguments, given, strict=False)
@@ -169,14 +169,6 @@ def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) ->
     problem = f"DTensor's own code for this op {does}"
     text = refusal(call_text(name, line), ", ".join(names), held, problem, f"{whole} it in `with {ALLOW}:`.")
     return ImplicitCommunication(name, names, line, text)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
 
 
 ARGS, LOCAL = "redistribute_local_args", "redistribute_local_tensor"

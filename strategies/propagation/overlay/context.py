@@ -222,7 +222,11 @@ def strategy_of(entry: Entry, schema: OpSchema) -> OpStrategy:
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
     ask = question(call, metas, outputs)
     lines = [line for line in Lines(entry, ask)(ask, mesh.size()) if not unfit(line, ask, mesh.size())]
-    return OpStrategy([_line_spec(given, line, metas, outputs, mesh) for line in lines])
+    rows = [
+        ([(p or Replicate(),) for p in line.inputs], [None if p is None else (p,) for p in line.outputs])
+        for line in lines
+    ]
+    return OpStrategy([_spec(given, inputs, outs, metas, outputs, mesh) for inputs, outs in rows])
 
 
 def _with_leaves(value: Any, given: list[OpStrategy]) -> Any:
@@ -242,17 +246,6 @@ def _meta(spec: DTensorSpec) -> TensorMeta:
     if spec.tensor_meta is None:
         raise ValueError("a spec without sizes")
     return spec.tensor_meta
-
-
-def _line_spec(
-    given: Sequence[OpStrategy],
-    line: Line,
-    metas: Sequence[TensorMeta],
-    outputs: Sequence[TensorMeta | None],
-    mesh: Any,
-) -> OpSpec:
-    inputs = [((p if p is not None else Replicate()),) for p in line.inputs]
-    return _spec(given, inputs, [None if p is None else (p,) for p in line.outputs], metas, outputs, mesh)
 
 
 def _spec(

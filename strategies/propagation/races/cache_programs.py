@@ -236,7 +236,7 @@ def two_caches(sync: Scheduled, kind: Kind = World) -> Program:
 
     def ask(first: Once[Any], second: Once[Any]) -> None:
         try:
-            first.get("k", lambda: second.get("k", lambda: first.get("k", lambda: "never asked for")))
+            first.get("k", lambda: second.get("k", lambda: first.get("k", lambda: "never computed")))
             ended.append("answered")
         except Circular:
             ended.append("refused")

@@ -41,6 +41,9 @@ def as_json(target: str, about: str, parts: Sequence[ProgramSummary], code: int)
     }, indent=1) + "\n"  # fmt: skip
 
 
+_FINDING_FIELDS = ("kind", "count", "example", "meaning", "script")
+
+
 def _part(part: ProgramSummary) -> dict[str, Any]:
     return {
         "name": part.name,
@@ -49,16 +52,7 @@ def _part(part: ProgramSummary) -> dict[str, Any]:
         "seconds": round(part.seconds, 2),
         "figures": dict(part.figures),
         "trouble": part.trouble,
-        "findings": [
-            {
-                "kind": one.kind,
-                "count": one.count,
-                "example": one.example,
-                "meaning": one.meaning,
-                "script": one.script,
-            }
-            for one in part.findings
-        ],
+        "findings": [{name: getattr(one, name) for name in _FINDING_FIELDS} for one in part.findings],
     }
 
 
@@ -139,10 +133,10 @@ def made(program: Callable[..., Program], yields: str, within: Modules) -> Maker
 
 
 def _explored(
-    program: Callable[..., Program], within: Modules, share: int, seed: int, seconds: float | None, told: Progress
+    program: Callable[..., Program], within: Modules, share: int, seed: int, seconds: float | None, report: Progress
 ) -> ExploredProgram:
     name, promise = program.__name__, (program.__doc__ or "").strip().rstrip(".")
-    told(name, 0)
+    report(name, 0)
     start = time.monotonic()
     tried, failure, stage = 0, None, "marked"
     for yields, policy, part in STAGES:
@@ -152,10 +146,10 @@ def _explored(
         left = None if seconds is None else max(0.0, start + seconds - time.monotonic())
 
         def progress(count: int, before: int = tried) -> None:
-            told(name, before + count)
+            report(name, before + count)
 
         staged = made(program, yields, within)
         done = explore(staged, policy=policy, schedules=many, seed=seed, seconds=left, told=progress)
         tried, failure, stage = tried + done.schedules, done.failure, yields
-    told(name, tried)
+    report(name, tried)
     return ExploredProgram(name, promise, tried, time.monotonic() - start, failure, stage)

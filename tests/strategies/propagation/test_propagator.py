@@ -93,7 +93,7 @@ def test_a_call_without_a_tensor_needs_a_mesh():
     assert propagator.explain_miss("aten.ones.default", [], shape, mesh=Mesh.of(8)).endswith(
         "settings=('mesh', (8,)) vs ('mesh', (2, 3))"
     )
-    with pytest.raises(BadCall, match="no tensor says on which mesh this runs"):
+    with pytest.raises(BadCall, match="the call has no tensor that determines its mesh"):
         propagator.propagate("aten.ones.default", [], ([5, 2],))
 
 
