@@ -1,1 +1,1 @@
-"""Trials of more than one op or mesh axis."""
+"""Programs: validation with follow-up steps and on several mesh axes."""

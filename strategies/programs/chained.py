@@ -1,4 +1,4 @@
-"""One overload before the court with what follows it, and on meshes of several axes: DTensor's own dispatch, simulated."""
+"""Validation of one overload with follow-up steps, and on meshes of several axes, by DTensor's own dispatch, simulated."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from strategies.model.rule import Call, Claim, Leaf, Program, Rule, Sample, over
 from strategies.model.verdict import Evidence, Instance, Verdict
 from strategies.programs import mesh_programs as redistributions
 from strategies.programs import mesh_validation
+from strategies.programs.mesh_validation import Found
 from strategies.programs.run.follow_ups import GRADS, SIMPLE
 from strategies.programs.run.program_oracle import truth_about
 from strategies.programs.run.real_run import play_all
@@ -28,10 +29,8 @@ from strategies.validation.finding import Candidate, Task, TaskResult, keep
 from strategies.validation.overload import CHARGES, Note, Recorder
 from strategies.validation.probe import try_claims
 
-# Which programs of more than one op to try for a sample, and which of those that went wrong say something new.
-
 MOST = 12
-"""Programs of one sample on one mesh, if nobody says otherwise."""
+"""The default for the largest number of programs of one sample on one mesh."""
 _OF_PARTIAL = (
     "R", "times -1", "plus 1", "sum", "cast float32", "cast int64", "S(0)", "squared", "absolute", "times 2", "slice",
     "full twice", "cast bool", "sum 0", "transpose", "S(1)", "cast float64",
@@ -42,7 +41,7 @@ _OF_SHARDS = (
 )  # fmt: skip
 
 _OF_ITS_OWN = ("full twice", "sum", "times -1")
-"""Of a placement of DTensor's own: it may have a state, and is not linear where a plain one is."""
+"""Follow-up steps for a placement of DTensor's own, which may have a state, and need not be linear."""
 
 
 def programs(
@@ -51,8 +50,8 @@ def programs(
 ) -> list[Program]:  # fmt: skip
     """At most `most` programs for the claims about a sample, on a mesh whose last axis has the claims' placements.
 
-    Each claim gets one of the followers that can show whether its outputs are what they are said to be, in turn;
-    then gradients, arguments written to, single outputs, and, with calls from `before` first, the same op again.
+    Each claim gets one of the follow-up steps that can show whether its outputs are as claimed, in turn; then gradients,
+    written arguments, single outputs, and the same op again after a call from `before`.
     """
     lines = _lines(sample, claims)
     turn = zlib.crc32(f"{seed} {sample.op} {sample.arguments()}".encode())
@@ -63,15 +62,17 @@ def programs(
         for line, then in zip(lines, row, strict=True)
         if then
     ]
-    made = [Program(sample, mesh, _on(mesh, inputs), then, seed, turn % 2) for inputs, then in chosen]
-    return made[:most]
+    rest = (Replicate(),) * (len(mesh) - 1)
+    return [
+        Program(sample, mesh, tuple((*rest, p) for p in inputs), then, seed, turn % 2) for inputs, then in chosen[:most]
+    ]
 
 
 _Line = tuple[tuple[Placement, ...], tuple[Placement | None, ...]]
 
 
 def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
-    """The different inputs among the claims, with the outputs that they should give."""
+    """The different inputs among the claims, with their outputs."""
     found: dict[tuple[Placement, ...], _Line] = {}
     for claim in claims:
         inputs = tuple(p or Replicate() for p in claim.rule.inputs)
@@ -81,7 +82,7 @@ def _lines(sample: Sample, claims: Sequence[Claim]) -> list[_Line]:
 
 
 def _named(sample: Sample, line: _Line, turn: int, before: Sequence[Sample]) -> Iterator[str]:
-    """Followers for one line, the most telling first."""
+    """The names of follow-up steps for one line, the most informative first."""
     outputs = [p for p in line[1] if p is not None]
     writes = overload(sample.op)._schema.is_mutable
     own = _turned(_OF_PARTIAL, turn) if any(isinstance(p, Partial) for p in outputs) else ()
@@ -105,33 +106,26 @@ def _turned(names: tuple[str, ...], turn: int) -> tuple[str, ...]:
     return (*names[start:], *names[:start])
 
 
-def _on(mesh: tuple[int, ...], inputs: Sequence[Placement]) -> tuple[tuple[Placement, ...], ...]:
-    return tuple((*[Replicate() for _ in mesh[1:]], p) for p in inputs)
-
-
 def suspects(tried: Sequence[Program]) -> list[tuple[Program, Confirmation]]:
-    """Those that are wrong on simulated ranks although their op alone is right; to be confirmed by `RealRuns`.
+    """The programs that are wrong on simulated ranks although their op alone is right; `RealRuns` confirms them.
 
-    Where what follows is wrong as well on a fresh tensor with the same placements, the op is to blame for nothing: then
-    the program is that, on an `alias` of the tensor.
+    If the follow-up step is wrong on a fresh tensor with the same placements, too, the op is not the cause: then the
+    program is that step, on an `alias` of the tensor.
     """
     wrong = [(p, found) for p, found in zip(tried, play_all(tried), strict=True) if found.wrong and p.then]
     alone = play_all([replace(p, then="") for p, _ in wrong])
     left = [(p, found, one) for (p, found), one in zip(wrong, alone, strict=True) if not one.wrong]
-    fresh = [_fresh(p, one) for p, _, one in left]
+    fresh = [_on_fresh_tensor(p, one) for p, _, one in left]
     played = iter(play_all([program for program in fresh if program is not None]))
     made = []
     for (program, found, _), other in zip(left, fresh, strict=True):
         own = next(played) if other is not None else None
-        if other is not None and own is not None and own.wrong:
-            made.append((other, own))
-        else:
-            made.append((program, found))
+        made.append((other, own) if other is not None and own is not None and own.wrong else (program, found))
     return made
 
 
-def _fresh(program: Program, alone: Confirmation) -> Program | None:
-    """The follower on a tensor that nobody has computed, with the placements that the op's result had."""
+def _on_fresh_tensor(program: Program, alone: Confirmation) -> Program | None:
+    """The follow-up step on a new tensor with the placements of the op's result; None if there is no such program."""
     if program.then not in SIMPLE or not alone.heard:
         return None
     try:
@@ -148,93 +142,85 @@ def _fresh(program: Program, alone: Confirmation) -> Program | None:
 
 
 MOVES = 60
-"""Redistributions from any layout to any that are tried on one mesh."""
-Found = list[tuple[Program, Confirmation]]
+"""The number of redistributions between any layouts that are tried on one mesh."""
 Claimed = dict[int, list[Claim]]
 """The claims along one axis, by its size."""
 Play = Callable[[Task, int, Truth, tuple[int, ...], Claimed], tuple[int, Found]]
+"""A function that tries programs of one sample on one mesh: how many, and those that are wrong."""
 
 
-def with_followers(docket: Task, note: Note) -> list[TaskResult]:
-    """A hearing for each unit: second ops, gradients, the same call again."""
-    return _each(docket, note, _pairs)
+def with_followers(task: Task, note: Note) -> list[TaskResult]:
+    """The results of a task, one for each unit: follow-up ops, gradients, the same call again."""
+    return _each(task, note, _pairs)
 
 
-def on_meshes(docket: Task, note: Note) -> list[TaskResult]:
-    """A hearing for each unit: the op on several axes, with placements that are claimed and that are not."""
-    return _each(docket, note, _meshes)
+def on_meshes(task: Task, note: Note) -> list[TaskResult]:
+    """The results of a task, one for each unit: the op on several axes, with claimed and other placements."""
+    return _each(task, note, _meshes)
 
 
-def _each(docket: Task, note: Note, play: Play) -> list[TaskResult]:
-    bench = Recorder(docket)
-    for number, sample in enumerate(docket.samples):
+def _each(task: Task, note: Note, play: Play) -> list[TaskResult]:
+    bench = Recorder(task)
+    for number, sample in enumerate(task.samples):
         for i in bench.meshes(number):
-            note(docket.step(number, i))
-            hearing = bench.hearing(sample, docket.meshes[i])
+            note(task.step(number, i))
+            result = bench.hearing(sample, task.meshes[i])
             try:
-                asked = _asked(sample, docket.meshes[i], docket.seed)
-                if isinstance(asked, str):
-                    hearing.skipped[asked] += 1
+                oracle = _oracle_and_claims(sample, task.meshes[i], task.seed)
+                if isinstance(oracle, str):
+                    result.skipped[oracle] += 1
                     continue
-                tried, found = play(docket, number, asked[0], docket.meshes[i], asked[1])
-            except Exception as error:  # why: one sample's failure is reported as Crashed, and the trial goes on
+                tried, found = play(task, number, oracle[0], task.meshes[i], oracle[1])
+            except Exception as error:  # why: one sample's failure is reported as Crashed, and the others are validated
                 bench.crash(number, error)
                 continue
-            hearing.samples += 1
-            hearing.tried += tried
-            for suspect in map(_suspect, found):
-                keep(hearing.suspects.setdefault(suspect.name, []), suspect, CHARGES)
+            result.samples += 1
+            result.tried += tried
+            for candidate in map(_candidate, found):
+                keep(result.suspects.setdefault(candidate.name, []), candidate, CHARGES)
     return bench.all()
 
 
-def _asked(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Claimed] | str:
-    """The truth and the claims, or why there is none.  What is raised later is an error of ours."""
+def _oracle_and_claims(sample: Sample, mesh: tuple[int, ...], seed: int) -> tuple[Truth, Claimed] | str:
+    """The oracle and the claims, or why there is none.  An exception after this step is an error of ours."""
     try:
         truth = tell(sample, seed=seed)
     except REFUSALS as error:
         return in_a_line(error, 90)
     try:
         return truth, {size: claims(sample, size, truth.raw) for size in sorted(set(mesh))}
-    except (
-        *REFUSALS,
-        TooMany,
-        AttributeError,
-        ArithmeticError,
-    ) as error:  # DTensor's own rule says so that it has none
+    # DTensor's own rule raises these where it has no line.
+    except (*REFUSALS, TooMany, AttributeError, ArithmeticError) as error:
         return in_a_line(error, 90)
 
 
-def _pairs(
-    docket: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
-) -> tuple[int, Found]:  # fmt: skip
-    sample = docket.samples[number]
+def _pairs(task: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed) -> tuple[int, Found]:
+    sample = task.samples[number]
     if any(isinstance(out, Tensor) and not out.numel() for out in truth.outputs):
-        return 0, []  # DTensor 2.13 looks for a view of an empty tensor for ever, and nothing would be seen in it
-    tried = programs(sample, claimed[mesh[-1]], mesh, before=docket.samples, seed=docket.seed)
+        return 0, []  # an empty result shows nothing, and DTensor 2.13 searches for a view of an empty tensor for ever
+    tried = programs(sample, claimed[mesh[-1]], mesh, before=task.samples, seed=task.seed)
     return len(tried), suspects(tried)
 
 
-def _meshes(
-    docket: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed
-) -> tuple[int, Found]:  # fmt: skip
-    sample = docket.samples[number]
-    by_size = dict(_standing(sample, truth, claimed, docket.seed))
-    tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=docket.seed)
-    if sample.op == redistributions.COPY and number == 0:  # what is moved without an op is tried once a mesh, here
-        moves = redistributions.draw_redistributions(mesh, seed=docket.seed, budget=MOVES)
+def _meshes(task: Task, number: int, truth: Truth, mesh: tuple[int, ...], claimed: Claimed) -> tuple[int, Found]:
+    sample = task.samples[number]
+    by_size = dict(_not_unsound(sample, truth, claimed, task.seed))
+    tried = mesh_validation.try_meshes(sample, by_size, [mesh], seed=task.seed)
+    if sample.op == redistributions.COPY and number == 0:  # redistributions without an op are tried once for a mesh
+        moves = redistributions.draw_redistributions(mesh, seed=task.seed, budget=MOVES)
         tried += zip(moves, play_all(moves), strict=True)
     return len(tried), mesh_validation.suspects(tried)
 
 
-def _standing(sample: Sample, truth: Truth, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:
-    """The claims that stand along one axis.  What is wrong there is found there, and would only be found again."""
+def _not_unsound(sample: Sample, truth: Truth, claimed: Claimed, seed: int) -> Iterator[tuple[int, list[Claim]]]:
+    """The claims that are not unsound along one axis.  The others are reported there, and would be found again here."""
     for size, found in claimed.items():
-        judged = try_claims(sample, truth, size, found, seed=seed)
-        yield size, [c for c, i in zip(found, judged, strict=True) if i.verdict is not Verdict.UNSOUND]
+        instances = try_claims(sample, truth, size, found, seed=seed)
+        yield size, [c for c, i in zip(found, instances, strict=True) if i.verdict is not Verdict.UNSOUND]
 
 
-def _suspect(found: tuple[Program, Confirmation]) -> Candidate:
-    """The program as a suspicion; its rule has the placements along the last axis."""
+def _candidate(found: tuple[Program, Confirmation]) -> Candidate:
+    """The program as a candidate finding; its rule has the placements along the last axis."""
     program, seen = found
     rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
     evidence = Evidence(seen.wrong, "", program.draw, seen.got, seen.want)

@@ -1,7 +1,18 @@
-"""Redistributions without an op, from any layout to any that a user may ask for.
+"""Programs on meshes of several axes, redistributions without an op, and the smallest wrong program.
 
-The op is a copy and the target is what follows it: `to (S(0), R)`.  Torch redistributes to a Partial for its own use
-only, and refuses a user who asks for that; so targets hold none.
+Hypothesis draws the layouts of a call's tensors, some of them in special forms:
+
+| form      | layouts                                                                                           |
+|-----------|---------------------------------------------------------------------------------------------------|
+| claimed   | on each axis a tuple of input placements that a one-axis rule claims: DTensor expands these itself |
+| planned   | the same, except for one placement that no rule has: DTensor redistributes first                   |
+| anywhere  | every tensor with any placements                                                                   |
+| nested    | one claimed tuple on several axes: they cut the same dim, and the pieces of the pieces are uneven  |
+| reordered | the same, cut in another order than from left to right (strided shards)                            |
+| partial   | one tensor partial on several axes, of one kind or of "sum" and "avg"; or tensors of unlike kinds  |
+
+A redistribution without an op is a copy with the target layout as the follow-up step: `to (S(0), R)`.  Targets have no
+Partial, which torch's `redistribute` refuses.
 """
 
 from __future__ import annotations
@@ -18,31 +29,21 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from localtensor.layout import COMMUTING, KINDS, Layout, agreed, cuts, has_meaning, in_order, is_plain, parse, shorts
+from localtensor.layout import COMMUTING, KINDS, Layout, agreed, cuts, has_meaning, in_order, is_plain, shorts
 from strategies.inputs.schema_samples import Pick, drawn
 from strategies.model.rule import Call, Claim, Leaf, Program, Sample, on_axes
-
-# Programs on meshes of several axes: what lies where is drawn by Hypothesis, a few forms of it on purpose.
-#
-# | form      | what it tries                                                                                     |
-# |-----------|---------------------------------------------------------------------------------------------------|
-# | claimed   | on each axis a tuple of input placements that a one-axis rule claims: DTensor expands these itself |
-# | planned   | the same but for one placement that no rule has: DTensor redistributes first                       |
-# | anywhere  | every tensor anywhere                                                                              |
-# | nested    | one claimed tuple on several axes: they cut the same dim, and the pieces of the pieces are uneven  |
-# | reordered | the same, cut in another order than from left to right (strided shards)                            |
-# | partial   | one tensor partial on several axes, of one kind or of "sum" and "avg"; or tensors of unlike kinds  |
+from strategies.programs.shrink.sizes import more_replicas
 
 T = TypeVar("T")
 Row = tuple[Placement, ...]
 """One placement for each tensor, on one axis."""
 FLATTENED = (False, False, False, True)
-"""A flattened submesh is there in one of so many programs."""
+"""Whether a program has a flattened submesh: one in four has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """What there is to draw from: on each axis the rows that somebody claims, and for each tensor all it can be."""
+    """The choices to draw from: the claimed rows of each axis, and all placements of each tensor."""
 
     sample: Sample
     mesh: tuple[int, ...]
@@ -66,16 +67,12 @@ class Board:
 def _rows(sample: Sample, claims: Sequence[Claim]) -> tuple[Row, ...]:
     """The inputs that are claimed, each once; all replicated, which is right, only where nothing else is claimed."""
     nothing = (Replicate(),) * len(sample.tensors)
-    found = [tuple(p or Replicate() for p in c.rule.inputs) for c in claims if all(map(_settled, c.rule.inputs))]
-    return tuple(dict.fromkeys(row for row in found if row != nothing)) or (nothing,)
-
-
-def _settled(placement: Placement | None) -> bool:
-    return placement is None or is_plain(placement)
+    found = [tuple(p or Replicate() for p in c.rule.inputs) for c in claims]
+    return tuple(dict.fromkeys(row for row in found if row != nothing and all(map(is_plain, row)))) or (nothing,)
 
 
 def options(x: Tensor) -> tuple[Placement, ...]:
-    """Everything that a tensor can be on one axis."""
+    """All placements that a tensor can have on one axis."""
     return (Replicate(), *map(Shard, range(x.ndim)), *(Partial(kind) for kind in KINDS if agreed(kind, x.dtype)))
 
 
@@ -87,9 +84,9 @@ def draw_programs(
     `claims` are the one-axis claims by the number of ranks.  Their number in the list is their `draw`.
     """
     if not sample.tensors or any(t.numel() == 0 for t in sample.tensors):
-        return []  # of an empty tensor DTensor looks for a view for ever (view_groups, torch 2.13)
+        return []  # DTensor searches for a view of an empty tensor for ever (view_groups, torch 2.13)
     board = Board.of(sample, claims, mesh)
-    number = _own(seed, sample, mesh)
+    number = zlib.crc32(f"{seed} {sample.op} {sample.arguments()} {mesh}".encode())  # other layouts for other calls
     hands = drawn(lambda pick: tuple(_program(board, form, pick) for form in FORMS), seed=number, budget=_hands(budget))
     found = dict.fromkeys(one for one in _dealt(hands, number) if one is not None)
     return [
@@ -99,21 +96,16 @@ def draw_programs(
 
 
 def _dealt(hands: Sequence[tuple[T, ...]], number: int) -> Iterator[T]:
-    """In each round one of each form, from another hand each, beginning with another form for each number."""
+    """The programs of all hands: in each round one of each form, each from another hand; `number` shifts the forms."""
     for turn in range(len(hands)):
         for form in range(len(FORMS)):
             yield hands[(form + turn) % len(hands)][(form + number) % len(FORMS)]
 
 
-def _own(seed: int, sample: Sample, mesh: tuple[int, ...]) -> int:
-    """A number for Hypothesis, so that one seed draws other layouts for other calls."""
-    return zlib.crc32(f"{seed} {sample.op} {sample.arguments()} {mesh}".encode())
-
-
 def _hands(budget: int) -> int:
-    """How many hands of one program of each form: half more than the budget, since some come twice or mean nothing.
+    """How many hands of one program of each form: half more than the budget, since some are equal or have no meaning.
 
-    Three at least: the first example of Hypothesis is the simplest there is.
+    At least three, since the first example of Hypothesis is the simplest one.
     """
     return max(3, -(-budget * 3 // (2 * len(FORMS)))) if budget > 0 else 0
 
@@ -129,7 +121,7 @@ def _program(board: Board, form: Form, pick: Pick) -> tuple[tuple[Layout, ...], 
 
 
 def mended(layout: Layout, x: Tensor, mesh: tuple[int, ...]) -> Layout:
-    """The nearest layout with a meaning: kinds of Partial that do not mix become the first, strided shards plain."""
+    """The nearest layout with a meaning: with one kind of Partial, then with plain shards for strided ones."""
     first = next((p for p in layout if isinstance(p, Partial)), None)
     one_kind = tuple(first if first and isinstance(p, Partial) else p for p in layout)
     if has_meaning(layout, x.shape, x.dtype, mesh):
@@ -148,11 +140,7 @@ def _claimed(board: Board, pick: Pick) -> Rows:
 
 
 def _planned(board: Board, pick: Pick) -> Rows:
-    rows = _claimed(board, pick)
-    return _put(rows, pick(board.axes), pick(board.tensors), board, pick)
-
-
-def _put(rows: Rows, axis: int, tensor: int, board: Board, pick: Pick) -> Rows:
+    rows, axis, tensor = _claimed(board, pick), pick(board.axes), pick(board.tensors)
     return _with(rows, axis, tensor, pick(board.anything[tensor]))
 
 
@@ -166,7 +154,7 @@ def _anywhere(board: Board, pick: Pick) -> Rows:
 
 
 def _nested(board: Board, pick: Pick) -> Rows:
-    """One row with a shard in it on two axes or more; where none is claimed, one tensor's dim."""
+    """One claimed row with a shard on two axes or more; any placements where no shard is claimed."""
     first = pick(board.axes)
     sharding = [row for row in board.claimed[first] if any(map(cuts, row))]
     if not sharding:
@@ -177,12 +165,12 @@ def _nested(board: Board, pick: Pick) -> Rows:
 
 
 def _another(board: Board, pick: Pick, first: int) -> int:
-    """Another axis; the same on a mesh that has but one."""
+    """Another axis; the same on a mesh of one axis."""
     return pick([axis for axis in board.axes if axis != first] or [first])
 
 
 def _reordered(board: Board, pick: Pick) -> Rows:
-    """The nested shards of every tensor that has some, cut in another order."""
+    """The nested form with the nested shards of each tensor cut in another order."""
     rows = _nested(board, pick)
     for tensor in board.tensors:
         dims = [p.dim if isinstance(p := row[tensor], Shard) else None for row in rows]
@@ -196,7 +184,7 @@ def _reordered(board: Board, pick: Pick) -> Rows:
 
 
 def _partial(board: Board, pick: Pick) -> Rows:
-    """One tensor partial on two axes at least; the others as somebody claims them."""
+    """One tensor partial on two axes or more; the others as claimed."""
     rows = _claimed(board, pick)
     kinds = [[p for p in options if isinstance(p, Partial)] for options in board.anything]
     if not any(kinds):
@@ -212,24 +200,24 @@ def _partial(board: Board, pick: Pick) -> Rows:
 
 Form = Callable[[Board, Pick], Rows]
 FORMS: Sequence[Form] = (_claimed, _planned, _claimed, _anywhere, _nested, _reordered, _partial, _planned)
-"""Those that stand here twice come twice as often."""
+"""The forms, with repetitions for those that are drawn twice as often."""
 
 
 SHAPES: tuple[tuple[int, ...], ...] = ((7, 6), (8, 8), (5, 3), (1, 4), (3,), (4, 2, 6))
-"""Uneven, even, shorter than the mesh, of one row, of one dim and of three."""
+"""Shapes that are uneven, even, shorter than the mesh, of one row, of one dim and of three."""
 DTYPES = (torch.float64, torch.float64, torch.int64)
 """Floats twice as often."""
 COPY = "aten.clone.default"
 
 
 Move = tuple[tuple[int, ...], torch.dtype, Layout, Layout, bool]
-"""Shape, dtype, from where, to where, and whether a flattened submesh is there."""
+"""Shape, dtype, source layout, target layout, and whether there is a flattened submesh."""
 HAND = 5
-"""How many come of one example of Hypothesis: its next one is often the last with little changed."""
+"""The number of redistributions in one example of Hypothesis, whose examples often differ little from the one before."""
 
 
 def copy_of(x: Tensor) -> Sample:
-    """The call that does nothing to x."""
+    """A sample whose call only copies x."""
     return Sample(Call(COPY, (Leaf(0),)), (x,), "a redistribution without an op")
 
 
@@ -251,8 +239,8 @@ def _move(mesh: tuple[int, ...], pick: Pick) -> Move | None:
     source = mended(_layout(x, mesh, pick, partial=True), x, mesh)
     target = mended(_layout(x, mesh, pick, partial=False), x, mesh)
     flattened = pick(FLATTENED)
-    told = all(has_meaning(layout, shape, dtype, mesh) for layout in (source, target))
-    return (shape, dtype, source, target, flattened) if told and source != target else None
+    meaningful = all(has_meaning(layout, shape, dtype, mesh) for layout in (source, target))
+    return (shape, dtype, source, target, flattened) if meaningful and source != target else None
 
 
 def _layout(x: Tensor, mesh: Sequence[int], pick: Pick, *, partial: bool) -> Layout:
@@ -264,45 +252,41 @@ def _layout(x: Tensor, mesh: Sequence[int], pick: Pick, *, partial: bool) -> Lay
     dim, beside = pick(range(x.ndim)), pick(every)
     order = pick([order for count in (2, len(mesh)) for order in itertools.permutations(axes, count)])
     cut = in_order(dim, sorted(order) if form == "nested" else order, mesh)
-    return tuple(cut.get(axis, beside if beside != Shard(dim) else parse("R")) for axis in axes)
+    return tuple(cut.get(axis, beside if beside != Shard(dim) else Replicate()) for axis in axes)
 
 
 @functools.cache
 def _numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """No two alike, of both signs."""
+    """A tensor of different numbers of both signs."""
     count = torch.Size(shape).numel()
     return (torch.arange(count, dtype=dtype) * 2 - count).reshape(shape)
 
 
-# What is to blame where a program goes wrong on a mesh: the smallest program that goes wrong as well.
-#
-# If the op is wrong on one of the axes alone, the finding is that of the one-axis rule, not the mesh's.  So first each
-# axis is tried alone, on few ranks and on all, then two of three, then axes of two ranks, then without the flattened submesh and what follows,
-# and in the end each placement is replaced by a replica.
-
 MOST_ASKED = 60
-"""How many smaller programs are run for one finding at the most."""
+"""The largest number of smaller programs run for one finding."""
 
 
 class Weighed(Protocol):
-    """What a run of a program came to: a `Confirmation`."""
+    """The result of running a program, such as a `Confirmation`."""
 
     @property
     def wrong(self) -> str: ...
 
 
 def blame(program: Program, confirm: Callable[[Program], Weighed]) -> Program:
-    """The smallest program on the way down that is still wrong; the same as given if none of the smaller ones is.
+    """The smallest program, of those on the way down, that is still wrong; the given one if no smaller one is.
 
-    `confirm` runs a program.  The order in which smaller ones are tried is fixed, so the same program has the same
-    answer.
+    `confirm` runs a program.  If an op is wrong on one axis alone, the finding is that of the one-axis rule, not the
+    mesh's.  So first each axis is tried alone, on few ranks and on all, then two of three, then axes of two ranks, then
+    without the flattened submesh and the follow-up step, and in the end each placement is replaced by a replica.  The
+    order is fixed, so the result is deterministic.
     """
-    asked, again = 0, True
+    runs, again = 0, True
     while again:
         again = False
         for smaller in smaller_programs(program):
-            asked += 1
-            if asked > MOST_ASKED:
+            runs += 1
+            if runs > MOST_ASKED:
                 return program
             if confirm(smaller).wrong:
                 program, again = smaller, True
@@ -311,7 +295,7 @@ def blame(program: Program, confirm: Callable[[Program], Weighed]) -> Program:
 
 
 def smaller_programs(program: Program) -> Iterator[Program]:
-    """The programs one step smaller, those that say most first."""
+    """The programs one step smaller, the most informative first."""
     count = len(program.mesh)
     for few in range(1, count):
         for axes in itertools.combinations(range(count), few):
@@ -325,18 +309,19 @@ def smaller_programs(program: Program) -> Iterator[Program]:
         yield replace(program, flattened=False)
     if program.then:
         yield replace(program, then="")
-    yield from _replicated(program)
+    for one in more_replicas(program):
+        yield from _meaningful(one)
 
 
 def _sizes(program: Program, axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Of two ranks, of three, as long as they were; and one axis of all the ranks, where empty shards are."""
+    """Sizes for these axes: two ranks, their own, three; and all ranks for one axis alone, where shards are empty."""
     own = tuple(program.mesh[axis] for axis in axes)
     alone = [(3,), (program.ranks,)] if len(axes) == 1 else []
     yield from dict.fromkeys([(2,) * len(axes), own, *alone])
 
 
 def projected(program: Program, axes: Sequence[int], sizes: Sequence[int]) -> Program:
-    """The program on some of its axes alone, with these sizes.  A mesh of one axis has nothing to flatten."""
+    """The program on some of its axes alone, with these sizes; without a flattened submesh on one axis."""
     layouts = tuple(on_axes(layout, program.mesh, axes, sizes) for layout in program.inputs)
     flattened = program.flattened and len(axes) > 1
     return replace(program, mesh=tuple(sizes), inputs=layouts, flattened=flattened)
@@ -347,12 +332,3 @@ def _meaningful(program: Program) -> Iterator[Program]:
     split = any(p != Replicate() for layout in program.inputs for p in layout)
     if split and all(has_meaning(layout, x.shape, x.dtype, program.mesh) for layout, x in given):
         yield program
-
-
-def _replicated(program: Program) -> Iterator[Program]:
-    for tensor, layout in enumerate(program.inputs):
-        for axis, placement in enumerate(layout):
-            if placement != Replicate():
-                less: Layout = (*layout[:axis], Replicate(), *layout[axis + 1 :])
-                inputs = (*program.inputs[:tensor], less, *program.inputs[tensor + 1 :])
-                yield from _meaningful(replace(program, inputs=inputs))

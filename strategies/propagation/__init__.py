@@ -1,4 +1,4 @@
-"""The propagator: how a call runs on a mesh; key, cache, expansion."""
+"""Propagation: how a call runs on a mesh under a registry of rules."""
 
 from localtensor._util import lazy as _lazy
 

@@ -1,11 +1,11 @@
-"""The key of a propagated answer: all that the answer may depend on, and nothing else.
+"""The shared cache of propagated calls, and its keys: all that a propagation may depend on, and nothing else.
 
-Of a spec: placements with their exact classes (torch holds a subclass equal to its parent), the sizes of the mesh axes,
-shape, dtype and shard order; no mesh, no axis names, no process group, no rank.  Of an argument: its value and its type,
-because 1 and 1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN is equal to itself.  What
-cannot be held by value is refused with `NoKey`, not forgotten: ask without a cache then.
+Of a spec, a key has the placements with their exact classes (torch treats a subclass as equal to its parent), the sizes
+of the mesh axes, shape, dtype and shard order; no mesh, axis names, process group or rank.  Of an argument it has the
+value and the type, because 1, 1.0 and True are equal and mean different things, and so do 0.0 and -0.0; NaN equals
+itself.  An argument that cannot be held by value raises `NoKey`: such a call is not cached.
 
-A `Key` is a tuple, not a dataclass, and a spec in it a text: both are hashed by C, and a text but once.
+A `Key` is a tuple, not a dataclass, and a spec in it a string: C hashes both, and a string only once.
 """
 
 from __future__ import annotations
@@ -16,35 +16,30 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from localtensor.concurrency import AS_IT_IS as _AS_IT_IS
 from localtensor.concurrency import (
+    AS_IT_IS,
     LIMIT,
     THREADS,
-    BadCache,
-    Circular,
     KeyPart,
     Same,
     SingleFlightCache,
-    Stats,
     Sync,
-    clear_all,
+    rare_key,
+    value_key,
 )
-from localtensor.concurrency import rare_key as _rare_key
-from localtensor.concurrency import value_key as _value_key
-from localtensor.layout import Spec
-from localtensor.layout import StridedShard as _StridedShard
+from localtensor.layout import Spec, StridedShard
 from localtensor.threads import SETTINGS, ambient
 from strategies.model.call_signature import NoKey, spec_token
 from strategies.model.rule import Leaf, overload
 
-_VALUES = frozenset({Replicate, Shard, Partial, _StridedShard})
-"""Placements of these types are equal if they mean the same."""
+_VALUES = frozenset({Replicate, Shard, Partial, StridedShard})
+"""Placement classes whose equality compares the meaning."""
 SPECS_LIMIT = 4096
-"""So many specs are known by identity; then all of them are forgotten, which costs time only."""
+"""The number of specs known by identity.  Beyond it the table is cleared, which costs time only."""
 
 
 class Key(NamedTuple):
-    """Equal keys have equal answers.  `parts` names what it is made of."""
+    """The key of a call.  Calls with equal keys are propagated alike."""
 
     op: str
     specs: tuple[Hashable, ...]
@@ -55,9 +50,9 @@ class Key(NamedTuple):
 
 
 class Keys:
-    """Makes keys; specs that were seen before are known by identity, which is what makes it quick.
+    """A factory of keys.  It knows specs that it has met by identity, for speed.
 
-    One object may be used by many threads.  `settings` is whatever else its owner's answers depend on.
+    Thread-safe.  `settings` is whatever else its owner's answers depend on.
     """
 
     __slots__ = ("_limit", "_seen", "settings")
@@ -68,9 +63,9 @@ class Keys:
         self._seen: dict[int, tuple[Spec, Hashable]] = {}
 
     def of(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key:
-        """The key of a call: `specs` by leaf number, a `Leaf` in `args` and `kwargs` for each tensor.
+        """The key of a call with `specs` by leaf number, and a `Leaf` in `args` and `kwargs` for each tensor.
 
-        Raises `NoKey`.
+        Raises `NoKey` for an argument that cannot be held by value.
         """
         seen = self._seen
         tokens = []
@@ -81,7 +76,7 @@ class Keys:
         for value in args:
             kind = type(value)
             parts.append(
-                (Leaf, value.index) if kind is Leaf else value if kind in _AS_IT_IS else _value_key(value, _leaf)
+                (Leaf, value.index) if kind is Leaf else value if kind in AS_IT_IS else value_key(value, _leaf)
             )
         named = _named(kwargs) if kwargs else ()
         return _new(Key, (op, tuple(tokens), tuple(parts), named, self.settings, ambient()))
@@ -90,15 +85,15 @@ class Keys:
         token = spec_token(spec)
         if len(self._seen) >= self._limit:
             self._seen.clear()
-        self._seen[id(spec)] = (spec, token)  # the spec lives as long as its id stands here
+        self._seen[id(spec)] = (spec, token)  # keeps the spec alive, so that its id is not reused
         return token
 
 
 class Specs:
-    """One object for equal specs, so that what is known by identity is found for new ones, too.
+    """A table of one representative for all equal specs, so that tables by identity serve new specs, too.
 
-    Quick for specs on the very same mesh; a spec that knows more than its values say comes back as it is, as does one of
-    symbolic sizes.  One object may be used by many threads.
+    Lookups are fast for specs on the same mesh object.  A spec with attributes beyond its values, or with symbolic sizes,
+    represents itself.  Thread-safe.
     """
 
     __slots__ = ("_known", "_limit", "_placements")
@@ -109,18 +104,18 @@ class Specs:
         self._placements: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def of(self, spec: Spec) -> Spec:
-        """The one spec of these placements, shape, dtype and order on this mesh object: it equals the spec that is given."""
-        # What is named by identity is held by the spec that is found.
+        """The representative of a spec, which equals it and has the same mesh object."""
+        # The representative keeps alive what the key names by identity.
         shape = spec.shape
         key = (id(spec.mesh), id(spec.placements), spec.dtype, spec.shard_order, shape, *map(type, shape), type(spec))
         try:
             return self._known[key]
         except KeyError:
-            return self._met(spec)
+            return self._add(spec)
         except TypeError:  # symbols cannot be hashed
             return spec
 
-    def _met(self, spec: Spec) -> Spec:
+    def _add(self, spec: Spec) -> Spec:
         placements = spec.placements
         if type(spec) is not Spec or type(placements) is not tuple or not _VALUES.issuperset(map(type, placements)):
             return spec
@@ -141,7 +136,7 @@ _new: Callable[[type[Key], tuple[Any, ...]], Key] = tuple.__new__
 def key_of(
     op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], settings: Hashable = ()
 ) -> Key:
-    """The same key as `Keys(settings).of`, for who asks but once.
+    """The key of a single call; see `Keys.of`.
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
@@ -155,55 +150,45 @@ def key_of(
     return Keys(settings).of(op, specs, args, kwargs)
 
 
-# -- arguments
-
-
 def value_token(value: Any) -> Hashable:
     """A value with its type, as something that can be hashed: 1, 1.0 and True are three.  Raises `NoKey`."""
-    return _value_key(value, _leaf)
+    return value_key(value, _leaf)
 
 
 def _leaf(value: Any) -> Hashable:
     if type(value) is Leaf:
         return (Leaf, value.index)
-    return Same(value) if isinstance(value, torch.Generator) else _rare_key(value, _leaf, _no_key)
+    return Same(value) if isinstance(value, torch.Generator) else rare_key(value, _leaf, _no_key)
 
 
 def _no_key(value: Any) -> NoKey:
-    known = isinstance(value, torch.Tensor)
-    problem = "a tensor is known by its spec: it must be a Leaf here" if known else "it cannot be held by value"
+    is_tensor = isinstance(value, torch.Tensor)
+    problem = "a tensor is known by its spec: it must be a Leaf here" if is_tensor else "it cannot be held by value"
     return NoKey("args", value, problem)
 
 
 def _named(kwargs: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:
-    """In the order of the names, since a call knows no other."""
+    """Keyword arguments in the order of their names: their order in the call has no meaning."""
     if len(kwargs) == 1:
-        return tuple([(name, _value_key(value, _leaf)) for name, value in kwargs.items()])
-    return tuple([(name, _value_key(kwargs[name], _leaf)) for name in sorted(kwargs)])
-
-
-# The shared cache of propagated answers: `SingleFlightCache`, with keys that it can explain.
-#
-# `SingleFlightCache` itself lives in `localtensor.concurrency.single_flight`, since the rank-thread world uses it too; this is its door for claims and rules.
-
-__all__ = ["LIMIT", "BadCache", "Circular", "SingleFlightCache", "Stats", "answers", "call_parts", "clear_all"]
+        return tuple([(name, value_key(value, _leaf)) for name, value in kwargs.items()])
+    return tuple([(name, value_key(kwargs[name], _leaf)) for name in sorted(kwargs)])
 
 
 def answers(name: str, *, limit: int = LIMIT, sync: Sync = THREADS) -> SingleFlightCache[Any]:
-    """A cache by `Key`: `answers("rules").get(key, compute, *args)`.
+    """A shared cache by `Key` that can explain misses: `answers("rules").get(key, compute, *args)`.
 
     >>> from strategies.propagation.cache import key_of
     >>> kept = answers("demo")
-    >>> def asked(dim):
+    >>> def sum_key(dim):
     ...     return key_of("aten.sum.dim_IntList", [], (Leaf(0), [dim]), {})
-    >>> kept.get(asked(1), str), kept.explain(asked(-1))
+    >>> kept.get(sum_key(1), str), kept.explain(sum_key(-1))
     ('', 'same op; differs in: dim=[-1] vs [1]')
     """
     return SingleFlightCache(name=name, limit=limit, sync=sync, parts=call_parts)
 
 
 def call_parts(key: Key) -> Mapping[str, KeyPart]:
-    """What a key is made of, by name: the op, its tensors, each argument, each ambient setting."""
+    """The parts of a key by name: the op, its tensors, each argument, each ambient setting."""
     parts = {"op": KeyPart(key.op, key.op)} | _tensor_parts(key.specs)
     names = _argument_names(key.op, len(key.args))
     for name, value in (*zip(names, key.args, strict=True), *key.kwargs):
@@ -215,20 +200,20 @@ def call_parts(key: Key) -> Mapping[str, KeyPart]:
 
 
 def _tensor_parts(specs: Sequence[Hashable]) -> dict[str, KeyPart]:
-    """Placements, shapes, dtypes and axis sizes of all tensors: of each kind one part."""
+    """One part each for the placements, the shapes, the dtypes and the axis sizes of all tensors."""
     columns: dict[str, list[str]] = {"placements": [], "shapes": [], "dtypes": [], "mesh": []}
-    odd = []
+    extra = []
     for token in specs:
         text, *beyond = token if isinstance(token, tuple) else (token,)
-        odd.append(tuple(beyond))
+        extra.append(tuple(beyond))
         tensor, _, lies = (text or "-[] @ -: -").partition(" @ ")
         dtype, _, shape = tensor.partition("[")
         sizes, _, placements = lies.partition(": ")
         for name, value in zip(columns, (f"({placements})", f"[{shape}", dtype, f"({sizes})"), strict=True):
             columns[name].append(value)
     parts = {name: KeyPart(tuple(values), ", ".join(values)) for name, values in columns.items() if values}
-    if any(odd):
-        parts["placements"] = KeyPart((parts["placements"].value, *odd), parts["placements"].text)
+    if any(extra):
+        parts["placements"] = KeyPart((parts["placements"].value, *extra), parts["placements"].text)
     return parts
 
 
@@ -241,7 +226,7 @@ def _argument_names(op: str, count: int) -> list[str]:
 
 
 def _shown(part: Hashable) -> str:
-    """An argument as it was written."""
+    """An argument of a key as Python text."""
     if not isinstance(part, tuple):
         return repr(part)
     kind, *rest = part

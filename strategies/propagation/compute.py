@@ -1,6 +1,6 @@
 """One propagation, computed: checks, the whole call's metadata, lines, the cheapest combination, each rank's own call.
 
-Nothing is remembered here, and nothing is written that another thread may see; `strategies.propagation.propagator` remembers.
+This module keeps no state that another thread may see; `strategies.propagation.propagator` has the cache.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from localtensor.concurrency import Sync
@@ -38,12 +39,12 @@ from strategies.propagation.meta_run import calm, outputs_of
 from strategies.propagation.model import Propagation, grid_text
 
 Decompose = Callable[[Book, Ask], Offer | str]
-"""The lines of an op by way of its decomposition; or why it has none."""
+"""A function that returns the source of an op's lines by way of its decomposition; or why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Afresh:
-    """What a propagator goes by."""
+    """Propagation of calls without a cache."""
 
     book: Book
     limit: int
@@ -59,7 +60,7 @@ class Afresh:
         """Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`."""
         with calm():
             mesh = self._checked(op, specs, mesh)
-            straight = [_from_the_left(op, i, spec) for i, spec in enumerate(specs)]
+            straight = [_left_to_right(op, i, spec) for i, spec in enumerate(specs)]
             problem, source = self.problem(op, straight, args, kwargs, mesh)
             self.sync.step("propagate: lines")
             found = expand(problem, self.limit)
@@ -71,7 +72,7 @@ class Afresh:
     def problem(
         self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh
     ) -> tuple[Problem, str]:
-        """What has to be solved for a call, and who answers for it."""
+        """The expansion problem of a call, and the source of its lines in words."""
         given = tuple(args)
         self._check_leaves(op, specs, given, kwargs)
         metas = tuple(Meta(spec.shape, spec.dtype) for spec in specs)
@@ -93,7 +94,7 @@ class Afresh:
     ) -> Propagation:
         pieces, whose = pieces_by_rank(problem.whole, best.lines, mesh.sizes, problem.own)
         wanted = [placements or spec.placements for placements, spec in zip(best.inputs, specs, strict=True)]
-        texts = [repr(piece.call) for piece in pieces]  # arguments need no hash
+        texts = [repr(piece.call) for piece in pieces]  # arguments need not be hashable
         calls = list(dict.fromkeys(texts))
         return Propagation(
             call=problem.whole.call,
@@ -114,7 +115,7 @@ class Afresh:
         )
 
     def _checked(self, op: str, specs: Sequence[Spec], mesh: Mesh | None) -> Mesh:
-        """The one mesh of the specs, which say what the tensors can be."""
+        """The mesh of the call.  Raises `BadCall` for an unknown op, bad specs, or specs on different meshes."""
         if op.count(".") != 2 or not exists(op):
             raise BadCall(op, "op", repr(op), "this torch has no such overload", "Write it as aten.add.Tensor.")
         for number, spec in enumerate(specs):
@@ -125,12 +126,14 @@ class Afresh:
                 raise BadCall(op, f"specs[{number}]", repr(spec), f"its mesh is {spec.mesh}, that before it {mesh}",
                               "Put all tensors of a call on one mesh.")  # fmt: skip
             for placement in spec.placements:
-                problem = _unknown(placement, spec)
+                problem = _placement_problem(placement, spec)
                 if problem:
                     raise BadCall(op, f"specs[{number}]", repr(spec), problem,
                                   "Redistribute the tensor to R, S, P or a strided shard first.")  # fmt: skip
         if mesh is None:
-            raise BadCall(op, "mesh", "None", "no tensor says on which mesh this runs", "Give mesh=Mesh.of(dp=2).")
+            raise BadCall(
+                op, "mesh", "None", "the call has no tensor that determines its mesh", "Give mesh=Mesh.of(dp=2)."
+            )
         return mesh
 
     def _check_leaves(self, op: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -140,7 +143,7 @@ class Afresh:
                           f"Write Leaf(0) to Leaf({len(specs) - 1}) where the tensors go.")  # fmt: skip
 
     def _offer(self, op: str, specs: Sequence[Spec], ask: Ask) -> tuple[Offer, str, OwnArguments]:
-        """What answers for the op, in words, too, and the arguments that each rank has of its own."""
+        """The source of the op's lines, the same in words, and the function of each rank's own arguments."""
         entry = self.book.get(op)
         if entry is not None:
             return offer_of(entry), f"the rule of {entry.family} ({entry.reason}) at {entry.where}", checked_own(entry)
@@ -154,7 +157,7 @@ class Afresh:
                      "Add an entry to the book, or allow Propagator(replicate_all=True).")  # fmt: skip
 
     def _refused(self, specs: Sequence[Spec], problem: Problem) -> WouldMoveWritten:
-        """Why nothing was found: all-replicate is always right, so a written tensor is in the way."""
+        """The error for a call without a combination: all-replicate is always right, so a written tensor must not move."""
         call, leaves = problem.whole.call, [leaf for leaf, _ in problem.written]
         free = expand(replace(problem, movable=True), self.limit).best
         names = [a.name for a in overload(call.op)._schema.arguments if a.alias_info and a.alias_info.is_write]
@@ -167,9 +170,11 @@ class Afresh:
         return WouldMoveWritten(call.op, ", ".join(names), shown, remedy)
 
 
-def _from_the_left(op: str, number: int, spec: Spec) -> Spec:
-    """The spec with its axes from left to right, as rules are taken for them: what else is the order of its cuts becomes
-    strided shards, under which it lies alike."""
+def _left_to_right(op: str, number: int, spec: Spec) -> Spec:
+    """The spec with its axes cutting from left to right, the order that rules assume.
+
+    Another order becomes strided shards of the same layout.  Raises `BadCall` if there are none.
+    """
     try:
         return strided(spec)
     except OtherRows as error:
@@ -178,8 +183,8 @@ def _from_the_left(op: str, number: int, spec: Spec) -> Spec:
                       "Redistribute it to a spec without a shard order first.") from error  # fmt: skip
 
 
-def _unknown(placement: Any, spec: Spec) -> str:
-    """Why a tensor cannot lie so; or empty."""
+def _placement_problem(placement: Placement, spec: Spec) -> str:
+    """Why a tensor of this spec cannot have the placement; or empty."""
     if isinstance(placement, Partial):
         if type(placement) is Partial and not (is_plain(placement) and reducible(placement.reduce_op, spec.dtype)):
             return f"{short(placement)} of {spec.dtype} means nothing"

@@ -1,16 +1,16 @@
-"""Lines of an op that has no rule, from the rules of the ops that it is made of.
+"""Lines of an op that has no rule, derived from the rules of the ops in its decomposition.
 
-The decomposition is run once on meta tensors and written down.  A line of the whole is a line of each inner op such that
-every value lies where the next op wants it: nothing is redistributed inside, so each rank may run the op itself on its
-pieces.  Then it is run on the pieces' shapes, too, for every different piece of the axis: each inner call must be the
-one that its own rule means.  So a count that was a number of rows, a size in an argument or an uneven piece that an
-inner op cannot have excludes the line by itself.
+The decomposition is run once on meta tensors and recorded.  A line of the whole op is a line of each inner op such that
+every value has the placement that the next op wants: nothing is redistributed inside, so each rank may run the op itself
+on its pieces.  The decomposition is then run on the shapes of every different piece of the axis, too: each inner call must
+be the one that its own rule means.  That excludes lines under which an argument that was a number of rows or a size no
+longer fits, and uneven pieces that an inner op cannot have.
 
 | torch part                                                     | why                               | read on     | run on |
 |----------------------------------------------------------------|-----------------------------------|-------------|--------|
-| torch._decomp.decomposition_table                              | what an op is made of             | 2.11 - 2.15 | 2.13   |
-| OpOverload._can_decompose, .decompose                          | the same for composite ops        | 2.11 - 2.15 | 2.13   |
-| torch.utils._python_dispatch.TorchDispatchMode                 | sees the inner ops, on one thread | 2.11 - 2.15 | 2.13   |
+| torch._decomp.decomposition_table                              | decompositions                    | 2.11 - 2.15 | 2.13   |
+| OpOverload._can_decompose, .decompose                          | those of composite ops            | 2.11 - 2.15 | 2.13   |
+| torch.utils._python_dispatch.TorchDispatchMode                 | records inner ops of the thread   | 2.11 - 2.15 | 2.13   |
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from strategies.ops.semantics.local_call import (
     places,
     unfit,
 )
-from strategies.ops.semantics.rulebook import Ask, Book, Entry, Line, Meta, bound
+from strategies.ops.semantics.rulebook import Ask, Book, Line, Meta, bound
+from strategies.propagation.mesh_expansion import Offer
 from strategies.propagation.meta_run import calm, on_meta
 
 MOST = 2000
-"""So many ways through the inner ops are followed; lines beyond them are not offered."""
+"""The largest number of combinations of inner lines that are followed; lines beyond them are not offered."""
 
-Offer = Callable[[Ask, int], tuple[Line, ...]]
-Ways = dict[int, Placement | None]
+ValuePlacements = dict[int, Placement | None]
+"""The placement of each value of a trace, by its number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """One inner op: the question about it, and the numbers of the values that it takes and makes."""
+    """One inner op: the rule query about it, and the numbers of the values that it takes and makes."""
 
     ask: Ask
     takes: tuple[int, ...]
@@ -56,16 +57,15 @@ class Inner:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What an op is made of: its tensors are the first values, its results these."""
+    """A recorded decomposition: the op's tensors are the first values, its results are `outputs`."""
 
     inner: tuple[Inner, ...]
     outputs: tuple[int | None, ...]
 
 
 def decomposition(book: Book, ask: Ask) -> Offer | str:
-    """The lines of an op by way of its decomposition; or why there are none."""
-    how = _how(overload(ask.op))
-    if how is None:
+    """The source of an op's lines by way of its decomposition; or why there is none."""
+    if _decomposition_of(overload(ask.op)) is None:
         return "it has none"
     trace = _traced(book, ask)
     if isinstance(trace, str):
@@ -74,18 +74,16 @@ def decomposition(book: Book, ask: Ask) -> Offer | str:
     if missing:
         return f"no rule for {', '.join(missing)}"
 
-    def offer(asked: Ask, ranks: int) -> tuple[Line, ...]:
-        found = _traced(book, asked)
-        return (
-            (all_replicated(asked),)
-            if isinstance(found, str)
-            else tuple(dict.fromkeys(_lines(book, asked, found, ranks)))
-        )
+    def offer(piece: Ask, ranks: int) -> tuple[Line, ...]:
+        found = _traced(book, piece)
+        if isinstance(found, str):
+            return (all_replicated(piece),)
+        return tuple(dict.fromkeys(_lines(book, piece, found, ranks)))
 
     return offer
 
 
-def _how(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def _decomposition_of(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table
 
     if op._can_decompose():
@@ -94,12 +92,12 @@ def _how(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 
 class _Recorder(TorchDispatchMode):
-    """Writes down every op that has a rule, and takes apart those that have none."""
+    """Records every op that has a rule, and decomposes those that have none."""
 
     def __init__(self, book: Book, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self.book = book
-        self.kept: list[Tensor] = list(tensors)  # so that no id is used twice
+        self.kept: list[Tensor] = list(tensors)  # keeps them alive, so that no id is used twice
         self.number = {id(x): i for i, x in enumerate(tensors)}
         self.inner: list[Inner] = []
         self.writes = ""
@@ -108,10 +106,10 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        how = None if str(func) in self.book else _how(func)
-        if how is not None:
+        decompose = None if str(func) in self.book else _decomposition_of(func)
+        if decompose is not None:
             with self:
-                out = how(*args, **kwargs)
+                out = decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
         call, tensors = call_of(func, args, kwargs)
@@ -134,15 +132,15 @@ def _meta(x: Tensor) -> Meta:
 
 
 def _traced(book: Book, ask: Ask) -> Trace | str:
-    """The decomposition on tensors of these shapes; or why it cannot be followed."""
-    call, how = _call(ask), _how(overload(ask.op))
+    """The decomposition on tensors of these shapes; or why it cannot be recorded."""
+    call, decompose = _call(ask), _decomposition_of(overload(ask.op))
     with calm():
         tensors = [torch.empty(m.shape, dtype=m.dtype, device="meta") for m in ask.tensors]
         recorder = _Recorder(book, tensors)
         args, kwargs = on_meta(call).filled(tensors)
         try:
             with recorder:
-                out = how(*args, **kwargs) if how else NotImplemented
+                out = decompose(*args, **kwargs) if decompose else NotImplemented
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError) as error:
             return f"it cannot be traced: {type(error).__name__}"
     numbers = [recorder.number.get(id(x), -1) if isinstance(x, Tensor) else None for x in results(out)]
@@ -162,37 +160,35 @@ def _call(ask: Ask) -> Call:
 def _lines(book: Book, ask: Ask, trace: Trace, ranks: int) -> Iterator[Line]:
     yield all_replicated(ask)
     whole = Replicate()
-    for ways, taken in _ways(book, trace, ranks):
-        inputs = tuple(ways.get(i) or whole for i in range(len(ask.tensors)))
-        outputs = tuple(None if number is None else ways.get(number, whole) for number in trace.outputs)
+    for placements, taken in _combinations(book, trace, ranks):
+        inputs = tuple(placements.get(i) or whole for i in range(len(ask.tensors)))
+        outputs = tuple(None if number is None else placements.get(number, whole) for number in trace.outputs)
         line = Line(inputs, outputs)
         if all(_holds(book, ask, trace, line, taken, ranks, rank) for rank in places(line, ask, ranks)):
             yield line
 
 
-def _ways(book: Book, trace: Trace, ranks: int) -> Iterator[tuple[Ways, tuple[Line, ...]]]:
-    """Each way to take a line for every inner op such that all values lie as they are wanted."""
-    begun: list[tuple[Ways, tuple[Line, ...]]] = [({}, ())]
+def _combinations(book: Book, trace: Trace, ranks: int) -> Sequence[tuple[ValuePlacements, tuple[Line, ...]]]:
+    """Each choice of a line for every inner op under which every value has the placement that all ops want."""
+    begun: list[tuple[ValuePlacements, tuple[Line, ...]]] = [({}, ())]
     for inner in trace.inner:
         entry = book.get(inner.ask.op)
-        lines = offer_of(entry)(_meant(entry, inner.ask), ranks) if entry else (all_replicated(inner.ask),)
+        # The rule's query may be about another call; `_holds` checks what the op itself makes of the pieces.
+        query = made_instead(entry, inner.ask, _call(inner.ask))[0] if entry else inner.ask
+        lines = offer_of(entry)(query, ranks) if entry else (all_replicated(query),)
         longer = [
             (more, (*taken, line))
-            for ways, taken in begun
+            for placements, taken in begun
             for line in lines
-            if not unfit(line, inner.ask, ranks) and (more := _follow(inner, line, ways)) is not None
+            if not unfit(line, inner.ask, ranks) and (more := _extended(placements, inner, line)) is not None
         ]
         begun = longer[:MOST]
-    yield from begun
+    return begun
 
 
-def _meant(entry: Entry, ask: Ask) -> Ask:
-    """The question that the rule is asked.  The op itself runs on pieces all the same, and `_holds` looks at what it makes."""
-    return made_instead(entry, ask, _call(ask))[0]
-
-
-def _follow(inner: Inner, line: Line, ways: Ways) -> Ways | None:
-    found = dict(ways)
+def _extended(placements: ValuePlacements, inner: Inner, line: Line) -> ValuePlacements | None:
+    """The placements with those of one more inner op's line; None if the line wants a value elsewhere."""
+    found = dict(placements)
     for number, placement in zip(inner.takes, line.inputs, strict=True):
         want = placement or Replicate()
         if found.setdefault(number, want) != want:
@@ -204,7 +200,7 @@ def _follow(inner: Inner, line: Line, ways: Ways) -> Ways | None:
 
 
 def _holds(book: Book, ask: Ask, trace: Trace, line: Line, taken: Sequence[Line], ranks: int, rank: int) -> bool:
-    """Whether the op on that rank's pieces is made of the calls which the inner rules mean."""
+    """Whether the op on that rank's pieces decomposes into the calls that the inner rules mean."""
     tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(ask.tensors, line.inputs, strict=True))
     local = _traced(book, Ask(ask.op, ask.arguments, tensors, ask.outputs))
     if isinstance(local, str) or local.outputs != trace.outputs or len(local.inner) != len(trace.inner):
@@ -216,13 +212,14 @@ def _holds(book: Book, ask: Ask, trace: Trace, line: Line, taken: Sequence[Line]
 
 
 def _same(book: Book, whole: Inner, piece: Inner, line: Line, ranks: int, rank: int) -> bool:
-    asked, got = whole.ask, piece.ask
-    if (asked.op, whole.takes, whole.makes) != (got.op, piece.takes, piece.makes):
+    """Whether an inner call on that rank's pieces is the one that the line means for the whole inner call."""
+    want, got = whole.ask, piece.ask
+    if (want.op, whole.takes, whole.makes) != (got.op, piece.takes, piece.makes):
         return False
-    tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(asked.tensors, line.inputs, strict=True))
-    outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(asked.outputs, line.outputs, strict=True))
+    tensors = tuple(local_meta(m, p, ranks, rank) for m, p in zip(want.tensors, line.inputs, strict=True))
+    outputs = tuple(m and local_meta(m, p, ranks, rank) for m, p in zip(want.outputs, line.outputs, strict=True))
     if (tensors, outputs) != (got.tensors, got.outputs):
         return False
-    entry = book.get(asked.op)
-    meant = {**asked.arguments, **(checked_own(entry)(got, asked) if entry else {})}
+    entry = book.get(want.op)
+    meant = {**want.arguments, **(checked_own(entry)(got, want) if entry else {})}
     return all(frozen(got.arguments[name]) == frozen(value) for name, value in meant.items())

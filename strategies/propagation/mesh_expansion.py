@@ -1,15 +1,15 @@
-"""From the lines of one mesh axis to placements on a whole mesh: only what is right by construction, the cheapest first.
+"""Expansion of one-axis lines to a whole mesh: only combinations that are right by construction, the cheapest first.
 
-Axis by axis, from left to right, as tensors are distributed.  A line of the whole call is taken for the first axis.
-Each coordinate of that axis is left with a call of its own, on its pieces; the second axis takes a line that is offered
-for every one of these calls, uneven and empty pieces among them; and so on.  So what the ranks of the last axis hold
-together is what the axis before it needs: `localtensor.layout.shards.assemble` puts it together in that order.
+The axes are expanded from left to right, as tensors are distributed.  The first axis takes a line of the whole call.
+That gives each coordinate of the axis a call of its own, on its pieces; the second axis takes a line that is offered for
+every one of these calls, with uneven and empty pieces; and so on.  So the ranks of the last axis together hold what the
+axis before it needs: `localtensor.layout.shards.assemble` assembles tensors in that order.
 
-Partials of two kinds on one tensor (P(sum), P(max)) would be right in that order, too, and in no other.  A spec does not
-say in which order its axes are reduced, so they are left out, unless the two commute (`cost.commute`).
+Partials of two kinds on one tensor (P(sum), P(max)) would be right in that order only.  A spec has no order in which its
+axes are reduced, so such combinations are excluded, unless the two kinds commute (`alpha_beta.commute`).
 
-The search goes by cost: the cheapest beginning is continued first, so what is found first is the cheapest.  It looks at
-`limit` beginnings at most; where that is too few, `Found.unseen` says so, and what was cheapest till then is completed.
+The search is by cost: it continues the cheapest prefix first, so the first combination found is the cheapest.  It looks
+at no more than `limit` prefixes.  If they do not suffice, it completes the cheapest one, and `Found.unseen` says so.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from strategies.planner.steps.alpha_beta import AxisStep, Held, Network, commute
 from strategies.propagation.model import Alternative, Grid, grid_text, microseconds
 
 LIMIT = 512
-"""How many beginnings are looked at, unless a caller says otherwise."""
+"""The default for the largest number of prefixes that a search looks at."""
 MOST_OTHERS = 32
-"""How many alternatives are kept with an answer."""
+"""The largest number of alternatives of each kind that are kept with an answer."""
 
 Pair = tuple[Placements, Placements]
 Offer = Callable[[Ask, int], tuple[Line, ...]]
@@ -41,23 +41,23 @@ Offer = Callable[[Ask, int], tuple[Line, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One call on a mesh: how its tensors lie, which of them must not move, and what the rule offers."""
+    """One call on a mesh: the placements of its tensors, which of them must not move, and the lines of its rule."""
 
     whole: Piece
     sizes: tuple[int, ...]
     given: tuple[tuple[Placement, ...], ...]
     written: tuple[tuple[int, int | None], ...]
-    """Tensors that the call writes to, each with the result that it becomes."""
+    """The tensors that the call writes to, each with the number of the result that it becomes."""
     offer: Offer
     own: OwnArguments
     network: Network
     movable: bool = False
-    """Whether what is written to may be moved all the same: to find out where it should have been."""
+    """Whether written tensors may move all the same: to find out where they should have been."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A line for each of the first axes, and what they come to."""
+    """A line for each of the first axes, with the steps, the pieces and the cost that follow from them."""
 
     lines: tuple[Line, ...]
     held: tuple[Held, ...]
@@ -79,14 +79,14 @@ class Beginning:
 
     @property
     def order(self) -> tuple[float, int, int, str]:
-        """By cost, then fewer steps of redistribution, then more of the results sharded, then the text."""
+        """The sort key: cost, then fewer redistribution steps, then more sharded results, then the text."""
         sharded = sum(cuts(p) is not None for line in self.lines for p in line.outputs)
         return self.seconds, self.moved, -sharded, f"{grid_text(self.inputs)} -> {grid_text(self.outputs)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The cheapest combination, if there is any, what else there was, and what nobody looked at."""
+    """The cheapest combination, if there is any, the alternatives, and a note if the search was cut short."""
 
     best: Beginning | None
     others: tuple[Alternative, ...]
@@ -99,29 +99,29 @@ class _Search:
     limit: int
     known: dict[tuple[Key, int], dict[Pair, list[Line]]] = field(default_factory=dict)
     excluded: dict[Alternative, None] = field(default_factory=dict)
-    looked: int = 0
+    visited: int = 0
 
     def run(self) -> Found:
         problem, start = self.problem, _start(self.problem)
         count = itertools.count()
         queue = [(start.order, next(count), start)]
         done: list[Beginning] = []
-        while queue and not (done and queue[0][0][:2] > done[0].order[:2]) and self.looked < self.limit:
+        while queue and not (done and queue[0][0][:2] > done[0].order[:2]) and self.visited < self.limit:
             beginning = heapq.heappop(queue)[2]
-            self.looked += 1
+            self.visited += 1
             if len(beginning.lines) == len(problem.sizes):
                 done.append(beginning)
             else:
                 for longer in self.continued(beginning):
                     heapq.heappush(queue, (longer.order, next(count), longer))
-        cut = self.looked >= self.limit and bool(queue)
+        cut = self.visited >= self.limit and bool(queue)
         if not done and queue:
             done = [*self.completed([entry[2] for entry in queue])]
         done.sort(key=lambda beginning: beginning.order)
         return Found(done[0] if done else None, self.others(done[1:], queue), self.unseen() if cut else "")
 
     def completed(self, open_ones: Sequence[Beginning]) -> Iterator[Beginning]:
-        """One whole combination, from the beginning that is longest, then cheapest; else from the next."""
+        """One whole combination, from the longest and then cheapest of these prefixes that has one."""
         for beginning in sorted(open_ones, key=lambda b: (-len(b.lines), b.order)):
             stack = [beginning]
             while stack:
@@ -132,21 +132,21 @@ class _Search:
                 stack += sorted(self.continued(last), key=lambda b: b.order, reverse=True)
 
     def continued(self, beginning: Beginning) -> Iterator[Beginning]:
-        """The beginning with each line for the next axis that is right there."""
+        """The prefix with each line for the next axis that is right there."""
         problem, axis = self.problem, len(beginning.lines)
         ranks = problem.sizes[axis]
         for line, *_ in self.lines(beginning.pieces[0], ranks).values():
             reason = self.wrong(beginning, line, axis)
             if reason:
                 self.exclude(beginning, line, reason)
-                continue
-            yield self.with_line(beginning, line, axis)
+            else:
+                yield self.with_line(beginning, line, axis)
 
     def with_line(self, beginning: Beginning, line: Line, axis: int) -> Beginning:
         problem = self.problem
         held, steps, seconds = [], [], beginning.seconds
         for tensor, want, before in zip(beginning.held, line.inputs, beginning.steps, strict=True):
-            now, more = move_axis(tensor, axis, _there(want), problem.sizes, problem.network)
+            now, more = move_axis(tensor, axis, _placement_or_replicate(want), problem.sizes, problem.network)
             held.append(now)
             steps.append((*before, *more))
             seconds += math.fsum(step.seconds for step in more)
@@ -155,7 +155,7 @@ class _Search:
         return Beginning((*beginning.lines, line), tuple(held), tuple(steps), left, seconds)
 
     def lines(self, piece: Piece, ranks: int) -> dict[Pair, list[Line]]:
-        """What is offered for a piece; lines that differ only in their `cut` stand together."""
+        """The lines offered for a piece, grouped by placements: lines may differ in their `cut` alone."""
         key = piece.key, ranks
         if key not in self.known:
             self.known[key] = found = dict[Pair, list[Line]]()
@@ -164,7 +164,7 @@ class _Search:
         return self.known[key]
 
     def wrong(self, beginning: Beginning, line: Line, axis: int) -> str:
-        """Why the line cannot follow; or empty."""
+        """Why the line cannot be taken next; or empty."""
         problem, ranks = self.problem, self.problem.sizes[axis]
         for leaf, result in problem.written:
             if not problem.movable and line.inputs[leaf] != problem.given[leaf][axis]:
@@ -180,13 +180,14 @@ class _Search:
         return self.mixed(beginning, line)
 
     def mixed(self, beginning: Beginning, line: Line) -> str:
-        """Two reductions of one tensor that do not commute."""
+        """Why two reductions of one tensor do not commute; or empty."""
         ask = self.problem.whole.ask
-        metas = [*ask.tensors, *ask.outputs]
-        columns = [*_columns(beginning.lines, line, True), *_columns(beginning.lines, line, False)]
-        for meta, (*before, last) in zip(metas, columns, strict=True):
+        rows = [(*one.inputs, *one.outputs) for one in (*beginning.lines, line)]
+        for meta, (*before, last) in zip((*ask.tensors, *ask.outputs), zip(*rows, strict=True), strict=True):
             for one in before:
-                if meta is not None and not commute(_there(one), _there(last), meta.dtype):
+                if meta is not None and not commute(
+                    _placement_or_replicate(one), _placement_or_replicate(last), meta.dtype
+                ):
                     return f"{short(one)} and {short(last)} of one tensor do not commute"
         return ""
 
@@ -199,7 +200,7 @@ class _Search:
     def others(
         self, done: Sequence[Beginning], queue: Sequence[tuple[object, int, Beginning]]
     ) -> tuple[Alternative, ...]:
-        """What was complete, then what was begun and cost too much already, then what was wrong."""
+        """The complete combinations, then the prefixes that cost too much already, then the wrong ones."""
         rest = sorted((entry[2] for entry in queue), key=lambda b: b.order)
         axes = len(self.problem.sizes)
         found = [
@@ -213,7 +214,7 @@ class _Search:
         return (*found[:MOST_OTHERS], *self.excluded)
 
     def unseen(self) -> str:
-        return f"not all was looked at: {self.looked} beginnings were (limit={self.limit}); another may cost less"
+        return f"not all was looked at: {self.visited} beginnings were (limit={self.limit}); another may cost less"
 
 
 def expand(problem: Problem, limit: int = LIMIT) -> Found:
@@ -221,34 +222,17 @@ def expand(problem: Problem, limit: int = LIMIT) -> Found:
     return _Search(problem, limit).run()
 
 
-def combinations(problem: Problem) -> Iterator[Beginning]:
-    """Every combination that is right, each with its cost: as many as lines ** axes, so not for everyday use."""
-    search = _Search(problem, 0)
-    stack = [_start(problem)]
-    while stack:
-        beginning = stack.pop()
-        if len(beginning.lines) == len(problem.sizes):
-            yield beginning
-        else:
-            stack += search.continued(beginning)
-
-
 def _start(problem: Problem) -> Beginning:
     held = [Held(m.shape, m.dtype, given) for m, given in zip(problem.whole.ask.tensors, problem.given, strict=True)]
     return Beginning((), tuple(held), ((),) * len(held), (problem.whole,), 0.0)
 
 
-def _there(placement: Placement | None) -> Placement:
-    """A tensor that a line does not speak of may as well be replicated."""
+def _placement_or_replicate(placement: Placement | None) -> Placement:
+    """The placement of a tensor; replicated where a line has none for it."""
     return Replicate() if placement is None else placement
 
 
-def _columns(lines: Sequence[Line], last: Line, of_inputs: bool) -> list[tuple[Placement | None, ...]]:
-    rows = [line.inputs if of_inputs else line.outputs for line in (*lines, last)]
-    return list(zip(*rows, strict=True))
-
-
 def _grid(rows: Sequence[Sequence[Placement | None]], tensors: int) -> Grid:
-    """Placements by axis for each tensor; None for one that some line masks off."""
+    """Placements by axis for each tensor; None for one that a line masks."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * tensors
     return tuple(None if any(p is None for p in column) else tuple(p for p in column if p) for column in columns)

@@ -1,21 +1,22 @@
-"""The shapes and dtypes of a call's results, found without running it on any data, by any thread at any time.
+"""The shapes and dtypes of a call's results, computed without data.  Thread-safe.
 
-Meta tensors come first: they need no mode, so threads do not meet.  An op without a meta kernel is tried by way of its
-decomposition, and then in fake-tensor mode, one thread at a time: that mode keeps state of the process.
+Meta tensors are tried first: they need no mode, so threads do not interfere.  An op without a meta kernel is tried by
+its decomposition, and then in fake-tensor mode, in one thread at a time: that mode has process-global state.
 
 | torch part                                             | why                                     | read on     | run on |
 |--------------------------------------------------------|-----------------------------------------|-------------|--------|
-| torch.utils._python_dispatch._disable_current_modes    | modes of the caller are not our own     | 2.11 - 2.15 | 2.13   |
-| torch._C.DisableTorchFunction                          | nor are those that act on functions     | 2.11 - 2.15 | 2.13   |
+| torch.utils._python_dispatch._disable_current_modes    | leaves the caller's dispatch modes      | 2.11 - 2.15 | 2.13   |
+| torch._C.DisableTorchFunction                          | and the caller's function modes         | 2.11 - 2.15 | 2.13   |
 | torch._decomp.decomposition_table                      | a decomposition runs on meta tensors    | 2.11 - 2.15 | 2.13   |
-| torch._subclasses.fake_tensor: FakeTensorMode,         | ops that only fake mode knows; what it  | 2.11 - 2.15 | 2.13   |
-| DynamicOutputShapeException, DataDependentOutputException | says of shapes that depend on values |             |        |
+| torch._subclasses.fake_tensor: FakeTensorMode,         | ops that only fake mode knows; shapes   | 2.11 - 2.15 | 2.13   |
+| DynamicOutputShapeException, DataDependentOutputException | that depend on values                |             |        |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ _META = torch.device("meta")
 
 
 class _NoDecomposition(Exception):
-    """torch does not say what the op is made of."""
+    """torch has no decomposition of the op."""
 
 
 _NO_KERNEL = (NotImplementedError, _NoDecomposition)
@@ -41,9 +42,9 @@ _REFUSED = (RuntimeError, TypeError, ValueError, IndexError, AssertionError, Ove
 
 
 def outputs_of(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> tuple[Meta | None, ...]:
-    """Each result as a flat list, None for what is no tensor.  `lock` is one for all callers.
+    """Shape and dtype of each result in a flat list, None for one that is no tensor.  All callers share `lock`.
 
-    Raises `NoMetadata` where the shapes depend on values (nonzero), `BadCall` where the op refuses the arguments.
+    Raises `NoMetadata` if the shapes depend on values (nonzero), `BadCall` if the op refuses the arguments.
 
     >>> import threading
     >>> from strategies.model.rule import Leaf
@@ -59,14 +60,14 @@ def outputs_of(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager
 
 
 class _Shared:
-    """A lock for as long as its services live.  A forked child has it free: who held it is not there."""
+    """A lock that lives as long as its services.  It is free in a forked child, which lacks the thread that held it."""
 
     def __init__(self, sync: Sync) -> None:
         self.lock: AbstractContextManager[Any] = sync.lock()
         ambient.add_cache(self)
 
     def clear(self) -> None:
-        """Nothing is kept here."""
+        """Nothing is cached here."""
 
     def after_fork(self) -> None:
         renew = getattr(self.lock, "_at_fork_reinit", None)  # of Python's own lock; one of another kind never forks
@@ -75,16 +76,16 @@ class _Shared:
 
 
 def lock_of(sync: Sync) -> AbstractContextManager[Any]:
-    """The one lock for fake-tensor mode, kept with the services that the threads share."""
+    """The lock for fake-tensor mode of all users of these services."""
     shared: _Shared = vars(sync).get("fake mode") or vars(sync).setdefault("fake mode", _Shared(sync))
     return shared.lock
 
 
 @contextmanager
 def calm() -> Iterator[None]:
-    """No mode of either kind, no autograd and no autocast of the caller's.
+    """While active, the caller's dispatch and function modes, autograd and autocast are off.
 
-    Of all ambient settings what is computed within depends on the default dtype alone.
+    Of all ambient settings only the default dtype affects what is computed inside.
     """
     on = [device for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
     with ExitStack() as stack:
@@ -98,7 +99,7 @@ def calm() -> Iterator[None]:
 
 
 def on_meta(call: Call) -> Call:
-    """The same call where results are asked for on the meta device, too, and nothing is pinned."""
+    """The same call with `device` and `pin_memory` arguments, if any, set for the meta device."""
     names = [a.name for a in overload(call.op)._schema.arguments]
     args, kwargs = list(call.args), dict(call.kwargs)
     for name, value in (("device", _META), ("pin_memory", False)):
@@ -112,39 +113,43 @@ def on_meta(call: Call) -> Call:
 
 
 def _run(call: Call, tensors: Sequence[Meta], lock: AbstractContextManager[Any]) -> Any:
-    said = []
-    for way in (_plain, _decomposed, _fake(lock)):
+    reasons = []
+    for attempt in (_plain, _decomposed, partial(_fake, lock)):
         try:
-            return way(call, tensors)
+            return attempt(call, tensors)
         except _NO_KERNEL as error:
-            said.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        except _unknowable() as error:
-            raise _depends(call, tensors) from error
+            reasons.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        except _value_dependent_errors() as error:
+            raise _value_dependent(call, tensors) from error
         except _REFUSED as error:
-            if "on meta tensors" in str(error):  # what item() says
-                raise _depends(call, tensors) from error
-            if way is _plain:
+            if "on meta tensors" in str(error):  # the message of item()
+                raise _value_dependent(call, tensors) from error
+            if attempt is _plain:
                 raise BadCall(
                     call.op, "args", _shown(call, tensors), f"the op refuses them on meta tensors: {_first_line(error)}",
                     "Call it on meta tensors of these shapes, and repair what it says.",
                 ) from error  # fmt: skip
-            said.append(_first_line(error))
+            reasons.append(_first_line(error))
     raise NoMetadata(
         call.op, _shown(call, tensors),
-        f"no meta kernel, no decomposition and no fake kernel gives its shapes ({'; '.join(dict.fromkeys(said))})",
+        f"no meta kernel, no decomposition and no fake kernel gives its shapes ({'; '.join(dict.fromkeys(reasons))})",
         "Register a fake kernel with torch.library.register_fake.",
     )  # fmt: skip
 
 
-def _depends(call: Call, tensors: Sequence[Meta]) -> NoMetadata:
+def _value_dependent(call: Call, tensors: Sequence[Meta]) -> NoMetadata:
     return NoMetadata(
         call.op, _shown(call, tensors), "the shapes of its results depend on the values of its inputs",
         "Run it on replicated tensors outside of propagation.",
     )  # fmt: skip
 
 
+def _made(tensors: Sequence[Meta]) -> list[Tensor]:
+    return [torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors]
+
+
 def _plain(call: Call, tensors: Sequence[Meta]) -> Any:
-    return call([torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors])
+    return call(_made(tensors))
 
 
 def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
@@ -153,22 +158,18 @@ def _decomposed(call: Call, tensors: Sequence[Meta]) -> Any:
     func = decomposition_table.get(overload(call.op))
     if func is None:
         raise _NoDecomposition("no decomposition")
-    made = [torch.empty(m.shape, dtype=m.dtype, device=_META) for m in tensors]
-    args, kwargs = call.filled(made)
+    args, kwargs = call.filled(_made(tensors))
     return func(*args, **kwargs)
 
 
-def _fake(lock: AbstractContextManager[Any]) -> Callable[[Call, Sequence[Meta]], Any]:
-    def run(call: Call, tensors: Sequence[Meta]) -> Any:
-        from torch._subclasses.fake_tensor import FakeTensorMode
+def _fake(lock: AbstractContextManager[Any], call: Call, tensors: Sequence[Meta]) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with lock, FakeTensorMode():
-            return call([torch.empty(m.shape, dtype=m.dtype) for m in tensors])
-
-    return run
+    with lock, FakeTensorMode():
+        return call([torch.empty(m.shape, dtype=m.dtype) for m in tensors])
 
 
-def _unknowable() -> tuple[type[BaseException], ...]:
+def _value_dependent_errors() -> tuple[type[BaseException], ...]:
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
     return DataDependentOutputException, DynamicOutputShapeException

@@ -1,4 +1,4 @@
-"""What propagation answers, as values: any thread may have one, and nobody can change it."""
+"""The result of a propagation: immutable values that threads share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from strategies.model.rule import Call
 from strategies.planner.steps.alpha_beta import AxisStep
 
 Grid = tuple[tuple[Placement, ...] | None, ...]
-"""For each tensor its placements by axis; None for a result that is masked off, or is no tensor."""
+"""For each tensor its placements by axis; None for a result that is masked or is no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What was not chosen: the placements of inputs and results, and what it would cost, or why it cannot be."""
+    """A combination that was not chosen: the placements of inputs and results, and its cost, or why it is excluded."""
 
     inputs: Grid
     outputs: Grid
@@ -33,9 +33,10 @@ class Alternative:
 class Propagation:
     """How a call runs on a mesh.
 
-    `inputs` are the specs that it wants, by leaf number, and `outputs` those of its results, None for what is masked or
-    no tensor.  `steps` are what it takes to get there, for each input, `seconds` what that costs by the model of
-    `strategies.planner.steps.alpha_beta`.  Each rank runs `local_call(rank)` on its pieces.
+    `given` are the specs of the call's tensors by leaf number, `inputs` those that they are redistributed to, and
+    `outputs` those of its results, None for one that is masked or no tensor.  `steps` are the redistribution steps of
+    each input, `seconds` their cost by the model of `strategies.planner.steps.alpha_beta`.  Each rank runs
+    `local_call(rank)` on its pieces.
     """
 
     call: Call
@@ -50,17 +51,17 @@ class Propagation:
     """By rank number, which of `calls` it runs."""
     others: tuple[Alternative, ...]
     source: str
-    """The rule, its reason and where it stands."""
+    """The rule, its reason and its file and line."""
     unseen: str = ""
-    """What was not looked at, where the search was cut short; else empty."""
+    """A note that the search was cut short; else empty."""
 
     @property
     def redistributes(self) -> tuple[int, ...]:
-        """The inputs, by leaf number, that do not lie as they are wanted."""
+        """The inputs, by leaf number, that are redistributed."""
         return tuple(leaf for leaf, steps in enumerate(self.steps) if steps)
 
     def local_call(self, rank: int) -> Call:
-        """What that rank runs, a `Leaf` where its piece of each tensor goes.  Raises `BadMesh` for no such rank."""
+        """The call that the rank runs, with a `Leaf` for its piece of each tensor.  Raises `BadMesh` for an unknown rank."""
         self.mesh.coordinate(rank)
         return self.calls[self.whose[rank]]
 
@@ -70,21 +71,19 @@ class Propagation:
         return () if spec is None else tuple(local_shapes(spec))
 
     def on(self, mesh: Mesh) -> Propagation:
-        """The same answer for a mesh of the same sizes whose axes have other names."""
+        """The same propagation on a mesh of the same sizes with other axis names."""
         if mesh == self.mesh:
             return self
 
-        def there(spec: Spec | None) -> Spec | None:
-            return spec and replace(spec, mesh=mesh)
-
         given, inputs = (tuple(replace(spec, mesh=mesh) for spec in specs) for specs in (self.given, self.inputs))
-        return replace(self, mesh=mesh, given=given, inputs=inputs, outputs=tuple(map(there, self.outputs)))
+        outputs = tuple(spec and replace(spec, mesh=mesh) for spec in self.outputs)
+        return replace(self, mesh=mesh, given=given, inputs=inputs, outputs=outputs)
 
     def explain(self, others: int = 5) -> str:
-        """The choice in a few lines, with so many of the alternatives."""
+        """The choice in a few lines, with at most `others` of the alternatives."""
         lines = [f"{self.call.op} on {self.mesh}, {microseconds(self.seconds)}, by {self.source}"]
         for leaf, (given, want, steps) in enumerate(zip(self.given, self.inputs, self.steps, strict=True)):
-            lines.append(f"  input {leaf}: {given!r}" + (f", wanted {_laid(want)}" if steps else ""))
+            lines.append(f"  input {leaf}: {given!r}" + (f", wanted {_layout_text(want)}" if steps else ""))
             lines += [f"    {self._step(step)}" for step in steps]
         for number, spec in enumerate(self.outputs):
             lines.append(f"  output {number}: {spec!r}" if spec else f"  output {number}: none")
@@ -104,7 +103,7 @@ class Propagation:
         return self.explain()
 
 
-def _laid(spec: Spec) -> str:
+def _layout_text(spec: Spec) -> str:
     return ", ".join(f"{name}:{short(p)}" for name, p in zip(spec.mesh.names, spec.placements, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""`Propagator`: how a call of an op runs on a mesh, found once for all threads.
+"""`Propagator`: how a call of an op runs on a mesh, computed once for all threads.
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
@@ -14,17 +14,18 @@
     >>> found.outputs, found.redistributes, found.seconds
     ((f32[8,4] @ dp:S(0),), (1,), 0.0)
 
-An answer is a value without a rank in it, so all threads have the same one; it is computed by the first that asks, and
-again only where something differs on which it depends: the op, placements with their classes, the sizes of the mesh,
-shapes, dtypes, arguments with their types, and the settings of `localtensor.threads.state.propagation_settings`.
+An answer does not depend on the rank, so all threads share it.  The first thread computes it, and it is computed again
+only if something differs on which it depends: the op, placements with their classes, the sizes of the mesh, shapes,
+dtypes, arguments with their types, and the settings of `localtensor.threads.state.propagation_settings`.
 
-In front of that cache stands a smaller one, for calls with the very same spec objects, as a tensor keeps its own, or with
-specs that equal those that were first (`strategies.propagation.cache.Specs`).  It knows objects by identity, and so only arguments of
-which that is enough (`_lasting`), and holds all of them, so that no identity is used twice.  Of the ambient settings it
-asks for the default dtype alone: an answer is computed where no other is on (`output_metadata.calm`).
+In front of that cache is a smaller one, for calls with the same spec objects, as a tensor keeps its own, or with specs
+equal to those of an earlier call (`strategies.propagation.cache.Specs`).  It is keyed by the identity of objects.  So it
+holds only arguments for which identity means equality (`_lasting`), and keeps all of them alive, so that no identity is
+reused.  Of the ambient settings its key has the default dtype alone: answers are computed with the others off
+(`meta_run.calm`).
 
-A call goes through at most these, until one knows the answer: `propagate` by identity, `_equal` by the first specs that
-were equal, `_looked_up` by the key of all values, `Afresh` by computing it.
+A call passes through these levels until one has the answer: `propagate` by identity, `_equal` by the first equal specs,
+`_looked_up` by the key of all values, and the computation.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from typing import Any
 import torch
 
 from localtensor._util import ambient
-from localtensor.concurrency import THREADS, AtomicCounter, Sync
+from localtensor.concurrency import LIMIT as KEPT
+from localtensor.concurrency import THREADS, AtomicCounter, SingleFlightCache, Stats, Sync
 from localtensor.layout import Mesh, Spec
 from strategies.model.call_signature import NoKey
 from strategies.model.rule import LEAVES, Leaf, leaf_at
 from strategies.ops.semantics.local_call import check_book
 from strategies.ops.semantics.rulebook import Book
 from strategies.planner.steps.alpha_beta import NETWORK, Network
-from strategies.propagation.cache import LIMIT as KEPT
-from strategies.propagation.cache import Key, Keys, SingleFlightCache, Specs, Stats, answers
+from strategies.propagation.cache import Key, Keys, Specs, answers
 from strategies.propagation.compute import Afresh, Decompose
 from strategies.propagation.decomposition import decomposition
 from strategies.propagation.mesh_expansion import LIMIT
@@ -57,24 +58,24 @@ from strategies.propagation.model import Propagation
 
 _STABLE = frozenset({int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SMALL = range(-5, 257)
-"""Of these numbers Python has one object each; another is a new one each time, which nobody would find again."""
+"""The integers of which Python has one object each; others are new objects each time."""
 _IN_ORDER = tuple(LEAVES[:count] for count in range(17))
 _default_dtype = torch.get_default_dtype
 KNOWN = 4096
-"""So many calls are known by the identity of their specs; then they are all forgotten, which costs time only."""
+"""The number of calls known by identity.  Beyond it the table is cleared, which costs time only."""
 KEPT_OF = 32
-"""Of so many calls with specs that equal known ones one is known by their own identity from there on."""
+"""One of so many calls with specs equal to known ones is added to the table by identity."""
 ANYWHERE = sys.maxsize
-"""Where the lists of a call stand, if it is not always the same place."""
+"""The position of an op's list argument if it varies."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Propagator:
-    """Answers by a book of rules, for any number of threads at once.
+    """Propagation of calls by a registry of rules, with a cache.  Thread-safe.
 
-    `limit` is how many beginnings of combinations are looked at for one call, `kept` how many answers are remembered.
-    An op without a rule goes by its decomposition, unless `decompose` is None, and then, if `replicate_all`, all
-    replicated.  Raises `BadRule` for a book that no call can be answered by.
+    `limit` is the number of prefixes of combinations that the search looks at for one call, `kept` the number of cached
+    answers.  An op without a rule runs by its decomposition, unless `decompose` is None, else with all tensors
+    replicated if `replicate_all`.  Raises `BadRule` for a registry with an invalid rule.
     """
 
     __slots__ = (
@@ -96,15 +97,15 @@ class Propagator:
         decompose: Decompose | None = decomposition, network: Network = NETWORK, kept: int = KEPT,
     ) -> None:  # fmt: skip
         check_book(book)
-        # A book is a mapping, which its owner may change; what is cached here must not depend on that.
+        # The owner may change the book, which is a mapping; cached answers must not depend on that.
         own = replace(book, entries=MappingProxyType(dict(book.entries)))
         self._afresh = Afresh(own, limit, sync, replicate_all, decompose, network, lock_of(sync))
         self._keys = Keys()
         self._cache: SingleFlightCache[Propagation] = answers("propagate", limit=kept, sync=sync)
         self._names: dict[torch._ops.OpOverload, str] = {}
-        # Replaced by `clear`, so that who asked before does not fill the new one.
+        # Replaced by `clear`, so that calls in progress do not fill the new one.
         self._same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        self._listed: dict[Any, int] = {}  # ops that were called with lists, and where these stood
+        self._listed: dict[Any, int] = {}  # the position of the list argument, for ops called with lists
         self._specs, self._turn = Specs(), itertools.count()
         self._hits = AtomicCounter()
         self._hit = self._hits.add
@@ -114,10 +115,10 @@ class Propagator:
         self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] = _NOTHING, *, mesh: Mesh | None = None,
     ) -> Propagation:  # fmt: skip
-        """How the call runs; `args` and `kwargs` hold a `Leaf(i)` where the tensor of `specs[i]` goes.
+        """How the call runs; `args` and `kwargs` hold a `Leaf(i)` for the tensor of `specs[i]`.
 
-        Without `args` the tensors are the arguments, in their order.  `mesh` is for calls that have no tensor.
-        Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`; none of them is remembered.
+        Without `args` the arguments are the tensors, in their order.  `mesh` is for calls without a tensor.
+        Raises `BadCall`, `NoRule`, `BadRule`, `NoMetadata` or `WouldMoveWritten`; none of them is cached.
         """
         if args is None:
             args = _IN_ORDER[len(specs)] if len(specs) < len(_IN_ORDER) else tuple(map(leaf_at, range(len(specs))))
@@ -131,7 +132,7 @@ class Propagator:
             else:
                 known = (op, _default_dtype(), *map(id, [*specs, *args]))
         elif not kwargs and where < len(args) and type(items := args[where]) is list:
-            named = [*specs, *items, *args]  # a list is a new one each time: its items count
+            named = [*specs, *items, *args]  # a list is a new object each time: its items are compared
             del named[where - len(args)]
             known = (op, _default_dtype(), len(items), *map(id, named))
         else:
@@ -146,16 +147,16 @@ class Propagator:
         self, same: dict[Any, Any], known: tuple[Any, ...], where: int | None, specs: Sequence[Spec],
         args: Sequence[Any], kwargs: Mapping[str, Any],
     ) -> Propagation:  # fmt: skip
-        """The answer for the first specs that were equal to these, if these are not the first."""
+        """The answer for the first specs equal to these, or for these if they are the first."""
         try:
             firsts = tuple(map(self._specs.of, specs))
         except AttributeError:
-            return self._looked_up(known[0], specs, args, kwargs, None)  # which says what is no spec
+            return self._looked_up(known[0], specs, args, kwargs, None)  # which reports what is no spec
         if not any(map(is_not, firsts, specs)):
             found = self._looked_up(known[0], specs, args, kwargs, None)
         else:
             found = self.propagate(known[0], firsts, args, kwargs)
-            if next(self._turn) % KEPT_OF:  # specs that are made for each call would fill the table
+            if next(self._turn) % KEPT_OF:  # specs made for each call would fill the table
                 return found
         self._remember(same, known, where, found, specs, args, kwargs)
         return found
@@ -164,12 +165,12 @@ class Propagator:
         self, same: dict[Any, Any], known: Any, where: int | None, found: Propagation, specs: Sequence[Spec],
         args: Sequence[Any], kwargs: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """The answer with all that is named by identity in its key, so that no identity is used twice."""
+        """Store the answer with all objects whose identity is in its key, so that no identity is reused."""
         values = (*args, *kwargs.values())
         lists = [place for place, value in enumerate(values) if type(value) is list]
-        if lists and (where is None or (where != ANYWHERE and len(lists) > 1)):  # the key has a list by its identity
+        if lists and (where is None or (where != ANYWHERE and len(lists) > 1)):  # the key has a list's own identity
             place = lists[0] if len(lists) == 1 else ANYWHERE
-            if self._listed.setdefault(known[0], place) != place:  # keys that name a place are of one place only
+            if self._listed.setdefault(known[0], place) != place:  # keys with a position are for one position only
                 self._listed[known[0]] = ANYWHERE
         elif _lasting(values):
             if len(same) >= KNOWN:
@@ -180,20 +181,20 @@ class Propagator:
         self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any],
         mesh: Mesh | None,
     ) -> Propagation:  # fmt: skip
-        """By the values of all that the answer depends on."""
+        """The answer by the values of all that it depends on."""
         name = op if isinstance(op, str) else self._names.get(op) or self._name(op)
         try:
             key = self._key(name, specs, args, kwargs, mesh)
-        except NoKey:  # an argument that cannot be held by value: asked without memory
+        except NoKey:  # an argument that cannot be held by value: not cached
             return self._afresh(name, specs, args, kwargs, mesh)
         except (AttributeError, TypeError):
             if all(isinstance(spec, Spec) for spec in specs):
                 raise
-            return self._afresh(name, specs, args, kwargs, mesh)  # which says so
+            return self._afresh(name, specs, args, kwargs, mesh)  # which reports what is no spec
         if mesh is None and specs:
             mesh = specs[0].mesh
         for spec in specs:
-            if spec.mesh is not mesh and spec.mesh != mesh:  # the key does not know the names of the axes
+            if spec.mesh is not mesh and spec.mesh != mesh:  # the key lacks the names of the axes
                 return self._afresh(name, specs, args, kwargs, mesh)
         found = self._cache.get(key, self._afresh, name, specs, args, kwargs, mesh)
         if found.mesh is mesh or mesh is None or found.mesh == mesh:
@@ -203,30 +204,30 @@ class Propagator:
     def _key(
         self, name: str, specs: Sequence[Spec], args: Sequence[Any], kwargs: Mapping[str, Any], mesh: Mesh | None
     ) -> Key:
-        """What the answer is remembered by: specs name the sizes of their mesh themselves.  Raises `NoKey`."""
+        """The key of the answer; specs include the sizes of their mesh.  Raises `NoKey`."""
         key = self._keys.of(name, specs, args, kwargs)
         return key if specs else key._replace(settings=("mesh", mesh and mesh.sizes))
 
     def stats(self) -> Stats:
-        """How many calls were answered from memory, and how many were computed."""
+        """How many calls were answered from the cache, and how many were computed."""
         stats = self._cache.stats()
         return replace(stats, hits=stats.hits + self._hits.read())
 
     def clear(self) -> None:
-        """Nothing is remembered."""
+        """Empty the cache."""
         self._same, self._specs = {}, Specs()
         self._cache.clear()
 
     def after_fork(self) -> None:
-        """What is remembered is whole: nothing has to be done in a child process."""
+        """Nothing to do in a forked child: the tables are consistent at any time."""
 
     def explain_miss(
         self, op: str | torch._ops.OpOverload, specs: Sequence[Spec], args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] = _NOTHING, *, mesh: Mesh | None = None,
     ) -> str:  # fmt: skip
-        """Whether this call would be answered from memory, and if not, in what the nearest that is kept differs.
+        """Whether this call is in the cache, and if not, how the nearest cached one differs.
 
-        Raises `NoKey` for an argument that cannot be held by value: such a call is always computed.
+        Raises `NoKey` for an argument that cannot be held by value: such a call is never cached.
         """
         given = tuple(map(leaf_at, range(len(specs)))) if args is None else args
         return self._cache.explain(self._key(str(op), specs, given, kwargs, mesh))
@@ -236,12 +237,12 @@ class Propagator:
 
 
 def _ids(values: Iterable[Any]) -> list[Any]:
-    """Each value's identity; of a list those of its items."""
+    """Each value's identity; for a list those of its items."""
     return [(*map(id, value),) if type(value) is list else id(value) for value in values]
 
 
 def _lasting(values: Iterable[Any]) -> bool:
-    """Whether each is the same object if it is the same value, now and later; of lists each item."""
+    """Whether each value, or each item of a list, is always the same object if it is the same value."""
     for value in values:
         kind = type(value)
         if kind is list:

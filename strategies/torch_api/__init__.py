@@ -1,1 +1,1 @@
-"""The only package that touches DTensor's private parts."""
+"""DTensor's private parts, behind an interface of our own: rule registries, propagation, redistribution, specs, caches."""

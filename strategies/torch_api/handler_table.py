@@ -1,20 +1,20 @@
-"""Where an overlay gets into DTensor: the table of handlers that its dispatcher looks an op up in before all else.
+"""The table of op handlers in DTensor's dispatcher, through which overlays and guards intercept calls.
 
-DTensor asks `_custom_op_handlers` of its dispatcher at each call, before its own rules and before its caches.  While
-anybody has an overlay, that attribute is a property: it answers with the table of the thread and task that asks, which
-is torch's own table where there is no overlay.  So nothing that torch keeps for a thread is ever filled by our rules,
-or has to be cleared of them; and a thread outside sees torch as it is.
+DTensor looks an op up in its dispatcher's `_custom_op_handlers` at each call, before its own rules and its caches.  While
+any overlay is active, that attribute is a property that returns the table of the current thread and task; without an
+overlay there, torch's own table.  So our rules never fill the caches that torch keeps for each thread, and threads
+without an overlay see torch unchanged.
 
-What others write to the table (`loss_parallel`, `context_parallel`) goes to torch's own one, and takes precedence over an
-overlay that was entered before.
+Code that writes to the table (`loss_parallel`, `context_parallel`) writes to torch's own one.  Its handlers take
+precedence over overlays that were entered before.
 
 | torch part (under torch.distributed.tensor)                                 | read on     | run on |
 |------------------------------------------------------------------------------|-------------|--------|
 | DTensor._op_dispatcher: its class has the property for a while               | 2.11 - 2.15 | 2.13   |
-| ._custom_op_handlers: a dict by overload, asked for at each call (C++), read | 2.11 - 2.15 | 2.13   |
+| ._custom_op_handlers: a dict by overload, fetched at each call (C++), read   | 2.11 - 2.15 | 2.13   |
 | as a plain dict: a subclass's own `get` is not called                        |             |        |
 
-`tests/strategies/torch_api/test_handler_table.py` names each part.
+`tests/strategies/torch_api/test_handler_table.py` checks each part by name.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ Handlers = Mapping[torch._ops.OpOverload, Handler]
 
 
 class Ours:
-    """A handler of an overlay, told from torch's own by its class."""
+    """A handler of an overlay, distinguished from torch's own by its class."""
 
-    by_lines = True
+    applies_rules = True
+    """Whether the result is each rank's result with placements from a rule."""
     __slots__ = ("run",)
 
     def __init__(self, run: Handler) -> None:
@@ -46,35 +47,35 @@ class Ours:
 
 
 class Stack:
-    """The handlers of some overlays, one within the other; `below` is the rest of it.  Nothing in it changes.
+    """The handlers of nested overlays, the innermost first; `below` is the rest.  Immutable.
 
-    `everywhere` says that it is the process's.
+    `everywhere` marks the stack of the whole process.
     """
 
     def __init__(self, overlay: Any, handlers: Handlers, below: Stack | None, *, everywhere: bool = False) -> None:
         self.overlay, self.below, self.everywhere = overlay, below, everywhere
         self._own = dict(handlers)
         self.handlers: dict[torch._ops.OpOverload, Handler] = {**(below.handlers if below else {}), **self._own}
-        self._seen = dict(torch_handlers())  # as they were when this overlay was entered: what is new since goes first
+        self._at_entry = dict(torch_handlers())  # later handlers take precedence over this overlay
         self._views = Views(self._view)
 
     def over(self, table: dict[Any, Any]) -> View:
-        """torch's table with ours over it."""
+        """torch's table with the overlays' handlers over it."""
         return self._views.of(table)
 
     def _view(self, table: dict[Any, Any]) -> View:
-        later = {op: handler for op, handler in table.items() if self._seen.get(op) is not handler}
+        later = {op: handler for op, handler in table.items() if self._at_entry.get(op) is not handler}
         return View(table, {**table, **self.handlers, **later})
 
     def without(self, overlay: Any) -> Stack | None:
-        """The same less the last entry of that overlay, which as a rule is the topmost."""
+        """The same without the innermost entry of that overlay."""
         if self.overlay is overlay or self.below is None:
             return self.below
         return Stack(self.overlay, self._own, self.below.without(overlay))
 
 
 class View(dict[Any, Any]):
-    """torch's table as a thread with an overlay sees it.  Who writes to it writes to torch's."""
+    """torch's table as seen by a thread with an overlay.  Writes go to torch's table."""
 
     def __init__(self, table: dict[Any, Any], seen: Mapping[Any, Any]) -> None:
         super().__init__(seen)
@@ -100,11 +101,11 @@ class View(dict[Any, Any]):
 
 
 class Views:
-    """The view that `make` makes of a table, made again where the table has changed."""
+    """A cache of the views that `make` makes of tables.  A view is remade after its table has changed."""
 
     def __init__(self, make: Callable[[dict[Any, Any]], View]) -> None:
         self._make = make
-        self._known: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}
+        self._known: dict[int, tuple[dict[Any, Any], dict[Any, Any], View]] = {}  # by identity: table, copy, view
 
     def of(self, table: dict[Any, Any]) -> View:
         known = self._known.get(id(table))
@@ -123,12 +124,12 @@ def torch_handlers() -> dict[Any, Any]:
 
 
 def begin() -> None:
-    """The property is there."""
+    """Replace the dispatcher's attribute by the property."""
     setattr(type(DTensor._op_dispatcher), NAME, property(_get, _set))
 
 
 def end() -> None:
-    """The attribute is a plain one again."""
+    """Restore the plain attribute."""
     delattr(type(DTensor._op_dispatcher), NAME)
 
 
@@ -140,7 +141,7 @@ def _get(dispatcher: Any) -> Any:
 
 
 def _set(dispatcher: Any, value: Any) -> None:
-    """Another table.  What it holds of ours, because it was made from what was seen here, does not get into torch's."""
+    """Replace torch's table.  Overlays' handlers in the new one, copied from a view, are left out."""
     table = vars(dispatcher)[NAME]
     if isinstance(value, View):
         value = value.table

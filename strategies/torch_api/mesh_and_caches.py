@@ -1,16 +1,31 @@
-"""The mesh that a program runs on, and DTensor's memory of what it ran before, on one rank or in lockstep.
+"""Device meshes of all ranks, and control of DTensor's caches of propagation and redistribution.
+
+torch caches what DTensor propagates by a key of its own, and whether that key distinguishes all calls is among the
+things that programs test.  So torch's caches are emptied before each program.  Without any cache a sweep would take
+most of its time for propagation: on three axes DTensor looks at every combination of the placements of each axis.
+`remembering` therefore keeps answers from program to program of one simulation, by a key of everything that they
+depend on, each value with its type.
 
 | torch part (under torch.distributed)                                | read on     | run on |
 |---------------------------------------------------------------------|-------------|--------|
 | device_mesh.DeviceMesh._flatten                                     | 2.11 - 2.15 | 2.13   |
 | tensor.debug._clear_sharding_prop_cache: where the next are not     | 2.11 - 2.15 | 2.13   |
 | DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding,   |             |        |
-| torch._C._clear_DTensor_sharding_propagator_cache: all that the     |             |        |
-| former calls; to import it takes half a second in every process     | by feature  | 2.13   |
+| torch._C._clear_DTensor_sharding_propagator_cache: all that         |             |        |
+| tensor.debug calls, whose import takes half a second                | by feature  | 2.13   |
 | tensor._redistribute._gen_transform_infos.cache_clear               | 2.11 - 2.15 | 2.13   |
 | tensor._redistribute.clear_redistribute_planner_cache               | 2.11 - 2.15 | 2.13   |
 | _functional_collectives.all_reduce, .reduce_scatter_tensor,         |             |        |
 | .reduce_scatter_single (by feature): replaced where gloo has no avg | 2.11 - 2.15 | 2.13   |
+| DTensor._op_dispatcher.sharding_propagator:                         |             |        |
+| propagate_op_sharding, propagate_op_sharding_non_cached,            |             |        |
+| _propagate_tensor_meta_non_cached (replaced for a while)            | 2.11 - 2.15 | 2.13   |
+| tensor._sharding_prop.LocalLRUCache                                 | 2.11 - 2.15 | 2.13   |
+| tensor._op_schema.OpSchema: op, args_schema, kwargs_schema          | 2.11 - 2.15 | 2.13   |
+| tensor._op_schema.OutputSharding: output_spec                       | 2.11 - 2.15 | 2.13   |
+| tensor._dtensor_spec.DTensorSpec: mesh, placements, tensor_meta,    |             |        |
+| shard_order                                                         | 2.11 - 2.15 | 2.13   |
+| tensor.placement_types._StridedShard                                | 2.11 - 2.15 | 2.13   |
 """
 
 from __future__ import annotations
@@ -18,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +42,7 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _redistribute
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import LocalLRUCache
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -37,13 +53,13 @@ from localtensor.threads import ambient
 
 
 def mesh_of(device: str, shape: tuple[int, ...], flattened: bool) -> DeviceMesh:
-    """A mesh of all ranks; with `flattened`, the submesh of all its axes in one exists too."""
+    """A mesh of all ranks; with `flattened`, the flattened submesh of all its axes exists too."""
     mesh = Mesh.of(*shape)
     return mesh_on(mesh, (mesh.names,) if flattened and len(shape) > 1 else (), device)
 
 
 def mesh_on(mesh: Mesh, flattened: tuple[tuple[str, ...], ...], device: str = "cpu") -> DeviceMesh:
-    """A mesh of all ranks, where these sets of axes have a flattened submesh."""
+    """A mesh of all ranks, with a flattened submesh for each of these sets of axes."""
     made = init_device_mesh(device, mesh.sizes, mesh_dim_names=mesh.names)
     for names in flattened:
         part = made if names == mesh.names else made[names]
@@ -52,13 +68,13 @@ def mesh_on(mesh: Mesh, flattened: tuple[tuple[str, ...], ...], device: str = "c
 
 
 def forget() -> None:
-    """What DTensor has kept of earlier calls in this thread is gone, so that programs do not depend on their order."""
-    _forget_rules()
+    """Clear DTensor's caches of this thread, so that the results of programs do not depend on their order."""
+    _clear_propagation()
     _redistribute._gen_transform_infos.cache_clear()
     _redistribute.clear_redistribute_planner_cache()
 
 
-def _forget_rules() -> None:
+def _clear_propagation() -> None:
     propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
     native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
     if native is None or not hasattr(propagate, "cache_clear"):
@@ -72,8 +88,10 @@ def _forget_rules() -> None:
 
 @contextlib.contextmanager
 def averages(backend: str) -> Iterator[None]:
-    """gloo has no average, and simulated ranks have none of integers; while inside, DTensor's averages are sums that
-    are divided.  nccl has its own."""
+    """While active, DTensor's averages are sums that are divided; nccl keeps its own.
+
+    gloo has no average, and simulated ranks have none of integers.
+    """
     if "nccl" in backend:
         yield
         return
@@ -88,9 +106,9 @@ _REDUCING = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_single")
 
 
 def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """A collective that averages as one that adds, and a division.  Scripts take it over as it stands: torch is all it needs.
+    """A collective with an average made of a sum and a division.  Scripts contain its source: it needs torch alone.
 
-    Of complex numbers each part is divided by itself: the division of the whole is not exact.
+    Real and imaginary parts are divided separately: complex division is not exact.
     """
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if given["reduceOp"] != "avg":
@@ -103,91 +121,76 @@ def divided(original: Any, *args: Any, **kwargs: Any) -> Any:
     return total / ranks if total.dtype.is_floating_point else (total.double() / ranks).to(total.dtype)
 
 
-# DTensor's answers about a call, kept from one program to the next of one simulation, by all that they depend on.
-#
-# torch keeps them too, by a key of its own, and whether that key tells all calls apart is among what programs are to
-# find out: so torch's caches are emptied before each program.  Asking afresh each time would cost most of a sweep: on
-# three axes DTensor looks at every combination of the placements of each axis.  The key here is the whole question,
-# each value with its type.
-#
-# | torch part (under torch.distributed.tensor)                               | read on     | run on |
-# |---------------------------------------------------------------------------|-------------|--------|
-# | DTensor._op_dispatcher.sharding_propagator: propagate_op_sharding,        |             |        |
-# | propagate_op_sharding_non_cached, _propagate_tensor_meta_non_cached        |             |        |
-# | (replaced for a while)                                                    | 2.11 - 2.15 | 2.13   |
-# | _sharding_prop.LocalLRUCache                                              | 2.11 - 2.15 | 2.13   |
-# | _op_schema.OpSchema: op, args_schema, kwargs_schema                       | 2.11 - 2.15 | 2.13   |
-# | _op_schema.OutputSharding: output_spec                                    | 2.11 - 2.15 | 2.13   |
-# | _dtensor_spec.DTensorSpec: mesh, placements, tensor_meta, shard_order     | 2.11 - 2.15 | 2.13   |
-# | placement_types._StridedShard                                             | 2.11 - 2.15 | 2.13   |
-
 _STATELESS = (Shard, Replicate, Partial, _StridedShard)
 
 
 class NotKept(Exception):
-    """The question holds something that is no plain value, or the answer has a placement with a state of its own."""
+    """The call has an argument that is no plain value, or a placement with a state of its own."""
 
 
 @contextlib.contextmanager
 def remembering() -> Iterator[dict[Any, Any]]:
-    """While inside, the same question about a call is answered once; yields the answers by question.
+    """While active, DTensor propagates each call once; yields the answers by key.
 
-    For simulations in which one thread asks for all ranks: an answer may depend on the rank.
+    For simulations in which one thread propagates for all ranks: an answer may depend on the rank.
     """
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
-    known: dict[Any, Any] = {}
-    ask = _kept(known, question, propagator.propagate_op_sharding_non_cached)
-    # What the result looks like does not depend on placements.
-    shape = _kept({}, functools.partial(question, placed=False), propagator._propagate_tensor_meta_non_cached)
+    known: dict[Hashable, Any] = {}
+    sharding = _cached(known, question, propagator.propagate_op_sharding_non_cached)
+    # The metadata of the results does not depend on placements.
+    metadata = _cached({}, functools.partial(question, placed=False), propagator._propagate_tensor_meta_non_cached)
     with (
-        replaced(propagator, "_propagate_tensor_meta_non_cached", shape),
-        replaced(propagator, "propagate_op_sharding_non_cached", ask),
-        replaced(propagator, "propagate_op_sharding", LocalLRUCache(ask)),
+        replaced(propagator, "_propagate_tensor_meta_non_cached", metadata),
+        replaced(propagator, "propagate_op_sharding_non_cached", sharding),
+        replaced(propagator, "propagate_op_sharding", LocalLRUCache(sharding)),
     ):
         yield known
 
 
-def _kept(known: dict[Any, Any], key: Callable[[Any], Any], compute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`compute`, which is asked once for each key; each time where there is none, or the answer is not to be kept."""
+def _cached(
+    known: dict[Hashable, Any], key_of: Callable[[OpSchema], Hashable], compute: Callable[[OpSchema], Any]
+) -> Callable[[OpSchema], Any]:
+    """`compute`, called once for each key, and each time for a call without a key or with an answer not to be kept."""
 
-    def answer(schema: Any) -> Any:
+    def answer(schema: OpSchema) -> Any:
         try:
-            asked = key(schema)
+            key = key_of(schema)
         except NotKept:
             return compute(schema)
-        if asked not in known:
+        if key not in known:
             found = compute(schema)
             if not _stateless(getattr(found, "output_spec", None)):
                 return found
-            known[asked] = found
-        return known[asked]
+            known[key] = found
+        return known[key]
 
     return answer
 
 
-def question(schema: Any, *, placed: bool = True) -> Any:
-    """All that an answer depends on, or all but how the tensors are placed.  Raises `NotKept`."""
-    leaf = _placed if placed else _looks
+def question(schema: OpSchema, *, placed: bool = True) -> Hashable:
+    """All that an answer depends on, without the placements if not `placed`.  Raises `NotKept`."""
+    leaf = _spec_key if placed else _metadata_key
     return schema.op, value_key(schema.args_schema, leaf), value_key(schema.kwargs_schema, leaf), ambient()
 
 
-def _looks(value: Any) -> Any:
+def _metadata_key(value: Any) -> Any:
     if not isinstance(value, DTensorSpec):
-        return rare_key(value, _looks, NotKept)
+        return rare_key(value, _metadata_key, NotKept)
     meta = value.tensor_meta
     if meta is None:
         raise NotKept
     return DTensorSpec, meta.shape, meta.stride, meta.dtype
 
 
-def _placed(value: Any) -> Any:
+def _spec_key(value: Any) -> Any:
     if not isinstance(value, DTensorSpec):
-        return rare_key(value, _placed, NotKept)
+        return rare_key(value, _spec_key, NotKept)
     if not _stateless(value):
         raise NotKept
-    return (_looks(value), Same(value.mesh), value.placements, getattr(value, "shard_order", None))
+    return (_metadata_key(value), Same(value.mesh), value.placements, getattr(value, "shard_order", None))
 
 
 def _stateless(specs: Any) -> bool:
+    """Whether no spec among these has a placement of an unknown class, which may have a state of its own."""
     listed = specs if isinstance(specs, (list, tuple)) else [specs]
     return all(type(p) in _STATELESS for spec in listed if isinstance(spec, DTensorSpec) for p in spec.placements)

@@ -1,4 +1,12 @@
-"""Every overload that DTensor registers, in order: what a sweep must reach, or say why it cannot."""
+"""Every overload that DTensor registers, in order: each has to be validated by a sweep, or has a reason why it cannot be.
+
+| torch part (torch._C)                                                     | read on     | run on |
+|---------------------------------------------------------------------------|-------------|--------|
+| _dispatch_has_computed_kernel_for_dispatch_key(name, key): composite      |             |        |
+| kernels count                                                             | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/torch_api/test_population_cpu_kernels.py` checks it by name.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +17,11 @@ import torch
 from strategies.model.rule import overload
 from strategies.torch_api import dtensor
 
-# Whether a device can run an overload at all.
-#
-# | torch part (torch._C)                                                     | read on     | run on |
-# |---------------------------------------------------------------------------|-------------|--------|
-# | _dispatch_has_computed_kernel_for_dispatch_key(name, key): composite      |             |        |
-# | kernels count                                                             | 2.11 - 2.15 | 2.13   |
-#
-# `tests/strategies/torch_api/test_population_cpu_kernels.py` names it.
-
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
 def lacks_kernel(op: str, device: str = "cpu") -> str:
-    """Why this device cannot run the overload of that name, or empty.  Raises as `overload` does for no such name."""
+    """Why this device has no kernel for the overload of that name, or empty.  Raises as `overload` for an unknown name."""
     known = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
     if known is None or known(overload(op).name(), _KEYS[device]):
         return ""
@@ -37,7 +36,7 @@ FAMILIES = ("foreach", "fused", "prims", "out=", "backward", "in place", "views"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One overload, the registry that answers for it, and why this device cannot run it (empty if it can)."""
+    """One overload, the registry that has its rule, and why this device cannot run it (empty if it can)."""
 
     op: str
     source: str
@@ -49,7 +48,7 @@ class Member:
 
 
 def everything(device: str = "cpu") -> list[Member]:
-    """Every registered overload in the order of the names; no sample is needed, and nothing is run."""
+    """Every registered overload in the order of the names.  Nothing is run."""
     registered = sorted((str(op), op) for op in dtensor.registered())
     return [Member(name, dtensor.source_of(op), lacks_kernel(name, device)) for name, op in registered]
 

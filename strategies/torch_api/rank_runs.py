@@ -1,6 +1,6 @@
-"""Work by DTensor on all ranks of a mesh: in lockstep, on rank threads, on real processes.
+"""Running a task on all ranks of a mesh: in lockstep, on rank threads or on real processes.
 
-What each rank does is the caller's; here is who runs it, for how long, and why ranks did not come back.
+The caller defines what each rank does.  This module runs it, limits its time, and reports why ranks did not return.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ SECONDS = 60.0
 """Time limit of a run on rank threads."""
 SECONDS_ON_PROCESSES = 20.0
 PATIENCE = 3.0
-"""How many times as long it has once more, where ranks were waiting when the time was up: a busy machine is slow, and
-only a rank that waits however long it is given is a finding."""
+"""The factor by which a second attempt may take longer, after ranks were waiting when the time was up: only a rank that
+waits on an idle machine, too, is a finding."""
 REAL = {"nccl": "cpu:gloo,cuda:nccl"}
-"""What a backend's name stands for here: ranks tell each other who raised by tensors on the CPU."""
+"""The backends for a backend's name: ranks report who raised by tensors on the CPU."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[T]):
-    """What all ranks of a mesh do together, and the verdict on what each of them gives.
+    """What all ranks of a mesh do together, and the function that turns their results into a verdict.
 
-    The verdict has what ranks gave, by rank, and what stopped the ranks, or "": then some gave nothing.
+    `verdict` takes the results by rank, and what stopped the ranks, or "".  Ranks that were stopped have no result.
     """
 
     ranks: int
     mesh: tuple[Any, ...]
-    """What makes the mesh, and its arguments: works that have the same ones share it."""
+    """The function that makes the mesh, and its arguments: tasks with equal ones share a mesh."""
     in_lockstep: Callable[[DeviceMesh], Sequence[Any]]
     on_rank: Callable[[DeviceMesh, int], Any]
     verdict: Callable[[dict[int, Any], str], T]
@@ -50,9 +50,9 @@ class Work(Generic[T]):
 
 
 def simulated(works: Sequence[Work[T]], right: Callable[[T], bool], *, alone: bool = False) -> list[T]:
-    """The verdict on each, in their order: by a run in lockstep if that is `right`, and else by one on rank threads.
+    """The verdict on each, in their order, by a run in lockstep if that one is `right`, else by one on rank threads.
 
-    `alone`: each in a run on threads of its own, for ranks that may go on to the next while others are stopped.
+    `alone` gives each its own run on threads, for ranks that may go on to the next task while others are stopped.
     """
     found: dict[int, T] = {}
     groups: dict[Any, list[int]] = {}
@@ -68,23 +68,26 @@ def simulated(works: Sequence[Work[T]], right: Callable[[T], bool], *, alone: bo
 
 
 def in_lockstep(works: Sequence[Work[T]]) -> list[T | None]:
-    """The verdict on each in one control flow for all ranks of their mesh; None where one does not get through."""
-    given: list[Sequence[Any] | None] = [None] * len(works)
-    with contextlib.suppress(LocalTensorError), remembering(), lt.LocalTensorMode(works[0].ranks):  # works may be left
+    """The verdict on each in one control flow for all ranks of their mesh; None for one that does not complete."""
+    results: list[Sequence[Any] | None] = [None] * len(works)
+    # An error of the mode itself leaves the remaining ones without a result.
+    with contextlib.suppress(LocalTensorError), remembering(), lt.LocalTensorMode(works[0].ranks):
         mesh = works[0].make_mesh()
         for number, work in enumerate(works):
             forget()
-            with contextlib.suppress(Exception):  # why: whatever stops it, rank threads say who raised what
-                given[number] = work.in_lockstep(mesh)
+            with contextlib.suppress(
+                Exception
+            ):  # why: any failure is repeated on rank threads, which report it by rank
+                results[number] = work.in_lockstep(mesh)
     forget()
     return [
-        None if held is None else work.verdict(dict(enumerate(held)), "")
-        for work, held in zip(works, given, strict=True)
+        None if values is None else work.verdict(dict(enumerate(values)), "")
+        for work, values in zip(works, results, strict=True)
     ]
 
 
-def by_rank(x: Any, ranks: int) -> list[Any]:
-    """What each rank has of a value in lockstep; ranks that have the same have one object."""
+def by_rank(x: object, ranks: int) -> list[Any]:
+    """Each rank's value of a value in lockstep; ranks with equal ones share one object."""
     if not isinstance(x, lt.LocalTensor):
         return [x.detach() if isinstance(x, Tensor) else x] * ranks
     table = {rank: value for holders, value in x.detach().values() for rank in holders}
@@ -92,32 +95,32 @@ def by_rank(x: Any, ranks: int) -> list[Any]:
 
 
 def on_threads(works: Sequence[Work[T]]) -> list[T]:
-    """The verdict on each with a control flow for each rank of their mesh.
+    """The verdict on each, with a control flow for each rank of their mesh.
 
-    A fault that ends the run, such as ranks that wait for each other, is that of the work that was being done.
+    A fault that ends the run, such as a deadlock, is attributed to the task that was running.
     """
     found: list[T] = []
     while len(found) < len(works):
         left = works[len(found) :]
-        kept: list[list[Any]] = [[] for _ in range(left[0].ranks)]
-        fault = _run(left, kept)
-        through = min(map(len, kept))
-        found += [work.verdict(dict(enumerate(given)), "") for work, given in zip(left, zip(*kept), strict=False)]
-        if through < len(left):
-            some = {rank: own[through] for rank, own in enumerate(kept) if len(own) > through}
-            found.append(left[through].verdict(some, fault))
+        per_rank: list[list[Any]] = [[] for _ in range(left[0].ranks)]
+        fault = _run(left, per_rank)
+        done = min(map(len, per_rank))
+        found += [work.verdict(dict(enumerate(values)), "") for work, values in zip(left, zip(*per_rank), strict=False)]
+        if done < len(left):
+            some = {rank: own[done] for rank, own in enumerate(per_rank) if len(own) > done}
+            found.append(left[done].verdict(some, fault))
     return found
 
 
-def _run(works: Sequence[Work[Any]], kept: Sequence[list[Any]]) -> str:
-    """Runs them until all are through, or one stops the run: then this is why."""
+def _run(works: Sequence[Work[Any]], results: Sequence[list[Any]]) -> str:
+    """Append each rank's results to its list until all tasks are done.  Returns why the run stopped before, or ""."""
 
     def body() -> None:
         mesh = works[0].make_mesh()
         rank = mesh.get_rank()
         for work in works:
             forget()
-            kept[rank].append(work.on_rank(mesh, rank))
+            results[rank].append(work.on_rank(mesh, rank))
 
     try:
         lt.run(body, ranks=works[0].ranks, timeout=SECONDS, leftovers="ignore")
@@ -127,9 +130,9 @@ def _run(works: Sequence[Work[Any]], kept: Sequence[list[Any]]) -> str:
 
 
 class RankProcesses:
-    """A pool of real processes, started when first needed and reused as long as the number of ranks is the same.
+    """A pool of real processes, started at the first call and reused while the number of ranks is the same.
 
-    One pool at a time: each rank is a process of a hundred megabytes of its own.  `seconds` is the limit of a call.
+    There is one pool at a time: each rank takes a process of a hundred megabytes.  `seconds` is the limit of a call.
     """
 
     def __init__(self, backend: str = "gloo", seconds: float = SECONDS_ON_PROCESSES) -> None:
@@ -143,13 +146,13 @@ class RankProcesses:
         self.close()
 
     def close(self) -> None:
-        """No process is left; the next call starts others."""
+        """End all processes; the next call starts new ones."""
         if self._pool is not None:
             self._pool.close()
         self._pool = None
 
     def run(self, play: Callable[[bytes], bytes], parts: Sequence[Any]) -> list[Outcome]:
-        """What became of `play` on each rank, of its own part.  Never hangs: the pool ends what does."""
+        """The outcome of `play` on each rank with its own part.  Never hangs: the pool ends processes that do."""
         if self._pool is None or self._pool.ranks != len(parts):
             self.close()
             self._pool = Pool(len(parts), backend=REAL.get(self.backend, self.backend), timeout=self.seconds)
@@ -161,19 +164,19 @@ class RankProcesses:
 
 
 def _late(outcomes: Sequence[Outcome]) -> bool:
-    """Whether it was the time limit that ended them, and no rank that raised or died."""
+    """Whether the time limit ended the call, and no rank raised or died."""
     left = [outcome for outcome in outcomes if not isinstance(outcome, Returned)]
     return bool(left) and all(isinstance(outcome, Waiting) for outcome in left)
 
 
 def unpacked(outcomes: Sequence[Outcome]) -> list[Any]:
-    """What the ranks that came back have sent."""
+    """The values sent by the ranks that returned."""
     return [pickling.loads(outcome.value) for outcome in outcomes if isinstance(outcome, Returned)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why ranks did not come back, and which; `raised` if it was an exception."""
+    """Why ranks did not return, and which; `raised` if the reason is an exception."""
 
     text: str
     ranks: tuple[int, ...]
@@ -181,7 +184,7 @@ class Lost:
 
 
 def lost(outcomes: Sequence[Outcome]) -> Lost | None:
-    """The first rank that died, or else that raised, or else all that wait; None if all came back."""
+    """The first rank that died, or else that raised, or else all that wait; None if all returned."""
     for outcome in outcomes:  # first of all, since the peers of a dead process raise, or wait for it
         if isinstance(outcome, Died):
             return Lost(f"the process of rank {outcome.rank} dies (exit code {outcome.exitcode})", (outcome.rank,))

@@ -1,4 +1,4 @@
-"""Parts of the scripts that show a finding: Python text that needs torch alone."""
+"""Code generators for the scripts that reproduce a finding: Python text that needs torch alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strategies.torch_api.mesh_and_caches import divided
 
 
 def head(shown: str, wrong: str, ranks: int, name: str, prints: str) -> str:
-    """The docstring of a script: what it is about, what is wrong in this torch, and how to run it."""
+    """The docstring of a script: its subject, what is wrong with it in this torch, and how to run it."""
     return f'''"""{shown}
 
 DTensor in torch {torch.__version__.split("+")[0]}{wrong}
@@ -24,7 +24,7 @@ It prints {prints}
 
 
 def placements_code(placements: Sequence[Placement]) -> str:
-    """Python text that makes a list of these.
+    """Python text of a list of these placements.
 
     >>> from torch.distributed.tensor import Partial, Shard
     >>> placements_code([Shard(1), Partial("max")])
@@ -34,13 +34,13 @@ def placements_code(placements: Sequence[Placement]) -> str:
 
 
 def flatten_code(names: Sequence[str], every: Sequence[str]) -> str:
-    """Makes the flattened submesh of these axes of `mesh`, which has all of `every`."""
+    """Python text that flattens these axes of `mesh`, whose axes are `every`."""
     part = "mesh" if tuple(names) == tuple(every) else f"mesh[{tuple(names)!r}]"
     return f'{part}._flatten("{"_".join(names)}")\n'
 
 
 def averages_code() -> str:
-    """gloo has no average: there it is a sum that is divided."""
+    """Python text that replaces DTensor's averages, which gloo does not have, by sums that are divided."""
     return f"""
 {inspect.getsource(divided)}
 

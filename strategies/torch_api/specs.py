@@ -1,13 +1,12 @@
-"""Our specs as torch's, and back: `DTensorSpec` with its sizes, its shard order, and how its strided shards are read.
+"""Conversion between `Spec` and torch's `DTensorSpec`: sizes, shard order, and the reading of strided shards.
 
-Torch reads strided shards in two ways.  `distribute_tensor` cuts from left to right, as a `Spec` does; `redistribute`
-undoes the cuts in the order that the split factors encode, where `use_strided_shard_as_shard_order` is true, which it is
-unless somebody sets it.  Where pieces are uneven the two differ.  So both ways are named here, `READINGS`, and nobody
-has to guess.
+Torch reads strided shards in two ways.  `distribute_tensor` cuts from left to right, as a `Spec` does.  `redistribute`
+undoes the cuts in the order that the split factors encode, if `use_strided_shard_as_shard_order` is true, which is the
+default.  Where pieces are uneven the two differ.  So callers choose one of `READINGS`.
 
 | torch part (under torch.distributed)                                      | needed for                | read on     | run on |
 |---------------------------------------------------------------------------|---------------------------|-------------|--------|
-| tensor._dtensor_spec.DTensorSpec(mesh, placements, tensor_meta,           | what is made and read     | 2.11 - 2.15 | 2.13   |
+| tensor._dtensor_spec.DTensorSpec(mesh, placements, tensor_meta,           | torch's spec              | 2.11 - 2.15 | 2.13   |
 | shard_order, use_strided_shard_as_shard_order)                            |                           |             |        |
 | tensor._dtensor_spec.TensorMeta(shape, stride, dtype)                     | the sizes of a spec       | 2.11 - 2.15 | 2.13   |
 | tensor._dtensor_spec.ShardOrderEntry(tensor_dim, mesh_dims)               | the shard order           | 2.11 - 2.15 | 2.13   |
@@ -34,15 +33,15 @@ READINGS = ("cuts", "order")
 
 
 class NoSuchSpec(Refusal):
-    """A spec that the other side cannot have, or that means two things there."""
+    """A spec that has no counterpart on the other side, or an ambiguous one."""
 
 
 def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTensorSpec:
-    """Torch's spec of a contiguous tensor that lies so on this mesh, whose sizes are those of the spec's.
+    """Torch's spec of a contiguous tensor with this spec, on a mesh of the same sizes.
 
-    Strided shards: with `reading="cuts"` torch is told to take each as a cut of its own, which is what our spec says;
-    with "order", to decode an order from them, as it does with what `distribute_tensor` makes.  Without either, "order"
-    if that is the same for this tensor, else "cuts".  Raises `NoSuchSpec`, for sizes that are symbols, too.
+    With `reading="cuts"` torch reads each strided shard as a cut of its own, which is the meaning of our spec; with
+    "order" it decodes a shard order from them, as it does with the result of `distribute_tensor`.  By default, "order"
+    if both mean the same for this tensor, else "cuts".  Raises `NoSuchSpec`, also for symbolic sizes.
 
     >>> mesh = Mesh.of(dp=2, tp=2)
     >>> spec = Spec(mesh, (Shard(0), Shard(0)), (8, 4), torch.float32, ((0, (1, 0)),))
@@ -68,11 +67,11 @@ def to_torch(spec: Spec, mesh: DeviceMesh, *, reading: str | None = None) -> DTe
 
 
 def of_torch(spec: DTensorSpec, mesh: Mesh | None = None, *, reading: str | None = None) -> Spec:
-    """Our spec of a tensor that has torch's; `mesh` gives the axes names, which else are torch's, or a, b, c ...
+    """Our spec of a tensor with torch's spec; `mesh` names the axes, by default as in torch's mesh, or a, b, c ...
 
-    Strided shards come back as they are with `reading="cuts"`, and as a shard order with "order".  Without either they
-    stay, if torch was told not to decode them, or if it reads them in one way only.  Raises `NoSuchSpec` for sizes
-    that are missing or symbols, for strided shards that have two readings, and as `decoded`.
+    Strided shards stay as they are with `reading="cuts"`, and become a shard order with "order".  By default they stay
+    if torch does not decode them, or if both readings are the same.  Raises `NoSuchSpec` for missing or symbolic sizes,
+    for strided shards whose two readings differ, and as `decoded`.
 
     >>> mesh = Mesh.of(dp=2, tp=2)
     >>> spec = Spec(mesh, (StridedShard(0, split_factor=2), Shard(0)), (8, 4), torch.float32)
@@ -99,16 +98,16 @@ def of_torch(spec: DTensorSpec, mesh: Mesh | None = None, *, reading: str | None
     if reading == "order":
         return decoded(made)
     if not _means_one(made):
-        problem = "distribute_tensor cuts it from left to right, and redistribute takes it for something else"
+        problem = "distribute_tensor cuts it from left to right, and redistribute reads it in another order"
         raise NoSuchSpec("of_torch", "spec", str(spec), problem, "Pass reading='cuts' or reading='order'.")
     return made
 
 
 def decoded(spec: Spec) -> Spec:
-    """The spec that torch's `redistribute` takes this one for: plain shards in the order that split factors encode.
+    """The spec as torch's `redistribute` reads it: plain shards in the order that the split factors encode.
 
-    Where pieces are uneven, ranks may hold other rows than under the spec itself.  Raises `NoSuchSpec` if some dim has
-    split factors that encode no order.
+    Where pieces are uneven, ranks may hold other rows than under the spec itself.  Raises `NoSuchSpec` if the split
+    factors of a dim encode no order.
 
     >>> decoded(Spec(Mesh.of(dp=3, tp=2), (StridedShard(0, split_factor=2), Shard(0)), (7,), torch.float32))
     f32[7] @ dp:S(0)[1], tp:S(0)[0]
@@ -131,7 +130,7 @@ def spec_of(x: DTensor, mesh: Mesh | None = None, *, reading: str | None = None)
 
 
 def mesh_of(mesh: DeviceMesh) -> Mesh:
-    """Axes and sizes of torch's mesh; axes without a name are a, b, c ...
+    """The mesh with the axes and sizes of torch's; axes without a name are a, b, c ...
 
     >>> mesh_of(device_mesh(Mesh.of(dp=2, tp=3)))
     Mesh(dp=2, tp=3)
@@ -140,11 +139,16 @@ def mesh_of(mesh: DeviceMesh) -> Mesh:
     return Mesh.of(*sizes) if names is None else Mesh(sizes, tuple(names))
 
 
-@functools.lru_cache(maxsize=256)
-def device_mesh(mesh: Mesh, rank: int = 0) -> DeviceMesh:
-    """Torch's mesh as that rank sees it, for what needs no process group: planning, not communicating."""
+def rank_mesh(mesh: Mesh, rank: int) -> DeviceMesh:
+    """A new CPU mesh of torch's as seen by that rank, without a process group."""
     ranks: Any = torch.arange(mesh.ranks).reshape(mesh.sizes)
     return DeviceMesh("cpu", ranks, mesh_dim_names=mesh.names, _init_backend=False, _rank=rank)
+
+
+@functools.lru_cache(maxsize=256)
+def device_mesh(mesh: Mesh, rank: int = 0) -> DeviceMesh:
+    """The same, cached: for planning, which does not change it."""
+    return rank_mesh(mesh, rank)
 
 
 def _check_reading(call: str, reading: str | None) -> None:
@@ -154,7 +158,7 @@ def _check_reading(call: str, reading: str | None) -> None:
 
 
 def _means_one(spec: Spec) -> bool:
-    """Whether torch reads the strided shards of a spec in one way: a dim that one axis cuts has no order to decode."""
+    """Whether both readings of the spec's strided shards are the same: a dim cut by one axis has no order to decode."""
     alone = [placement.dim for placement in spec.placements if isinstance(placement, StridedShard)]
     if all(len(spec.cut_by(dim)) == 1 for dim in alone):
         return True
@@ -165,13 +169,13 @@ def _means_one(spec: Spec) -> bool:
 
 
 def _entries(spec: Spec) -> list[ShardOrderEntry]:
-    """All dims that are cut, as torch wants them, and not those alone whose order is another one."""
+    """Torch's shard order, which has an entry for every sharded dim and not only for those in another order."""
     found = ((dim, spec.cut_by(dim)) for dim in range(len(spec.shape)))
     return [ShardOrderEntry(dim, axes) for dim, axes in found if axes]
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a dense tensor of this shape, the last dim in a row."""
+    """The strides of a contiguous tensor of this shape."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -1,4 +1,4 @@
-"""A user's own rules: import the module that he named, and see what it registered with DTensor."""
+"""A user's own rules: importing the named module, and finding what it registered with DTensor."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from localtensor.errors import LocalTensorError, Refusal
 from strategies.torch_api import dtensor
 
 Key = tuple[str, torch._ops.OpOverload]
-"""A registry and the overload that it answers for."""
+"""A registry and an overload in it."""
 LONGEST = 300
-"""Characters of what an exception says that are shown."""
+"""The largest number of characters shown of an exception's message."""
 SINGLE_DIM = "single-dim strategy"
 
 
@@ -33,23 +33,23 @@ class BadRules(Refusal, call="localtensor validate", argument="--rules"):
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What importing a module registered, in the order of the overloads' names."""
+    """The overloads that importing a module registered, in the order of their names."""
 
     module: str
     ops: tuple[str, ...]
     ignored: tuple[str, ...]
-    """Overloads whose registration torch never asks (see torch_dtensor.ignored)."""
+    """Overloads whose registration torch never uses (see `dtensor.ignored`)."""
 
     def only(self, ops: Collection[str]) -> Registered:
-        """The same, less the overloads that are not among these."""
+        """The same, restricted to these overloads."""
         kept, ignored = ([op for op in own if op in ops] for own in (self.ops, self.ignored))
         return Registered(self.module, tuple(kept), tuple(ignored))
 
 
 def load(module: str, folder: str) -> Registered:
-    """Import the module, and see what that registers.
+    """Import the module, and return what it registered.
 
-    Raises `BadRules` if it is not there, raises on import, or registers nothing.
+    Raises `BadRules` if it does not exist, raises on import, or registers nothing.
     """
     before = dtensor.strategies_now()
     already = module in sys.modules
@@ -58,16 +58,16 @@ def load(module: str, folder: str) -> Registered:
     if not changed:
         raise BadRules(module, "importing it registered no sharding rule", "Call torch's register_sharding in it.")
     setattr(loaded, _SEEN, frozenset(changed))
-    asked = {op for table, op in changed if table == SINGLE_DIM}
-    ignored = {op for _, op in changed if dtensor.ignored(op) and op not in asked}
+    used = {op for table, op in changed if table == SINGLE_DIM}
+    ignored = {op for _, op in changed if dtensor.ignored(op) and op not in used}
     names = tuple(sorted({str(op) for _, op in changed if op not in ignored}))
     return Registered(module, names, tuple(sorted(map(str, ignored))))
 
 
 def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTensorError]) -> ModuleType:
-    """A user's module, with `folder` on the path as `python -m` would have it.
+    """A user's module, imported with `folder` on the path as with `python -m`.
 
-    `bad` makes the error that is raised if it is not there or raises on import: of its name, a problem and a remedy.
+    `bad` makes the error for a module that does not exist or raises on import, from its name, a problem and a remedy.
     """
     if not all(module.split(".")) or set(module) & set("/\\: "):
         raise bad(module or "''", "this is no name of a module", "Write it as after `import`: my_package.my_rules.")
@@ -82,16 +82,13 @@ def imported(module: str, folder: str, bad: Callable[[str, str, str], LocalTenso
         raise bad(module, f"importing it raises {words_of(error)}", "Install what it needs.") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # why: a user's module may raise anything, pytest's Skipped too; told with its place
-        raise bad(
-            module,
-            f"importing it raises {type(error).__name__}: {words_of(error)} ({_place(error)})",
-            "Mend that first.",
-        ) from error
+    except BaseException as error:  # why: a user's module may raise anything, even pytest's Skipped; its line is named
+        problem = f"importing it raises {type(error).__name__}: {words_of(error)} ({_user_line(error)})"
+        raise bad(module, problem, "Fix that first.") from error
 
 
 def words_of(error: BaseException) -> str:
-    """What it says, as a part of a sentence: in one line, and not without end."""
+    """The exception's message in one line of at most `LONGEST` characters and an ellipsis."""
     try:
         text = " ".join(str(error).split())
     except Exception:  # why: it is the user's own exception, whose text may raise anything
@@ -100,31 +97,31 @@ def words_of(error: BaseException) -> str:
 
 
 def text_of(module: str) -> str:
-    """A digest of the text of a module that is imported, by which another version of it is known; empty without text."""
+    """A digest of an imported module's source, by which versions of it are distinguished; empty without a source."""
     path = getattr(sys.modules[module], "__file__", None)
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16] if path else ""
 
 
 _SEEN = "__localtensor_registered__"
-"""A note on the module itself of what importing it registered: who asks a second time hears the same."""
+"""The module's attribute that keeps what importing it registered, for further calls of `load`."""
 
 
 def _changed(before: dict[Key, Any], already: bool, loaded: Any) -> set[Key]:
     now = dtensor.strategies_now()
-    if already:  # imported before this call: its functions are known by where they were written
-        return {key for key, func in now.items() if _home(func) == loaded.__name__}
+    if already:  # imported before this call: its functions are recognised by their module
+        return {key for key, func in now.items() if _module_of(func) == loaded.__name__}
     return {key for key, func in now.items() if before.get(key) is not func}
 
 
-def _home(func: Any) -> str:
+def _module_of(func: Any) -> str:
     inner = getattr(func, "func", func)
     if getattr(func, "args", None):  # register_sharding keeps the user's function in a partial
         inner = func.args[0]
     return str(getattr(inner, "__module__", ""))
 
 
-def _place(error: BaseException) -> str:
-    """The file and line that the user can mend: not those of the library that it called."""
+def _user_line(error: BaseException) -> str:
+    """The file and line in the user's own code, not in a library that it called."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -138,7 +135,7 @@ _LIBRARIES = ("<frozen importlib", os.path.dirname(torch.__file__), os.path.dirn
 
 @functools.cache
 def at_home(module: str, folder: str) -> None:
-    """The user's rules module is imported in this process, too."""
+    """Import the user's rules module, if any, in this process, too."""
     if module:
         sys.path.insert(0, folder)
         lazy.find_strategies()

@@ -1,1 +1,1 @@
-"""Scripts of findings, for torchrun."""
+"""Scripts that reproduce findings under torchrun."""

@@ -1,4 +1,4 @@
-"""The evidence that one can run: a script of plain torch for torchrun, with no import of ours."""
+"""Scripts for torchrun that reproduce a finding: plain torch, without an import of ours."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout import Mesh, StridedShard, is_defined, is_plain
 from strategies.model.call_signature import arguments_text, before, indexed
 from strategies.model.code_text import COMPARED, FLAT, literal, slack_text
-from strategies.model.oracle import Truth
-from strategies.model.rule import Program, held_text, overload, written
+from strategies.model.oracle import Truth, mutates
+from strategies.model.rule import Program, held_text, written
 from strategies.programs.run import follow_ups, local_inputs
 from strategies.programs.run.local_inputs import held_of
 from strategies.programs.run.program_oracle import truth_of
@@ -67,23 +67,28 @@ def assemble(x):
 
 
 def script(case: Case, reason: str, name: str, module: str = "") -> str:
-    """The text of a script that shows what is wrong, with the very values of the case.
+    """The text of a script that reproduces a finding about one rule, with the values of the case.
 
-    `module` is the user's rules module, if it is one of his rules: the script imports it, and torch, only.
+    `module` is the user's rules module that the script imports, for a rule of the user's own.
     """
-    own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
     given = case.truth.inputs, [(p or Replicate(),) for p in case.rule.inputs], case.held
     return (_SCRIPT + COMPARED).format(
         head=head(str(case.rule), f" gets this wrong on {case.ranks} ranks: {reason}", case.ranks, name, _CALL_PRINTS),
-        helpers=_HELPERS, module=own if module else "", inputs="\n".join(map(_argument, itertools.count(), *given)),
+        helpers=_HELPERS, module=_import_code(module), inputs="\n".join(map(_argument, itertools.count(), *given)),
         op=case.sample.op, plain=arguments_text(case.sample.call), distributed=arguments_text(case.sample.call, "d"),
         slack=slacks(case.truth),
         results=_results(case),
     )  # fmt: skip
 
 
+def _import_code(module: str) -> str:
+    if not module:
+        return ""
+    return f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
+
+
 def _results(case: Case) -> str:
-    """The two lists to compare: what the op returns, and the arguments that it writes to without returning them."""
+    """The two lists to compare: the op's results, and the arguments that it writes to without returning them."""
     leaves = written(case.sample.call)
     own = ["flat(want)", "flat(got)"] if case.truth.raw is not None else ["[]", "[]"]
     also = [f" + [{', '.join(f'{letter}{leaf}' for leaf in leaves)}]" if leaves else "" for letter in "xd"]
@@ -104,17 +109,15 @@ def _argument(i: int, x: Tensor, placements: tuple[Placement, ...], held: Sequen
 
 
 def slacks(truth: Truth) -> str:
-    """How far each output may be off, as a list in Python: the largest finite slack, and a little of its scale."""
+    """The tolerance of each output as a list in Python: the largest finite slack, and a little of its scale."""
     shown = (slack_text(want, slack) for want, slack in zip(truth.outputs, truth.slack, strict=True))
     return f"[{', '.join(shown)}]"
 
 
 def usable(case: Case) -> bool:
-    """Whether the case can be written down: no placement of DTensor's own among the inputs."""
+    """Whether the case can be a script: no placement of DTensor's own is among the inputs."""
     return all(map(is_plain, case.rule.inputs))
 
-
-# A program of more than one op or axis as a script of plain torch for torchrun, with no import of ours.
 
 _PRINTS = "what DTensor makes of the program and what plain tensors give; exit code 1 if they differ."
 _PROGRAM_SCRIPT = (
@@ -168,19 +171,18 @@ for want, got, slack in zip(wants, gots, {slack}):
 
 
 def program_script(program: Program, reason: str, name: str, module: str = "", truth: Truth | None = None) -> str:
-    """The text of a script that shows what is wrong, with the very values of the program.
+    """The text of a script that reproduces a finding about a program, with the program's values.
 
-    `module` is the user's rules module, if it is one of his rules: the script imports it, and torch, only.  Raises
-    as `held_of` and `truth_of` do, and ValueError where a placement cannot be written down (see `writable`).
+    `module` is the user's rules module that the script imports, for a rule of the user's own.  Raises as `held_of` and
+    `truth_of` do, and ValueError for a program that is not `writable`.
     """
     if not writable(program):
         raise ValueError(f"{program} has a placement that cannot be written down")
-    own = f'\nsys.path.insert(0, ".")  # run it from the folder that holds {module}\nimport {module}  # noqa: E402, F401\n'
     count, axes = len(program.sample.tensors), Mesh.of(*program.mesh).names
     given = program.sample.tensors, program.inputs, held_of(program)
     return (_PROGRAM_SCRIPT + COMPARED).format(
         head=head(str(program), f" gets this wrong on {program.ranks} ranks: {reason}", program.ranks, name, _PRINTS),
-        module=own if module else "", mesh=program.mesh, names=axes,
+        module=_import_code(module), mesh=program.mesh, names=axes,
         flatten=flatten_code(axes, axes) if program.flattened and len(axes) > 1 else "", averages=averages_code(),
         helpers="\n\n".join(_helpers(program.then)), op=program.sample.op,
         arguments=indexed(arguments_text(program.sample.call)), body=_body(program),
@@ -195,7 +197,7 @@ def writable(program: Program) -> bool:
 
 
 def _helpers(then: str) -> list[str]:
-    """Our own code that the program runs, as it stands: both runs and the script are one code."""
+    """The source of our functions that the program uses: the script runs the same code as the validation."""
     used: list[Any] = []
     if then.startswith("grad"):
         used += [local_inputs.spread, local_inputs.uneven, follow_ups.gradients]
@@ -218,9 +220,9 @@ def _body(program: Program) -> str:
         value = f"[op(x)[{then.removeprefix('only ')}]]"
     elif then.startswith("grad of "):
         one = f"lambda given: [op(given)[{then.removeprefix('grad of ')}]]"
-        value = f"gradients({one}, x, Replicate(), {bool(overload(sample.op)._schema.is_mutable)})"
+        value = f"gradients({one}, x, Replicate(), {mutates(sample.op)})"
     elif then in follow_ups.GRADS:
-        value = f"gradients(op, x, {follow_ups.GRADS[then]}, {bool(overload(sample.op)._schema.is_mutable)})"
+        value = f"gradients(op, x, {follow_ups.GRADS[then]}, {mutates(sample.op)})"
     elif then == "base":
         value = "with_bases(op, x)"
     elif follow_ups.of_results(then):

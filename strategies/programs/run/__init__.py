@@ -1,1 +1,1 @@
-"""One program by DTensor, simulated and on real processes, beside the oracle."""
+"""Runs of one program by DTensor, simulated and on real processes, compared with the oracle."""

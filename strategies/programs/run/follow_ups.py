@@ -1,7 +1,7 @@
-"""What can follow an op in a program, by name: cheap steps in which a wrong placement of the result shows.
+"""Follow-up steps of an op in a program, by name: cheap steps that reveal a wrong placement of the result.
 
-Each is text about one result `x` of the op, the same for a plain tensor and for a DTensor, and the same in the
-scripts that show a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "base",
+Each is an expression of one result `x` of the op, the same for a plain tensor and for a DTensor, and the same in the
+scripts that reproduce a finding; or one of the steps around the whole call: "grad", "grad S(0)", "grad of 1", "base",
 "only 1", "again(x0, 2)".
 """
 
@@ -19,11 +19,10 @@ from torch.distributed.tensor import Replicate, Shard
 
 from localtensor.layout import StridedShard
 from strategies.model.call_signature import before
-from strategies.model.rule import Call, overload, read_layout, results
+from strategies.model.oracle import mutates
+from strategies.model.rule import Call, read_layout, results
 from strategies.programs.run.local_inputs import laid, spread, uneven, whole
 from strategies.torch_api.script_code import placements_code
-
-# The gradient of a call with respect to its floating-point tensors, through autograd's own way of each tensor kind.
 
 
 def gradients(
@@ -56,23 +55,22 @@ SIMPLE = {
     "R": "laid(x, Replicate())", "S(0)": "laid(x, Shard(0))", "S(1)": "laid(x, Shard(1))",
 }  # fmt: skip
 GRADS = {"grad": "Replicate()", "grad S(0)": "Shard(0)"}
-"""How the gradient of the result comes in."""
+"""The placement of the incoming gradient, by the name of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """One step after an op, `text` of its result `x`."""
+    """One step after an op: the expression `text` of its result `x`."""
 
     name: str
     text: str
 
     def apply(self, outs: Sequence[Any]) -> list[Any]:
-        """The step done to each result that is a tensor; the others are left out."""
+        """The results of the step on each result that is a tensor."""
         code = _compiled(self.text)
         scope = {"torch": torch, "whole": whole, "laid": laid, "Replicate": Replicate, "Shard": Shard,
                  "_StridedShard": StridedShard}  # fmt: skip
-        made = [eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)]  # noqa: S307  # a text of SIMPLE
-        return results(made)
+        return results([eval(code, scope, {"x": x}) for x in outs if isinstance(x, Tensor)])  # noqa: S307  # of SIMPLE
 
 
 @functools.cache
@@ -81,14 +79,14 @@ def _compiled(text: str) -> CodeType:
 
 
 def of_results(then: str) -> bool:
-    """Whether it is a step that needs the results of the op only."""
+    """Whether the step of that name needs only the results of the op."""
     return then in SIMPLE or then.startswith("to (")
 
 
 def follower(name: str) -> Follower:
     """The step of that name; `to (S(0), R)` is a redistribution to that layout.
 
-    Raises ValueError for a name that is neither in `SIMPLE` nor one of those, and BadPlacement for an odd layout.
+    Raises ValueError for an unknown name, and BadPlacement for an invalid layout.
     """
     if name.startswith("to ("):
         return Follower(name, f"laid(x, {placements_code(read_layout(name[3:]))})")
@@ -99,49 +97,40 @@ def follower(name: str) -> Follower:
 
 @dataclass(frozen=True, slots=True)
 class Followed(Call):
-    """A call and what follows it, in place of the call: what runs on whole tensors and on DTensors is this."""
+    """A call with its follow-up step, which runs on whole tensors and on DTensors in place of the call."""
 
     then: str = ""
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Any]:
-        """All the results to be compared.  Raises ValueError for a follower that there is not."""
+        """All results to be compared.  Raises ValueError for an unknown follow-up step."""
 
         def op(given: Sequence[Any]) -> list[Any]:
             return results(Call.__call__(self, given))
 
-        return _run(self, op, tensors)
+        writes = mutates(self.op)
+        if self.then.startswith("again("):
+            before(self.op, self.then)([x.clone() for x in tensors] if writes else tensors)
+            return op(tensors)
+        if self.then.startswith("grad of "):
+            number = int(self.then.removeprefix("grad of "))
+            return gradients(lambda given: [op(given)[number]], tensors, Replicate(), writes)
+        if self.then in GRADS:
+            return gradients(op, tensors, Replicate() if self.then == "grad" else Shard(0), writes)
+        if self.then == "base":
+            return with_bases(op, tensors)
+        return self.after(op(tensors))
 
     @property
     def alone(self) -> Call | None:
-        """The op's own call, where what follows needs its results only: then `after` may be run by itself."""
+        """The op's own call, if the step needs only its results, so that `after` may be run separately; else None."""
         own = of_results(self.then) or self.then.startswith("only ")
         return Call(self.op, self.args, self.kwargs) if own else None
 
     def after(self, outs: Sequence[Any]) -> list[Any]:
-        """What follows, done to the results of the op alone."""
+        """The results of the follow-up step on the results of the op."""
         if self.then.startswith("only "):
             return [outs[int(self.then.removeprefix("only "))]]
         return follower(self.then).apply(outs) if self.then else list(outs)
-
-
-def _run(call: Followed, op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:
-    if call.then.startswith("again("):
-        first = before(call.op, call.then)
-        first([x.clone() for x in tensors] if _writes(call) else tensors)
-        return op(tensors)
-    if call.then.startswith("grad of "):
-        one = int(call.then.removeprefix("grad of "))
-        return gradients(lambda given: [op(given)[one]], tensors, Replicate(), _writes(call))
-    if call.then in GRADS:
-        placement = Replicate() if call.then == "grad" else Shard(0)
-        return gradients(op, tensors, placement, _writes(call))
-    if call.then == "base":
-        return with_bases(op, tensors)
-    return call.after(op(tensors))
-
-
-def _writes(call: Call) -> bool:
-    return bool(overload(call.op)._schema.is_mutable)
 
 
 def with_bases(op: Callable[[Sequence[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:

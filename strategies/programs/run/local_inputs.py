@@ -1,4 +1,8 @@
-"""What each rank of a mesh of one or more axes holds of each tensor of a program, before the op runs."""
+"""Each rank's piece of each tensor of a program, on a mesh of one or more axes, and steps on tensors or DTensors.
+
+`whole`, `laid`, `spread` and `uneven` mean the same for a plain tensor and for a DTensor, so both runs of a program use
+the same code.  Scripts that reproduce a finding contain their source: they need torch alone.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,9 @@ from strategies.model.rule import Program
 def held_of(program: Program) -> tuple[tuple[Tensor, ...], ...]:
     """`held[leaf][rank]`, ranks numbered row by row: each rank's piece of each tensor.
 
-    The same program gives the same pieces, whatever else was asked.  Raises `NotReducible` for a partial value that
-    means nothing for the dtype, `NoSuchDim` for a shard of a dim that is not there, and `BadPlacement` for a
-    placement of DTensor's own, or two kinds of partial values of which it matters which is reduced first.
+    The pieces depend on the program alone.  Raises `NotReducible` for a partial placement that is not defined for the
+    dtype, `NoSuchDim` for a shard of a dim that does not exist, and `BadPlacement` for a placement of DTensor's own, or
+    two kinds of partial placements that do not commute.
     """
     return tuple(_held(program, leaf, x) for leaf, x in enumerate(program.sample.tensors))
 
@@ -31,7 +35,7 @@ def _held(program: Program, leaf: int, x: Tensor) -> tuple[Tensor, ...]:
     placements = program.inputs[leaf]
     _check(placements, program.mesh, x)
     mesh = "x".join(map(str, program.mesh))
-    # On one axis this is the name that `probe` gives to the same split, so that both see the same values.
+    # On one axis `probe` uses the same name for the same split, so that both have the same values.
     name = f"{program.seed} {program.sample.op} {leaf} {shorts(placements)} {mesh} {program.draw}"
     rng = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     sparse = program.draw % 2 == 1
@@ -53,11 +57,6 @@ def _check(placements: Sequence[Placement], mesh: Sequence[int], x: Tensor) -> N
         raise BadPlacement("held_of", shorts(placements), f"averages of {x.dtype} round, so the order of axes matters")
     if len(kinds) > 1 and kinds != COMMUTING:
         raise BadPlacement("held_of", shorts(placements), f"{' and '.join(sorted(kinds))} do not commute")
-
-
-# Steps that mean the same for a plain tensor and for a DTensor, so that both runs of a program are one code.
-#
-# The text of these functions is also written into the scripts that show a finding: they stand alone, on torch.
 
 
 def whole(x: Any) -> Any:

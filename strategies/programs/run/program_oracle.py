@@ -1,4 +1,4 @@
-"""What a program runs, and the truth about it: the op and what follows it as one call, measured as any other."""
+"""The oracle of a program: the op and its follow-up step as one call, with a measured tolerance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAKEN, COARSE = 64.0, 2.0
 
 
 def call_of_program(program: Program) -> Call:
-    """The op's own call, or that and what follows in one."""
+    """The op's own call, or that and its follow-up step in one."""
     return _call(program.sample, program.then)
 
 
@@ -31,55 +31,55 @@ def _call(sample: Sample, then: str) -> Call:
 
 
 def truth_of(program: Program) -> Truth:
-    """The results of the op and its follower on whole tensors, and how far from them a right run may be.
+    """The results of the op and its follow-up step on whole tensors, and their tolerance.
 
-    Raises one of `truth.REFUSALS` where plain tensors refuse: then there is no such program.
+    Raises one of `oracle.REFUSALS` if the op or the step refuses the tensors: then there is no such program.
     """
     return truth_about(program.sample, program.then, program.seed, partial=has_partial(program))
 
 
 def has_partial(program: Program) -> bool:
-    """Whether an input is partial: then its parts are larger than it, and so is what adding them up loses."""
+    """Whether an input is partial: then its parts are larger than it, and so is the rounding error of their sum."""
     return any(isinstance(p, Partial) for placements in program.inputs for p in placements)
 
 
 def truth_about(sample: Sample, then: str, seed: int = 0, *, partial: bool = True) -> Truth:
-    """The same for a sample and the name of a follower: of mesh and placements only `partial` counts.
+    """The same for a sample and the name of a follow-up step: of mesh and placements only `partial` counts.
 
-    There is room for what adding up partial values may lose; and where the result jumps when the inputs move by
-    that much (a cast of 4.0 to an integer, the gradient of abs at 0), it is not compared.
+    The tolerance includes the rounding error of adding partial values.  Elements that jump when the inputs move by that
+    much (a cast of 4.0 to an integer, the gradient of abs at 0) are not compared.
     """
-    asked = replace(sample, call=_call(sample, then))
-    truth = tell(asked, seed=seed)
+    followed = replace(sample, call=_call(sample, then))
+    truth = tell(followed, seed=seed)
     if truth.metadata_only:
         return truth
     slack = list(truth.slack)
     for moved in _shaken(sample.tensors, seed, 1.0 if partial else 0.0):
         try:
-            _, outs = run(asked.call, moved, mutates=mutates(sample.op))
+            _, outs = run(followed.call, moved, mutates=mutates(sample.op))
         except REFUSALS:  # it left the op's domain
             continue
-        slack = [_calm(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
+        slack = [_with_jumps(s, want, out) for s, want, out in zip(slack, truth.outputs, outs, strict=False)]
     if then:
-        slack = [_roomy(s, want, _coarsest(sample)) for s, want in zip(slack, truth.outputs, strict=True)]
+        slack = [_with_coarse_dtype(s, want, _coarsest(sample)) for s, want in zip(slack, truth.outputs, strict=True)]
     return replace(truth, slack=tuple(slack), unstable=share_unstable(slack))
 
 
 def _coarsest(sample: Sample) -> float:
-    """The largest eps among the results of the op alone: what follows cannot know them better than that."""
+    """The largest eps of the results of the op alone, which limits the precision of the follow-up step."""
     _, outs = run(sample.call, sample.tensors, mutates=mutates(sample.op))
     return max((float(torch.finfo(x.dtype).eps) for x in outs if isinstance(x, Tensor) and rounds(x)), default=0.0)
 
 
-def _roomy(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
-    """Room for what the op's own results have lost, where a finer dtype follows: a float32 that is cast to float64."""
+def _with_coarse_dtype(slack: Tensor | None, want: Any, eps: float) -> Tensor | None:
+    """The tolerance with the rounding error of the op's own results, if the step's dtype is finer (float32 to float64)."""
     if slack is None or not isinstance(want, Tensor) or not rounds(want) or torch.finfo(want.dtype).eps >= eps:
         return slack
     return slack + GENEROUS * eps * (scale_of(want) + 1.0)
 
 
 def _shaken(inputs: Sequence[Tensor], seed: int, least: float) -> list[list[Tensor]]:
-    """The inputs moved to either side: not in proportion to each element, but to the largest, and `least`."""
+    """The inputs moved to either side, in proportion to their largest element and `least`, not to each element."""
     rng = torch.Generator().manual_seed(zlib.crc32(f"shake {seed}".encode()))
     away = [_steps(x, rng, least) for x in inputs]
     if all(step is None for step in away):
@@ -101,7 +101,8 @@ def _units(dtype: torch.dtype) -> float:
     return SHAKEN if torch.finfo(dtype).eps < 1e-5 else COARSE
 
 
-def _calm(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
+def _with_jumps(slack: Tensor | None, want: Any, moved: Any) -> Tensor | None:
+    """The tolerance with the change from `want` to `moved`, the result on moved inputs; infinite for a jump."""
     if slack is None or not isinstance(moved, Tensor) or moved.shape != want.shape or not want.numel():
         return slack
     same = (moved == want) | (moved.isnan() & want.isnan())

@@ -1,6 +1,6 @@
-"""What one rank does to confirm a case: DTensors from its pieces, the op, the whole results.
+"""One rank's run of a case: DTensors from its pieces, the op, the gathered results.
 
-This file is imported by the workers of `localtensor.processes.pool`; it must not need OpInfo.
+The workers of `localtensor.processes.pool` import this module; it must not import OpInfo.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strategies.torch_api.user_modules import at_home
 class RankTask:
     """One rank's share of a case: its pieces, and the whole tensors' shapes and strides.
 
-    `placements` has one placement for each axis of `mesh`, for each tensor; no mesh is one axis of all ranks.
+    `placements` has for each tensor one placement for each axis of `mesh`; an empty mesh is one axis of all ranks.
     """
 
     call: Call
@@ -43,7 +43,7 @@ class RankTask:
     strides: tuple[tuple[int, ...], ...]
     device: str
     home: tuple[str, str] = ("", "")
-    """The user's rules module, to be imported before it plays, and the folder where it is found."""
+    """The user's rules module, which is imported before the run, and its folder."""
     mesh: tuple[int, ...] = ()
     flattened: bool = False
 
@@ -55,9 +55,12 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What one rank saw.  `failed` is the stage that raised somewhere ("op" or "full_tensor"), `errors`
-    the sentence of each rank that raised, by rank; `whole` are the results as full_tensor gives them.
-    A placement is `S(0)` on one axis, `(S(0), R)` on two, and `-` of what is no DTensor."""
+    """The result of one rank.
+
+    `failed` is the stage in which a rank raised ("op" or "full_tensor"), `errors` the message of each rank, by rank;
+    `pieces` are the local results, `whole` the gathered ones.  A placement is `S(0)` on one axis, `(S(0), R)` on two,
+    and `-` for a result that is no DTensor.
+    """
 
     failed: str
     errors: tuple[str, ...]
@@ -69,19 +72,19 @@ class RankResult:
 
 
 class Misshapen(Exception):
-    """A rank's piece has not the shape that its placement asks for, so that the pieces cannot be put together."""
+    """A rank's piece does not have the shape of its placement, so that the pieces cannot be gathered."""
 
 
 _mesh = functools.cache(mesh_of)
 
 
 def play(sent: bytes) -> bytes:
-    """Runs one part and sends back what was `RankResult`.  All ranks leave together, whoever raised."""
+    """Run a pickled `RankTask` and return the pickled `RankResult`.  All ranks return together, even if one raises."""
     part: RankTask = pickling.loads(sent)
     at_home(*part.home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.disable()  # for good: torch logs the traceback of every refusal, which is an answer here
+        logging.disable()  # permanently: torch logs the traceback of every refusal, which is a result here
         mesh = _mesh(part.device, part.mesh or (dist.get_world_size(),), part.flattened)
         forget()
         with averages(dist.get_backend()):
@@ -89,36 +92,36 @@ def play(sent: bytes) -> bytes:
 
 
 def played(part: RankTask, mesh: DeviceMesh) -> RankResult:
-    """One rank's part, on a mesh of all ranks of the default group, which all play theirs."""
+    """Run one rank's task on a mesh of all ranks of the default group, which run theirs at the same time."""
     outs, errors, trace = _run(part, mesh)
     if any(errors):
         return RankResult("op", errors, trace=trace)
     placements = tuple(map(placement_text, outs))
     pieces = tuple(_local(o) for o in outs)
     shapes = tuple(tuple(p.shape) if isinstance(p, Tensor) else None for p in pieces)
-    whole, errors, trace = _together(functools.partial(_check_shapes, outs))
-    if not errors:  # gloo ends the process where ranks bring pieces of sizes that do not match
-        whole, errors, trace = _together(lambda: tuple(_whole(o) for o in outs))
+    whole, errors, trace = _synchronised(functools.partial(_check_shapes, outs))
+    if not errors:  # gloo ends the process if the sizes of the ranks' pieces do not match
+        whole, errors, trace = _synchronised(lambda: tuple(_whole(o) for o in outs))
     return RankResult(
         "full_tensor" if any(errors) else "", errors, placements, shapes, pieces, () if errors else whole, trace
     )
 
 
 def _run(part: RankTask, mesh: DeviceMesh) -> tuple[Any, tuple[str, ...], str]:
-    """All that is to be compared.  A rank that raises in the op is heard before its peers go on to what follows."""
+    """All results to be compared.  Ranks report an exception of the op before their peers go on to the next step."""
     call = part.call
     alone = call.alone if isinstance(call, Followed) else None
     if alone is None or not isinstance(call, Followed):
-        return _together(lambda: results_on(part, mesh))
+        return _synchronised(lambda: results_on(part, mesh))
     tensors = spread_out(part, mesh)
-    outs, errors, trace = _together(lambda: results(alone(tensors)))
+    outs, errors, trace = _synchronised(lambda: results(alone(tensors)))
     if any(errors):
         return outs, errors, trace
-    return _together(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written(call))])
+    return _synchronised(lambda: [*call.after(outs), *(tensors[leaf] for leaf in written(call))])
 
 
 def results_on(part: RankTask, mesh: DeviceMesh) -> list[Any]:
-    """All that the call gives, and the arguments that it writes to, on DTensors made from the pieces."""
+    """The results of the call on DTensors made from the pieces, and the arguments that it writes to."""
     tensors = spread_out(part, mesh)
     out = part.call(tensors)
     return [*results(out), *(tensors[leaf] for leaf in written(part.call))]
@@ -134,7 +137,7 @@ def spread_out(part: RankTask, mesh: DeviceMesh) -> list[DTensor]:
     ]
 
 
-def placement_text(out: Any) -> str:
+def placement_text(out: object) -> str:
     if not isinstance(out, DTensor):
         return "-"
     return short(out.placements[0]) if len(out.placements) == 1 else f"({shorts(out.placements)})"
@@ -143,18 +146,13 @@ def placement_text(out: Any) -> str:
 def _check_shapes(outs: Sequence[Any]) -> None:
     for out in outs:
         if isinstance(out, DTensor) and all(map(is_plain, out.placements)):
-            held = tuple(out.to_local().shape)
-            asked = _asked(out)
-            if held != asked:
-                said = f"its piece has shape {held}, {placement_text(out)} of {tuple(out.shape)} is {asked}"
-                raise Misshapen(said)
-
-
-def _asked(out: DTensor) -> tuple[int, ...]:
-    try:
-        return shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[dist.get_rank()]
-    except NoSuchDim as problem:
-        raise Misshapen(str(problem)) from None
+            try:
+                want = shapes_on(out.shape, out.placements, tuple(out.device_mesh.shape))[dist.get_rank()]
+            except NoSuchDim as problem:
+                raise Misshapen(str(problem)) from None
+            got = tuple(out.to_local().shape)
+            if got != want:
+                raise Misshapen(f"its piece has shape {got}, {placement_text(out)} of {tuple(out.shape)} is {want}")
 
 
 def _local(out: Any) -> Any:
@@ -167,12 +165,15 @@ def _whole(out: Any) -> Any:
     return out.full_tensor().detach().cpu()
 
 
-def _together(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
-    """Run it on every rank, then tell each other who raised: nobody is left waiting for a rank that is gone."""
+def _synchronised(work: Callable[[], Any]) -> tuple[Any, tuple[str, ...], str]:
+    """Run the function on every rank and exchange the errors, so that no rank waits for one that raised.
+
+    Returns the value, the message of each rank if one raised, and this rank's traceback.
+    """
     value, error, trace = None, "", ""
     try:
         value = work()
-    except Exception as raised:  # why: whatever DTensor raises is the answer that this rank was asked for
+    except Exception as raised:  # why: any exception is this rank's result, reported with its traceback
         error, trace = in_a_line(raised), traceback.format_exc()
     flag = torch.tensor([float(bool(error))])
     dist.all_reduce(flag)

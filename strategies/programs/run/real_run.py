@@ -1,7 +1,10 @@
-"""Suspects before real processes: DTensor itself, end to end, with exactly those placements.
+"""Runs of cases and programs by DTensor itself with their placements: on real processes, and simulated in this process.
 
-Only what goes wrong here is called Unsound.  A rule that DTensor does not follow (it redistributes
+Only a candidate that is wrong on real processes is called Unsound.  A rule that DTensor does not follow (it redistributes
 first), or whose local arguments it rewrites so that the result is right, is cleared.
+
+Simulated programs run in one control flow for all ranks.  A program that does not complete so, or whose result is wrong,
+runs again on rank threads, where each rank has its own control flow and may raise alone.
 """
 
 from __future__ import annotations
@@ -33,58 +36,59 @@ from strategies.validation.difference import coarsest
 from strategies.validation.probe import Case
 
 Home = tuple[str, str]
+"""The user's rules module, and its folder."""
 
 
 class RealRuns(RankProcesses):
-    """Real processes on which cases and programs are confirmed; `home` is where the user's rules module is found."""
+    """Real processes that confirm cases and programs, under the user's rules module `home`."""
 
     def __init__(self, backend: str, device: str = "cpu", home: Home = ("", "")) -> None:
         super().__init__(backend)
         self.device, self.home = device, home
 
     def confirm(self, case: Case) -> Confirmation:
-        """What the real DTensor makes of this case.  Never hangs: the pool ends what does."""
+        """Run the case on real processes.  Never hangs: the pool ends processes that do."""
         return weigh(case, self.run(play, parts_of(case, self.device, self.home)))
 
     def confirm_program(self, program: Program, truth: Truth | None = None) -> Confirmation:
-        """What the real DTensor makes of this program.  Raises as `held_of` and `truth_of` do."""
+        """Run the program on real processes.  Raises as `held_of` and `truth_of` do."""
         truth = truth or truth_of(program)
         return weigh_program(program, truth, self.run(play, program_parts(program, self.device, self.home)))
 
 
 def parts_of(case: Case, device: str, home: Home = ("", "")) -> list[RankTask]:
-    """What each rank is sent."""
+    """The task of each rank for a case."""
     placements = tuple((p,) for p in case.rule.inputs if p is not None)
     made = RankTask(case.sample.call, placements, (), (), (), device, home, (case.ranks,))
-    return _dealt(made, case.truth.inputs, case.held)
+    return _rank_tasks(made, case.truth.inputs, case.held)
 
 
 def program_parts(program: Program, device: str, home: Home = ("", "")) -> list[RankTask]:
-    """The same for a program."""
+    """The task of each rank for a program."""
     call: Call = call_of_program(program)
     made = RankTask(call, program.inputs, (), (), (), device, home, program.mesh, program.flattened)
-    return _dealt(made, program.sample.tensors, held_of(program))
+    return _rank_tasks(made, program.sample.tensors, held_of(program))
 
 
-def _dealt(part: RankTask, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> list[RankTask]:
+def _rank_tasks(part: RankTask, whole: Sequence[Tensor], held: Sequence[Sequence[Tensor]]) -> list[RankTask]:
     ranks = len(held[0]) if held else 1
     pieces = [tuple(column[rank].detach().cpu().clone() for column in held) for rank in range(ranks)]
     return [part.of(whole, mine) for mine in pieces]
 
 
 def weigh(case: Case, outcomes: Sequence[Outcome]) -> Confirmation:
-    """The verdict of a real run."""
+    """The verdict on a real run of a case."""
     claimed = [short(p) for p in case.rule.outputs]
     coarse = coarsest(case.truth.inputs, [(p,) for p in case.rule.inputs])
-    return _weighed(case.truth, (case.ranks,), outcomes, claimed, coarse)
+    return _confirmation(case.truth, (case.ranks,), outcomes, claimed, coarse)
 
 
 def weigh_program(program: Program, truth: Truth, outcomes: Sequence[Outcome]) -> Confirmation:
-    """The same for a program."""
-    return _weighed(truth, program.mesh, outcomes, (), coarsest(program.sample.tensors, program.inputs))
+    """The verdict on a real run of a program."""
+    return _confirmation(truth, program.mesh, outcomes, (), coarsest(program.sample.tensors, program.inputs))
 
 
-def _weighed(
+def _confirmation(
     truth: Truth, mesh: tuple[int, ...], outcomes: Sequence[Outcome], claimed: Sequence[str], coarse: float
 ) -> Confirmation:
     fault = lost(outcomes)
@@ -92,30 +96,25 @@ def _weighed(
         return judged(truth, mesh, unpacked(outcomes), claimed, coarse=coarse)
     if fault.raised is None:
         return Confirmation(fault.text)
-    said = f"{fault.raised.kind}: {fault.raised.message}"
-    return Confirmation("", f"the stage itself failed: {said}", failed=fault.raised.traceback)
+    note = f"the stage itself failed: {fault.raised.kind}: {fault.raised.message}"
+    return Confirmation("", note, failed=fault.raised.traceback)
 
-
-# Programs played in this process, many at a time: DTensor itself in one control flow for all ranks.
-#
-# A program that does not get through in lockstep is played once more on rank threads, where each rank has its own
-# control flow and may raise alone; and so is one whose result is wrong, before anybody hears of it.
 
 BATCH = 128
-"""Programs whose pieces are in memory at one time."""
+"""The number of programs whose pieces are in memory at one time."""
 
 
 def play_all(programs: Sequence[Program]) -> list[Confirmation]:
-    """What DTensor makes of each, in their order, played on simulated ranks.
+    """The result of each program on simulated ranks, in their order.
 
-    A program costs itself only, whatever becomes of it: one that cannot be held, or that plain tensors refuse, has a
-    note that begins with `no such program`.  What is `wrong` here is to be confirmed by `RealRuns`.
+    A program that cannot be distributed, or that plain tensors refuse, has a note that begins with `no such program`, and
+    does not affect the others.  `RealRuns` confirms those that are `wrong`.
     """
     found: dict[int, Confirmation] = {}
     truths: dict[Any, Truth] = {}
     for first in range(0, len(programs), BATCH):
         works: dict[int, Work[Confirmation]] = {}
-        with quiet(), averages("simulated"), torch.random.fork_rng(devices=[]):  # random ops are run too
+        with quiet(), averages("simulated"), torch.random.fork_rng(devices=[]):  # for random ops
             for number, program in enumerate(programs[first : first + BATCH], first):
                 try:
                     parts = program_parts(program, "cpu")
@@ -135,12 +134,12 @@ def _truth(program: Program, known: dict[Any, Truth]) -> Truth:
 
 
 def right(found: Confirmation) -> bool:
-    """Whether a run in lockstep is believed."""
+    """Whether the result of a run in lockstep is final."""
     return not found.wrong
 
 
 def work_of(program: Program, truth: Truth, parts: Sequence[RankTask]) -> Work[Confirmation]:
-    """What the ranks do for a program that can run, and the verdict by what is known of it."""
+    """The work of all ranks for a program, and the function that compares their results with the oracle."""
 
     def verdict(given: dict[int, RankResult], fault: str) -> Confirmation:
         if fault:
@@ -152,24 +151,21 @@ def work_of(program: Program, truth: Truth, parts: Sequence[RankTask]) -> Work[C
         return played(parts[rank], mesh)
 
     mesh = mesh_of, "cpu", program.mesh, program.flattened
-    return Work(program.ranks, mesh, functools.partial(_one_flow, parts), on_rank, verdict)
+    return Work(program.ranks, mesh, functools.partial(_lockstep_results, parts), on_rank, verdict)
 
 
-def _one_flow(parts: Sequence[RankTask], mesh: DeviceMesh) -> list[RankResult]:
+def _lockstep_results(parts: Sequence[RankTask], mesh: DeviceMesh) -> list[RankResult]:
+    """The results of all ranks in lockstep, from one call on `LocalTensor` pieces."""
     columns = zip(*(part.pieces for part in parts), strict=True)
-    pieces = tuple(_on_all(column) for column in columns)
+    pieces = tuple(lt.LocalTensor(list(column)) for column in columns)
     outs = results_on(replace(parts[0], pieces=pieces), mesh)
     ranks = range(len(parts))
-    held = [by_rank(out.to_local() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
+    local = [by_rank(out.to_local() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
     whole = [by_rank(out.full_tensor() if isinstance(out, DTensor) else out, len(parts)) for out in outs]
     placements = tuple(map(placement_text, outs))
     return [
         RankResult(
-            "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in held),
-            tuple(p[rank] for p in held), tuple(w[rank] for w in whole),
+            "", (), placements, tuple(tuple(p[rank].shape) if isinstance(p[rank], Tensor) else None for p in local),
+            tuple(p[rank] for p in local), tuple(w[rank] for w in whole),
         ) for rank in ranks
     ]  # fmt: skip
-
-
-def _on_all(pieces: Sequence[Tensor]) -> Tensor:
-    return lt.LocalTensor(list(pieces))

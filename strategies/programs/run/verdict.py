@@ -1,4 +1,4 @@
-"""What a run of DTensor itself came to: each rank's own account, weighed against the truth."""
+"""The verdict on a run of DTensor: each rank's results compared with the oracle, and a diagram of what ranks hold."""
 
 from __future__ import annotations
 
@@ -20,34 +20,29 @@ from strategies.programs.run.rank_run import RankResult
 from strategies.validation.difference import Apart, rounding
 from strategies.validation.probe import Case
 
-# Which ranks hold what, before and after, as text that one can read.
+
+def picture(case: Case, results: Sequence[RankResult]) -> str:
+    """The ranks' pieces of the arguments and the results of a case, as text."""
+    return _diagram(list(map(short, case.rule.inputs)), case.held, results, case.truth)
 
 
-def picture(case: Case, heard: Sequence[RankResult]) -> str:
-    """Which ranks hold what, before and after."""
-    return _drawn(list(map(short, case.rule.inputs)), case.held, heard, case.truth)
+def program_picture(program: Program, truth: Truth, results: Sequence[RankResult]) -> str:
+    """The same for a program, whose results are those of its follow-up step."""
+    return _diagram(list(map(held_text, program.inputs)), held_of(program), results, truth)
 
 
-def program_picture(program: Program, truth: Truth, heard: Sequence[RankResult]) -> str:
-    """The same for a program, whose results are those of what follows the op."""
-    return _drawn(list(map(held_text, program.inputs)), held_of(program), heard, truth)
-
-
-def _drawn(
-    placements: Sequence[str], held: Sequence[Sequence[Tensor]], heard: Sequence[RankResult], truth: Truth
+def _diagram(
+    placements: Sequence[str], held: Sequence[Sequence[Tensor]], results: Sequence[RankResult], truth: Truth
 ) -> str:
     lines = []
     for i, column in enumerate(held):
         lines.append(f"argument {i}, {placements[i]}")
         lines += [f"  rank {rank}  {tensor_text(piece, 8)}" for rank, piece in enumerate(column)]
-    for i, name in enumerate(heard[0].placements if heard and heard[0].pieces else ()):
+    for i, name in enumerate(results[0].placements if results and results[0].pieces else ()):
         lines.append(f"result {i}, {name}")
-        lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(heard)]
-        lines.append(
-            f"  together  {tensor_text(heard[0].whole[i], 8)}"
-            if heard[0].whole
-            else "  together  could not be assembled"
-        )
+        lines += [f"  rank {rank}  {tensor_text(one.pieces[i], 8)}" for rank, one in enumerate(results)]
+        whole = tensor_text(results[0].whole[i], 8) if results[0].whole else "could not be assembled"
+        lines.append(f"  together  {whole}")
     for i, want in enumerate(truth.outputs):
         lines.append(f"the op gives {tensor_text(want, 8)}" if i == 0 else f"  and        {tensor_text(want, 8)}")
     return "\n".join(lines)
@@ -55,7 +50,10 @@ def _drawn(
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """`wrong` is the reason if the real run went wrong, else empty; `note` says what happened instead."""
+    """The result of a run: `wrong` is why it is wrong, or empty; `note` describes a run that is not wrong.
+
+    `got` and `want` are the values that differ, `heard` the ranks' results, `failed` the traceback of an error of ours.
+    """
 
     wrong: str
     note: str = ""
@@ -64,95 +62,92 @@ class Confirmation:
     heard: tuple[RankResult, ...] = ()
     failed: str = ""
     refused: str = ""
-    """What every rank raised when it ran the op, if that is what happened."""
+    """The error that every rank raised in the op, if they did."""
 
 
 def judged(
     truth: Truth,
     mesh: tuple[int, ...],
-    heard: Sequence[RankResult],
+    results: Sequence[RankResult],
     claimed: Sequence[str] = (),
     *,
     coarse: float = 0.0,
 ) -> Confirmation:
-    """The verdict on what the ranks of a mesh heard; `claimed` are the placements that the results should have.
+    """The verdict on the results of the ranks of a mesh; `claimed` are the placements that the results should have.
 
-    `coarse` is what splitting the inputs has lost (see `probe.coarsest`).
+    `coarse` is the rounding error of splitting the inputs (see `difference.coarsest`).
     """
-    heard = tuple(heard)
-    failed = next((h for h in heard if h.errors), None)
-    shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, heard)
+    results = tuple(results)
+    failed = next((result for result in results if result.errors), None)
+    shape = "" if failed and failed.failed == "op" else _misshapen(truth, mesh, results)
     if shape:
-        return Confirmation(shape, heard=heard)
-    return _raised(failed, heard) if failed else _compared(truth, heard, claimed, coarse)
+        return Confirmation(shape, heard=results)
+    return _raised(failed, results) if failed else _compared(truth, results, claimed, coarse)
 
 
-def _raised(failed: RankResult, heard: tuple[RankResult, ...]) -> Confirmation:
+def _raised(failed: RankResult, results: tuple[RankResult, ...]) -> Confirmation:
     who = [rank for rank, error in enumerate(failed.errors) if error]
-    said = failed.errors[who[0]]
+    error = failed.errors[who[0]]
     if len(who) < len(failed.errors):
         names = ", ".join(map(str, who))
-        return Confirmation(
-            f"rank {names} raises {said}; its peers go on and wait for it at the next collective", heard=heard
-        )
+        wrong = f"rank {names} raises {error}; its peers go on and wait for it at the next collective"
+        return Confirmation(wrong, heard=results)
     where = "refuses this call" if failed.failed == "op" else "cannot assemble the result"
-    refused = said if failed.failed == "op" else ""
-    return Confirmation("", f"DTensor {where} on every rank: {said}", heard=heard, refused=refused)
+    refused = error if failed.failed == "op" else ""
+    return Confirmation("", f"DTensor {where} on every rank: {error}", heard=results, refused=refused)
 
 
-def _misshapen(truth: Truth, mesh: tuple[int, ...], heard: Sequence[RankResult]) -> str:
+def _misshapen(truth: Truth, mesh: tuple[int, ...], results: Sequence[RankResult]) -> str:
     for i, want in enumerate(truth.outputs):
         if not isinstance(want, Tensor):
             continue
-        for rank, one in enumerate(heard):
+        for rank, one in enumerate(results):
             placements = placements_of(one.placements[i]) if i < len(one.placements) else None
             if placements is None or len(placements) != len(mesh):
                 continue
             try:
-                asked = shapes_on(want.shape, placements, mesh)[rank]
+                shape = shapes_on(want.shape, placements, mesh)[rank]
             except NoSuchDim:
                 continue
-            if one.shapes[i] != asked:
-                return f"rank {rank} holds shape {one.shapes[i]}, {one.placements[i]} of {tuple(want.shape)} is {asked}"
+            if one.shapes[i] != shape:
+                return f"rank {rank} holds shape {one.shapes[i]}, {one.placements[i]} of {tuple(want.shape)} is {shape}"
     return ""
 
 
 def placements_of(text: str) -> tuple[Placement, ...] | None:
-    """The placements, or None if one is DTensor's own, which has no arithmetic here: its values are compared."""
+    """The placements of the text, or None if one is of a class of DTensor's own, for which only values are compared."""
     try:
         return read_layout(text)
     except BadPlacement:
         return None
 
 
-def _compared(truth: Truth, heard: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
-    for i, want in enumerate(truth.outputs):
+def _compared(truth: Truth, results: tuple[RankResult, ...], claimed: Sequence[str], coarse: float) -> Confirmation:
+    for i, want in enumerate(truth.outputs if not truth.metadata_only else ()):
         slack = truth.slack[i]
-        if truth.metadata_only:
-            continue
-        looked: list[Any] = []  # ranks of a simulation share what is the same
-        for rank, one in enumerate(heard):
+        compared: list[Any] = []  # simulated ranks share equal values
+        for rank, one in enumerate(results):
             got = one.whole[i] if i < len(one.whole) else None
-            if any(got is other for other in looked):
+            if any(got is other for other in compared):
                 continue
-            looked.append(got)
+            compared.append(got)
             placement = one.placements[i] if i < len(one.placements) else "-"
-            pieces = [h.pieces[i] for h in heard if i < len(h.pieces)]
+            pieces = [other.pieces[i] for other in results if i < len(other.pieces)]
             lost = rounding(pieces, coarse) if "P(" in placement and isinstance(want, Tensor) else 0.0
-            problem = _unlike(got, want, slack, lost)
+            problem = _difference(got, want, slack, lost)
             if problem:
                 which = f"output {i}" if len(truth.outputs) > 1 else "the result"
                 wrong = f"rank {rank} assembles {which} from {placement}: {problem}"
-                return Confirmation(wrong, "", tensor_text(got), tensor_text(want), heard)
-    took = heard[0].placements[: len(claimed)] if claimed else ()
+                return Confirmation(wrong, "", tensor_text(got), tensor_text(want), results)
+    took = results[0].placements[: len(claimed)] if claimed else ()
     follows = tuple(claimed) == tuple(took)
     shown = ", ".join(took)
     note = "DTensor's own run is right" if follows else f"DTensor does not follow it: it gives {shown}, which is right"
-    return Confirmation("", note, heard=heard)
+    return Confirmation("", note, heard=results)
 
 
-def _unlike(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
-    """How they differ by more than the slack and what putting the result together has lost; or empty."""
+def _difference(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
+    """How they differ by more than the slack and `lost`, the rounding error of gathering the result; or empty."""
     if not isinstance(want, Tensor) or slack is None:
         return ""
     want, slack = want.cpu(), slack.cpu()
@@ -163,7 +158,7 @@ def _unlike(got: Any, want: Any, slack: Tensor | None, lost: float) -> str:
     if got.dtype != want.dtype:
         return f"{got.dtype}, not {want.dtype}"
     slack = slack + lost
-    if got.dtype == torch.int64:  # what a float beyond int64 becomes is not defined; torch gives the least int64
+    if got.dtype == torch.int64:  # the cast of a float beyond int64 is not defined; torch returns the least int64
         least = torch.iinfo(torch.int64).min
         slack = torch.where((got == least) | (want == least), torch.inf, slack.to(torch.float64))
     if agrees(got, want, slack):

@@ -1,1 +1,1 @@
-"""The smallest program that still fails."""
+"""Shrinking: the smallest program that still fails."""

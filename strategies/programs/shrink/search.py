@@ -1,4 +1,4 @@
-"""The smallest program that still shows what a large one showed, and what it makes of a suspected rule."""
+"""The search for the smallest program that fails as a large one does, and the smaller candidates of a suspected rule."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from strategies.torch_api.user_modules import at_home
 from strategies.validation.finding import Candidate, Settled, case_of
 
 BUDGET = 200
-"""Candidates that one finding may cost."""
+"""The largest number of programs that are tried for one finding."""
 
 
 def elements(program: Program) -> int:
-    """How many numbers the program's tensors hold."""
+    """How many elements the program's tensors have."""
     return program.sample.size
 
 
@@ -35,30 +35,28 @@ def shrink(
     budget: int = BUDGET,
     stages: Sequence[tuple[str, Stage]] = STAGES,
 ) -> Shrunk[Program]:
-    """The smallest program found that `shows` says yes to, of which it must say no to what the op itself refuses."""
+    """The smallest program found that `shows` accepts; it must reject programs whose op refuses its arguments."""
     usable = [(name, functools.partial(_candidates, stage)) for name, stage in stages]
     return base_shrink.shrink(start, shows, budget=budget, stages=usable)
 
 
 def _candidates(stage: Stage, program: Program) -> Iterator[Program]:
-    """Those that are no larger, as far as the stage gets: there are dtypes that torch can hardly compute with."""
+    """The candidates of a stage that are no larger, until torch refuses to compute one: some dtypes lack most ops."""
     with contextlib.suppress(*REFUSALS):
         for candidate in stage(program):
             if elements(candidate) <= elements(program):
                 yield candidate
 
 
-# What a worker makes of one suspected rule before it goes to real processes: the same, as small as it still shows.
-
 PLAYED = 120
-"""Programs that may be played to shrink one: each is a run of DTensor."""
+"""The largest number of simulated runs of DTensor for shrinking one program."""
 MOST = 4
-"""Smaller ones that are offered beside what was given."""
+"""The largest number of smaller candidates that are returned beside the given ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """One rule's suspects, the smallest first; `judged` says that the probe itself found them wrong."""
+    """The candidate findings about one rule, the smallest first; `judged` if the probe found them wrong."""
 
     name: str
     suspects: tuple[Candidate, ...]
@@ -68,7 +66,7 @@ class Doubt:
 
 
 def shrunk(doubt: Doubt, note: Callable[[int], None]) -> tuple[Candidate, ...]:
-    """All that there is to try for real, the smallest first, those that were given last."""
+    """All candidates to confirm on real processes, the smallest first, the given ones last."""
     at_home(*doubt.home)
     note(0)
     return (*_smaller(doubt), *doubt.suspects)
@@ -77,37 +75,41 @@ def shrunk(doubt: Doubt, note: Callable[[int], None]) -> tuple[Candidate, ...]:
 def _smaller(doubt: Doubt) -> Iterator[Candidate]:
     first = doubt.suspects[0]
     if first.program is not None:
-        for program in _played(first.program, first.instance.evidence.reason):
-            yield _of(first, program)
+        for program in _smaller_programs(first.program, first.instance.evidence.reason):
+            rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
+            instance = replace(first.instance, rule=rule, ranks=program.ranks, sample=program.sample)
+            yield Candidate(instance, program)
     elif doubt.judged:
         yield from map(Candidate, smaller_instances(first.instance, doubt.seed))
     else:
-        yield from _whole(first, doubt.seed)
+        yield from _smaller_whole_claims(first, doubt.seed)
 
 
 def smaller_instances(instance: Instance, seed: int = 0, *, budget: int = BUDGET) -> list[Instance]:
-    """Instances of the same rule that the probe finds wrong in the same way, the smallest first, all smaller than this.
+    """Smaller instances of the same rule that the probe finds wrong in the same way, the smallest first.
 
-    More than one, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a larger one.
-    There is none where the probe does not find this one wrong.
+    There may be several, since DTensor's own run may clear a small case that the probe finds wrong, and confirm a larger
+    one.  There is none if the probe does not find this one wrong.
     """
     witness = Witness(instance, case_of(instance, seed), seed=seed)
     tries = shrink(witness.start, witness, budget=budget).to_try(MOST)
-    return [charge for program in tries if (charge := witness.charge(program)) is not None]
+    return [smaller for program in tries if (smaller := witness.failing_instance(program)) is not None]
 
 
-def _whole(first: Candidate, seed: int) -> Iterator[Candidate]:
-    """A claim of which only a run says whether it is wrong: smaller ones, if a simulated run says so."""
+def _smaller_whole_claims(first: Candidate, seed: int) -> Iterator[Candidate]:
+    """Smaller candidates for a claim that only a run of DTensor can check, if a simulated run finds it wrong."""
     instance = first.instance
     inputs = tuple((p,) for p in instance.rule.inputs if p is not None and is_plain(p))
     if len(inputs) < len(instance.rule.inputs):
         return
     start = program_of(case_of(instance, seed), instance.evidence.draw, seed)
-    for program in _played(start, "", inputs):
+    for program in _smaller_programs(start, "", inputs):
         yield Candidate(replace(instance, ranks=program.ranks, sample=program.sample))
 
 
-def _played(start: Program, reason: str, inputs: Inputs | None = None) -> list[Program]:
+def _smaller_programs(start: Program, reason: str, inputs: Inputs | None = None) -> list[Program]:
+    """Smaller programs whose simulated run is wrong for this reason, by default for that of `start`."""
+
     def why(program: Program) -> str:
         return play_all([program])[0].wrong
 
@@ -117,17 +119,14 @@ def _played(start: Program, reason: str, inputs: Inputs | None = None) -> list[P
     return shrink(start, still(why, reason, inputs=inputs), budget=PLAYED).to_try(MOST)
 
 
-def _of(first: Candidate, program: Program) -> Candidate:
-    rule = Rule(program.sample.op, tuple(placements[-1] for placements in program.inputs), ())
-    instance = replace(first.instance, rule=rule, ranks=program.ranks, sample=program.sample)
-    return Candidate(instance, program)
-
-
 def regrouped(
     tried: Mapping[str, Sequence[Candidate]], rules: set[str]
 ) -> tuple[dict[str, Sequence[Candidate]], list[Settled]]:
-    """Programs that shrank to the same one are tried once; those that shrank to one op on one axis not at all, if
-    a rule for that op and those inputs is suspected itself.  The others are settled as the same as that."""
+    """The candidates to confirm, and those that are settled as the same as another finding.
+
+    Of programs that shrank to the same one only the first is confirmed.  One that shrank to one op on one axis is the same
+    as a suspected rule of that op with those inputs, if there is one among `rules`.
+    """
     left: dict[str, Sequence[Candidate]] = {}
     first: dict[str, str] = {}
     same: list[Settled] = []
@@ -144,9 +143,9 @@ def regrouped(
 
 
 def plain_rule(suspect: Candidate) -> str:
-    """Where a program has shrunk to one op on one axis: the beginning of the names of that op's own rules.
+    """The prefix of the names of an op's own rules, if a program has shrunk to that op on one axis; else empty.
 
-    Such a fault is that rule's, and is reported there.  Empty for all others.
+    Such a fault is reported as that rule's.
     """
     program = suspect.program
     if program is None or program.then or program.flattened or len(program.mesh) > 1:

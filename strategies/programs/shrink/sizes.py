@@ -1,4 +1,17 @@
-"""Smaller tensors: dims left out, and sizes cut, for all operands and size arguments at once where they agree."""
+"""The stages of shrinking in their fixed order, and the stage of smaller tensors.
+
+| stage     | candidates                                                                               |
+|-----------|------------------------------------------------------------------------------------------|
+| ranks     | an axis on 2 ranks, then 3, up to one less; sharded sizes cut accordingly                |
+| axes      | an axis of the mesh left out; no flattened submesh                                       |
+| operands  | no follow-up step; an optional tensor left out; fewer tensors of a list; R everywhere    |
+| dims      | a dim left out; sizes cut to 1, 2, ranks, ranks + 1, half, one less                      |
+| scalars   | an argument left out or at its default; numbers at 0, 1, 2, one decimal                  |
+| values    | zeros, ones, 1 2 3, small whole numbers, one decimal, no NaN; then element by element    |
+
+Each stage is a function from a program to candidates, the boldest first.  The op may refuse a candidate, or it may not
+fail: the search checks that.  Dims and sizes change in all operands and size arguments at once where these agree.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +41,15 @@ from strategies.programs.shrink.values import simpler_scalars, simpler_values
 Places = frozenset[tuple[int, int]]
 """Dims of tensors: (tensor, dim)."""
 FLAGS = 2
-"""Numbers up to this are taken for a mode or a flag: how a loss is reduced, how a transform is scaled."""
+"""Numbers up to this are considered a mode or a flag: how a loss is reduced, how a transform is scaled."""
 
 
 def fewer_dims(program: Program) -> Iterator[Program]:
-    """The program with one dim less, the last dims first; a dim before one that is sharded stays, and gives
-    that placement its name.  An op that trusts its caller keeps its dims."""
+    """The program without one of its dims, the last dims first.
+
+    A dim at or before a sharded one stays, since the placement has its number.  An op that does not check its arguments
+    keeps its dims.
+    """
     if trusts(program.sample.op):
         return
     shapes = [tuple(x.shape) for x in program.sample.tensors]
@@ -42,12 +58,12 @@ def fewer_dims(program: Program) -> Iterator[Program]:
         right = {i: d - most + len(s) for i, s in enumerate(shapes) if d - most + len(s) >= 0}
         left = {i: d for i, s in enumerate(shapes) if d < len(s)}
         largest = {i: d for i in left if len(shapes[i]) == most}
-        for dims in _unlike([right, left, largest, *({i: d} for i in left)]):
+        for dims in _unique([right, left, largest, *({i: d} for i in left)]):
             if all(_free(program, i, at) for i, at in dims.items()):
                 yield from _without_dims(program, dims, d, most)
 
 
-def _unlike(found: Sequence[Any]) -> list[Any]:
+def _unique(found: Sequence[Any]) -> list[Any]:
     return [x for i, x in enumerate(found) if x not in found[:i]]
 
 
@@ -57,17 +73,17 @@ def _free(program: Program, tensor: int, dim: int) -> bool:
 
 def _without_dims(program: Program, dims: dict[int, int], d: int, ndim: int) -> Iterator[Program]:
     cut = with_tensors(program, {i: program.sample.tensors[i].select(at, 0).clone() for i, at in dims.items()})
-    call = lists_changed(program.sample.call, lambda name, v: _renamed(v, d, ndim) if counts_dims(name) else v)
+    call = lists_changed(program.sample.call, lambda name, v: _renumbered(v, d, ndim) if counts_dims(name) else v)
     others = [lists_changed(call, _lists_without(d)), lists_changed(call, _lists_without(d - ndim))]
-    for one in _unlike([*others, call]):
+    for one in _unique([*others, call]):
         yield with_call(cut, one)
 
 
-def _renamed(value: Any, d: int, ndim: int) -> Any:
-    """A dim, or a list of dims, as it is called when dim `d` of `ndim` is gone."""
+def _renumbered(value: Any, d: int, ndim: int) -> Any:
+    """A dim, or a list of dims, renumbered for tensors without dim `d` of `ndim`."""
     if isinstance(value, (list, tuple)):
         kept = [v for v in value if not isinstance(v, int) or v % ndim != d]
-        return type(value)([_renamed(v, d, ndim) for v in kept])
+        return type(value)([_renumbered(v, d, ndim) for v in kept])
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if value >= 0:
@@ -76,7 +92,7 @@ def _renamed(value: Any, d: int, ndim: int) -> Any:
 
 
 def _lists_without(at: int) -> Callable[[str, Any], Any]:
-    """Lists of sizes lose the element `at`, if they have it."""
+    """A function that removes the element `at` from lists of sizes that have it."""
 
     def shorter(name: str, value: Any) -> Any:
         sizes = isinstance(value, (list, tuple)) and all(type(v) is int for v in value)
@@ -88,23 +104,27 @@ def _lists_without(at: int) -> Callable[[str, Any], Any]:
 
 
 def smaller_sizes(program: Program) -> Iterator[Program]:
-    """The program with a size cut: all that are not sharded first, then all dims of one size together, then dim
-    by dim, then dims of two tensors.  Each goes to 1, 2, the number of ranks and one more, half, one less, and once and twice each
-    number among the arguments, the smallest first."""
+    """The program with smaller sizes.
+
+    All sizes of no sharded dim are cut first, then all dims of one size together, then dim by dim, then dims of two
+    tensors.  Each is cut to 1, 2, the number of ranks and one more, half, one less, and once and twice each number among
+    the arguments, the smallest first.
+    """
     loose, groups = _groups(program)
     for m in (1, 2):
         yield from resized(program, {n: m for n in loose if n > m}, None)
     for n, places in groups:
-        for m in sorted({1, 2, program.ranks, program.ranks + 1, n // 2, n - 1, *_told(program)}):
+        for m in sorted({1, 2, program.ranks, program.ranks + 1, n // 2, n - 1, *_sizes_in_arguments(program)}):
             if 0 < m < n:
                 yield from resized(program, {n: m}, places)
 
 
 def _unexplained(program: Program) -> list[float]:
-    """Numbers among the arguments which are no dim and no flag: alone, in a list that is not of sizes, or ratios of sizes.
+    """Numbers among the arguments that may depend on sizes in an unknown way, neither dims nor flags.
 
-    A number alone may be half of a size and equal another by chance: with `_fft_c2r(x, dim, norm, last_size)`
-    cut so that both agree, torch 2.13 writes past the end.
+    These are single numbers, elements of a list that is not of sizes, and ratios of sizes.  A single number may be half of
+    a size and equal another by chance: if both are cut in `_fft_c2r(x, dim, norm, last_size)`, torch 2.13 writes past the
+    end of the tensor.
     """
     sizes = {n for x in program.sample.tensors for n in x.shape}
     every = spots(program.sample.call)
@@ -113,19 +133,20 @@ def _unexplained(program: Program) -> list[float]:
     return ratios + [s.value for s in found if s.value > FLAGS and (len(s.path) == 1 or s.value not in sizes)]
 
 
-def _told(program: Program) -> set[int]:
+def _sizes_in_arguments(program: Program) -> set[int]:
+    """Once and twice each integer argument that is no dim."""
     found = {s.value for s in spots(program.sample.call) if type(s.value) is int and not counts_dims(s.name)}
     return {m for v in found for m in (v, 2 * v)}
 
 
 def _alike(program: Program) -> bool:
-    """Whether all tensors but single numbers have one shape, and no list of sizes says more about it."""
+    """Whether all tensors except scalar ones have the same shape, and no argument is a list of sizes."""
     lists = any(len(s.path) > 1 for s in spots(program.sample.call))
     return len({tuple(x.shape) for x in program.sample.tensors if x.ndim}) == 1 and not lists
 
 
 def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]]]:
-    """Sizes that no sharded dim has; and what may be cut by itself: a size, and the dims of it (None: all)."""
+    """The sizes of no sharded dim; and the groups that may be cut alone: a size, and the dims that have it (None: all)."""
     shapes = [tuple(x.shape) for x in program.sample.tensors]
     every = [(i, d, n) for i, s in enumerate(shapes) for d, n in enumerate(s) if n > 1]
     held = {n for i, d, n in every if any(isinstance(p, Shard) and p.dim == d for p in program.inputs[i])}
@@ -146,10 +167,12 @@ def _groups(program: Program) -> tuple[list[int], list[tuple[int, Places | None]
 
 
 def resized(program: Program, to: dict[int, int], places: Places | None) -> Iterator[Program]:
-    """The program with sizes cut as `to` says, in all tensors or at these places: with the sizes among its
-    arguments cut too, with their multiples, and with neither.  Indices that would now be out of range are
-    folded back in a second form of each, which is the only one for an op that trusts its caller.
-    Such an op keeps its sizes where another number among its arguments may speak of them."""
+    """The program with sizes cut by the mapping `to`, in all tensors or at these places.
+
+    Equal numbers among the arguments are cut, too, then also multiples of the sizes, then neither.  A second form of each
+    folds indices that are now out of range; it is the only one for an op that does not check its arguments.  Such an op
+    keeps its sizes if another argument may depend on them.
+    """
     if not to or (trusts(program.sample.op) and _unexplained(program)):
         return
     tensors = {i: _narrowed(x, i, to, places) for i, x in enumerate(program.sample.tensors)}
@@ -161,7 +184,7 @@ def resized(program: Program, to: dict[int, int], places: Places | None) -> Iter
     if trusts(call.op):
         yield with_call(folded, changed(call, _equal(to)))
         return
-    for one in _unlike([changed(call, _equal(to)), changed(call, _scaled(to)), call]):
+    for one in _unique([changed(call, _equal(to)), changed(call, _scaled(to)), call]):
         yield with_call(cut, one)
         if not inside:
             yield with_call(folded, one)
@@ -171,13 +194,15 @@ def _narrowed(x: Tensor, number: int, to: dict[int, int], places: Places | None)
     made = x
     for d, n in enumerate(x.shape):
         if n in to and (places is None or (number, d) in places):
-            kept = [i * n // to[n] for i in range(to[n])]  # from all over it: what lay on two ranks still does
+            kept = [
+                i * n // to[n] for i in range(to[n])
+            ]  # spread over the dim, so that ranks still hold different rows
             made = made.index_select(d, torch.tensor(kept, device=x.device))
     return made
 
 
 def _indices(program: Program, x: Tensor) -> bool:
-    """Whether the tensor may hold indices into another: whole numbers beside other tensors."""
+    """Whether the tensor may hold indices into another: integers beside other tensors."""
     return x.dtype in (torch.int64, torch.int32) and len(program.sample.tensors) > 1
 
 
@@ -191,7 +216,7 @@ def _equal(to: dict[int, int]) -> Callable[[str, Any], Any]:
 
 
 def _scaled(to: dict[int, int]) -> Callable[[str, Any], Any]:
-    """A multiple of a size that is cut becomes the same multiple of the new one."""
+    """A function that turns a multiple of a size that is cut into the same multiple of the new size."""
 
     def scale(name: str, v: Any) -> Any:
         if type(v) is not int or counts_dims(name) or v < 1:
@@ -203,9 +228,11 @@ def _scaled(to: dict[int, int]) -> Callable[[str, Any], Any]:
 
 
 def sized_for(program: Program, axis: int, ranks: int) -> Iterator[Program]:
-    """The program on fewer ranks along an axis, its sharded sizes cut so that they split as evenly, or as
-    unevenly, as they may have to: one more than the ranks, as many as the ranks, and all multiples of the
-    old number of ranks to the new one; with the numbers among its arguments that are as many as the ranks."""
+    """The program on fewer ranks along an axis, with sharded sizes as they are and cut.
+
+    Sizes are cut to one more than the ranks and to the number of ranks, and all multiples of the old number of ranks to
+    the new number.  Integer arguments equal to the old number of ranks change, too.
+    """
     before = program.mesh[axis]
     fewer = replace(program, mesh=(*program.mesh[:axis], ranks, *program.mesh[axis + 1 :]))
     tensors = program.sample.tensors
@@ -215,35 +242,18 @@ def sized_for(program: Program, axis: int, ranks: int) -> Iterator[Program]:
         for p in column[axis : axis + 1]
         if isinstance(p, Shard) and p.dim < tensors[i].ndim
     }
+    ranks_replaced = _equal({before: ranks})
     yield fewer
-    told = changed(program.sample.call, lambda name, v: _ranks_too(name, v, before, ranks))
-    yield with_call(fewer, told)
+    yield with_call(fewer, changed(program.sample.call, ranks_replaced))
     for m in (ranks + 1, ranks):
         yield from resized(fewer, {n: m for n in sorted(held) if n > m}, None)
     multiples = sorted({n for x in tensors for n in x.shape if n % before == 0 and n > ranks})
     for one in resized(fewer, dict.fromkeys(multiples, ranks), None):
-        yield with_call(one, changed(one.sample.call, lambda name, v: _ranks_too(name, v, before, ranks)))
+        yield with_call(one, changed(one.sample.call, ranks_replaced))
 
-
-def _ranks_too(name: str, value: Any, before: int, ranks: int) -> Any:
-    return ranks if type(value) is int and value == before and not counts_dims(name) else value
-
-
-# What is a little smaller than a program: the stages of shrinking, in their fixed order.
-#
-# | stage     | what it tries                                                                            |
-# |-----------|------------------------------------------------------------------------------------------|
-# | ranks     | an axis on 2 ranks, then 3, up to one less; sharded sizes cut to go with them            |
-# | axes      | an axis of the mesh left out; no flattened submesh                                       |
-# | operands  | nothing after the op; an optional tensor left out; fewer tensors of a list; R everywhere |
-# | dims      | a dim left out; sizes cut to 1, 2, ranks, ranks + 1, half, one less                      |
-# | scalars   | an argument left out or at its default; numbers at 0, 1, 2, one decimal                  |
-# | values    | zeros, ones, 1 2 3, small whole numbers, one decimal, no NaN; then element by element    |
-#
-# Each stage is a function from a program to candidates, the boldest first.  A candidate may be one that
-# the op refuses, or that shows nothing: whoever searches asks.
 
 Stage = Callable[[Program], Iterator[Program]]
+"""A function from a program to smaller candidates."""
 
 
 def fewer_ranks(program: Program) -> Iterator[Program]:
@@ -263,7 +273,7 @@ def fewer_axes(program: Program) -> Iterator[Program]:
 
 
 def fewer_operands(program: Program) -> Iterator[Program]:
-    """The program without what follows, without an optional tensor, with shorter lists, with more replicas."""
+    """The program without its follow-up step, without an optional tensor, with shorter lists, with more replicas."""
     if program.then:
         yield replace(program, then="")
     call = program.sample.call
@@ -273,11 +283,16 @@ def fewer_operands(program: Program) -> Iterator[Program]:
             yield without(program, put(call, (where,), None), [value.index])
     yield from _shorter_lists(program)
     if len(program.mesh) == 1 and not program.then:
-        return  # the inputs of a rule are its name
-    for i, column in enumerate(program.inputs):
-        for axis, placement in enumerate(column):
+        return  # the finding is about a rule with these inputs
+    yield from more_replicas(program)
+
+
+def more_replicas(program: Program) -> Iterator[Program]:
+    """The program with one input placement replaced by a replica."""
+    for i, layout in enumerate(program.inputs):
+        for axis, placement in enumerate(layout):
             if placement != Replicate():
-                other = (*column[:axis], Replicate(), *column[axis + 1 :])
+                other = (*layout[:axis], Replicate(), *layout[axis + 1 :])
                 yield replace(program, inputs=(*program.inputs[:i], other, *program.inputs[i + 1 :]))
 
 
@@ -297,7 +312,7 @@ def _shorter_lists(program: Program) -> Iterator[Program]:
 
 
 def smaller_dims(program: Program) -> Iterator[Program]:
-    """The program with a dim less, and with smaller sizes."""
+    """The program without one of its dims, and with smaller sizes."""
     yield from fewer_dims(program)
     yield from smaller_sizes(program)
 
@@ -310,4 +325,4 @@ STAGES: tuple[tuple[str, Stage], ...] = (
     ("scalars", simpler_scalars),
     ("values", simpler_values),
 )
-"""The order is part of what is promised: the same finding shrinks to the same case."""
+"""The order is fixed, so that the same finding shrinks to the same case."""

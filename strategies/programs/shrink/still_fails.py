@@ -1,7 +1,7 @@
-"""Whether a smaller program still shows the same thing: the probe's word on a rule, or a run's own reason.
+"""Whether a smaller program still fails in the same way, by the probe of a rule or by the reason of a run.
 
-What a program shows has a kind: wrong numbers of an output, a wrong shape, a rank that raises.  A
-smaller one must be wrong in the same kind, or shrinking would slip from one bug to another.
+A failure has a kind: wrong values of an output, a wrong shape, a rank that raises.  A smaller program must fail in the
+same kind, or shrinking would change from one bug to another.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from strategies.validation.claim_sources import TooMany, claims
 from strategies.validation.probe import Case, Probe
 
 WORDS = 32
-"""Letters of an error's message that tell one error from another."""
+"""The number of characters by which error messages are compared."""
 Inputs = tuple[tuple[Placement, ...], ...]
 """The placements of each tensor of a call, axis by axis."""
 Source = Callable[[Sample, int, Any, "dtensor.Question | None"], Sequence[Claim]]
+"""A function that returns the claims about a sample on so many ranks, as `claim_sources.claims`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What sort of wrong: `what` happens, to which output, and whether NaN or infinity is part of it."""
+    """The kind of a failure: `what` happens, to which output, and whether NaN or infinity is involved."""
 
     what: str
     output: str = ""
@@ -40,7 +41,7 @@ class Kind:
 
 
 def kind(reason: str) -> Kind:
-    """The kind that a reason in words is of, from the probe or from a real run.
+    """The kind of a failure from its reason in words, of the probe or of a real run.
 
     >>> kind("output 1 as R: rank 0 makes 3 at [0], the op gives 2 (1 of 2 elements differ)").output
     '1'
@@ -48,7 +49,7 @@ def kind(reason: str) -> Kind:
     raised = re.search(r"\b(ranks?|every rank) [\d, ]*raises? (\w+): (.*?)(; its peers|; the op takes|$)", reason)
     if raised:
         who = "every rank" if raised[1] == "every rank" else "a rank"
-        return Kind(f"{who} raises {raised[2]}: {_bare(raised[3])}")
+        return Kind(f"{who} raises {raised[2]}: {_without_numbers(raised[3])}")
     ended = re.search(r"^hangs: |\bdies \(", reason)
     if ended:
         return Kind(ended[0].strip(" :("))
@@ -61,22 +62,22 @@ def kind(reason: str) -> Kind:
     return Kind("values", output, bool(numbers and re.search("nan|inf", numbers[1] + numbers[2])))
 
 
-def _bare(message: str) -> str:
+def _without_numbers(message: str) -> str:
     """An error's message without its numbers."""
     return re.sub(r"#(, ?#)*", "#", re.sub(r"-?\d+", "#", message))[:WORDS]
 
 
 def same_kind(before: str, now: str) -> bool:
-    """Whether what is wrong now is wrong as before; NaN and infinity may go, and may not come."""
+    """Whether two reasons are of the same kind; NaN and infinity may disappear, but not appear."""
     was, is_ = kind(before), kind(now)
     return (was.what, was.output) == (is_.what, is_.output) and (was.wild or not is_.wild)
 
 
 def still(why: Callable[[Program], str], reason: str, *, inputs: Inputs | None = None) -> Callable[[Program], bool]:
-    """A witness from whatever can say in words what is wrong with a program, or "" if nothing is.
+    """A predicate for programs that still fail for a reason of the same kind as this one.
 
-    The op must take the whole tensors and give something, and the reason be of the same kind as this one.
-    `inputs`, if given, are how the tensors must lie: where the finding is about a rule, they are its name.
+    `why` returns the reason why a program is wrong, or "".  The op must take the whole tensors, and no result may be empty.
+    `inputs` are the placements that a program must have, for a finding about a rule.
     """
 
     def shows(program: Program) -> bool:
@@ -95,10 +96,10 @@ def still(why: Callable[[Program], str], reason: str, *, inputs: Inputs | None =
 
 
 class Witness:
-    """Says of programs whether they still show, by the probe, that one rule for one axis is wrong.
+    """A predicate for programs that still show, by the probe, that one rule for one axis is wrong.
 
-    `seed` is the probe's.  `source` is who claims, as `sources.claims`.  A program shows nothing if its inputs are
-    placed otherwise, if the op refuses it, if the rule is no longer claimed for it, or if it is wrong in another way.
+    `seed` is the probe's.  `source` returns the claims.  A program does not show it if it has other input placements, if
+    the op refuses it, if the rule is not claimed for it, or if it is wrong in another way.
     """
 
     def __init__(self, instance: Instance, case: Case, *, seed: int = 0, source: Source = claims) -> None:
@@ -106,58 +107,60 @@ class Witness:
         self.start = program_of(case, instance.evidence.draw, seed)
         self._questions: dict[str, dtensor.Question] = {}
         self._claimed: dict[str, Claim | None] = {}
-        if instance.source == "decomposition":  # it rewrites no call, and to ask again costs a trace
+        if instance.source == "decomposition":  # it rewrites no call, and another query would cost a trace
             self._claimed[_key(self.start, case.truth)] = Claim(instance.rule, instance.source)
         self._rewritten = True
         self._reason = ""
         self._empty = _empty(case.truth)
         found = self._found(self.start)
         if found is not None:
-            self._rewritten = found[1].local is not None
-            self._reason = found[2].reason
+            self._rewritten = found[0].local is not None
+            self._reason = found[1].reason
 
     def __call__(self, program: Program) -> bool:
         return bool(self._reason) and self._found(program) is not None
 
-    def charge(self, program: Program) -> Instance | None:
+    def failing_instance(self, program: Program) -> Instance | None:
         """The program as an instance of the rule with its evidence, or None if it shows nothing."""
         found = self._found(program)
         if found is None:
             return None
-        _, _, evidence = found
-        own = replace(evidence, variant="")  # the values are the sample's own by now
+        _, evidence = found
+        own = replace(evidence, variant="")  # the sample already has the variant's values
         return Instance(self.rule, program.ranks, program.sample, Verdict.UNSOUND, self.source_name, own)
 
-    def _found(self, program: Program) -> tuple[Probe, Claim, Evidence] | None:
+    def _found(self, program: Program) -> tuple[Claim, Evidence] | None:
         if program.inputs != self.start.inputs or program.then:
             return None
         try:
             truth = tell(program.sample, seed=self.seed)
             if truth.unstable > UNSTABLE or _empty(truth) > self._empty:
                 return None
-            return self._judged(program, truth)
-        except (*REFUSALS, AttributeError, TooMany):  # DTensor's own rule may raise too: then it claims nothing
+            return self._probed(program, truth)
+        except (*REFUSALS, AttributeError, TooMany):  # DTensor's own rule may raise, too: then it has no claim
             return None
 
-    def _judged(self, program: Program, truth: Truth) -> tuple[Probe, Claim, Evidence] | None:
+    def _probed(self, program: Program, truth: Truth) -> tuple[Claim, Evidence] | None:
         wild = any(not bool(x.isfinite().all()) for x in program.sample.tensors)
         probe = Probe(program.sample, truth, program.ranks, seed=self.seed, variant="specials" if wild else "")
         if not self._rewritten and self._wrong(probe, Claim(self.rule, self.source_name)) is None:
-            return None  # cheaper than the question whether DTensor would claim it
+            return None  # cheaper than a query whether DTensor claims it
         claim = self._claim(program, truth)
-        evidence = None if claim is None or claim.whole else self._wrong(probe, claim)
-        return None if claim is None or evidence is None else (probe, claim, evidence)
+        if claim is None or claim.whole:
+            return None
+        evidence = self._wrong(probe, claim)
+        return None if evidence is None else (claim, evidence)
 
     def _wrong(self, probe: Probe, claim: Claim) -> Evidence | None:
         evidence = probe.judge(claim)
         if evidence is None:
             return None
-        if _everyone_raises(probe, claim, evidence):
+        if _every_rank_raises(probe, claim, evidence):
             evidence = replace(evidence, reason=re.sub(r"^rank \d+", "every rank", evidence.reason))
         return evidence if not self._reason or same_kind(self._reason, evidence.reason) else None
 
     def _claim(self, program: Program, truth: Truth) -> Claim | None:
-        """The rule as it is claimed of this program, if it is; asked once for the same shapes and scalars."""
+        """The claim of the rule for this program, if there is one; queried once for the same shapes and scalars."""
         key = _key(program, truth)
         if key not in self._claimed:
             alone = _key(replace(program, mesh=(1,)), truth)
@@ -177,17 +180,17 @@ def _key(program: Program, truth: Truth) -> str:
 
 
 def program_of(case: Case, draw: int, seed: int) -> Program:
-    """The case of a rule for one axis as a program; its tensors are the very values that were judged."""
+    """The case of a rule for one axis as a program with the same values."""
     sample = Sample(case.sample.call, case.truth.inputs, case.sample.origin)
     return Program(sample, (case.ranks,), tuple((p or Replicate(),) for p in case.rule.inputs), seed=seed, draw=draw)
 
 
 def _empty(truth: Truth) -> int:
-    """Results without a single element."""
+    """The number of results without elements."""
     return sum(isinstance(x, Tensor) and not x.numel() for x in truth.outputs)
 
 
-def _everyone_raises(probe: Probe, claim: Claim, evidence: Evidence) -> bool:
+def _every_rank_raises(probe: Probe, claim: Claim, evidence: Evidence) -> bool:
     if not re.match(r"rank \d+ raises", evidence.reason):
         return False
     for rank in range(probe.ranks):

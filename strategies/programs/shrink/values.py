@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,15 +25,17 @@ from strategies.model.call_signature import holds_tensor
 from strategies.model.rule import Call, Program, overload
 
 SINGLY = 16
-"""Elements of a tensor that are also tried one at a time."""
+"""The largest number of elements of a tensor that are also changed one at a time."""
 SMALL = 9
 """The largest of the small whole numbers."""
 
 
 def simpler_scalars(program: Program) -> Iterator[Program]:
-    """The program with an argument left out, a list of dims or sizes shortened or all ones, or a number at 0,
-    1, 2 or fewer digits.  An op that trusts its caller loses only what is at its default, and digits, but for those of
-    numbers that must agree with its sizes."""
+    """The program with an argument left out, a list of dims or sizes shortened or all ones, or a simpler number.
+
+    Numbers become 0, 1, 2 or get fewer digits.  An op that does not check its arguments loses only arguments at their
+    defaults, and digits of numbers that need not agree with its sizes.
+    """
     call = program.sample.call
     for one in _left_out(call):
         yield with_call(program, one)
@@ -46,10 +49,10 @@ def simpler_scalars(program: Program) -> Iterator[Program]:
 
 def _left_out(call: Call) -> Iterator[Call]:
     schema = {a.name: a for a in overload(call.op)._schema.arguments}
-    loose = [w for w, name, v in named(call) if not holds_tensor(v) and schema[name].has_default_value()]
-    for where in loose:
-        given = dict(call.kwargs)[where] if isinstance(where, str) else call.args[where]
-        default = schema[where].default_value if isinstance(where, str) else _default(call, where)
+    for where, name, given in named(call):
+        if holds_tensor(given) or not schema[name].has_default_value():
+            continue
+        default = schema[name].default_value
         if trusts(call.op) and given != default:
             continue
         if isinstance(where, str):
@@ -58,10 +61,6 @@ def _left_out(call: Call) -> Iterator[Call]:
             yield replace(call, args=call.args[:-1])
         elif given != default:
             yield put(call, (where,), default)
-
-
-def _default(call: Call, position: int) -> Any:
-    return overload(call.op)._schema.arguments[position].default_value
 
 
 def _shorter_lists(call: Call) -> Iterator[Call]:
@@ -75,7 +74,7 @@ def _shorter_lists(call: Call) -> Iterator[Call]:
 
 
 def _simpler(spot: Spot) -> list[Any]:
-    """What may stand there instead, the simplest first."""
+    """The replacements for a number, the simplest first."""
     value = spot.value
     if isinstance(value, bool):
         return [False] if value else []
@@ -89,18 +88,14 @@ def _simpler(spot: Spot) -> list[Any]:
 
 
 def _rounded(value: complex) -> complex:
-    if not _finite(value):
+    if not cmath.isfinite(value):
         return value
     return complex(round(value.real, 1), round(value.imag, 1)) if isinstance(value, complex) else round(value, 1)
 
 
-def _finite(value: complex) -> bool:
-    return math.isfinite(value.real) and math.isfinite(value.imag)
-
-
 def _digits(value: complex) -> int:
-    """How complicated a number is: 0, 1, a small whole number, one of one decimal, any other, none at all."""
-    if not _finite(value):
+    """The rank of a number by simplicity: 0, 1, a small whole number, one decimal, any other, not finite."""
+    if not cmath.isfinite(value):
         return 5
     parts = (value.real, value.imag)
     if all(abs(p) <= SMALL and p == int(p) for p in parts):
@@ -113,17 +108,17 @@ def simpler_values(program: Program) -> Iterator[Program]:
     tensors = program.sample.tensors
     if len(tensors) > 1:
         for form in _FORMS:
-            every = {i: _formed(x, form) for i, x in enumerate(tensors) if _real(x) and _level(x) > form}
+            every = {i: _in_form(x, form) for i, x in enumerate(tensors) if _real(x) and _level(x) > form}
             if len(every) > 1:
                 yield with_tensors(program, every)
     for i, x in enumerate(tensors):
         for form in _FORMS if x.numel() else ():
-            if _level(x) > form and (form == _ZEROS or not _pointers(program, x)):
-                yield with_tensors(program, {i: _formed(x, form)})
+            if _level(x) > form and (form == _ZEROS or not _unchecked_integers(program, x)):
+                yield with_tensors(program, {i: _in_form(x, form)})
     for i, x in enumerate(tensors):
         if not x.is_contiguous():
             yield with_tensors(program, {i: x.contiguous()})
-        for made in _element_by_element(x) if not _pointers(program, x) else ():
+        for made in _element_by_element(x) if not _unchecked_integers(program, x) else ():
             yield with_tensors(program, {i: made})
 
 
@@ -136,12 +131,12 @@ def _real(x: Tensor) -> bool:
     return bool(x.numel()) and (x.dtype.is_floating_point or x.dtype.is_complex)
 
 
-def _pointers(program: Program, x: Tensor) -> bool:
-    """Whether the values are whole numbers in the hands of an op that trusts them."""
+def _unchecked_integers(program: Program, x: Tensor) -> bool:
+    """Whether the values are integers that the op uses without a check."""
     return trusts(program.sample.op) and not _real(x) and x.dtype != torch.bool
 
 
-def _formed(x: Tensor, form: int) -> Tensor:
+def _in_form(x: Tensor, form: int) -> Tensor:
     if form in (_ZEROS, _ONES):
         return torch.full_like(x, form)
     if form == _COUNT:
@@ -149,7 +144,7 @@ def _formed(x: Tensor, form: int) -> Tensor:
     if not _real(x):
         return x.clamp(0 if x.dtype == torch.uint8 else -SMALL, SMALL) if x.dtype != torch.bool else x
     if x.dtype.is_complex:
-        return torch.view_as_complex(_formed(torch.view_as_real(x.resolve_conj()).contiguous(), form))
+        return torch.view_as_complex(_in_form(torch.view_as_real(x.resolve_conj()).contiguous(), form))
     finite = x.nan_to_num(0.0, 1.0, -1.0)
     if form == _FINITE:
         return finite
@@ -163,8 +158,8 @@ def _counted(x: Tensor) -> Tensor:
 
 
 def _level(x: Tensor) -> int:
-    """The simplest form that the tensor has, or one more than all of them."""
-    return next((form for form in _FORMS if torch.equal(_formed(x, form), x)), _FINITE + 1)
+    """The simplest form that the tensor has, or one more than the last form."""
+    return next((form for form in _FORMS if torch.equal(_in_form(x, form), x)), _FINITE + 1)
 
 
 def _element_by_element(x: Tensor) -> Iterator[Tensor]:

@@ -1,1 +1,1 @@
-"""No communication that nobody wrote."""
+"""Refusal of implicit communication: only collectives and redistributions in the program's text are allowed."""

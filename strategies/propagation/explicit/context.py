@@ -1,22 +1,23 @@
-"""Communication must be written: `with no_implicit_communication():` refuses an op that would communicate by itself.
+"""`with no_implicit_communication():` refuses ops that would communicate without a call for it in the program.
 
     with no_implicit_communication():
-        y = x @ w                       # raises ImplicitCommunication if x or w had to move, before anything moves
-        y = y.redistribute(mesh, [Shard(0)])    # what is written is allowed
+        y = x @ w                       # raises ImplicitCommunication if x or w must move, before anything moves
+        y = y.redistribute(mesh, [Shard(0)])    # explicit: allowed
 
-What is refused: an op of DTensor, or of `overlay_dtensor`, whose tensors would be redistributed in a way that
-communicates, forward and backward; the gradient of `DTensor.from_local`, where it comes in other placements; a handler
-of DTensor's that calls collectives (`argmax`, convolution, `loss_parallel`, gradient scaling); `torch.equal`, which
-all-reduces its answer.  What is allowed: `redistribute`, `full_tensor`, `distribute_tensor` and their backwards,
-collectives that the program calls; and, but for `strict`, changes that each rank makes by itself (R -> S).
+Refused are: an op of DTensor, or of `overlay_dtensor`, whose tensors would be redistributed with communication, forward
+and backward; the gradient of `DTensor.from_local`, if it comes in other placements; a handler of DTensor's that calls
+collectives (`argmax`, convolution, `loss_parallel`, gradient scaling); `torch.equal`, which all-reduces its result.
+Allowed are: `redistribute`, `full_tensor`, `distribute_tensor` and their backwards; collectives that the program calls;
+and, without `strict`, redistributions that each rank makes locally (R -> S).
 
-Who sees it: the thread and the asyncio task that entered it; a backward inside (autograd's own threads are switched off);
-the ranks of a `localtensor.run` that is called inside; a `LocalTensorMode`.  A rank of a program may enter one of its own.
-Threads that are started inside, and real processes, do not see it.  All ranks of a mesh are refused alike, for specs
-alone decide.  A rank outside of the mesh has nothing to redistribute, and is refused `torch.equal` only.
+The context applies to the thread and the asyncio task that entered it; to a backward inside (autograd's own threads are
+switched off); to the ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode`.  A rank of a program may
+enter one of its own.  It does not apply to threads that are started inside, nor to real processes.  The decision depends
+on specs alone, so all ranks of a mesh are refused alike.  A rank outside of the mesh has nothing to redistribute, and is
+refused `torch.equal` only.
 
-What it cannot see: communication that is in no op of DTensor (FSDP's own, hooks that call `redistribute`), the
-state of random numbers that DTensor broadcasts once, at the first random op on a GPU, and graphs that are compiled.
+It does not detect communication outside of DTensor's ops (FSDP's own, hooks that call `redistribute`), the random state
+that DTensor broadcasts at the first random op on a GPU, and communication in compiled graphs.
 
 | torch part                                                 | read on     | run on |
 |------------------------------------------------------------|-------------|--------|
@@ -29,7 +30,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -60,10 +61,10 @@ __all__ = [
 
 
 def no_implicit_communication(*, strict: bool = False, warn: bool = False) -> Explicit:
-    """A context manager, or a decorator: inside, an op that would communicate by itself raises `ImplicitCommunication`.
+    """A context manager, or a decorator: inside, an op that would communicate implicitly raises `ImplicitCommunication`.
 
-    `strict` refuses any redistribution of an op's tensors, also one that each rank makes by itself.  `warn` tells by an
-    `ImplicitCommunicationWarning`, each op of each line once, and lets it be.  The same object may be entered again.
+    `strict` refuses any redistribution of an op's tensors, also a local one.  `warn` issues an
+    `ImplicitCommunicationWarning` instead, once for each op on each line.  The same object may be entered again.
 
     >>> with no_implicit_communication():
     ...     torch.ones(2) + 1
@@ -73,12 +74,12 @@ def no_implicit_communication(*, strict: bool = False, warn: bool = False) -> Ex
 
 
 def allow_implicit_communication() -> Explicit:
-    """A hole in `no_implicit_communication`: a context manager, or a decorator, inside of which all is as DTensor does it."""
+    """A context manager, or a decorator: inside, an enclosing `no_implicit_communication` does not apply."""
     return Explicit(allows=True)
 
 
 def communicates(propagation: Propagation) -> tuple[int, ...]:
-    """The inputs of a propagated call, by leaf number, that would be communicated: nothing is run to know it.
+    """The inputs of a propagated call, by leaf number, whose redistribution communicates.  Nothing is run.
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import Spec, parse
@@ -97,7 +98,7 @@ def communicates(propagation: Propagation) -> tuple[int, ...]:
 
 
 class NotDecorated(Refusal):
-    """A decorator that would guard nothing: the body runs when the call is over."""
+    """A decorator that would have no effect: the body runs after the call has returned."""
 
     def __init__(self, mode: Explicit, fn: Any, what: str) -> None:
         call, name = repr(mode), getattr(fn, "__qualname__", repr(fn))
@@ -106,17 +107,17 @@ class NotDecorated(Refusal):
 
 
 class Explicit(contextlib.ContextDecorator):
-    """What the two functions return: a context manager that may be entered again and again, by any thread.
+    """The reentrant context manager of the two functions above.  Thread-safe.
 
     It decorates functions and coroutine functions.  Raises `NotDecorated` for a generator or a class.
     """
 
     def __init__(self, *, strict: bool = False, warn: bool = False, allows: bool = False) -> None:
         self.strict, self.warn, self.allows = strict, warn, allows
-        self.told: set[tuple[str, str]] = set()
+        self.warned: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Explicit:
-        with contextlib.ExitStack() as undo:  # should any of it fail
+        with contextlib.ExitStack() as undo:  # if a step fails
             ambient.begin_guards(handlers.begin)
             undo.callback(ambient.end_guards, handlers.end)
             # a GPU's backward has a thread of its own
@@ -139,9 +140,9 @@ class Explicit(contextlib.ContextDecorator):
             raise NotDecorated(self, fn, "class")
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise NotDecorated(self, fn, "generator")
-        return self._awaited(fn) if inspect.iscoroutinefunction(fn) else super().__call__(fn)
+        if not inspect.iscoroutinefunction(fn):
+            return super().__call__(fn)
 
-    def _awaited(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fn)
         async def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
@@ -156,45 +157,46 @@ class Explicit(contextlib.ContextDecorator):
 
 
 class Guard:
-    """One entry of an `Explicit` in one thread and task; `below` is the one that it was entered in."""
+    """One entry of an `Explicit` in one thread and task; `below` is the enclosing one."""
 
     def __init__(self, owner: Explicit, below: Guard | None, *, handlers: bool = True) -> None:
         self.owner, self.below, self.handlers = owner, below, handlers
         self.allows = owner.allows
-        self._views = Views(functools.partial(watched, tell=self.tell))
+        self._views = Views(functools.partial(watched, report=self.report))
 
-    def asks(self, op: str, needs: Sequence[Need]) -> None:
-        """Raises `ImplicitCommunication`, or warns, if one of these would communicate."""
+    def check(self, op: str, needs: Sequence[Need]) -> None:
+        """Raise `ImplicitCommunication`, or warn, if one of these redistributions is refused."""
         moving = [need for need in needs if self.moves(need.src, need.dst)]
         if moving:
-            self.tell(refused(op, moving))
+            self.report(refused(op, moving))
 
-    def tell(self, error: ImplicitCommunication) -> None:
+    def report(self, error: ImplicitCommunication) -> None:
+        """Raise the error, or warn with its message once for each op on each line."""
         if not self.owner.warn:
             raise error
         line = error.line
         key = error.op, str(line and (line.file, line.line))
-        if key not in self.owner.told:
-            self.owner.told.add(key)
+        if key not in self.owner.warned:
+            self.owner.warned.add(key)
             where = (line.file, line.line) if line else (__file__, 0)
             warnings.warn_explicit(str(error), ImplicitCommunicationWarning, *where)
 
     def over(self, table: dict[Any, Any]) -> dict[Any, Any]:
-        """DTensor's table of handlers as this thread sees it."""
+        """DTensor's table of handlers as seen by this thread."""
         return table if self.allows or not self.handlers else self._views.of(table)
 
-    def passing(self) -> Guard:
-        """The same for a call that was told of already: its handler is torch's own."""
+    def without_handlers(self) -> Guard:
+        """The same for a call that was reported already: its handler is torch's own."""
         return Guard(self.owner, self.below, handlers=False)
 
     def without(self, owner: Explicit) -> Guard | None:
-        """The rest less the last entry of that owner, which as a rule is the topmost."""
+        """The same without the innermost entry of that owner."""
         if self.owner is owner:
             return self.below
         return self if self.below is None else Guard(self.owner, self.below.without(owner))
 
     def moves(self, src: DTensorSpec, dst: DTensorSpec) -> bool:
-        """Whether a tensor that is brought from one spec to another is what this guard refuses."""
+        """Whether this guard refuses a redistribution from one spec to another."""
         if self.allows:
             return False
         if self.owner.strict:

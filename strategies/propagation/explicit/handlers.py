@@ -1,8 +1,11 @@
-"""Ops whose handler in DTensor communicates without asking: watched while they run, and refused at the first collective.
+"""The hooks in DTensor through which guards detect implicit communication.
 
-DTensor's `argmax`, convolution, `loss_parallel`, context parallelism and gradient scaling have handlers that call
-collectives or `redistribute` themselves; `torch.equal` all-reduces its answer.  None of that goes through the place
-where DTensor redistributes the arguments of an op.
+While any guard is active, three attributes of torch are replaced.  Each replacement consults the guard of the current
+thread and task, and does what torch's own does where there is none.  Two are called before the arguments of an op are
+redistributed, and before the gradient of `from_local` is.  The third is the table of op handlers: DTensor's `argmax`,
+convolution, `loss_parallel`, context parallelism and gradient scaling have handlers that call collectives or
+`redistribute` themselves, and `torch.equal` all-reduces its result.  These are watched while they run, and refused at
+their first collective.
 
 | torch part                                                            | read on     | run on |
 |------------------------------------------------------------------------|-------------|--------|
@@ -10,13 +13,20 @@ where DTensor redistributes the arguments of an op.
 | distributed_c10d._resolve_process_group: the group of a name           | 2.13        | 2.13   |
 | aten.equal's tail in DTensor's dispatcher: an all-reduce in the world  | 2.13        | 2.13   |
 
-`tests/strategies/propagation/explicit/test_handlers.py` names each part.
+| DTensor's hooks (under torch.distributed.tensor)                                          | read on     | run on |
+|-------------------------------------------------------------------------------------------|-------------|--------|
+| DTensor._op_dispatcher.redistribute_local_args(op_info, schema, ...): called through self | 2.13        | 2.13   |
+| OpInfo.schema, .flat_args_schema, .args_tree_spec; OpSchema.op, .args_schema              | 2.11 - 2.15 | 2.13   |
+| _api.redistribute_local_tensor: only `from_local`'s backward calls it                     | 2.13        | 2.13   |
+| torch.utils._pytree: how DTensor flattens lists of tensors                                | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/propagation/explicit/test_handlers.py` and `test_handlers_hooks.py` check each part by name.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -45,84 +55,81 @@ from strategies.torch_api import handler_table
 from strategies.torch_api.handler_table import Handler, Ours, View
 
 Overload = torch._ops.OpOverload
-Told = Callable[[ImplicitCommunication], None]
+Report = Callable[[ImplicitCommunication], None]
+"""A function that raises the error, or warns."""
 
 EQUAL = torch.ops.aten.equal.default
 QUIET = (torch.ops.aten.is_same_size.default, torch.ops.aten.is_pinned.default, torch.ops.aten.as_strided.default)
-"""Ops whose handlers only look at sizes."""
+"""Ops whose handlers only read sizes."""
 WHOLE = ("aten.argmax.default", "aten.argmin.default", "aten.convolution.default")
-"""Ops whose handlers communicate only what is not replicated."""
+"""Ops whose handlers communicate only tensors that are not replicated."""
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem")
 _WAITS = ("wait_tensor", "_wrap_tensor_autograd")
 
 
 class Watched(Ours):
-    """A handler of torch's that is watched.  As an `Ours` it never gets into torch's own table."""
+    """A handler of torch's that is watched.  As an `Ours` it is never written to torch's own table."""
 
-    by_lines = False
-    __slots__ = ("tell",)
+    applies_rules = False
+    __slots__ = ("report",)
 
-    def __init__(self, run: Handler, tell: Told) -> None:
+    def __init__(self, run: Handler, report: Report) -> None:
         super().__init__(run)
-        self.tell = tell
+        self.report = report
 
     def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _Watch(op, [*args, *kwargs.values()], self.tell, sys._getframe()):
+        with _Watch(op, [*args, *kwargs.values()], self.report, sys._getframe()):
             return self.run(op, args, kwargs)
 
 
 class Equal(Ours):
-    """`torch.equal`, which DTensor's own dispatch answers: asked before, and then passed on."""
+    """`torch.equal`, which DTensor's dispatcher computes itself: reported, then passed on to it."""
 
-    by_lines = False
-    __slots__ = ("tell",)
+    applies_rules = False
+    __slots__ = ("report",)
 
-    def __init__(self, tell: Told) -> None:
+    def __init__(self, report: Report) -> None:
         super().__init__(self.passed_on)
-        self.tell = tell
+        self.report = report
 
     def passed_on(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         world = dist.get_world_size()
         if world > 1:
-            self.tell(
-                _refused(
-                    op, [*args, *kwargs.values()], f"all-reduces one integer of all {world} ranks", sys._getframe()
-                )
-            )
+            does = f"all-reduces one integer of all {world} ranks"
+            self.report(_refused(op, [*args, *kwargs.values()], does, sys._getframe()))
         guard = ambient.guard()
-        if guard is None:
-            raise AssertionError("a guarded table outside of its guard")
-        ambient.put_guard(guard.passing())
+        assert guard is not None, "the table of a guard outside of it"
+        ambient.put_guard(guard.without_handlers())
         try:
             return op(*args, **kwargs)
         finally:
             ambient.put_guard(guard)
 
 
-def watched(table: dict[Any, Any], tell: Told) -> View:
-    """A table of handlers as a guarded thread sees it.  Those of an overlay ask the guard themselves."""
+def watched(table: dict[Any, Any], report: Report) -> View:
+    """A table of handlers as seen by a guarded thread.  Handlers of an overlay consult the guard themselves."""
     seen = {
-        op: handler if isinstance(handler, Ours) or op in QUIET else Watched(handler, tell)
+        op: handler if isinstance(handler, Ours) or op in QUIET else Watched(handler, report)
         for op, handler in table.items()
     }
-    seen.setdefault(EQUAL, Equal(tell))
+    seen.setdefault(EQUAL, Equal(report))
     return View(table.table if isinstance(table, View) else table, seen)
 
 
 class _Watch(TorchDispatchMode):
-    """Tells of the first collective of more than one rank that a handler calls."""
+    """Reports the first collective of more than one rank that a handler calls."""
 
-    def __init__(self, op: Overload, given: Sequence[Any], tell: Told, frame: FrameType) -> None:
+    def __init__(self, op: Overload, given: Sequence[Any], report: Report, frame: FrameType) -> None:
         super().__init__()
-        self.op, self.given, self.tell, self.frame = op, given, tell, frame
+        self.op, self.given, self.report, self.frame = op, given, report, frame
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _communicates(func, args, kwargs):
-            moved = [shape_text(x.shape, x.dtype) for x in _tensors(args)]
-            self.tell(_refused(self.op, self.given, f"calls {func} of {', '.join(moved)}", self.frame))
+            moved = [shape_text(x.shape, x.dtype) for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
+            self.report(_refused(self.op, self.given, f"calls {func} of {', '.join(moved)}", self.frame))
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # DTensor first: what it comes to comes here again
+            return NotImplemented  # DTensor goes first: its local calls come here again
         return func(*args, **kwargs)
 
 
@@ -137,20 +144,20 @@ def _communicates(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> boo
 
 
 def _is_group(argument: Any, value: Any) -> bool:
-    """Whether an argument of a collective is its group, or the name of it."""
+    """Whether an argument of a collective is its group, or the group's name."""
     return "ProcessGroup" in str(argument.type) or (argument.name == "group_name" and isinstance(value, str))
 
 
 def _group_size(group: Any) -> int:
     if isinstance(group, str):
-        name: Any = group  # torch has a type of its own for it
+        name: Any = group  # torch's type for it is not public
         return c10d._resolve_process_group(name).size()
     return (group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)).size()
 
 
 def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) -> ImplicitCommunication:
     line, name = user_line(frame), str(op)
-    tensors = [x for x in _tensors(given) if isinstance(x, DTensor)]
+    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, DTensor)]
     names = tuple(
         argument.name
         for argument, value in zip(op._schema.arguments, given, strict=False)
@@ -164,47 +171,24 @@ def _refused(op: Overload, given: Sequence[Any], does: str, frame: FrameType) ->
     return ImplicitCommunication(name, names, line, text)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _tensors(one)
-
-
-# Where a guard gets into DTensor: before the arguments of an op are redistributed, before a gradient of `from_local` is,
-# and where the handlers of ops are looked up.
-#
-# While anybody has a guard, three attributes of torch's are ours; each asks the guard of the thread and task it is called
-# in, and does what torch's own does where there is none.  Afterwards they are torch's own.
-#
-# | torch part (under torch.distributed.tensor)                                              | read on     | run on |
-# |-------------------------------------------------------------------------------------------|-------------|--------|
-# | DTensor._op_dispatcher.redistribute_local_args(op_info, schema, ...): called through self | 2.13        | 2.13   |
-# | OpInfo.schema, .flat_args_schema, .args_tree_spec; OpSchema.op, .args_schema              | 2.11 - 2.15 | 2.13   |
-# | _api.redistribute_local_tensor: `from_local`'s backward calls it, and nobody else         | 2.13        | 2.13   |
-# | torch.utils._pytree: how DTensor flattens lists of tensors                                | 2.11 - 2.15 | 2.13   |
-#
-# `tests/strategies/propagation/explicit/test_handlers_hooks.py` names each part.
-
 ARGS, LOCAL = "redistribute_local_args", "redistribute_local_tensor"
-_THEIRS: Any = getattr(type(DTensor._op_dispatcher), ARGS)
-_THEIR_LOCAL: Any = vars(_api).get(LOCAL)
+_TORCH_ARGS: Any = getattr(type(DTensor._op_dispatcher), ARGS)
+_TORCH_LOCAL: Any = vars(_api).get(LOCAL)
 
 
 def begin() -> None:
-    """The attributes are ours."""
+    """Install the hooks."""
     ambient.begin_rules(handler_table.begin)
     setattr(DTensor._op_dispatcher, ARGS, _redistribute_local_args)
-    if _THEIR_LOCAL is not None:
+    if _TORCH_LOCAL is not None:
         setattr(_api, LOCAL, _redistribute_local_tensor)
 
 
 def end() -> None:
-    """They are torch's again."""
+    """Restore torch's own attributes."""
     delattr(DTensor._op_dispatcher, ARGS)
-    if _THEIR_LOCAL is not None:
-        setattr(_api, LOCAL, _THEIR_LOCAL)
+    if _TORCH_LOCAL is not None:
+        setattr(_api, LOCAL, _TORCH_LOCAL)
     ambient.end_rules(handler_table.end)
 
 
@@ -219,19 +203,19 @@ def _redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **options: A
         ]
         if any(guard.moves(was, now) for _, was, now in changed):
             op = (op_info.schema or schema).op
-            guard.asks(str(op), _needs(op, op_info, changed))
-    return _THEIRS(op_info, schema, *rest, **options)
+            guard.check(str(op), _needs(op, op_info, changed))
+    return _TORCH_ARGS(op_info, schema, *rest, **options)
 
 
 def _redistribute_local_tensor(local: Any, src: DTensorSpec, dst: DTensorSpec, *rest: Any, **options: Any) -> Any:
     guard = ambient.guard()
     if guard is not None:
-        guard.asks("DTensor.from_local", [Need("gradient", src, dst)])
-    return _THEIR_LOCAL(local, src, dst, *rest, **options)
+        guard.check("DTensor.from_local", [Need("gradient", src, dst)])
+    return _TORCH_LOCAL(local, src, dst, *rest, **options)
 
 
 def _needs(op: torch._ops.OpOverload, op_info: Any, changed: list[tuple[int, DTensorSpec, DTensorSpec]]) -> list[Need]:
-    """The tensors of a call that do not lie as the op wants them, by the names of its arguments."""
+    """The redistributions of a call's tensors, by the names of its arguments."""
     tree = op_info.args_tree_spec
     numbers: Any = tuple(range(len(op_info.flat_args_schema)))
     args = numbers if tree is None else pytree.tree_unflatten(list(numbers), tree)

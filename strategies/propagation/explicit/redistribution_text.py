@@ -1,9 +1,9 @@
-"""What DTensor would do by itself to a tensor of a call, and the sentence that says so.
+"""The implicit redistribution of a call's tensors, and the error message about it.
 
-Whether anything moves is read from DTensor's own steps: a step communicates if its axis has more than one rank, the
-tensor is not whole on it, and no shard becomes partial (possible since torch 2.14: each rank adds zeros).  What would
-have moved is told by our plan (`strategies.planner.search.api`), where it has one.  Both follow from specs alone, so that all
-ranks of a mesh come to the same.
+DTensor's own steps determine whether a redistribution communicates: a step does if its axis has more than one rank, the
+tensor is not replicated on it, and no shard becomes partial (possible since torch 2.14: each rank adds zeros).  The
+message names the collectives of our plan (`strategies.planner.search.api`), if there is one.  Both follow from specs
+alone, so all ranks of a mesh raise the same error.
 
 | torch part (under torch.distributed.tensor)              | read on     | run on |
 |-----------------------------------------------------------|-------------|--------|
@@ -11,7 +11,7 @@ ranks of a mesh come to the same.
 | _dtensor_spec.DTensorSpec, .shard_order                   | 2.11 - 2.15 | 2.13   |
 | torch._C._current_autograd_node: which backward runs      | 2.13        | 2.13   |
 
-`tests/strategies/propagation/explicit/test_redistribution_text.py` names each part.
+`tests/strategies/propagation/explicit/test_redistribution_text.py` checks each part by name.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _HERE = str(Path(__file__).parents[2]) + "/"
 
 
 class ImplicitCommunication(LocalTensorError, RuntimeError):
-    """An op would have communicated by itself where only explicit communication is allowed.
+    """An op would have communicated implicitly where only explicit communication is allowed.
 
-    `op` and `arguments` name what would have moved, and `line` is the user's own.  A `RuntimeError`, as torch's own
-    refusal is.
+    `op` and `arguments` name the tensors that would have moved, `line` is the line of the user's program.  It is a
+    `RuntimeError`, as torch's own refusal is.
     """
 
     def __init__(self, op: str, arguments: tuple[str, ...], line: Place | None, text: str) -> None:
@@ -51,12 +51,12 @@ class ImplicitCommunication(LocalTensorError, RuntimeError):
 
 
 class ImplicitCommunicationWarning(UserWarning):
-    """The same, where it is only told."""
+    """The same as a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One tensor of a call, as it lies and as the op wants it."""
+    """The redistribution of one argument of a call from `src` to `dst`; `written` if the op writes to it."""
 
     argument: str
     src: DTensorSpec
@@ -65,7 +65,7 @@ class Need:
 
 
 def communicating_steps(src: DTensorSpec, dst: DTensorSpec) -> tuple[str, ...]:
-    """DTensor's own steps that communicate, in its order; none for a change that each rank makes by itself."""
+    """DTensor's own steps that communicate, in its order; none for a local redistribution."""
     if (
         src.is_replicated()
         or src.mesh != dst.mesh
@@ -73,16 +73,16 @@ def communicating_steps(src: DTensorSpec, dst: DTensorSpec) -> tuple[str, ...]:
     ):
         return ()
     try:
-        infos = _redistribute._gen_transform_infos(src, dst, None)  # as DTensor asks in a moment: it is kept
+        infos = _redistribute._gen_transform_infos(src, dst, None)  # cached for DTensor's own call right after
     except (RuntimeError, ValueError, LookupError, AssertionError):
-        return ()  # DTensor itself raises it in a moment, in its own words, before anything moves
-    names, told = mesh_of(src.mesh).names, []
+        return ()  # DTensor raises it itself right after, before anything moves
+    names, texts = mesh_of(src.mesh).names, []
     for info in infos:
         was, now = info.src_dst_placements
         alone = was.is_replicate() or (was.is_shard() and now.is_partial())
         if was != now and src.mesh.size(info.mesh_dim) > 1 and not alone:
-            told.append(f"{names[info.mesh_dim]}: {short(was)} -> {short(now)}")
-    return tuple(told)
+            texts.append(f"{names[info.mesh_dim]}: {short(was)} -> {short(now)}")
+    return tuple(texts)
 
 
 def argument_names(
@@ -108,28 +108,28 @@ def argument_names(
 
 
 def refused(op: str, needs: Sequence[Need]) -> ImplicitCommunication:
-    """The sentence on a call whose tensors would have moved."""
+    """The error for a call whose tensors would have moved."""
     line = user_line()
     have = "; ".join(spec_text(need.src) for need in needs)
-    want = "; ".join(_laid(need.dst) for need in needs)
+    want = "; ".join(_layout_text(need.dst) for need in needs)
     it = "it" if len(needs) == 1 else "them"
-    moving = "; ".join(_moving(need) for need in needs if communicating_steps(need.src, need.dst))
+    moving = "; ".join(_communication_text(need) for need in needs if communicating_steps(need.src, need.dst))
     how = f"would communicate by itself: {moving}" if moving else f"each rank would change {it} by itself"
     problem = f"the op wants {it} as {want}, and {how}"
     names = tuple(need.argument for need in needs)
-    text = refusal(call_text(op, line), ", ".join(names), have, problem, _remedy(needs))
+    text = refusal(call_text(op, line), ", ".join(names), have, problem, _remedy_text(needs))
     return ImplicitCommunication(op, names, line, text)
 
 
 def call_text(op: str, line: Place | None) -> str:
-    """The op, in which backward, and where the user called it."""
+    """The op, the backward in which it runs, and the line where the user called it."""
     node = backward_node()
     backward = f" in the backward of {node.name()}" if node is not None else ""
     return f"{op}{backward}{f' ({line})' if line else ''}"
 
 
 def user_line(frame: FrameType | None = None) -> Place | None:
-    """The user's innermost line on this frame's stack, or on the caller's, past our own frames."""
+    """The user's innermost line on the stack of this frame, or of the caller, outside of our own code."""
     frame = frame or sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
@@ -137,13 +137,13 @@ def user_line(frame: FrameType | None = None) -> Place | None:
 
 
 def backward_node() -> Any:
-    """The node of autograd that runs in this thread; None outside of a backward, and where torch does not say."""
-    asked = getattr(torch._C, "_current_autograd_node", None)
-    return asked() if asked is not None else None
+    """The node of autograd that runs in this thread; None outside of a backward, and if torch lacks the function."""
+    current_node = getattr(torch._C, "_current_autograd_node", None)
+    return current_node() if current_node is not None else None
 
 
 def known(spec: DTensorSpec) -> Spec | None:
-    """DTensor's spec as ours; None where a placement has no arithmetic of its own here."""
+    """DTensor's spec as ours; None if there is none."""
     if not all(map(is_defined, spec.placements)):
         return None
     try:
@@ -153,53 +153,55 @@ def known(spec: DTensorSpec) -> Spec | None:
 
 
 def spec_text(spec: DTensorSpec) -> str:
-    """`f32[8,4] @ dp:S(0)`, and something like it for what we have no word for."""
+    """`f32[8,4] @ dp:S(0)`, and the like for a spec that has no counterpart of ours."""
     ours = known(spec)
     if ours is not None:
         return repr(ours)
     meta = spec.tensor_meta
-    return f"{'' if meta is None else shape_text(meta.shape, meta.dtype)} @ {_laid(spec)}"
+    return f"{'' if meta is None else shape_text(meta.shape, meta.dtype)} @ {_layout_text(spec)}"
 
 
-def _laid(spec: DTensorSpec) -> str:
+def _layout_text(spec: DTensorSpec) -> str:
     ours = known(spec)
     if ours is not None:
         return repr(ours).partition(" @ ")[2]
     return ", ".join(f"{name}:{short(p)}" for name, p in zip(mesh_of(spec.mesh).names, spec.placements, strict=True))
 
 
-def _moving(need: Need) -> str:
-    """The collectives of our plan; DTensor's own steps where we have no plan, or one that moves nothing."""
-    theirs = ", ".join(communicating_steps(need.src, need.dst))
+def _communication_text(need: Need) -> str:
+    """The collectives of our plan; DTensor's own steps if there is no plan, or one that moves nothing."""
+    torch_steps = ", ".join(communicating_steps(need.src, need.dst))
     src, dst = known(need.src), known(need.dst)
     if src is None or dst is None:
-        return theirs
+        return torch_steps
     try:
         found = plan(src, dst)
     except LocalTensorError:
-        return theirs
+        return torch_steps
     steps = [str(step) for step in found.steps if step.kind != "local"]
-    return ", ".join(steps) or f"{theirs} (without need)"
+    return ", ".join(steps) or f"{torch_steps} (without need)"
 
 
-def _remedy(needs: Sequence[Need]) -> str:
-    codes = [_code(need) for need in needs]
+def _remedy_text(needs: Sequence[Need]) -> str:
+    codes = [_explicit_call(need) for need in needs]
     if backward_node() is not None or None in codes:
         return f"Put it in `with {ALLOW}:`."
     return f"Write {', '.join(map(str, codes))} before it, or put it in `with {ALLOW}:`."
 
 
-def _code(need: Need) -> str | None:
-    """The call that makes it explicit; None if there is no such public call."""
+def _explicit_call(need: Need) -> str | None:
+    """The call that makes the redistribution explicit; None if there is no such public call."""
     if need.written or not all(map(is_plain, need.dst.placements)):
         return None
     if any(len(axes) > 1 and list(axes) != sorted(axes) for _, axes in need.dst.shard_order or ()):
         return None
-    wanted = [_written(was, now) for was, now in zip(need.src.placements, need.dst.placements, strict=True)]
+    wanted = [_target_code(was, now) for was, now in zip(need.src.placements, need.dst.placements, strict=True)]
     return f"{need.argument}.redistribute(placements=[{', '.join(wanted)}])"
 
 
-def _written(was: Placement, now: Placement) -> str:
-    if isinstance(now, Partial):  # one cannot ask for these: what is partial stays so, and from R each rank goes alone
+def _target_code(was: Placement, now: Placement) -> str:
+    if isinstance(
+        now, Partial
+    ):  # not a public target: a partial tensor stays so, and from R each rank proceeds locally
         return f"Partial({now.reduce_op!r})" if was == now else "Replicate()"
     return f"Shard({now.dim})" if isinstance(now, Shard) else repr(Replicate())

@@ -1,1 +1,1 @@
-"""Our rules inside the running DTensor."""
+"""Overlays: DTensor's own dispatch under our rules."""

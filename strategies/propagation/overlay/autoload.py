@@ -1,13 +1,13 @@
-"""Importing this module puts our whole book into DTensor, for good and for the whole process.
+"""Importing this module registers all our rules with DTensor, permanently and for the whole process.
 
-It is what `--rules` names, so that the validator judges our rules as DTensor would apply them, end to end:
+As an argument of `--rules` it validates our rules as DTensor applies them, end to end:
 
     localtensor validate --rules strategies.propagation.overlay.autoload
     localtensor validate cumsum --rules strategies.propagation.overlay.autoload
     localtensor gate --rules strategies.propagation.overlay.autoload
 
-Import it before DTensor has seen any call: what DTensor's tables answered before stays in the memory of each thread, for
-those who ask the propagator itself.  `with strategies.overlay_dtensor():` is for a while, and has no such limit.
+Import it before the first call of DTensor: earlier results of its tables stay in each thread's cache, for callers of
+the propagator itself.  `with strategies.overlay_dtensor():` is temporary, and has no such limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strategies.propagation.overlay.context import Strategy, overlay_dtensor, re
 
 
 def by_our_rule(entry: Entry) -> Strategy:
-    """The entry as a function of this module, by which it is known who registered it."""
+    """The rule as a strategy function defined in this module, by which `user_modules` recognises who registered it."""
 
     def ours(schema: Any) -> Any:
         return strategy_of(entry, schema)

@@ -1,9 +1,9 @@
-"""One call of an op on DTensors under rules of a book: tensors are brought where the plan wants them, each rank runs
-its own call on its pieces, and the results are DTensors again.
+"""One call of an op on DTensors under our rules: tensors are redistributed as planned, each rank runs its own call on
+its pieces, and the results become DTensors.
 
-This is what DTensor's dispatcher does, with what is wrong there left out: keyword arguments are redistributed, too; an
-op is in place if its schema says so, and not by its name; what it writes to is brought back if no line leaves it where
-it lies; and a whole value becomes a partial one exactly, in its own dtype.
+This is what DTensor's dispatcher does, without its errors: keyword arguments are redistributed, too; the schema decides
+whether an op is in place, not the name; a written tensor is brought back if no line leaves it where it lies; and a
+replicated value becomes a partial one exactly, in its own dtype.
 
 | torch part (under torch.distributed.tensor)                                  | read on     | run on |
 |-------------------------------------------------------------------------------|-------------|--------|
@@ -18,7 +18,7 @@ it lies; and a whole value becomes a partial one exactly, in its own dtype.
 | torch.utils._python_dispatch.return_and_correct_aliasing                      | 2.11 - 2.15 | 2.13   |
 | torch.utils._mode_utils.no_dispatch                                           | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/propagation/overlay/test_call.py` names each part.
+`tests/strategies/propagation/overlay/test_call.py` checks each part by name.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _Placements = Sequence[Placement]
 
 
 class TwoMeshes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
-    """A call of tensors that lie on different meshes; a `RuntimeError`, as DTensor's own refusals are."""
+    """A call of tensors on different meshes; a `RuntimeError`, as DTensor's own refusals are."""
 
     PROBLEM = "they are on two meshes"
     REMEDY = "Redistribute to one of them first."
 
 
 class Runner:
-    """The handler of one op: what its schema says is read once."""
+    """The handler of one op under its rule.  It reads the schema once."""
 
     def __init__(self, planner: CallPlanner, entry: Entry) -> None:
         self.planner, self.entry = planner, entry
@@ -77,7 +77,7 @@ class Runner:
         self.in_place = bool(self.writes) and not any(a.is_out for a in schema.arguments) and bool(schema.returns)
 
     def __call__(self, op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op on these arguments, of which one at least is a DTensor."""
+        """Run the op on these arguments, at least one of which is a DTensor."""
         call, tensors = call_of(self.op, args, kwargs)
         mesh = _mesh_of(call.op, tensors)
         specs = [x._spec if isinstance(x, DTensor) else _replicated(op, x, mesh) for x in tensors]
@@ -86,26 +86,26 @@ class Runner:
         plan, used = ready.plan, local
         guard = ambient.guard()
         if guard is not None and not guard.allows and (ready.moves or plan.settled):
-            guard.asks(call.op, _needs(self.op, call, specs, ready))
+            guard.check(call.op, _needs(self.op, call, specs, ready))
         if ready.moves or plan.resized:
             used = list(local)
             for leaf in ready.moves:
                 used[leaf] = moved(local[leaf], specs[leaf], plan.inputs[leaf], call.op)
             for leaf, becomes in plan.resized:
                 used[leaf] = _empty(local[leaf], ready.outputs[becomes])
-        raw = self.on_ranks(_localised(self.entry, call, plan, mesh), used, ready, specs)
+        raw = self.on_ranks(_rank_call(self.entry, call, plan, mesh), used, ready, specs)
         for leaf, result in plan.settled:
             _bring_back(local[leaf], used[leaf], specs[leaf], plan, leaf, result)
-        for leaf, becomes in plan.reshaped:  # what it held, where it has moved, would not fit its new spec
+        for leaf, becomes in plan.reshaped:  # its old local tensor, if it has moved, would not fit its new spec
             tensors[leaf]._local_tensor, tensors[leaf]._spec = used[leaf], ready.outputs[becomes]  # type: ignore[attr-defined]
         for leaf, becomes in plan.resized:
-            _become(tensors[leaf], used[leaf], ready.outputs[becomes])
+            _set_result(tensors[leaf], used[leaf], ready.outputs[becomes])
         if not self.writes and not self.view:
             return _wrapped(raw, iter(ready.outputs))
         return self.returned(args, kwargs, raw, ready)
 
     def on_ranks(self, call: Call, used: Sequence[Tensor], ready: Ready, specs: Sequence[DTensorSpec]) -> Any:
-        """What this rank's own call gives; of a rank outside of the mesh, what DTensor gives such a rank."""
+        """The result of this rank's own call; for a rank outside of the mesh, DTensor's result for such a rank."""
         args, kwargs = call.filled(used)
         if not self.random and ready.mesh.get_coordinate() is not None:
             return (self.op if call.op == self.entry.op else overload(call.op))(*args, **kwargs)
@@ -114,11 +114,11 @@ class Runner:
         info.output_sharding = OutputSharding(outputs[0] if len(outputs) == 1 else outputs or None, None, False)
         placements = ready.plan.inputs[0] if specs else ()
         first = DTensorSpec(ready.mesh, placements, tensor_meta=specs[0].tensor_meta)
-        stands_in = SimpleNamespace(_spec=first)  # random state is that of the layout which the first argument has now
-        return _DISPATCHER._dispatch_get_local_results_slow_path(self.op, (stands_in,), info)
+        first_argument = SimpleNamespace(_spec=first)  # the random state depends on the redistributed first argument
+        return _DISPATCHER._dispatch_get_local_results_slow_path(self.op, (first_argument,), info)
 
     def returned(self, args: tuple[Any, ...], kwargs: dict[str, Any], raw: Any, ready: Ready) -> Any:
-        """The results, each that is an argument as that very argument."""
+        """The results; one that is an argument is that same object."""
         schema = self.op._schema
         if not schema.returns:
             return None
@@ -138,15 +138,15 @@ class Runner:
 
 
 def _empty(x: Tensor, spec: DTensorSpec | None) -> Tensor:
-    """Room for this rank's piece of a result."""
+    """An uninitialised tensor for this rank's piece of a result."""
     if spec is None or spec.tensor_meta is None:
         return x
     shape, _ = dtensor_utils.compute_local_shape_and_global_offset(spec.tensor_meta.shape, spec.mesh, spec.placements)
     return x.new_empty(shape)
 
 
-def _become(out: Any, local: Tensor, spec: DTensorSpec | None) -> None:
-    """A DTensor given as `out=` is the result from here, its sizes as well."""
+def _set_result(out: Tensor, local: Tensor, spec: DTensorSpec | None) -> None:
+    """Make a DTensor given as `out=` the result, its sizes included."""
     if spec is not None and isinstance(out, DTensor):
         made = DTensor(local, spec, requires_grad=False)
         out._local_tensor, out._spec = local, spec
@@ -163,21 +163,17 @@ def _mesh_of(op: str, tensors: Sequence[Tensor]) -> DeviceMesh:
                 first = mesh
             elif mesh is not first and mesh != first:
                 raise TwoMeshes(op, f"{first} and {mesh}")
-    if first is None:
-        raise AssertionError(f"{op}: no argument is a DTensor")
+    assert first is not None, f"{op}: no argument is a DTensor"
     return first
 
 
 def _replicated(op: Overload, x: Tensor, mesh: DeviceMesh) -> DTensorSpec:
-    """DTensor takes a plain tensor of one element, or any where it was told so; it refuses others in its own words."""
+    """The spec of a plain tensor of one element, or of any under `implicit_replication`; DTensor raises for others."""
     return _DISPATCHER._try_replicate_spec_for_scalar_tensor(op, x, mesh)  # type: ignore[no-any-return]
 
 
-# -- from one layout to another
-
-
 def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tensor:
-    """A rank's piece of the same tensor in another layout."""
+    """The rank's piece of the tensor after a redistribution.  Ranks communicate."""
     middle = _whole_first(spec.placements, want)
     if middle != spec.placements:
         x, spec = _multiplied(x, spec, middle)
@@ -192,7 +188,7 @@ def moved(x: Tensor, spec: DTensorSpec, want: _Placements, op: str = "") -> Tens
 
 
 def _needs(op: Overload, call: Call, specs: Sequence[DTensorSpec], ready: Ready) -> list[Need]:
-    """What a guard is asked about: the tensors that must be moved, and those that are brought back afterwards."""
+    """The redistributions that a guard has to allow: tensors that must move, and those that are brought back."""
     names = argument_names(op, call.args, dict(call.kwargs), lambda value: value.index if type(value) is Leaf else None)
     plan, needs = ready.plan, []
     for leaf in ready.moves:
@@ -208,7 +204,7 @@ def _needs(op: Overload, call: Call, specs: Sequence[DTensorSpec], ready: Ready)
 
 
 def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor, DTensorSpec]:
-    """Products of complex numbers, which no collective can make: all ranks' factors are gathered, and multiplied."""
+    """The tensor and its spec with complex products, for which there is no collective, gathered and multiplied."""
     if not x.dtype.is_complex:
         return x, spec
     for axis, (old, new) in enumerate(zip(spec.placements, want, strict=True)):
@@ -227,7 +223,7 @@ def _multiplied(x: Tensor, spec: DTensorSpec, want: _Placements) -> tuple[Tensor
 
 
 def _whole_first(given: _Placements, want: _Placements) -> tuple[Placement, ...]:
-    """Where a tensor is brought: what is to be partial is whole first, and each rank takes its part of that."""
+    """The target of the redistribution: a tensor that is to be partial is replicated first; `part` does the rest."""
     return tuple(
         Replicate() if isinstance(new, Partial) and new != old else new for old, new in zip(given, want, strict=True)
     )
@@ -242,7 +238,7 @@ def _observe(spec: DTensorSpec, there: DTensorSpec, op: str) -> None:
 
 
 def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor:
-    """The rank's part of a value that all ranks of the axis have: sums and products are the first rank's alone."""
+    """The rank's part of a replicated value: the first rank has a sum or product, the others its neutral element."""
     kind = placement.reduce_op if isinstance(placement, Partial) else ""
     if kind in ("avg", "min", "max") or mesh.get_coordinate() is None:
         return x
@@ -262,17 +258,14 @@ def part(x: Tensor, placement: Placement, mesh: DeviceMesh, axis: int) -> Tensor
     return torch.where(mine.reshape(()), x, neutral)
 
 
-# -- each rank's own call
-
-
-def _localised(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Call:
-    """What this rank calls on its pieces: the call itself, or the one in its place, with the rank's own arguments."""
+def _rank_call(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Call:
+    """The call of this rank on its pieces: the call itself, or its substitute, with the rank's own arguments."""
     made = call if entry.instead is None else plan.whole.call
     if entry.own is None and not entry.shapes:
         return made
     ask = plan.whole.ask
-    reshaped = bool(plan.outputs) and _is_cut(plan.outputs[0])
-    if not reshaped and (entry.own is None or not any(map(_is_cut, (*plan.inputs, *plan.outputs)))):
+    reshaped = bool(plan.outputs) and _is_sharded(plan.outputs[0])
+    if not reshaped and (entry.own is None or not any(map(_is_sharded, (*plan.inputs, *plan.outputs)))):
         return made
     tensors = [_piece(m, p, mesh) for m, p in zip(ask.tensors, plan.inputs, strict=True)] if entry.own else ask.tensors
     outputs = [meta and _piece(meta, p, mesh) for meta, p in zip(ask.outputs, plan.outputs, strict=True)]
@@ -280,20 +273,20 @@ def _localised(entry: Entry, call: Call, plan: CallPlan, mesh: DeviceMesh) -> Ca
     return with_arguments(made, own_of(entry, piece, reshaped=reshaped))
 
 
-def _is_cut(placements: _Placements | None) -> bool:
+def _is_sharded(placements: _Placements | None) -> bool:
     return placements is not None and any(cuts(p) is not None for p in placements)
 
 
 def _piece(meta: Meta, placements: _Placements | None, mesh: DeviceMesh) -> Meta:
-    """What this rank has of a tensor."""
-    if placements is None or not _is_cut(placements):
+    """The metadata of this rank's piece of a tensor."""
+    if placements is None or not _is_sharded(placements):
         return meta
     shape, _ = dtensor_utils.compute_local_shape_and_global_offset(meta.shape, mesh, placements)
     return Meta(tuple(shape), meta.dtype)
 
 
 def _bring_back(mine: Tensor, used: Tensor, spec: DTensorSpec, plan: CallPlan, leaf: int, result: int | None) -> None:
-    """What the op wrote to a tensor's copy, in the layout of the tensor itself."""
+    """Redistribute the copy that the op wrote to, and copy it into the tensor itself."""
     now = plan.outputs[result] if result is not None else plan.inputs[leaf]
     if now is None or (now == spec.placements and used is mine):
         return

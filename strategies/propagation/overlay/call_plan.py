@@ -1,14 +1,14 @@
-"""How one call runs under rules of a book: which placements its tensors are wanted in, and what its results are then.
+"""Plans of calls under our rules: the placements that a call wants its tensors in, and those of its results.
 
-A plan follows from shapes, dtypes, placements, arguments and the sizes of the mesh, and from no rank: all ranks come to
-the same, each for itself.  It is kept by all of that, each argument with its type, so that 1, 1.0 and True differ.
+A plan depends on shapes, dtypes, placements, arguments and the sizes of the mesh, and not on the rank: each rank makes
+the same plan for itself.  Plans are cached by all of that, each argument with its type, so that 1, 1.0 and True differ.
 
 | torch part (under torch.distributed.tensor)             | read on     | run on |
 |---------------------------------------------------------|-------------|--------|
 | _dtensor_spec.DTensorSpec, TensorMeta                   | 2.11 - 2.15 | 2.13   |
 | DTensorSpec.shard_order, .is_default_device_order       | 2.11 - 2.15 | 2.13   |
 
-`tests/strategies/torch_api/test_dtensor.py` names them, for `torch_dtensor` asks for both, too.
+`tests/strategies/torch_api/test_dtensor.py` checks both by name.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ from strategies.propagation.cache import value_token
 from strategies.propagation.mesh_expansion import Problem, expand
 from strategies.propagation.meta_run import calm, lock_of, on_meta, outputs_of
 from strategies.propagation.model import Grid
+from strategies.torch_api.dtensor import gives_numbers, meta_of
 from strategies.torch_api.specs import contiguous_strides
 
 _STATELESS = (Replicate, Shard, Partial)
 
 
 class NoSizes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
-    """A tensor whose sizes are symbols, as where a program is traced; a `RuntimeError`, as DTensor's refusals are."""
+    """A tensor with symbolic sizes, as in a traced program; a `RuntimeError`, as DTensor's refusals are."""
 
     PROBLEM = "its sizes are no integers"
     REMEDY = "Trace with static shapes, or outside of the overlay."
@@ -59,13 +60,13 @@ class NoSizes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument
 class TurnedAxes(Refusal, RuntimeError, call="{op} under overlay_dtensor", argument="tensors"):
     """A tensor whose axes do not cut a dim from left to right; a `RuntimeError`, as DTensor's own refusals are."""
 
-    PROBLEM = "its axes do not cut from left to right, in which order rules are taken for them"
+    PROBLEM = "its axes do not cut from left to right, the order that rules assume"
     REMEDY = "Redistribute it to replicas first: to the same placements DTensor moves nothing, and the order stays."
 
 
 @dataclass(frozen=True, slots=True)
 class CallTensor:
-    """A tensor of a call as it comes: what is known of the whole of it, and how it lies."""
+    """A tensor of a call: the metadata of the whole tensor, and its placements."""
 
     meta: TensorMeta
     placements: tuple[Placement, ...]
@@ -73,12 +74,14 @@ class CallTensor:
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """`whole` is the call that is made, of whole tensors.  `inputs` are wanted, by leaf number; `outputs` come, None for
-    what is masked or no tensor; both by axis.
+    """The plan of a call.
 
-    `settled` are tensors that the call writes to, by leaf number, each with the result that it becomes: no line leaves
-    them where they lie, so a copy is written to, and brought back.  `reshaped` are written ones whose shape changes in
-    place, and `resized` those given as `out=` of another shape, which become what the result is.
+    `whole` is the call on whole tensors.  `inputs` are the placements that it wants its tensors in, by leaf number;
+    `outputs` those of its results, None for one that is masked or no tensor; both by axis.
+
+    The rest are tensors that the call writes to, by leaf number, each with the number of the result that it becomes.
+    `settled`: no line leaves them where they lie, so a copy is written to, and brought back.  `reshaped`: their shape
+    changes in place.  `resized`: given as `out=` with another shape, they take that of the result.
     """
 
     whole: Piece
@@ -101,9 +104,9 @@ class Ready:
 
 
 class CallPlanner:
-    """The plans of one overlay, each made once; any thread may ask at any time.
+    """The plans of one overlay, each made once.  Thread-safe.
 
-    A rule knows no rank, and so waits for none: one rank may compute while the others of its process wait for it.
+    A rule does not communicate, so one rank may compute while the others of its process wait for it.
     """
 
     def __init__(self) -> None:
@@ -111,12 +114,15 @@ class CallPlanner:
         self._ready: SingleFlightCache[Ready] = SingleFlightCache(name="plans of an overlay on its meshes")
 
     def ready(self, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
-        """What is to be done on this mesh.  Raises `BadRule` where the rule says nonsense, `NoSizes` for symbols,
-        `TurnedAxes` for a shard order, and what the op raises for whole tensors like these."""
+        """The plan of the call on this mesh.
+
+        Raises `BadRule` for an invalid rule, `NoSizes` for symbolic sizes, `TurnedAxes` for a shard order, and what the
+        op raises for whole tensors like these.
+        """
         key = _key(call, specs, mesh)
         if key is None:
             return _on(mesh, plan_of(entry, call, specs, mesh), specs)
-        # The very mesh, and none that equals it: the ranks of one process have meshes of their own.
+        # By identity of the mesh: the ranks of one process have equal meshes of their own.
         return self._ready.get((key, Same(mesh)), self._made, key, entry, call, specs, mesh)
 
     def _made(self, key: Any, entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Ready:
@@ -146,13 +152,13 @@ def _given(op: str, spec: DTensorSpec) -> CallTensor:
 
 
 def _key(call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> Any:
-    """All that a plan depends on; None if something in it is no plain value."""
+    """All that a plan depends on; None if an argument is no plain value."""
     try:
         held = tuple((_typed_placements(spec.placements), spec.tensor_meta, spec.shard_order) for spec in specs)
         given = value_token(call.args), value_token(call.kwargs)
         key = call.op, given, held, tuple(mesh.shape), torch.get_default_dtype()
         hash(key)
-    except (NoKey, TypeError):  # sizes that are symbols cannot be hashed
+    except (NoKey, TypeError):  # symbolic sizes cannot be hashed
         return None
     return key
 
@@ -164,7 +170,7 @@ def _typed_placements(placements: tuple[Placement, ...]) -> Any:
 
 
 def plan_of(entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: DeviceMesh) -> CallPlan:
-    """A plan made anew; of the mesh only the sizes count.  Raises as `CallPlanner.ready`."""
+    """The plan of a call, computed; only the sizes of the mesh count.  Raises as `CallPlanner.ready`."""
     held, sizes = [_given(call.op, spec) for spec in specs], tuple(mesh.shape)
     metas = global_metas(call, [one.meta for one in held])
     plain = Call(call.op, frozen(call.args), tuple((name, frozen(value)) for name, value in call.kwargs))
@@ -185,8 +191,7 @@ def plan_of(entry: Entry, call: Call, specs: Sequence[DTensorSpec], mesh: Device
     if found.best is None:  # no line leaves them where they lie
         settled = tuple((leaf, r) for leaf, r in written.items() if leaf not in dict(changed))
         found = expand(Problem(whole, sizes, given, (), offer, own, NETWORK))
-    if found.best is None:
-        raise AssertionError(f"{call.op}: not even replicas are left")
+    assert found.best is not None, f"{call.op}: all-replicate is always right"
     inputs = tuple(row if row is not None else (Replicate(),) * len(sizes) for row in found.best.inputs)
     return CallPlan(whole, inputs, found.best.outputs, metas, settled, reshaped, resized)
 
@@ -201,30 +206,29 @@ def _as_results(
     metas: Sequence[TensorMeta | None],
     sizes: Sequence[int],
 ) -> list[CallTensor]:
-    """An `out=` of another shape as it will be: what it holds is lost, and it lies as the result comes."""
+    """The tensors with each `out=` of another shape as the result: replicated, since its old values are lost."""
     made = list(held)
     for leaf, result in resized:
         meta = metas[result]
         if meta is not None:
-            made[leaf] = CallTensor(
-                TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype), (Replicate(),) * len(sizes)
-            )
+            own_dtype = TensorMeta(meta.shape, meta.stride, held[leaf].meta.dtype)
+            made[leaf] = CallTensor(own_dtype, (Replicate(),) * len(sizes))
     return made
 
 
 def question(call: Call, given: Sequence[TensorMeta], outputs: Sequence[TensorMeta | None]) -> Ask:
-    """What a rule is asked about a call on whole tensors."""
+    """The rule query about a call on whole tensors."""
     tensors = tuple(Meta(tuple(m.shape), m.dtype) for m in given)
     results_of = tuple(None if m is None else Meta(tuple(m.shape), m.dtype) for m in outputs)
     return Ask(call.op, bound(call.op, call.args, dict(call.kwargs)), tensors, results_of)
 
 
 def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
-    """Shape, strides and dtype of each result of the call on whole tensors, None for what is no tensor."""
+    """Shape, strides and dtype of each result of the call on whole tensors, None for one that is no tensor."""
     try:
         with calm():
             made = [torch.empty_strided(m.shape, m.stride, dtype=m.dtype, device="meta") for m in given]
-            return tuple(_meta(x) if isinstance(x, Tensor) else None for x in results(on_meta(call)(made)))
+            return tuple(meta_of(x) if isinstance(x, Tensor) else None for x in results(on_meta(call)(made)))
     except NotImplementedError:  # no meta kernel
         found = outputs_of(call, [Meta(tuple(m.shape), m.dtype) for m in given], lock_of(THREADS))
         return tuple(
@@ -232,19 +236,15 @@ def global_metas(call: Call, given: Sequence[TensorMeta]) -> tuple[TensorMeta | 
         )
 
 
-def _meta(x: Tensor) -> TensorMeta:
-    return TensorMeta(x.shape, x.stride(), x.dtype)
-
-
 class Lines:
-    """A rule's lines for a piece of the call, all-replicate among them, none of them nonsense."""
+    """The checked lines of a rule for a piece of the call, all-replicate included."""
 
     def __init__(self, entry: Entry, whole: Ask) -> None:
         self.entry, self.offer = entry, offer_of(entry)
-        self.numbers = bool(whole.outputs) and not any(whole.outputs) and _gives_numbers(entry.op)
+        self.numbers = bool(whole.outputs) and not any(whole.outputs) and gives_numbers(overload(entry.op))
 
     def __call__(self, ask: Ask, ranks: int) -> tuple[Line, ...]:
-        if self.numbers:  # a number has no placement: it is that of whole tensors
+        if self.numbers:  # a number has no placement: it must be that of whole tensors
             return (all_replicated(ask),)
         lines = self.offer(ask, ranks)
         for line in lines:
@@ -252,12 +252,8 @@ class Lines:
         return lines
 
 
-def _gives_numbers(op: str) -> bool:
-    return not any("Tensor" in str(r.type) for r in overload(op)._schema.returns)
-
-
 def _check_plain(entry: Entry, line: Line) -> None:
-    """Raises `BadRule` for what DTensor itself could not bring a tensor to."""
+    """Raise `BadRule` for a placement to which DTensor cannot redistribute a tensor."""
     for placement in (*line.inputs, *line.outputs):
         if placement is not None and not is_plain(placement):
             problem = f"{short(placement)} is not R, S(dim) or one of the five P"

@@ -1,18 +1,34 @@
-"""Rules of our own in the running DTensor, for a while: `with overlay_dtensor():`.
+"""`with overlay_dtensor():` runs DTensor's ops under our rules.
 
-    with overlay_dtensor():                   # our whole book
+    with overlay_dtensor():                   # all our rules
         y = distributed.cumsum(0)             # right, where DTensor's own rule is not
 
-Inside, an op that the book has goes by the book's lines, expanded to the mesh by `strategies.propagation.mesh_expansion`; DTensor's own
-lines for that op are not asked, its caches neither read nor filled.  Other ops go their own way.  Outside, all is as it
-was, also after an exception.
+Inside, an op with a rule in the book runs by the rule's lines, expanded to the mesh by
+`strategies.propagation.mesh_expansion`.  DTensor's own rule for that op is not called, and its caches are neither read nor
+filled.  Other ops run as usual.  Afterwards, also after an exception, DTensor is as before.
 
-Who sees it: the thread and asyncio task that entered it; a backward inside (it stays in that thread); the ranks of a
-`localtensor.run` that is called inside; a `LocalTensorMode` inside.  A rank of a program may enter one of its own.
-Threads that are started inside, and real processes, do not see it.  Where overlays are nested, the inner goes first.
+The overlay applies to the thread and asyncio task that entered it; to a backward inside (it stays in that thread); to the
+ranks of a `localtensor.run` that is called inside; to a `LocalTensorMode` inside.  A rank of a program may enter one of its
+own.  It does not apply to threads that are started inside, nor to real processes.  The inner of nested overlays takes
+precedence.
 
-What it cannot mend: DTensor's own redistribution (`full_tensor`, `redistribute`), which is no op and has no rule; ops that
-torch takes apart before DTensor sees them, but for what they are taken apart into; ops that the book has not.
+It does not change DTensor's own redistribution (`full_tensor`, `redistribute`), which is no op and has no rule; ops that
+torch decomposes before DTensor sees them, except for the ops that they decompose into; ops without a rule in the book.
+
+An overlay takes precedence over DTensor's tables of strategies.  `register` writes rules to these tables, for code that
+reads them: our validator, and DTensor's decompositions.
+
+| torch part (under torch.distributed.tensor)                                    | read on     | run on |
+|---------------------------------------------------------------------------------|-------------|--------|
+| DTensor._op_dispatcher.sharding_propagator: register_op_strategy                | 2.11 - 2.15 | 2.13   |
+| .op_single_dim_strategy_funcs, .op_to_rules, .op_to_shape_and_stride_idx,       |             |        |
+| .op_to_schema_info_for_single_dim_strategy: entries that take precedence are    |             |        |
+| removed; .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant by feature,  |             |        |
+| kept for ops whose ranks make calls of their own                                | 2.11 - 2.15 | 2.13   |
+| _op_schema.OpSchema, OpSpec, OpStrategy, TupleStrategy, RuntimeSchemaInfo       | 2.11 - 2.15 | 2.13   |
+| _ops.utils.generate_redistribute_costs                                          | 2.11 - 2.15 | 2.13   |
+
+`tests/strategies/propagation/overlay/test_context_strategies.py` checks each part by name.
 """
 
 from __future__ import annotations
@@ -43,20 +59,19 @@ from strategies.torch_api import dtensor, handler_table
 
 
 class BadOverlay(Refusal, call="overlay_dtensor"):
-    """Rules that cannot be put over DTensor's, or names of none."""
+    """Arguments of `overlay_dtensor` that select no rules, or invalid ones."""
 
 
 def overlay_dtensor(
     book: Book | None = None, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
 ) -> Overlay:
-    """A context manager: inside, DTensor goes by the rules of `book`; without one, by `OUR_RULES`.
+    """A context manager: inside, DTensor uses the rules of `book`, by default those of `OUR_RULES`.
 
-    `only` names overloads, or globs of them: just those are taken from the book.  `add=False` leaves out what DTensor
-    has no rule for, `replace=False` what it has.  The same object may be entered again, inside itself and in others'
-    threads.
+    `only` restricts the rules to these overloads, or globs of them.  `add=False` leaves out ops without a rule of
+    DTensor's, `replace=False` those with one.  The same object may be entered again, inside itself and in other threads.
 
-    Raises `BadOverlay` for what is no book, names an op or an argument that torch has not, or comes to no rule; and at
-    use `strategies.ops.semantics.local_call.BadRule`, with file and line, where a rule says nonsense.
+    Raises `BadOverlay` if `book` is no book, if a rule names an op or an argument that torch does not have, or if no rule
+    is left; and at a call `strategies.ops.semantics.local_call.BadRule`, with file and line, for an invalid line.
 
     >>> from strategies.ops.semantics.rulebook import Book, rules
     >>> rows = rules("scans", "each column by itself", ["aten.cumsum.default"], lambda ask: [])
@@ -68,19 +83,15 @@ def overlay_dtensor(
 
 
 class Overlay:
-    """What `overlay_dtensor` returns: a context manager that may be entered again and again, by any thread."""
+    """The reentrant context manager of `overlay_dtensor`.  Thread-safe."""
 
     def __init__(
         self, book: Book, *, only: Iterable[object] | None = None, add: bool = True, replace: bool = True
     ) -> None:
         if not isinstance(book, Book):
-            raise BadOverlay(
-                "book",
-                repr(book),
-                "this is no Book",
-                "Make one: strategies.ops.semantics.rulebook.Book.of(*rules(...)).",
-            )
-        entries = [entry for entry in _among(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
+            remedy = "Make one: strategies.ops.semantics.rulebook.Book.of(*rules(...))."
+            raise BadOverlay("book", repr(book), "this is no Book", remedy)
+        entries = [entry for entry in _selected(book, only) if _wanted(overload(entry.op), add=add, replace=replace)]
         if not entries:
             raise BadOverlay("book", f"{len(book)} rules", "none of them is left", "Ask for more: only, add, replace.")
         planner = CallPlanner()
@@ -90,12 +101,12 @@ class Overlay:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """The overloads that go by our rules inside, in the book's order."""
+        """The overloads that run by our rules inside, in the book's order."""
         return tuple(entry.op for entry in self.entries)
 
     def __enter__(self) -> Overlay:
         stack = handler_table.Stack(self, self.handlers, ambient.rules())
-        with contextlib.ExitStack() as undo:  # should any of it fail
+        with contextlib.ExitStack() as undo:  # if a step fails
             ambient.begin_rules(handler_table.begin)
             undo.callback(ambient.end_rules, handler_table.end)
             # a GPU's backward has a thread of its own
@@ -115,7 +126,7 @@ class Overlay:
         ambient.end_rules(handler_table.end)
 
     def everywhere(self) -> None:
-        """For good, in every thread of the process that has no overlay of its own."""
+        """Activate the overlay permanently, in every thread of the process without an overlay of its own."""
         ambient.begin_rules(handler_table.begin)
         ambient.put_process_rules(handler_table.Stack(self, self.handlers, ambient.process_rules(), everywhere=True))
 
@@ -123,8 +134,8 @@ class Overlay:
         return f"Overlay({len(self.entries)} rules)"
 
 
-def _among(book: Book, only: Iterable[object] | None) -> list[Entry]:
-    """The entries that are asked for, each looked at."""
+def _selected(book: Book, only: Iterable[object] | None) -> list[Entry]:
+    """The checked rules for the overloads that `only` names."""
     if isinstance(only, str):
         raise BadOverlay("only", repr(only), "this is one name, and no list of names", f"Write [{only!r}].")
     names = [entry.op for entry in book]
@@ -134,15 +145,11 @@ def _among(book: Book, only: Iterable[object] | None) -> list[Entry]:
             raise BadOverlay("only", repr(glob), "the book has no such overload", "Write them as `aten.add.Tensor`.")
     kept = [entry for entry in book if globs is None or any(fnmatch.fnmatchcase(entry.op, glob) for glob in globs)]
     for entry in kept:
-        _check(entry)
+        fault = fault_of(entry.op, entry)
+        if fault is not None:
+            values, problem, remedy = fault
+            raise BadOverlay("book", f"the rule of {entry.op} at {entry.where}: {values}", problem, remedy)
     return kept
-
-
-def _check(entry: Entry) -> None:
-    fault = fault_of(entry.op, entry)
-    if fault is not None:
-        values, problem, remedy = fault
-        raise BadOverlay("book", f"the rule of {entry.op} at {entry.where}: {values}", problem, remedy)
 
 
 def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
@@ -150,34 +157,17 @@ def _wanted(op: torch._ops.OpOverload, *, add: bool, replace: bool) -> bool:
     return replace if known else add
 
 
-# Rules of a book as DTensor's own tables hold rules: a strategy for each op, for those who ask its propagator.
-#
-# An overlay does not need them: it is asked before the tables are.  They are for what reads the tables instead: our
-# validator, which takes claims from them, and DTensor's decompositions.
-#
-# | torch part (under torch.distributed.tensor)                                    | read on     | run on |
-# |---------------------------------------------------------------------------------|-------------|--------|
-# | DTensor._op_dispatcher.sharding_propagator: register_op_strategy                | 2.11 - 2.15 | 2.13   |
-# | .op_single_dim_strategy_funcs, .op_to_rules, .op_to_shape_and_stride_idx,       |             |        |
-# | .op_to_schema_info_for_single_dim_strategy: what would be asked before is taken |             |        |
-# | out; .op_to_scalar_shape_adjuster, .squeeze_op_to_dims_variant by feature, and  |             |        |
-# | left in for ops whose ranks make calls of their own                             | 2.11 - 2.15 | 2.13   |
-# | _op_schema.OpSchema, OpSpec, OpStrategy, TupleStrategy, RuntimeSchemaInfo       | 2.11 - 2.15 | 2.13   |
-# | _ops.utils.generate_redistribute_costs                                          | 2.11 - 2.15 | 2.13   |
-#
-# `tests/strategies/propagation/overlay/test_context_strategies.py` names each part.
-
 Strategy = Callable[[OpSchema], OpStrategy]
 _PREEMPTING = (
     "op_single_dim_strategy_funcs", "op_to_schema_info_for_single_dim_strategy", "op_to_rules",
     "op_to_shape_and_stride_idx",
 )  # fmt: skip
 _REWRITING = ("op_to_scalar_shape_adjuster", "squeeze_op_to_dims_variant")
-"""What DTensor itself changes in the call of a rank: a number of rows, the dims that are squeezed."""
+"""Tables by which DTensor changes a rank's call: a number of rows, the dims that are squeezed."""
 
 
 def register(entries: Iterable[Entry], strategy: Callable[[Entry], Strategy]) -> None:
-    """Each entry is what DTensor's propagator answers by, for good; nothing that it would ask before is left."""
+    """Register each rule with DTensor's propagator, permanently, and remove what would take precedence over it."""
     propagator: Any = DTensor._op_dispatcher.sharding_propagator
     for entry in entries:
         op = overload(entry.op)
@@ -191,8 +181,8 @@ def register(entries: Iterable[Entry], strategy: Callable[[Entry], Strategy]) ->
 
 
 def in_tables(entry: Entry) -> Entry:
-    """The entry as DTensor's tables can serve it: where each rank makes a call of its own that DTensor does not make by
-    itself, no line but all-replicate is left.  An overlay serves all of them."""
+    """The rule as DTensor's tables can apply it: with all-replicate alone if ranks make calls of their own that DTensor
+    does not make itself.  An overlay applies all lines."""
     if entry.own is None and entry.instead is None:
         return entry
     op, propagator = overload(entry.op), DTensor._op_dispatcher.sharding_propagator
@@ -206,7 +196,7 @@ def _no_lines(ask: Ask) -> Iterable[Line]:
 
 
 def schema_info(op: str) -> RuntimeSchemaInfo:
-    """What DTensor's memory is to tell calls apart by: every argument that is no tensor."""
+    """The key of DTensor's cache for the op: every argument that is no tensor."""
     arguments = overload(op)._schema.arguments
     words = [a.name for a in arguments if a.kwarg_only]
     lists = any("Tensor" in str(a.type) and "List" in str(a.type) for a in arguments)
@@ -214,13 +204,15 @@ def schema_info(op: str) -> RuntimeSchemaInfo:
 
 
 def strategy_of(entry: Entry, schema: OpSchema) -> OpStrategy:
-    """All lines that fit, on a mesh of one axis; on a larger one the combination of them that costs least.
+    """All lines that fit, on a mesh of one axis; on more axes, the cheapest combination of lines.
 
-    `schema` is as DTensor's propagator hands it to strategies.  Raises `BadRule` where the rule says nonsense.
+    `schema` is as DTensor's propagator passes it to strategies.  Raises `BadRule` for an invalid rule.
     """
     given: list[OpStrategy] = []
-    args = tuple(_taken(value, given) for value in schema.args_schema)
-    call = Call(entry.op, args, tuple((name, _taken(value, given)) for name, value in schema.kwargs_schema.items()))
+    args = tuple(_with_leaves(value, given) for value in schema.args_schema)
+    call = Call(
+        entry.op, args, tuple((name, _with_leaves(value, given)) for name, value in schema.kwargs_schema.items())
+    )
     specs = [one.strategies[0].output_spec for one in given]
     metas = [_meta(spec) for spec in specs]
     mesh = specs[0].mesh
@@ -230,17 +222,22 @@ def strategy_of(entry: Entry, schema: OpSchema) -> OpStrategy:
         return OpStrategy([_spec(given, plan.inputs, plan.outputs, metas, outputs, mesh)])
     ask = question(call, metas, outputs)
     lines = [line for line in Lines(entry, ask)(ask, mesh.size()) if not unfit(line, ask, mesh.size())]
-    return OpStrategy([_line_spec(given, line, metas, outputs, mesh) for line in lines])
+    rows = [
+        ([(p or Replicate(),) for p in line.inputs], [None if p is None else (p,) for p in line.outputs])
+        for line in lines
+    ]
+    return OpStrategy([_spec(given, inputs, outs, metas, outputs, mesh) for inputs, outs in rows])
 
 
-def _taken(value: Any, given: list[OpStrategy]) -> Any:
+def _with_leaves(value: Any, given: list[OpStrategy]) -> Any:
+    """The argument with a `Leaf` for each strategy of a tensor, which is added to `given`."""
     if isinstance(value, OpStrategy):
         given.append(value)
         return Leaf(len(given) - 1)
     if isinstance(value, TupleStrategy):
-        return [_taken(v, given) for v in value.children]
+        return [_with_leaves(v, given) for v in value.children]
     if isinstance(value, (list, tuple)):
-        made = [_taken(v, given) for v in value]
+        made = [_with_leaves(v, given) for v in value]
         return made if isinstance(value, list) else tuple(made)
     return value
 
@@ -249,17 +246,6 @@ def _meta(spec: DTensorSpec) -> TensorMeta:
     if spec.tensor_meta is None:
         raise ValueError("a spec without sizes")
     return spec.tensor_meta
-
-
-def _line_spec(
-    given: Sequence[OpStrategy],
-    line: Line,
-    metas: Sequence[TensorMeta],
-    outputs: Sequence[TensorMeta | None],
-    mesh: Any,
-) -> OpSpec:
-    inputs = [((p if p is not None else Replicate()),) for p in line.inputs]
-    return _spec(given, inputs, [None if p is None else (p,) for p in line.outputs], metas, outputs, mesh)
 
 
 def _spec(

@@ -1,1 +1,1 @@
-"""Programs over the shared caches, in every order."""
+"""Search for races in the shared caches and in DTensor's propagator."""

@@ -1,4 +1,7 @@
-"""Programs over the shared cache, each with what must hold in every interleaving."""
+"""Programs over the shared cache, each with what must hold in every interleaving.
+
+Their keys yield to other threads, and their rule may change; `World` records what was computed by which rule.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,18 @@ from typing import Any
 
 from localtensor.concurrency import Circular, Program, Scheduled, SingleFlightCache
 
-# What programs over the shared cache have in common: keys that yield, a rule that changes, notes of what was computed.
-
 Answer = tuple[str, int]
+"""The name of a key, and the number of the rule that computed it."""
 
 
-def hold(true: bool, said: str) -> None:
-    """Raises AssertionError, also under `python -O`."""
-    if not true:
-        raise AssertionError(said)
+def hold(condition: bool, message: str) -> None:
+    """Raise AssertionError with the message unless the condition holds, also under `python -O`."""
+    if not condition:
+        raise AssertionError(message)
 
 
 class Key:
-    """A key in whose comparison other threads run, and whose hash all keys share: there is no quick way past it."""
+    """A key whose comparison yields to other threads, and whose hash is that of all keys, so that each is compared."""
 
     def __init__(self, sync: Scheduled, name: str) -> None:
         self.sync, self.name = sync, name
@@ -36,9 +38,9 @@ class Key:
 
 
 class World:
-    """A cache, a rule that may change, and notes on what was computed by which rule.
+    """A cache under test, a rule that may change, and a record of what was computed by which rule.
 
-    `settled` is the last rule whose change is over, its clear included.
+    `settled` is the last rule whose change is complete, its clear included.
     """
 
     def __init__(self, sync: Scheduled, limit: int = 8) -> None:
@@ -66,12 +68,12 @@ class World:
     def get(self, name: str) -> Answer:
         settled = self.settled
         got: Answer = self.cache.get(self.key(name), lambda: self.compute(name))
-        hold(got[0] == name, f"asked for {name}, told {got[0]}")
-        hold(got[1] >= settled, f"asked after the clear for rule {settled}, told by rule {got[1]}")
+        hold(got[0] == name, f"asked for {name}, got {got[0]}")
+        hold(got[1] >= settled, f"asked after the clear for rule {settled}, answered by rule {got[1]}")
         return got
 
     def change(self) -> None:
-        """A new rule, and a clear."""
+        """Change the rule, and clear the cache."""
         self.rule += 1
         rule = self.rule
         self.cache.clear()
@@ -91,7 +93,7 @@ Kind = type[World]
 
 
 def asks(sync: Scheduled, kind: Kind = World) -> Program:
-    """Three threads, one key: computed once, told to all, kept."""
+    """Three threads, one key: computed once, returned to all, kept."""
     world = kind(sync)
     got: list[object] = []
 
@@ -115,7 +117,7 @@ def colliding(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def cleared(sync: Scheduled, kind: Kind = World) -> Program:
-    """A rule changes and the cache is cleared: who asks afterwards is told by the new rule, for ever."""
+    """A rule changes and the cache is cleared: every later call gets the new rule's value."""
     world = kind(sync)
 
     def change() -> None:
@@ -139,9 +141,9 @@ def cleared_twice(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def failing(sync: Scheduled, kind: Kind = World) -> Program:
-    """A computation fails: whoever waited is told, and it is not kept."""
+    """A computation fails: all who wait get the error, and it is not kept."""
     world = kind(sync)
-    told: list[str] = []
+    errors: list[str] = []
 
     def fail() -> None:
         sync.step("computes in vain")
@@ -151,20 +153,20 @@ def failing(sync: Scheduled, kind: Kind = World) -> Program:
         try:
             world.cache.get(world.key("k"), fail)
         except ValueError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     def check() -> None:
-        hold(told == ["no"] * 3, f"told {told}")
+        hold(errors == ["no"] * 3, f"got {errors}")
         hold(world.get("k") == ("k", 0), "a failure was kept")
 
     return Program([ask] * 3, check)
 
 
 def failing_once(sync: Scheduled, kind: Kind = World) -> Program:
-    """The first computation fails, no later one does: everybody is told something, and at most two are made."""
+    """The first computation fails, no later one does: all threads get a result or the error, and at most two are made."""
     world = kind(sync)
     tries: list[int] = []
-    told: list[str] = []
+    got: list[str] = []
 
     def first_fails() -> str:
         tries.append(1)
@@ -176,19 +178,19 @@ def failing_once(sync: Scheduled, kind: Kind = World) -> Program:
 
     def ask() -> None:
         try:
-            told.append(world.cache.get(world.key("k"), first_fails))
+            got.append(world.cache.get(world.key("k"), first_fails))
         except ValueError as error:
-            told.append(str(error))
+            got.append(str(error))
 
     def check() -> None:
-        hold(len(told) == 3 and set(told) <= {"first", "fine"}, f"told {told}")
+        hold(len(got) == 3 and set(got) <= {"first", "fine"}, f"got {got}")
         hold(len(tries) <= 2, f"computed {len(tries)} times")
 
     return Program([ask] * 3, check)
 
 
 def reentered(sync: Scheduled, kind: Kind = World) -> Program:
-    """A computation asks for its own key: refused at once, and so are the others who wait for it."""
+    """A computation asks for its own key: refused at once, as are the threads that wait for it."""
     world = kind(sync)
     refused: list[int] = []
 
@@ -208,7 +210,7 @@ def reentered(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def ringed(sync: Scheduled, kind: Kind = World) -> Program:
-    """Two keys, each of which needs the other, from two threads: both are refused, and nobody hangs."""
+    """Two keys, each of which needs the other, from two threads: both are refused, and no thread hangs."""
     world = kind(sync)
     refused: list[str] = []
 
@@ -228,14 +230,14 @@ def ringed(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def two_caches(sync: Scheduled, kind: Kind = World) -> Program:
-    """The same ring by way of two caches: nobody hangs, for they share who waits for whom."""
+    """The same ring through two caches: no thread hangs, because the caches share one wait graph."""
     one, two = kind(sync).cache, kind(sync).cache
     ended: list[str] = []
 
     def ask(first: SingleFlightCache[Any], second: SingleFlightCache[Any]) -> None:
         try:
-            first.get("k", lambda: second.get("k", lambda: first.get("k", lambda: "never asked for")))
-            ended.append("told")
+            first.get("k", lambda: second.get("k", lambda: first.get("k", lambda: "never computed")))
+            ended.append("answered")
         except Circular:
             ended.append("refused")
 
@@ -246,7 +248,7 @@ def two_caches(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def crowded(sync: Scheduled, kind: Kind = World) -> Program:
-    """Room for one value: what is computed now is never dropped, and never computed twice at once."""
+    """A limit of one value: a value being computed is never dropped, and never computed twice at once."""
     world = kind(sync, limit=1)
 
     def check() -> None:
@@ -256,7 +258,7 @@ def crowded(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def interrupted_waiter(sync: Scheduled, kind: Kind = World) -> Program:
-    """Ctrl-C ends a wait: nobody else notices."""
+    """Ctrl-C ends a wait: the other threads are not affected."""
     world = kind(sync)
     ended: list[int] = []
 
@@ -275,7 +277,7 @@ def interrupted_waiter(sync: Scheduled, kind: Kind = World) -> Program:
 
 
 def interrupted_owner(sync: Scheduled, kind: Kind = World) -> Program:
-    """Ctrl-C ends a computation: one of those who wait computes instead."""
+    """Ctrl-C ends a computation: a waiting thread computes instead."""
     world, slow = kind(sync), sync.gate("what is computed")
     got: list[str] = []
 

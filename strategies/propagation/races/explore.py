@@ -1,11 +1,10 @@
-"""How findings of races read: on a terminal, and as JSON."""
+"""Exploration of programs of ours under many schedules, and the report of races on a terminal and as JSON."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from textwrap import fill, indent, shorten
 from types import ModuleType
 from typing import Any
@@ -15,7 +14,8 @@ from strategies.propagation.races import cache_programs
 from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary, calls
 
 WIDTH = 110
-EXAMPLE = 12  # lines of an example that are shown
+EXAMPLE = 12
+"""The largest number of lines shown of an example."""
 
 
 def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: str) -> str:
@@ -24,7 +24,7 @@ def as_text(target: str, about: str, parts: Sequence[ProgramSummary], repeat: st
     lines += [_line(part) for part in parts]
     findings = [finding for part in parts for finding in part.findings]
     for number, finding in enumerate(findings, 1):
-        lines += ["", *_told(number, finding)]
+        lines += ["", *_finding_text(number, finding)]
     lines += ["", _last(parts, findings)]
     if findings:
         lines.append(repeat)
@@ -41,6 +41,9 @@ def as_json(target: str, about: str, parts: Sequence[ProgramSummary], code: int)
     }, indent=1) + "\n"  # fmt: skip
 
 
+_FINDING_FIELDS = ("kind", "count", "example", "meaning", "script")
+
+
 def _part(part: ProgramSummary) -> dict[str, Any]:
     return {
         "name": part.name,
@@ -49,16 +52,7 @@ def _part(part: ProgramSummary) -> dict[str, Any]:
         "seconds": round(part.seconds, 2),
         "figures": dict(part.figures),
         "trouble": part.trouble,
-        "findings": [
-            {
-                "kind": one.kind,
-                "count": one.count,
-                "example": one.example,
-                "meaning": one.meaning,
-                "script": one.script,
-            }
-            for one in part.findings
-        ],
+        "findings": [{name: getattr(one, name) for name in _FINDING_FIELDS} for one in part.findings],
     }
 
 
@@ -67,14 +61,14 @@ def _line(part: ProgramSummary) -> str:
     return f"  {part.name:20} {part.tried:>9,} in {part.seconds:6.1f} s  {what:12}  {part.asks}"
 
 
-def _told(number: int, finding: Finding) -> list[str]:
+def _finding_text(number: int, finding: Finding) -> list[str]:
     times = "once" if finding.count == 1 else f"{finding.count} times"
     example = finding.example.splitlines()
     shown = [fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in example[:EXAMPLE]]
     if len(example) > EXAMPLE:
         shown.append(f"... and {len(example) - EXAMPLE} more lines")
-    told = [f"{number}. {finding.part}: {finding.kind}, {times}", indent("\n".join(shown), "   ")]
-    return told + ([indent(fill(f"It means: {finding.meaning}", WIDTH), "   ")] if finding.meaning else [])
+    lines = [f"{number}. {finding.part}: {finding.kind}, {times}", indent("\n".join(shown), "   ")]
+    return lines + ([indent(fill(f"It means: {finding.meaning}", WIDTH), "   ")] if finding.meaning else [])
 
 
 def _last(parts: Sequence[ProgramSummary], findings: Sequence[Finding]) -> str:
@@ -87,8 +81,6 @@ def _count(many: int, word: str) -> str:
     return f"{many or 'no'} {word}{'' if many == 1 else 's'}"
 
 
-# Interleavings of programs of ours, explored: each program under its share of the schedules.
-
 Programs = Sequence[Callable[..., Program]]
 Modules = Sequence[ModuleType]
 ONCE: Programs = (
@@ -96,20 +88,21 @@ ONCE: Programs = (
     cache_programs.failing_once, cache_programs.reentered, cache_programs.ringed, cache_programs.two_caches, cache_programs.crowded,
     cache_programs.interrupted_waiter, cache_programs.interrupted_owner, calls,
 )  # fmt: skip
-"""The shared cache."""
+"""The programs over the shared cache."""
 WITHIN: Modules = (single_flight, single_flight_cells)
-"""Its modules."""
+"""The modules of the shared cache."""
 STAGES = (("marked", "bounded", 0.25), ("marked", "pct", 0.93), ("lines", "pct", 0.99), ("bytecodes", "pct", 1.0))
-"""Where threads may change places, who says when, and the part of the schedules that is done then.
+"""For each stage the yield points, the policy, and the share of the schedules that is done after it.
 
-First at the yield points that the code marks; then at every line, and at every bytecode, of the modules under test.
+Threads may switch first at the yield points that the code marks, then at every line, and at every bytecode, of the
+modules under test.
 """
-Told = Callable[[str, int], object]
-"""Hears the name of the program at work, and how many of its schedules are done."""
+Progress = Callable[[str, int], object]
+"""A callback that takes the name of the current program, and the number of its schedules that are done."""
 
 
 def _silent(name: str, count: int) -> None:
-    """Nobody is told."""
+    """Ignore the progress."""
 
 
 def explore_all(
@@ -119,11 +112,11 @@ def explore_all(
     within: Modules = WITHIN,
     seed: int = 0,
     seconds: float | None = None,
-    told: Told = _silent,
+    told: Progress = _silent,
 ) -> list[ExploredProgram]:
-    """Each program under its share of so many schedules, and of the seconds; the first failure of each.
+    """Run each program under its share of the schedules and seconds, up to its first failure.
 
-    `within` are the modules whose lines and bytecodes are yield points in the last stages.
+    `within` are the modules whose lines and bytecodes are yield points in the last stages; `told` reports progress.
     """
     end = None if seconds is None else time.monotonic() + seconds
     found = []
@@ -135,15 +128,15 @@ def explore_all(
 
 
 def made(program: Callable[..., Program], yields: str, within: Modules) -> Maker:
-    """The program with yield points as a stage has them: "marked", "lines" or "bytecodes"."""
+    """The program with the yield points of a stage: "marked", "lines" or "bytecodes"."""
     return program if yields == "marked" else by_lines(program, *within, opcodes=yields == "bytecodes")
 
 
 def _explored(
-    program: Callable[..., Program], within: Modules, share: int, seed: int, seconds: float | None, told: Told
+    program: Callable[..., Program], within: Modules, share: int, seed: int, seconds: float | None, report: Progress
 ) -> ExploredProgram:
     name, promise = program.__name__, (program.__doc__ or "").strip().rstrip(".")
-    told(name, 0)
+    report(name, 0)
     start = time.monotonic()
     tried, failure, stage = 0, None, "marked"
     for yields, policy, part in STAGES:
@@ -151,14 +144,12 @@ def _explored(
         if many < 1 or failure is not None:
             continue
         left = None if seconds is None else max(0.0, start + seconds - time.monotonic())
-        heard = partial(_further, told, name, tried)
-        done = explore(
-            made(program, yields, within), policy=policy, schedules=many, seed=seed, seconds=left, progress=heard
-        )
+
+        def progress(count: int, before: int = tried) -> None:
+            report(name, before + count)
+
+        staged = made(program, yields, within)
+        done = explore(staged, policy=policy, schedules=many, seed=seed, seconds=left, progress=progress)
         tried, failure, stage = tried + done.schedules, done.failure, yields
-    told(name, tried)
+    report(name, tried)
     return ExploredProgram(name, promise, tried, time.monotonic() - start, failure, stage)
-
-
-def _further(told: Told, name: str, before: int, count: int) -> None:
-    told(name, before + count)

@@ -1,7 +1,8 @@
-"""Is a history of a shared cache one that a plain dict could have had, one call after the other?
+"""Linearizability of a shared cache's histories, and the findings of a search for races.
 
-M. P. Herlihy, J. M. Wing, "Linearizability: A Correctness Condition for Concurrent Objects", TOPLAS 1990: there must be
-an order of the calls in which each call stands between its begin and its end, and every answer is the dict's.
+A history is linearizable if its calls have an order in which each call lies between its begin and its end, and every
+answer is that of a plain dict: M. P. Herlihy, J. M. Wing, "Linearizability: A Correctness Condition for Concurrent
+Objects", TOPLAS 1990.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ CALLS = ("get a", "get b", "clear")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """begin, end: moments.  answer: the number of the computation whose value came back; None for a clear."""
+    """One call of a cache.
+
+    `begin` and `end` are logical times; `answer` is the number of the computation whose value it returned, None for a
+    clear.
+    """
 
     name: str
     begin: int
@@ -27,7 +32,7 @@ class Call:
 
 
 def explained(history: Sequence[Call]) -> bool:
-    """A plain dict could have answered so: a get tells what is kept, or computes what nobody computed before.
+    """Whether a plain dict could have given the answers: a get returns what is kept, or makes a new computation.
 
     >>> explained([Call("get a", 0, 3, answer=1), Call("get a", 1, 2, answer=1)])
     True
@@ -59,7 +64,7 @@ def _explained(left: tuple[Call, ...], kept: tuple[tuple[str, int], ...], used: 
 
 
 def calls(sync: Scheduled, kind: type[World] = World) -> Program:
-    """Three threads, two calls each, which the schedule draws; their history must be one that a dict explains."""
+    """Three threads, two calls each, which the schedule draws; their history must be linearizable."""
     world = kind(sync)
     moments: list[int] = []
     computed: list[int] = []
@@ -90,19 +95,17 @@ def calls(sync: Scheduled, kind: type[World] = World) -> Program:
 
     def check() -> None:
         ordered = sorted(history, key=lambda one: one.begin)
-        hold(explained(ordered), f"no order of these calls explains their answers: {_told(ordered)}")
+        hold(explained(ordered), f"no order of these calls explains their answers: {_history_text(ordered)}")
 
     return Program([two] * 3, check)
 
 
-def _told(history: Sequence[Call]) -> str:
+def _history_text(history: Sequence[Call]) -> str:
     return "; ".join(
         f"{call.name} [{call.begin}-{call.end}]" + ("" if call.answer is None else f" -> {call.answer}")
         for call in history
     )
 
-
-# What a look for races comes to: parts that were tried, findings, and what each kind of finding means.
 
 MEANINGS: Mapping[str, str] = MappingProxyType({
     "computed once per thread": "DTensor's cache of propagation belongs to a thread: each thread computes every key again, "
@@ -113,7 +116,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "all ranks, and hold shapes of the rank that was first. One rank per process is safe; rank threads are not, unless "
     "their backend is called \"threaded\" and both caches are cleared between simulations.",
     "plan of no rank": "A plan that no rank would make alone: the planner was used by two threads at once.",
-    "wrong numbers, in silence": "The redistribution went by another rank's shapes, and no rank noticed.",
+    "wrong numbers, in silence": "The redistribution used another rank's shapes, and no rank noticed.",
     "other answer": "Under many threads the propagator answers otherwise than alone.",
     "exception": "What works alone raised under several threads.",
     "stale after a clear": "Clearing the cache clears that of the thread that asks for it. Other threads go on with answers "
@@ -125,13 +128,14 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "second call is answered with the first one's. This is the propagator's Python cache; mul, pow and add through "
     "DTensor's native one gave right dtypes.",
     "time-out": "It did not end in time: the stacks say where each thread stood.",
-    "crash": "The process ended without a word of its own.",
+    "crash": "The process ended without a report.",
 })  # fmt: skip
+"""What each kind of finding means."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExploredProgram:
-    """A program of ours: how many schedules were run, and the first failure, with what its yield points were."""
+    """A program of ours: how many schedules were run, and the first failure, with its yield points."""
 
     name: str
     promise: str
@@ -143,7 +147,7 @@ class ExploredProgram:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """kind: a word for it.  count: how often.  example: the first.  script: a Python file that does it again."""
+    """A race of one program or script: its kind, its count, the first example, and the text of a script that repeats it."""
 
     part: str
     kind: str
@@ -158,7 +162,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSummary:
-    """One program or script.  tried: how many schedules or calls; 0 with `trouble` where nothing was run."""
+    """The findings of one program or script.  `tried` counts schedules or calls; 0 with `trouble` if nothing was run."""
 
     name: str
     asks: str

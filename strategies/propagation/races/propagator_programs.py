@@ -1,4 +1,4 @@
-"""Programs over our propagator: several threads ask, under a schedule, what one thread was answered before."""
+"""Programs over our propagator: under every schedule several threads get the answers that one thread gets alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ALONE = {key: _ask(Propagator(BOOK), key) for key in KEYS}
 
 
 def same_key(sync: Scheduled) -> Program:
-    """Three threads ask the same: one computes, all are told what one thread alone is told."""
+    """Three threads ask the same: one computes, all get what one thread gets alone."""
     propagator = Propagator(BOOK, sync=sync)
 
     def ask() -> None:

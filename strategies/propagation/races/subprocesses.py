@@ -1,4 +1,13 @@
-"""A script in a process of its own, with a limit: whatever happens there, this process goes on."""
+"""The scripts that run torch's own propagator under free-running threads, each in a process with a time limit.
+
+Each script is one file of plain torch, and the script that repeats a finding is the one that made it.  They use these
+private parts of torch (each tried on 2.13.0):
+    `DTensor._op_dispatcher.sharding_propagator`   the propagator itself, and its cache's `cache_info`
+    `_redistribute._gen_transform_infos`, `clear_redistribute_planner_cache`, `use_min_cost_redistribution_plan`
+    `debug._clear_sharding_prop_cache`, `_dtensor_spec`, `_op_schema`, `_ops.single_dim_strategy`
+    `DeviceMesh(..., _init_backend=False, _rank=r)`   a rank's view of a mesh without a process group
+    `torch.testing._internal.distributed.multi_threaded_pg`   torch's own rank threads
+"""
 
 from __future__ import annotations
 
@@ -20,12 +29,12 @@ from strategies.base.signals import LEFT, held
 from strategies.propagation.races.linearizability import Finding, ProgramSummary
 
 GRACE = 10.0
-"""Seconds that a script has beyond its own limit, to start, and to write down where its threads stood."""
+"""Seconds that a script has beyond its own limit, to start, and to write its threads' stacks."""
 MARK = "races: "
 
 
 def run_script(name: str, asks: str, text: str, seconds: float) -> ProgramSummary:
-    """What the script found, that it did not end in time, or why nothing was run."""
+    """Run the script: its findings, or that it did not end in time, or why nothing was run."""
     start = time.monotonic()
     with ExitStack() as stack:
         with held():
@@ -52,21 +61,23 @@ def _run(command: list[str], folder: str, seconds: float) -> tuple[int | None, s
 
 
 def judged(name: str, asks: str, text: str, code: int | None, out: str, err: str, seconds: float) -> ProgramSummary:
-    """The part, from what the process left.
+    """The summary of a script's process, from its exit code (None: killed) and its output.
 
     >>> judged("clear", "?", "", 1, 'races: {"begins": "2.13.0"}', "Timeout (0:01:00)!", 61.0).findings[0].kind
     'time-out'
     """
-    told = [json.loads(line[len(MARK) :]) for line in out.splitlines() if line.startswith(MARK)]
-    last: dict[str, Any] = told[-1] if told and "counts" in told[-1] else {}
+    events = [json.loads(line[len(MARK) :]) for line in out.splitlines() if line.startswith(MARK)]
+    last: dict[str, Any] = events[-1] if events and "counts" in events[-1] else {}
     counts, figures = last.get("counts", {}), last.get("figures", {})
     found = [
-        Finding(name, one["found"], counts.get(one["found"], 1), one["example"], text) for one in told if "found" in one
+        Finding(name, event["found"], counts.get(event["found"], 1), event["example"], text)
+        for event in events
+        if "found" in event
     ]
     late = code is None or "Timeout (" in err
-    if not any("begins" in one for one in told):
-        said = f"it did not begin in {seconds:.0f} s" if late else _last_line(err) or f"exit code {code}"
-        return ProgramSummary(name, asks, 0, seconds, trouble=said)
+    if not any("begins" in event for event in events):
+        trouble = f"it did not begin in {seconds:.0f} s" if late else _last_line(err) or f"exit code {code}"
+        return ProgramSummary(name, asks, 0, seconds, trouble=trouble)
     if late:
         found.append(Finding(name, "time-out", 1, _tail(err), text))
     elif not last and code is not None and code < 0:
@@ -88,31 +99,21 @@ def _last_line(err: str) -> str:
     return (err.strip().splitlines() or [""])[-1]
 
 
-# The scripts that run torch's own propagator under free-running threads.  Each is one file of plain torch.
-#
-# What is run is what is handed out: the script that repeats a finding is the one that made it.  torch's private parts that
-# they touch (each tried on 2.13.0):
-#     `DTensor._op_dispatcher.sharding_propagator`   the propagator itself, and its cache's `cache_info`
-#     `_redistribute._gen_transform_infos`, `clear_redistribute_planner_cache`, `use_min_cost_redistribution_plan`
-#     `debug._clear_sharding_prop_cache`, `_dtensor_spec`, `_op_schema`, `_ops.single_dim_strategy`
-#     `DeviceMesh(..., _init_backend=False, _rank=r)`   a rank's view of a mesh without a process group
-#     `torch.testing._internal.distributed.multi_threaded_pg`   torch's own rank threads
-
 SCRIPTS: Mapping[str, str] = MappingProxyType({
     "numbers": "does a redistribution on rank threads keep the numbers?",
     "plans": "is each rank thread given its own plan for a redistribution?",
     "ranks": "is a thread that serves a second rank given the first one's answer?",
-    "keys": "are two calls that differ in an argument told apart?",
+    "keys": "are two calls that differ in an argument distinguished?",
     "flags": "does a setting of one thread stay its own, and end when it ends?",
     "clear": "does every thread learn that the caches were cleared?",
     "answers": "do many threads of one rank get what one thread gets?",
 })  # fmt: skip
-"""Each script, and what it asks; what costs most to overlook is first."""
+"""The question that each script answers, the one with the worst consequences first."""
 _FOLDER = Path(__file__).parents[2] / "templates"
 
 
 def script(name: str, *, threads: int, rounds: int, seed: int, seconds: int) -> str:
-    """The whole file; `seconds` is when it gives up.
+    """The whole text of a script, which gives up after `seconds`.
 
     >>> script("clear", threads=8, rounds=1, seed=0, seconds=60).splitlines()[0]
     '# A rule is replaced, and the caches are cleared: does every thread learn of it?'

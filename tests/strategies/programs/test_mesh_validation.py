@@ -11,11 +11,10 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.model.oracle import tell
 from strategies.model.rule import Program, Sample, read_layout
+from strategies.programs.mesh_programs import COPY
 from strategies.programs.mesh_validation import (
     MESHES,
-    MOVED,
     affordable,
-    plain,
     redistributions,
     suspects,
     to_blame,
@@ -89,7 +88,7 @@ def test_a_right_rule_is_never_called_wrong(one, budget):
     """What is wrong is the redistribution over a flattened submesh (torch 2.13), and told as that."""
     found = [pair for seed in (0, 1) for pair in try_meshes(one, claimed(one), seed=seed, budget=budget)]
     assert len(found) >= (2 * 3 * budget * 0.7 if budget else 14)
-    assert {(p.sample.op, p.flattened) for p, _ in suspects(found)} <= {(MOVED, True)}
+    assert {(p.sample.op, p.flattened) for p, _ in suspects(found)} <= {(COPY, True)}
     assert sum("right" in confirmation.note for _, confirmation in found) > len(found) * 0.6
 
 
@@ -122,7 +121,7 @@ def test_what_is_wrong_without_the_op_is_the_redistributions():
         return Confirmation("wrong" if both and program.flattened and program.mesh == (2, 3) else "")
 
     found = to_blame(flat, said, gathers_wrong)
-    assert (found.sample.op, found.mesh, found.inputs, found.seed) == (MOVED, (2, 3), flat.inputs, 3)
+    assert (found.sample.op, found.mesh, found.inputs, found.seed) == (COPY, (2, 3), flat.inputs, 3)
 
 
 def test_results_are_moved_as_they_came_out_before_inputs_as_they_came_in():
@@ -152,8 +151,9 @@ def test_one_fault_is_told_once():
     assert [(p.draw, c.wrong) for p, c in suspects(wrong)] == [(0, "wrong")]
 
 
-def test_a_plain_program_does_nothing_but_put_together():
-    program = Program(RIGHT[0][0], (2, 2), (read_layout("(S(0), R)"),) * 2, then="sum", seed=4, draw=2)
-    moved = plain(RIGHT[0][0].tensors[1], read_layout("(S(1), R)"), program)
+def test_a_redistribution_without_an_op_only_gathers_a_tensor():
+    layouts = read_layout("(S(0), R)"), read_layout("(S(1), R)")
+    program = Program(RIGHT[0][0], (2, 2), layouts, then="sum", seed=4, draw=2)
+    _, moved = redistributions(program, Confirmation(""))
     assert described(moved) == "aten.clone.default on (2,2), seed 4 draw 2: (S(1), R)"
     assert torch.equal(tell(moved.sample).raw, RIGHT[0][0].tensors[1])

@@ -18,7 +18,6 @@ from strategies.ops.semantics.local_call import NoRule, pieces_by_rank
 from strategies.ops.semantics.rulebook import Line, Meta, ask_of, rules
 from strategies.propagation import decomposition as decomposed
 from strategies.propagation.decomposition import decomposition
-from strategies.propagation.mesh_expansion import combinations
 from strategies.propagation.propagator import Propagator
 from tests.strategies.little_book import (
     BOOK,
@@ -30,6 +29,7 @@ from tests.strategies.little_book import (
     together,
     whole,
 )
+from tests.strategies.propagation.combinations import every_combination
 
 
 def group_norm(x, rows=None):
@@ -117,7 +117,7 @@ def test_every_combination_is_right_on_the_pieces(op, sizes, shape):
     )
     assert source == "the rules of its decomposition"
     count = 0
-    for beginning in combinations(problem):
+    for beginning in every_combination(problem):
         made, whose = pieces_by_rank(problem.whole, beginning.lines, sizes, problem.own)
         rows = [*zip(beginning.inputs, problem.whole.ask.tensors, strict=True)]
         outs = [*zip(beginning.outputs, problem.whole.ask.outputs, strict=True)]

@@ -15,7 +15,7 @@ from localtensor.layout.spec import Spec, parse
 from strategies.model.rule import Leaf
 from strategies.ops.semantics.local_call import pieces_by_rank
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.mesh_expansion import combinations, expand
+from strategies.propagation.mesh_expansion import expand
 from tests.strategies.little_book import (
     BOOK,
     MESHES,
@@ -26,6 +26,7 @@ from tests.strategies.little_book import (
     spec_of,
     whole,
 )
+from tests.strategies.propagation.combinations import every_combination
 
 CASES = {
     "mul of matrices": ("aten.mul.Tensor", [(5, 4), (5, 4)], None),
@@ -56,7 +57,7 @@ def check_all(op, shapes, args, mesh, seed, book=BOOK):
     problem = problem_of(op, [whole(mesh, shape) for shape in shapes], args, book)
     tensors = [numbers(shape, seed + i) for i, shape in enumerate(shapes)]
     count = 0
-    for beginning in combinations(problem):
+    for beginning in every_combination(problem):
         inputs, outputs = specs_of(beginning, problem, mesh)
         made, whose = pieces_by_rank(problem.whole, beginning.lines, mesh.sizes, problem.own)
         assert_right(problem.whole.call, [made[i].call for i in whose], tensors, inputs, outputs, seed)
@@ -95,7 +96,7 @@ def test_any_sizes_are_right_uneven_and_empty_ones_too(data, sizes, rows, column
 
 
 def grids(problem):
-    return {(b.inputs, b.outputs) for b in combinations(problem)}
+    return {(b.inputs, b.outputs) for b in every_combination(problem)}
 
 
 @pytest.mark.parametrize(("op", "shape", "args", "sizes", "inputs", "output"), [
@@ -162,7 +163,7 @@ def test_the_first_that_is_found_is_the_cheapest_of_all(seed):
         drawn = [" ".join(choices[int(i)] for i in torch.randint(5, (2,), generator=rng)) for _ in shapes]
         problem = problem_of(op, [spec_of(mesh, p, shape) for p, shape in zip(drawn, shapes, strict=True)])
         best = expand(problem).best
-        assert best.order == min(beginning.order for beginning in combinations(problem))
+        assert best.order == min(beginning.order for beginning in every_combination(problem))
 
 
 def test_the_order_of_a_rules_lines_does_not_change_the_choice():

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from localtensor.concurrency import clear_all
 from localtensor.concurrency.sync import Threads
 from localtensor.errors import BadMesh
 from localtensor.layout.mesh import Mesh
@@ -17,7 +18,6 @@ from strategies.model.rule import LEAVES, Call, Leaf
 from strategies.ops.all_rules import OUR_RULES
 from strategies.ops.semantics.local_call import BadCall, NoMetadata, NoRule, WouldMoveWritten
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.cache import clear_all
 from strategies.propagation.propagator import KEPT_OF, Propagator, _lasting
 from tests.strategies.little_book import BOOK, assert_right, multiplied, numbers, spec_of, whole
 
@@ -93,7 +93,7 @@ def test_a_call_without_a_tensor_needs_a_mesh():
     assert propagator.explain_miss("aten.ones.default", [], shape, mesh=Mesh.of(8)).endswith(
         "settings=('mesh', (8,)) vs ('mesh', (2, 3))"
     )
-    with pytest.raises(BadCall, match="no tensor says on which mesh this runs"):
+    with pytest.raises(BadCall, match="the call has no tensor that determines its mesh"):
         propagator.propagate("aten.ones.default", [], ([5, 2],))
 
 

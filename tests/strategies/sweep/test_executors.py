@@ -193,10 +193,10 @@ def test_a_users_own_factory_is_found_in_the_folder(here):
     (":made", "this names no function", "Write MODULE:FUNCTION, or dask."),
     ("my_engine:", "this names no function", "Write MODULE:FUNCTION, or dask."),
     ("no_such_engine:made", "there is no such module", "Run from the folder that holds it (now {folder})."),
-    ("my_exit:made", "importing it raises SystemExit: 5 ({folder}/my_exit.py, line 1)", "Mend that first."),
+    ("my_exit:made", "importing it raises SystemExit: 5 ({folder}/my_exit.py, line 1)", "Fix that first."),
     ("my_engine:mad", "my_engine has no mad", "Name a function that returns an executor."),
     ("my_engine:NUMBER", "this is no function", "Name a function that returns an executor."),
-    ("my_broken:made", "importing it raises ZeroDivisionError: division by zero ({folder}/my_broken.py, line 1)", "Mend that first."),
+    ("my_broken:made", "importing it raises ZeroDivisionError: division by zero ({folder}/my_broken.py, line 1)", "Fix that first."),
 ])  # fmt: skip
 def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, here):
     (here / "my_engine.py").write_text("NUMBER = 7\n\ndef made():\n    return None\n")
@@ -212,7 +212,7 @@ def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, h
 @pytest.mark.parametrize(("body", "problem", "remedy"), [
     ("return None", "it returns NoneType, which is no executor", "Return a concurrent.futures.Executor."),
     ("return '/home'", "it returns str, which is no executor", "Return a concurrent.futures.Executor."),
-    ("raise OSError('no\\nroom')", "calling it raises OSError: no room", "Mend that first."),
+    ("raise OSError('no\\nroom')", "calling it raises OSError: no room", "Fix that first."),
 ])  # fmt: skip
 def test_a_function_that_gives_no_executor_is_refused_in_one_sentence(body, problem, remedy, here):
     (here / "my_engine.py").write_text(f"def made():\n    {body}\n")

@@ -128,7 +128,7 @@ def check_part(name, find):
         found = find()
     except (ImportError, AttributeError, TypeError, KeyError) as gone:
         if any(feature in name for feature in BY_FEATURE):
-            pytest.skip(f"torch {torch.__version__} has no {name}; the room does without ({gone})")
+            pytest.skip(f"torch {torch.__version__} has no {name}; we do without ({gone})")
         pytest.fail(f"torch {torch.__version__} has no {name} any more, which torch_dtensor.py uses: {gone}")
     assert found is not None, f"{name} is None in torch {torch.__version__}"
 

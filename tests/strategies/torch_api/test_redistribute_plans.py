@@ -62,7 +62,7 @@ def test_torch_still_has(name):
         found = PARTS[name]()
     except (ImportError, AttributeError, TypeError, KeyError) as gone:
         if name.endswith(BY_FEATURE):
-            pytest.skip(f"torch {torch.__version__} has no {name}; the room does without ({gone})")
+            pytest.skip(f"torch {torch.__version__} has no {name}; we do without ({gone})")
         pytest.fail(f"torch {torch.__version__} has no {name} any more, which dtensor_transforms.py uses: {gone}")
     assert found is not None, f"{name} is None in torch {torch.__version__}"
 
@@ -121,7 +121,7 @@ def test_a_torch_whose_planner_is_asked_in_another_way_is_named_and_has_refused_
     else:
         monkeypatch.setattr(_redistribute, "_gen_transform_infos_non_cached", other)
     with pytest.raises(
-        TorchChanged, match=r"tensor\._redistribute: its planner is asked in another way .*Use torch 2\.13"
+        TorchChanged, match=r"tensor\._redistribute: its planner has another signature .*Use torch 2\.13"
     ):
         transforms(spec("S(0) R"), spec("R R"), graph=False)
 

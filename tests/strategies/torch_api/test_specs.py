@@ -77,7 +77,7 @@ def test_strided_shards_with_two_readings_are_refused_until_one_is_named():
     uneven = of(7, "SS(0,2)", "S(0)")
     given = there(uneven, reading="order")
     with pytest.raises(NoSuchSpec, match=r"^of_torch: spec: .*: distribute_tensor cuts it from left to right, and "
-                       r"redistribute takes it for something else\. Pass reading='cuts' or reading='order'\.$"):  # fmt: skip
+                       r"redistribute reads it in another order\. Pass reading='cuts' or reading='order'\.$"):  # fmt: skip
         of_torch(given)
     assert of_torch(given, reading="cuts") == uneven
     assert of_torch(given, reading="order") == of(7, "S(0)", "S(0)", order=((0, (1, 0)),))

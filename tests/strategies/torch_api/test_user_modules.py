@@ -50,7 +50,7 @@ def test_a_module_that_raises_is_told_with_file_and_line(tmp_path):
     (tmp_path / "rules_raise.py").write_text("x = 1\n\nraise LookupError('no luck')\n")
     assert refused("rules_raise", tmp_path) == (
         "localtensor validate: --rules: rules_raise: importing it raises LookupError: no luck "
-        f"({tmp_path}/rules_raise.py, line 3). Mend that first."
+        f"({tmp_path}/rules_raise.py, line 3). Fix that first."
     )
 
 
@@ -58,7 +58,7 @@ def test_a_module_that_leaves_python_on_import_does_not_end_the_tool(tmp_path):
     (tmp_path / "rules_leave.py").write_text("raise SystemExit(0)\n")
     assert refused("rules_leave", tmp_path) == (
         "localtensor validate: --rules: rules_leave: importing it raises SystemExit: 0 "
-        f"({tmp_path}/rules_leave.py, line 1). Mend that first."
+        f"({tmp_path}/rules_leave.py, line 1). Fix that first."
     )
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_exception_of_the_usual_kind_does_not_end_the_tool_either(tmp
     (tmp_path / "rules_skip.py").write_text("class Skipped(BaseException): pass\nraise Skipped('no GPU')\n")
     assert refused("rules_skip", tmp_path) == (
         "localtensor validate: --rules: rules_skip: importing it raises Skipped: no GPU "
-        f"({tmp_path}/rules_skip.py, line 2). Mend that first."
+        f"({tmp_path}/rules_skip.py, line 2). Fix that first."
     )
 
 
@@ -89,7 +89,7 @@ def test_a_syntax_error_is_told_with_its_own_line(tmp_path):
     (tmp_path / "rules_syntax.py").write_text("x = 1\nx = = 2\n")
     assert refused("rules_syntax", tmp_path) == (
         "localtensor validate: --rules: rules_syntax: importing it raises SyntaxError: invalid syntax "
-        f"(rules_syntax.py, line 2) ({tmp_path}/rules_syntax.py, line 2). Mend that first."
+        f"(rules_syntax.py, line 2) ({tmp_path}/rules_syntax.py, line 2). Fix that first."
     )
 
 
@@ -97,7 +97,7 @@ def test_an_error_inside_torch_is_told_with_the_line_that_called_it(tmp_path):
     (tmp_path / "rules_inside.py").write_text("import torch\n\ntorch.library.Library('prim', 'DEF')\n")
     said = refused("rules_inside", tmp_path)
     assert said.startswith("localtensor validate: --rules: rules_inside: importing it raises ValueError: ")
-    assert said.endswith(f"({tmp_path}/rules_inside.py, line 3). Mend that first.")
+    assert said.endswith(f"({tmp_path}/rules_inside.py, line 3). Fix that first.")
 
 
 def test_a_missing_package_is_named(tmp_path):

@@ -7,8 +7,8 @@ from tests.tools.mutants.values import Planted
 CACHES = (
     Planted(
         "strategies/propagation/cache.py",
-        "    if any(odd):",
-        "    if not odd:",
+        "    if any(extra):",
+        "    if not extra:",
         "a miss over two placements of a class of the user's own is explained by nothing at all",
     ),
     Planted(

@@ -109,8 +109,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/programs/run/verdict.py",
-        "asked = shapes_on(want.shape, placements, mesh)[rank]",
-        "asked = shapes_on(want.shape, placements, mesh)[0]",
+        "shape = shapes_on(want.shape, placements, mesh)[rank]",
+        "shape = shapes_on(want.shape, placements, mesh)[0]",
         "every rank is asked for the first rank's shape: uneven shards are false alarms",
     ),
     Planted(

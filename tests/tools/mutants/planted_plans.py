@@ -94,7 +94,7 @@ _CARRIED_OUT: tuple[Planted, ...] = (
 )  # fmt: skip
 
 _THEIRS: tuple[Planted, ...] = (
-    Planted("strategies/torch_api/redistribute_plans.py", "if isinstance(error, TypeError) and _is_of_our_call(error):\n            raise\n", "",
+    Planted("strategies/torch_api/redistribute_plans.py", "if isinstance(error, TypeError) and _is_raised_here(error):\n            raise\n", "",
             "a torch that is asked in another way seems to refuse every redistribution"),
     Planted("strategies/planner/audit/pairs.py", "sum(price(step.move) for step in steps if _moves(step))", "sum(price(step.move) for step in steps)",
             "DTensor pays for axes of one rank, and is called dearer than it is", ("tests/strategies/planner/audit/test_compare_compare_with_torch.py",)),

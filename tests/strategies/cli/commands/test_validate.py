@@ -112,7 +112,7 @@ def test_2_a_dtype_that_the_op_does_not_take(capsys):
 
 def test_2_a_rules_module_that_raises(capsys):
     Path("code_2.py").write_text("1 / 0\n")
-    said = f"importing it raises ZeroDivisionError: division by zero ({Path.cwd()}/code_2.py, line 1). Mend that first."
+    said = f"importing it raises ZeroDivisionError: division by zero ({Path.cwd()}/code_2.py, line 1). Fix that first."
     assert_usage(capsys, f"--rules: code_2: {said}", rules="code_2")
 
 

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.model.rule import Program, Rule
 from strategies.model.verdict import Evidence, Instance, Verdict
-from strategies.programs.chained import _suspect
+from strategies.programs.chained import _candidate
 from strategies.programs.run.real_run import play_all
 from strategies.programs.shrink import search
 from strategies.programs.shrink.search import MOST, Doubt, plain_rule, regrouped, shrunk, smaller_instances
@@ -33,7 +33,7 @@ def suspected(one, layout, mesh, **more):
     program = Program(one, mesh, (layout,), **more)
     (found,) = play_all([program])
     assert found.wrong
-    return _suspect((program, found))
+    return _candidate((program, found))
 
 
 def tried(one, *, whole=False):

@@ -75,7 +75,7 @@ def test_a_planted_wrong_rule_shrinks_to_two_ranks_and_few_elements(one, text, r
     shows = witness(one, text, ranks)
     found = shrink(shows.start, shows)
     assert found.smallest.ranks == 2 and elements(found.smallest) <= 8, found.smallest.sample.arguments()
-    instance = shows.charge(found.smallest)
+    instance = shows.failing_instance(found.smallest)
     assert str(instance.rule) == f"{one.op}: {text}" and instance.verdict is Verdict.UNSOUND
     assert instance.evidence.reason and (instance.sample, instance.ranks) == (found.smallest.sample, 2)
     assert all(map(shows, found.steps)) and found.steps
@@ -86,7 +86,7 @@ def test_a_rule_that_needs_three_ranks_keeps_them():
     shows = witness(one, "S(0) -> P(max)", 4)
     found = shrink(shows.start, shows).smallest
     assert (found.ranks, found.sample.arguments()) == (3, ["f64[4]", "[0]"])
-    assert shows.charge(found).evidence.reason.startswith("rank 2 raises IndexError")
+    assert shows.failing_instance(found).evidence.reason.startswith("rank 2 raises IndexError")
 
 
 def test_a_rule_that_needs_unevenness_keeps_it():
@@ -111,7 +111,9 @@ def test_a_claim_for_some_numbers_of_ranks_is_asked_for_each():
 def test_where_every_rank_raises_so_it_stays():
     shows = witness(sample("pixel_unshuffle.default", numbers(1, 1, 6, 6), 3), "S(2) -> S(2)", 3)
     found = shrink(shows.start, shows).smallest
-    assert found.ranks == 2 and shows.charge(found).evidence.reason.startswith("every rank raises RuntimeError")
+    assert found.ranks == 2 and shows.failing_instance(found).evidence.reason.startswith(
+        "every rank raises RuntimeError"
+    )
 
 
 def test_twice_the_same():
@@ -152,7 +154,7 @@ def test_the_very_values_with_nan_are_shrunk_and_the_nan_that_it_takes_stays():
     found = shrink(shows.start, shows).smallest
     assert sum(map(math.isnan, found.sample.tensors[0].flatten().tolist())) == 1 and elements(found) <= 4
     assert not found.sample.tensors[0].isinf().any()
-    assert shows.charge(found).evidence.variant == ""
+    assert shows.failing_instance(found).evidence.variant == ""
 
 
 def test_whole_numbers_made_of_nan_say_nothing():
@@ -167,7 +169,7 @@ def test_what_was_not_wrong_shows_nothing_at_all():
     instance = judged(one, "S(0) -> S(0)")
     case = Probe(one, tell(one), 2, seed=0).case(instance.rule, 0)
     shows = Witness(instance, case, source=claimed("S(0) -> S(0)"))
-    assert not shows(shows.start) and shows.charge(shows.start) is None
+    assert not shows(shows.start) and shows.failing_instance(shows.start) is None
 
 
 def test_other_inputs_other_meshes_and_what_follows_are_other_findings():

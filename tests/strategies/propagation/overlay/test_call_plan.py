@@ -9,13 +9,13 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import localtensor as lt
+from localtensor.concurrency import clear_all
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import split
 from localtensor.layout.spec import Spec
 from strategies.model.rule import Call, Leaf
 from strategies.ops.semantics.local_call import BadRule
 from strategies.ops.semantics.rulebook import Book, Line, rules
-from strategies.propagation.cache import clear_all
 from strategies.propagation.overlay import call_plan
 from strategies.propagation.overlay.call_plan import CallPlanner, TurnedAxes, global_metas, layout_text
 from strategies.propagation.overlay.context import overlay_dtensor
@@ -172,5 +172,5 @@ def test_a_tensor_whose_axes_take_other_turns_is_refused_and_not_taken_for_one_f
         assert torch.equal(plain, X.exp()) and torch.equal(moved, X.exp())  # the remedy is one
         assert said == (
             "aten.exp.default under overlay_dtensor: tensors: Spec(f32[4, 3](S(0)[1]S(0)[0])): its axes do not cut from left "
-            "to right, in which order rules are taken for them. Redistribute it to replicas first: to the same "
+            "to right, the order that rules assume. Redistribute it to replicas first: to the same "
             "placements DTensor moves nothing, and the order stays.")  # fmt: skip

@@ -10,7 +10,7 @@ def test_who_asks_after_a_clear_must_not_be_told_by_the_old_rule():
     world = World(THREADS)
     assert world.get("k") == ("k", 0)
     world.rule = world.settled = 1  # a change whose clear did nothing
-    with pytest.raises(AssertionError, match="asked after the clear for rule 1, told by rule 0"):
+    with pytest.raises(AssertionError, match="asked after the clear for rule 1, answered by rule 0"):
         world.get("k")
 
 
@@ -36,7 +36,7 @@ def test_what_is_computed_twice_or_not_kept_is_seen():
 def test_the_value_of_another_key_is_seen():
     world = World(THREADS)
     world.cache.get(world.key("b"), lambda: ("a", 0))
-    with pytest.raises(AssertionError, match="asked for b, told a"):
+    with pytest.raises(AssertionError, match="asked for b, got a"):
         world.get("b")
 
 

@@ -82,7 +82,7 @@ def test_the_world_sees_a_value_from_before_the_clear():
             return cache
 
     [found] = races.explore_all([lambda sync: cache_programs.cleared(sync, Stuck)], 100)
-    assert "told by rule 0" in found.failure.detail or "stale" in found.failure.detail
+    assert "answered by rule 0" in found.failure.detail or "stale" in found.failure.detail
 
 
 class Unmarked:

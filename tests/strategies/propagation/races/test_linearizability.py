@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from strategies.propagation.races.linearizability import Call, _told, explained
+from strategies.propagation.races.linearizability import Call, _history_text, explained
 
 A, B, CLEAR = "get a", "get b", "clear"
 
@@ -39,4 +39,4 @@ def test_the_order_in_which_calls_are_listed_is_nothing():
 
 
 def test_a_history_is_told_with_its_times_and_answers():
-    assert _told([Call(A, 0, 5, 1), Call(CLEAR, 1, 2)]) == "get a [0-5] -> 1; clear [1-2]"
+    assert _history_text([Call(A, 0, 5, 1), Call(CLEAR, 1, 2)]) == "get a [0-5] -> 1; clear [1-2]"
