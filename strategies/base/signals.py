@@ -1,16 +1,17 @@
-"""Ctrl-C and SIGTERM: a command ends at any moment with one sentence, nothing half-written, and nobody left.
+"""Ctrl-C and SIGTERM: a command can end at any moment with one message, without partial files or orphaned processes.
 
-Python's own way, an exception between any two steps, goes astray: in an import, a destructor, a callback from C++,
-another clean-up.  So a signal ends the process at once, and what that would leave lying is in `LEFT`, to be put away
-first.  All else is made to be left: a journal is whole to its last line, workers and ranks end with their parent.
-Where somebody has to be told, an executor of the user's or his own program, the first signal is an exception
-(`gently`), and the second, or too long a way out, ends it.  What must be done whole, or not at all, is `held`.
+Python's default, an exception at any bytecode, is unreliable: it may be raised in an import, a destructor, a callback
+from C++, or another clean-up. So a signal ends the process at once, after the clean-ups in `LEFT`. Everything else
+tolerates this: a journal is complete up to its last line, and workers and ranks end with their parent. Code that has to
+be notified, such as a user's executor, runs under `gently`: the first signal is an exception, and the second one, or a
+timeout, ends the process. Operations that must not be interrupted run under `held`.
 
-The state is here, not in `localtensor/_util/ambient.py`: a handler has to be there before anything else is imported.
+The state is in this module and not in `localtensor/_util/ambient.py`, because the handler is installed before other
+imports.
 
-Private parts of CPython, which have no public twin; read on 3.10, 3.11, 3.12 and 3.13; without them more is left lying:
+Private parts of CPython without a public equivalent, read on 3.10 to 3.13; without them less is cleaned up:
 
-| part | for what |
+| part | for |
 |---|---|
 | `multiprocessing.process._current_process._config["tempdir"]` | the folder of the fork server's socket |
 | `multiprocessing.resource_tracker._resource_tracker._pid` | the child that ends by itself and cleans up |
@@ -37,12 +38,12 @@ import typer
 from rich.console import Console
 
 LAST = 5.0
-"""Seconds for Python's own end, which waits for threads and children."""
+"""Seconds for the exit of the interpreter, which waits for threads and children."""
 PATIENCE = 20.0
-"""Seconds for the way out of what is stopped gently: rank threads that do not obey take two times five."""
+"""Seconds until the process ends after a signal under `gently`: rank threads that do not react take two times five."""
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 LEFT: dict[str, Callable[[str], object]] = {}
-"""Paths that must not stay, each with what removes it; and "terminal", to show its cursor."""
+"""Paths to remove before exit, each with its function; and "terminal", which shows the cursor again."""
 
 
 class _Now:
@@ -55,7 +56,9 @@ class _Now:
 
 
 def watch() -> None:
-    """From here on SIGINT and SIGTERM are ours, unless whoever started us had them ignored.  In the main thread only."""
+    """Installs the handlers of SIGINT and SIGTERM, unless the parent process had them ignored. In the main thread
+    only.
+    """
     if _Now.owner:
         return
     _Now.owner = os.getpid()
@@ -75,35 +78,35 @@ def watch() -> None:
 
 
 def say(more: str) -> None:
-    """What the sentence says from here on, after "stopped by Ctrl-C"."""
+    """Sets the rest of the message after "stopped by Ctrl-C"."""
     _Now.more = more
 
 
 def came() -> int:
-    """The signal that has come, or 0."""
+    """The signal received, or 0."""
     return _Now.came
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if one was raised before, and somebody took it for his own."""
+    """Raises KeyboardInterrupt if one was raised before and other code has swallowed it."""
     if _Now.came and _Now.gentle:
         raise KeyboardInterrupt
 
 
 def sentence(number: int = 0) -> str:
-    """What is said to whoever stopped it, once; "" after that."""
+    """The message after a signal, once; then ""."""
     said, _Now.said = _Now.said, True
     return "" if said else f"localtensor: stopped by {NAMES.get(number or signal.SIGINT)}{_Now.more}."  # type: ignore[call-overload]
 
 
 def begin(more: str) -> None:
-    """Work begins, of which this is to be said."""
+    """Resets the state for a new command; `more` is the rest of its message."""
     _Now.more, _Now.said, _Now.came = more, False, 0
 
 
 @contextlib.contextmanager
 def gently() -> Iterator[None]:
-    """While inside, the first signal is a KeyboardInterrupt."""
+    """Within it, the first signal raises KeyboardInterrupt."""
     _Now.gentle += 1
     try:
         yield
@@ -115,7 +118,7 @@ def gently() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """While inside, the first signal waits; the second does not."""
+    """Within it, the first signal is deferred; the second is not."""
     _Now.held += 1
     try:
         yield
@@ -138,9 +141,9 @@ def _signalled(number: int, frame: FrameType | None) -> None:
 
 
 def _later(number: int, seconds: float) -> None:
-    """End after so many seconds, whatever goes on then.
+    """Ends the process after so many seconds, in any case.
 
-    Returns when that thread has begun: CPython frees at its end what a thread's first step needs, and does not wait.
+    Returns when the thread has started: at exit CPython frees what a thread needs to start, and does not wait for it.
     """
     begun = _thread.allocate_lock()
     begun.acquire()
@@ -155,13 +158,13 @@ def _give_up(number: int, seconds: float, begun: _thread.LockType) -> None:
 
 
 def soon() -> None:
-    """It was stopped, and that was said: what Python does last is not waited for long."""
+    """After the message, limits the time of the interpreter's exit."""
     if _Now.owner == os.getpid():
         _later(_Now.came or signal.SIGINT, LAST)
 
 
 def _end(number: int) -> None:
-    """Put away what must not stay, and be gone.  No lock is taken, and no stream flushed: anything may be under way."""
+    """Cleans up and exits. Takes no lock and flushes no stream: the signal may have interrupted any code."""
     for pid in _children():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -175,7 +178,7 @@ def _end(number: int) -> None:
 
 
 def _folders() -> list[str]:
-    """Of real ranks, which have not begun perhaps: those that have remove it themselves; and Python's, of a fork server."""
+    """Folders of real ranks that may not have started (started ranks remove them), and of Python's fork server."""
     found = [crew.folder for crew in list(getattr(sys.modules.get("localtensor.processes.worker_group"), "CREWS", ()))]
     process = getattr(sys.modules.get("multiprocessing.process"), "_current_process", None)
     its = getattr(process, "_config", {}).get("tempdir")
@@ -187,9 +190,10 @@ def _tree(folder: str) -> None:
 
 
 def _children() -> list[int]:
-    """Our child processes, as far as the system tells; not Python's resource tracker, which ends with us and cleans up.
+    """The child processes, where the system lists them, without Python's resource tracker, which ends with us and
+    cleans up.
 
-    Its fork server would end too, but not before it has imported all that it was told to.
+    The fork server would end, too, but not before it has finished its imports.
     """
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     own = getattr(tracker, "_pid", None)
@@ -206,21 +210,19 @@ def _children() -> list[int]:
 
 
 def _leave_alone() -> None:
-    """A copy of this process dies of a signal, in silence."""
+    """Restores the default handlers in a forked child."""
     for number in NAMES:
         if signal.getsignal(number) is _signalled:
             signal.signal(number, signal.SIG_DFL)
 
 
-# How every command ends: its exit code, and what is said after Ctrl-C or after an error of ours.
-
 CLEAN, WRONG, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def leave(work: Callable[[], int], more: str = "") -> None:
-    """End with the exit code of the work: 130 after Ctrl-C, 143 after SIGTERM, 3 after an error of ours.
+    """Ends the command with the exit code of `work`: 130 after Ctrl-C, 143 after SIGTERM, 3 after an internal error.
 
-    `more` is said to whoever stopped it (see `stopping.say`).
+    `more` ends the message after a signal (see `say`).
     """
     begin(more)
     try:
@@ -241,13 +243,13 @@ def leave(work: Callable[[], int], more: str = "") -> None:
 
 
 def complain(text: str) -> None:
-    """Write it to standard error, as far as that takes it: where it does not, the exit code has to do."""
+    """Writes to standard error; failures are ignored, since the exit code still reports the result."""
     with contextlib.suppress(OSError):
         typer.echo(text, err=True)
 
 
 def _lacking(error: Exception) -> str:
-    """What is not there to work with, if that is what the machine says; else ""."""
+    """The resource that is missing, if the error is about one; else ""."""
     if isinstance(error, MemoryError):
         return "the machine has no room for this: memory"
     if isinstance(error, OSError) and error.errno in SHORT:
@@ -261,11 +263,11 @@ def _lacking(error: Exception) -> str:
 
 
 SHORT = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""Errors that mean: the machine has too little of something."""
+"""Errors that mean that the machine has run out of some resource."""
 
 
 def open_streams() -> None:
-    """Standard streams that whoever started us has closed lead nowhere: else a file of ours would take their place."""
+    """Opens closed standard streams on the null device: otherwise the next opened file would get their descriptors."""
     for at, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(at)
@@ -276,15 +278,15 @@ def open_streams() -> None:
 
 
 def wrote(text: str) -> str:
-    """Write it to standard output, if there is one; why it could not be written, or "".
+    """Writes to standard output, if there is one; returns the reason if that failed, or "".
 
-    Nobody reading any longer, as after `| head`, is no fault.
+    A closed pipe, as after `| head`, is not a failure.
     """
     return _out(lambda: sys.stdout.write(text))
 
 
 def printed(show: Callable[[Console], None]) -> str:
-    """As `wrote`, of what `show` prints on a console: 140 columns wide where there is no terminal."""
+    """As `wrote`, for the output of `show` on a console: 140 columns wide where there is no terminal."""
     return _out(lambda: show(_Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)))
 
 
@@ -302,25 +304,22 @@ def _out(write: Callable[[], object]) -> str:
 
 
 class _Pipe(Console):
-    """rich leaves with exit code 1 when nobody reads any longer; here 1 means a wrong rule."""
+    """A console that raises on a broken pipe. rich would exit with code 1, which here means a wrong rule."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def many(workers: int | None) -> int:
-    """How many worker processes: one for each core, if nobody says otherwise."""
+    """The number of worker processes: one for each core by default."""
     return workers if workers is not None else os.cpu_count() or 1
-
-
-# A process without torch's noise, for a while: around one call that may be refused, or around a whole command.
 
 
 @contextlib.contextmanager
 def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
-    """While inside, no warning is heard, and no log up to this level.
+    """Suppresses warnings, and logs up to this level.
 
-    Torch logs every refusal and every submesh that might have been flattened: these are answers here.
+    Torch logs every error and every submesh that could have been flattened; the callers expect them.
     """
     before = logging.root.manager.disable
     with warnings.catch_warnings():
@@ -334,10 +333,10 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """What a command that judges does to its process: errors alone are logged, and torch computes on one thread.
+    """The process state of validating commands: only errors are logged, and torch computes on one thread.
 
-    One thread: the tensors are small, the workers many, and they are forked from here.  It is undone when the command
-    ends, since others may run in the process, tests for example.
+    One thread, because the tensors are small, the workers many, and they are forked from here. The state is restored at
+    the end, since other code, such as tests, may run in this process.
     """
     import torch  # not above: `--help` does without it
 

@@ -1,7 +1,11 @@
-"""Pairs of specs on a given mesh, drawn at random, for DTensor's own redistribution: only such as it can be held to.
+"""Random pairs of specs for DTensor's own redistribution, and DTensor's plans in terms of our steps and prices.
 
-A strided shard means what `distribute_tensor` deals, be the pieces even or not.  Several on one dim are drawn only where
-they encode an order, and kinds of Partial are mixed only where they commute: torch refuses the others on purpose.
+Only pairs that torch defines are drawn. A strided shard means what `distribute_tensor` deals, whether or not the pieces
+are even. Several strided shards on one dim are drawn only where they encode an order, and kinds of Partial are mixed
+only where they commute: torch rejects the others by design.
+
+A transform of DTensor may take two collectives: a strided shard goes to another shard by way of Replicate, and so does
+a partial value to a strided shard; on a device without all-to-all (gloo), a shard is gathered and sliced.
 """
 
 from __future__ import annotations
@@ -38,13 +42,13 @@ from strategies.torch_api.specs import NoSuchSpec, decoded
 SHAPES: tuple[tuple[int, ...], ...] = (
     (8, 8), (8, 8), (12, 12), (7, 6), (5, 3), (9,), (3,), (1, 4), (2, 5), (4, 2, 6), (6, 0), (16,), (13, 2),
 )  # fmt: skip
-"""Even on most meshes, uneven, shorter than the mesh, of one row, of none."""
+"""Even on most meshes, uneven, smaller than the mesh, of one row, empty."""
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """From where to where, and the sets of axes of which there is a flattened submesh."""
+    """Source and destination, and the sets of axes for which there is a flattened submesh."""
 
     src: Spec
     dst: Spec
@@ -60,7 +64,7 @@ class Pair:
 
 
 def draw_pairs(sizes: Sequence[int], *, seed: int, budget: int) -> Iterator[Pair]:
-    """At most `budget` pairs on a mesh of these sizes, no two alike; the same for a seed in any process.
+    """At most `budget` distinct pairs on a mesh of these sizes; the same for a seed in any process.
 
     >>> [str(pair) for pair in draw_pairs((2,), seed=0, budget=1)] == [str(p) for p in draw_pairs((2,), seed=0, budget=1)]
     True
@@ -88,10 +92,11 @@ def _pair(rng: random.Random, mesh: Mesh) -> Pair | None:
 
 
 def told(spec: Spec) -> bool:
-    """Whether torch says what it means: kinds of Partial that may be mixed, and cuts of a dim of which it knows an order.
+    """Whether torch defines the spec: kinds of Partial that may be mixed, and sharded dims with an order that torch can
+    read.
 
-    Where strided shards encode an order and the pieces are uneven, torch has two readings of them.  That is no excuse:
-    what `distribute_tensor` deals is what a redistribution is given, and has to end at.
+    Where strided shards encode an order and the pieces are uneven, torch has two readings. Such specs count as defined:
+    the pieces that `distribute_tensor` deals are the input of the redistribution, and its expected result.
     """
     sizes = spec.mesh.sizes
     plain = tuple(Shard(cut[0]) if (cut := cuts(p)) is not None else p for p in spec.placements)
@@ -128,7 +133,7 @@ def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.d
 
 
 def _cut(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
-    """Strided shards that encode an order; or one alone, as views make it."""
+    """Strided shards that encode an order; or a single one, as views create it."""
     if rng.random() < 0.3:
         return {axes[0]: StridedShard(dim, split_factor=rng.choice((2, 3)))}
     return in_order(dim, axes, mesh.sizes)
@@ -140,18 +145,13 @@ def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
     return ("sum", "avg") if mixed else (rng.choice(offered),)
 
 
-# DTensor's own plans as plans of ours: the same steps, the same prices, and what is wrong with them, if anything.
-#
-# A transform of DTensor may be two collectives in truth: a strided shard goes to another shard by way of a replica, a
-# partial to a strided shard likewise; and where a device has no all-to-all (gloo), a shard is gathered and cut.
-
 MODES = ("greedy", "graph")
-"""DTensor's planners: what it does by itself, and under `use_min_cost_redistribution_plan`."""
+"""DTensor's planners: the default, and the one under `use_min_cost_redistribution_plan`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """DTensor has no plan: the first line of what it raises."""
+    """DTensor has no plan: the first line of its error."""
 
     text: str
 
@@ -169,13 +169,13 @@ def for_dtensor(
     flattened: Sequence[Sequence[str]] = (),
     all_to_all: bool = True,
 ) -> Plan | Refused:
-    """What DTensor of this torch does for a redistribution, priced as our own plans are; `fault_of` judges it.
+    """The plan of DTensor of this torch for a redistribution, priced as our own plans are; `fault_of` checks it.
 
-    `mode` is one of `MODES`; a ValueError for another.  DTensor takes its graph-based planner in either mode where
-    there are strided shards or shard orders.  `all_to_all` is False for a device that has none, such as cpu.  A step along
-    axes of one rank is nothing but a new name, which DTensor skips: it takes no time, and is not in the price.
+    `mode` is one of `MODES`; a ValueError for another. DTensor uses its graph-based planner in either mode where there
+    are strided shards or shard orders. `all_to_all` is False for a device that has none, such as cpu. DTensor skips
+    steps along axes of one rank: they take no time, and do not count in the price.
 
-    Raises `TorchChanged` where the planner of this torch is not asked as those that were read.
+    Raises `TorchChanged` where the planner of this torch has another interface than the versions that were read.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -205,16 +205,18 @@ def for_dtensor(
 
 
 def paid(steps: Sequence[Step], price: Price) -> int:
-    """What DTensor pays for its steps by a price, of which it skips those along axes of one rank."""
+    """The price of DTensor's steps, without those along axes of one rank, which it skips."""
     return sum(price(step.move) for step in steps if _moves(step))
 
 
 def _moves(step: Step) -> bool:
+    """Whether a step is along an axis of more than one rank."""
     return any(step.was.mesh.sizes[axis] > 1 for axis in step.axes)
 
 
 def fault_of(plan: Plan) -> str:
-    """The first step that is not legal, or where the plan ends if that is not where it should; empty if it is right.
+    """The first step that is not legal, or the end of the plan if it is not the destination; empty if the plan is
+    right.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -256,7 +258,7 @@ _KINDS = {
     "RS": "local", "RSS": "local", "RP": "local", "SR": "all_gather", "SSR": "all_gather", "SP": "local",
     "PR": "all_reduce", "PS": "reduce_scatter",
 }  # fmt: skip
-"""What DTensor does in one collective; the rest goes by way of a replica."""
+"""Transforms that DTensor carries out in one collective; the others go by way of Replicate."""
 
 
 def _stages(transform: Transform, src: Spec, all_to_all: bool) -> Iterator[tuple[str, Placement]]:

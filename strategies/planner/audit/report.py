@@ -1,4 +1,7 @@
-"""What `localtensor validate --plans` prints, and what it writes for programs."""
+"""The report of `localtensor validate --plans`, for people and for programs.
+
+Findings are grouped by cause: every failing pair is shrunk, and pairs that shrink to the same one are one finding.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +20,35 @@ from strategies.planner.audit.shrink import smallest, weight
 from strategies.planner.audit.verdict import KINDS, Job, RealRuns, Verdict, play_all
 from strategies.planner.steps.plan import bytes_text
 
-# One finding for each cause: every bad pair is made as small as it goes, and what comes to the same is one finding.
-
 Told = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing that is wrong, by the smallest pair that shows it."""
+    """One cause of failures, with the smallest pair that shows it."""
 
     symptom: str
     pair: Pair
     modes: tuple[str, ...]
-    """DTensor's planners, of those that were tried, under which this pair shows it."""
+    """DTensor's planners, of those tested, under which this pair fails."""
     outcome: Outcome
     met: int
-    """How many pairs came down to this one."""
+    """How many pairs shrank to this one."""
     example: Pair
     """The first of them."""
     confirmed: bool = False
     """Whether real processes showed the same."""
     note: str = ""
-    """What they showed instead."""
+    """The different outcome on real processes, if so."""
 
     @property
     def asked(self) -> bool:
-        """Whether a user can ask for it: no shard order, no new Partial."""
+        """Whether the public API offers it: no shard order, no new Partial."""
         return users(self.pair.src, self.pair.dst)
 
     @property
     def pattern(self) -> str:
-        """`S(0),S(0) -> R,R, a+b flattened`: the placements alone."""
+        """`S(0),S(0) -> R,R, a+b flattened`: only the placements."""
         return self.written(self.pair)
 
     @staticmethod
@@ -59,7 +60,7 @@ class Cause:
 
 
 def symptom(outcome: Outcome) -> str:
-    """What stays the same while a pair is made smaller: not the numbers, nor which rank it is.
+    """The part of an outcome that is invariant while a pair shrinks: neither the numbers nor the rank.
 
     >>> symptom(Outcome("wrong", "rank 1 holds shape (4, 6), not (4, 3)")), symptom(Outcome("refused", "ValueError: no 3"))
     ('wrong values', 'refused: ValueError: no #')
@@ -73,7 +74,7 @@ def symptom(outcome: Outcome) -> str:
 
 
 def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause]:
-    """The findings among these, the most often met first; `told` is called for every pair that is done."""
+    """The findings among these verdicts, the most frequent first; `told` is called after every verdict."""
     found: dict[str, Cause] = {}
     known: dict[tuple[str, str, str], Pair] = {}
     shown: dict[tuple[str, str], Cause] = {}
@@ -96,12 +97,12 @@ def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause
 
 
 def _rank(one: Cause) -> tuple[object, ...]:
-    """Of two that show the same placements: the worse, then the simpler."""
+    """The sort key of two findings with the same placements: the worse outcome, then the simpler pair."""
     return _ORDER.index(one.outcome.kind), weight(one.pair)
 
 
 def _met(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause:
-    """The finding, under whichever of the planners show it."""
+    """The finding, with the planners that show it."""
     outcomes = {mode: play_all([Job.of(pair)], mode)[0] for mode in tried}
     modes = tuple(mode for mode in tried if symptom(outcomes[mode]) == mark)
     return Cause(mark, pair, modes, outcomes[modes[0]], 0, verdict.pair)
@@ -111,7 +112,7 @@ _ORDER = ("wrong", "stops", "refused", "right")
 
 
 def confirmed(found: Sequence[Cause], bench: RealRuns, told: Told = lambda: None) -> list[Cause]:
-    """The same, each played on real processes."""
+    """The findings, each replayed on real processes."""
     made = []
     for one in found:
         real = bench.confirm([Job.of(one.pair)], one.modes[0])[0]
@@ -133,33 +134,30 @@ def _placed(spec: object) -> str:
     return ",".join(part.partition(":")[2] for part in str(spec).partition(" @ ")[2].split(", "))
 
 
-# What `localtensor validate --plans` found, as values: how many pairs came to what, the findings, and the waste.
-
-
 @dataclass(frozen=True, slots=True)
 class Wasted:
-    """What one planner's plans cost beyond the cheapest, over all pairs where it arrives."""
+    """The excess cost of one planner's plans over the cheapest plans, over all pairs for which both are right."""
 
     pairs: int
     dearer: int
-    """How many cost more by our clock."""
+    """The number of plans that cost more on our default topology."""
     dearer_torch: int
-    """How many cost more by torch's own count."""
+    """The number of plans that cost more by torch's own count."""
     sent: tuple[int, int]
     """Bytes over all pairs: theirs, ours."""
     collectives: tuple[int, int]
     for_nothing: int
-    """How many cost something where every rank holds what it should from the start: not among the ratios."""
+    """The number of plans that cost something where every rank already holds its piece: excluded from the ratios."""
     most: float
     worst: Pair | None
-    """The pair whose plan is so many times as dear by our clock."""
+    """The pair with the highest ratio on our default topology."""
     most_torch: float
     worst_torch: Pair | None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of the pairs of one mesh under one planner."""
+    """The outcomes of the pairs of one mesh under one planner."""
 
     mesh: tuple[int, ...]
     mode: str
@@ -172,7 +170,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The whole of a run."""
+    """The results of a run."""
 
     torch: str
     seed: int
@@ -180,7 +178,7 @@ class AuditResult:
     causes: tuple[Cause, ...]
     wasted: tuple[tuple[str, Wasted], ...]
     whole: bool = True
-    """False where it was stopped."""
+    """False if it was interrupted."""
 
     @property
     def pairs(self) -> int:
@@ -192,7 +190,7 @@ class AuditResult:
 
 
 def rows(verdicts: Sequence[Verdict]) -> tuple[Row, ...]:
-    """One row for each mesh and planner, in the order in which they come."""
+    """One row for each mesh and planner, in order of first appearance."""
     found: dict[tuple[tuple[int, ...], str], dict[str, int]] = {}
     for verdict in verdicts:
         counts = found.setdefault((verdict.pair.mesh.sizes, verdict.mode), dict.fromkeys(KINDS, 0))
@@ -201,7 +199,7 @@ def rows(verdicts: Sequence[Verdict]) -> tuple[Row, ...]:
 
 
 def wasted(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Wasted], ...]:
-    """For each planner that arrived somewhere."""
+    """The excess cost for each planner that has right plans."""
     found: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.waste is not None:
@@ -314,7 +312,7 @@ def as_json(tried: AuditResult, code: int) -> str:
 
 
 def finding(one: Cause) -> dict[str, Any]:
-    """One finding, with a pair that can be written again: placements in their short print, orders by dim."""
+    """One finding as JSON, with a pair that can be parsed again: placements in their short form, orders by dim."""
     pair = one.pair
     return {
         "kind": one.outcome.kind, "symptom": one.symptom, "pattern": one.pattern, "planners": one.modes, "met": one.met,

@@ -1,4 +1,4 @@
-"""The evidence that one can run: a redistribution that goes wrong, as a script of plain torch for torchrun."""
+"""A finding as a script: the redistribution that goes wrong, in plain torch for torchrun."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ print(f"rank {rank} has {dealt.tolist()} where distribute_tensor deals the whole
 
 
 def script(cause: Cause, name: str, *, seed: int = 0) -> str:
-    """The text of a script that shows the smallest pair of a finding, with its very values."""
+    """The text of a script that reproduces the smallest pair of a finding, with the same values."""
     pair, job = cause.pair, Job.of(cause.pair, seed)
     plain = [p if not isinstance(p, Partial) else Replicate() for p in pair.dst.placements]
     want = split(job.whole, Spec(pair.mesh, tuple(plain), pair.dst.shape, pair.dst.dtype, pair.dst.shard_order))

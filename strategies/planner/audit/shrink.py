@@ -1,6 +1,6 @@
-"""Pairs that are a little simpler than a given one: one axis less, a smaller size, a replica in place of a shard.
+"""Shrinking of pairs: one axis less, a smaller size, Replicate in place of a shard.
 
-What such a pair shows is asked elsewhere; here it need only be a pair that DTensor can be held to.
+The caller tests whether such a pair still fails; here it only has to be a pair that torch defines.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from strategies.planner.audit.rank_run import users
 from strategies.planner.steps.alpha_beta import REPLICATE
 
 MOST_ROWS = 16
-"""Every smaller size of a dim is tried up to this one: what is uneven goes wrong of 7 rows, say, and of no fewer."""
+"""Every smaller size of a dim is tried up to this one: uneven pieces may fail for 7 rows, say, and for no fewer."""
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
 def weight(pair: Pair) -> tuple[object, ...]:
-    """The less, the simpler to read; what a user can ask for comes first."""
+    """The complexity of a pair: the smaller, the simpler to read. Pairs that users can request come first."""
     both = (*pair.src.placements, *pair.dst.placements)
     moved = sum(was != now for was, now in zip(pair.src.placements, pair.dst.placements, strict=True))
     return (
@@ -40,7 +40,7 @@ def weight(pair: Pair) -> tuple[object, ...]:
 
 
 def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
-    """Every simpler pair that one edit makes, the boldest edits first."""
+    """Every simpler pair that one edit yields, the largest edits first."""
     seen = {(pair.mesh, repr(pair))}
     edits = (_axes, _plain, _placements, _shapes, _meshes, _names)
     for found in itertools.chain(_parts(pair, mode), *(edit(pair) for edit in edits)):
@@ -58,7 +58,7 @@ def _made(src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | 
 
 
 _BOTH, _EACH = (True, True), ((True, False), (False, True))
-"""Whether the source is changed, and whether the destination."""
+"""Whether the source is edited, and whether the destination."""
 
 
 def _edited(pair: Pair, change: Callable[[Spec], Spec], sides: tuple[bool, bool] = _BOTH) -> Pair | None:
@@ -70,7 +70,7 @@ def _edited(pair: Pair, change: Callable[[Spec], Spec], sides: tuple[bool, bool]
 
 
 def _parts(pair: Pair, mode: str) -> Iterator[Pair | None]:
-    """Single steps of DTensor's own plan, and the plan from or up to one of them."""
+    """Single steps of DTensor's own plan, and the redistributions from or to an intermediate spec of it."""
     plan = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
     if isinstance(plan, Refused) or len(plan.steps) < 2:
         return
@@ -102,7 +102,7 @@ def _without(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
 
 
 def strided(spec: Spec) -> Spec:
-    """The spec with its shard orders written as strided shards, as a user can write them."""
+    """The spec with its shard orders written as strided shards, which the public API accepts."""
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
         for axis, placement in in_order(dim, axes, spec.mesh.sizes).items():
@@ -111,7 +111,7 @@ def strided(spec: Spec) -> Spec:
 
 
 def _plain(pair: Pair) -> Iterator[Pair | None]:
-    """No submesh, no shard order, the plainest dtype, or a shard order as a user can write it."""
+    """No submesh, no shard order, the plainest dtype, or a shard order as strided shards."""
     if pair.flattened:
         yield replace(pair, flattened=())
     for dtype in _DTYPES:
@@ -123,7 +123,7 @@ def _plain(pair: Pair) -> Iterator[Pair | None]:
 
 
 def _placements(pair: Pair) -> Iterator[Pair | None]:
-    """Another placement on one axis: a replica, a plain shard, a sum; what the other side has there."""
+    """Another placement on one axis: Replicate, a plain shard, a sum; or the placement of the other side."""
     for axis in range(len(pair.mesh.sizes)):
         for now in (REPLICATE, *_simpler(pair.src, axis), *_simpler(pair.dst, axis)):
             for sides in (_BOTH, *_EACH):
@@ -145,7 +145,7 @@ def _put(spec: Spec, axis: int, now: Placement) -> Spec:
 
 
 def _shapes(pair: Pair) -> Iterator[Pair | None]:
-    """One dim less, or a smaller one, or two dims changed for each other."""
+    """One dim less, or a smaller one, or two dims swapped."""
     shape = pair.src.shape
     for dim in range(len(shape)) if len(shape) > 1 else ():
         yield _edited(pair, partial(_undimmed, dim=dim))
@@ -179,7 +179,7 @@ def _renumbered(spec: Spec, moved: dict[int, int], shape: tuple[int, ...]) -> Sp
 
 
 def _meshes(pair: Pair) -> Iterator[Pair | None]:
-    """A smaller axis; strided shards that encode an order encode the same one there."""
+    """A smaller axis; strided shards that encode an order are encoded again for the new size."""
     for axis, size in enumerate(pair.mesh.sizes):
         for less in range(2, size):
             mesh = Mesh.of(*(less if i == axis else s for i, s in enumerate(pair.mesh.sizes)))
@@ -193,7 +193,7 @@ def _on(spec: Spec, mesh: Mesh) -> Spec:
 
 
 def _names(pair: Pair) -> Iterator[Pair | None]:
-    """Two axes changed for each other."""
+    """Two axes swapped."""
     for one, other in itertools.combinations(range(len(pair.mesh.sizes)), 2):
         place = {one: other, other: one}
         order = [place.get(axis, axis) for axis in range(len(pair.mesh.sizes))]
@@ -214,5 +214,5 @@ def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
 
 
 def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:
-    """The simplest pair that is reached by edits each of which still shows it."""
+    """The simplest pair reachable by edits each of which still fails."""
     return shrink(pair, shows, budget=tries, stages=[("edits", partial(smaller, mode=mode))])

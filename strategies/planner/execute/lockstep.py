@@ -1,8 +1,8 @@
-"""Plans carried out on all ranks' tensors in one control flow: on a list of them, or on a LocalTensor.
+"""Execution of plans on all ranks' tensors in one control flow: on a list of tensors, or on a LocalTensor.
 
-A list goes through the pure functions of `localtensor.collectives.reference`, group by group, each rank with its own part of
-each step: what real ranks do, without ranks.  A LocalTensor stays folded: even steps are one collective in lockstep,
-and of the others each is done once for all groups that bring the same values to the same pieces.
+On a list, each rank runs its own part of each step, and the parts meet in the pure functions of
+`localtensor.collectives.reference`, group by group. A LocalTensor keeps its stacked storage: an even step is one
+collective in lockstep; any other step runs once for all groups that have equal values and equal pieces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strategies.planner.steps.plan import Plan, Step
 
 
 class OtherDtype(Refusal, call="redistribute", argument="held"):
-    """What ranks hold is of another dtype than the tensor that a plan was made for."""
+    """The ranks hold tensors of another dtype than the one that the plan was made for."""
 
     PROBLEM = "the plan is for {src}"
     REMEDY = "Plan for the dtype that the ranks hold: what is legal, and how it is reduced, hangs on it."
@@ -44,12 +44,12 @@ def redistribute(held: LocalTensor, plan: Plan) -> LocalTensor: ...
 @overload
 def redistribute(held: Sequence[Tensor], plan: Plan) -> list[Tensor]: ...
 def redistribute(held: Any, plan: Plan) -> Any:
-    """What every rank holds after the plan, by rank number; `held` is what they hold before, and is not changed.
+    """Every rank's tensor after the plan, by rank number; `held` are the tensors before, and is not changed.
 
-    A list, one tensor for each rank, comes back as a list; a LocalTensor as a LocalTensor.  No gradient flows: what
-    comes out has no history, whatever went in.  A plan without steps gives back what it was given.  Ranks of a
-    LocalTensor that are not in the plan's mesh hold nothing afterwards.
-    Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype is not.
+    A list, one tensor for each rank, returns a list; a LocalTensor returns a LocalTensor. The result has no gradient
+    history. A plan without steps returns `held` itself. Ranks of a LocalTensor that are not in the plan's mesh hold
+    nothing afterwards. Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype
+    is not.
 
     >>> from localtensor.layout.spec import Mesh
     >>> from localtensor.layout.spec import parse
@@ -85,7 +85,7 @@ def in_groups(held: Sequence[Tensor], step: Step) -> list[Tensor]:
 
 
 def played(works: Sequence[Work]) -> list[Tensor]:
-    """What each member's work comes to, when they meet in pure collectives."""
+    """The results of the members of a group, whose parts meet in pure collectives."""
     given: Sequence[Tensor | None] = [None] * len(works)
     while True:
         calls, done = list[Call](), list[Tensor]()
@@ -124,11 +124,8 @@ def _check(held: Sequence[Tensor], plan: Plan) -> None:
         raise OtherDtype(others[0], plan.src)
 
 
-# -- folded
-
-
 def _even(x: LocalTensor, step: Step) -> LocalTensor | None:
-    """The step as one collective in lockstep; None where pieces are uneven, or in another order than the ranks."""
+    """The step as one collective in lockstep; None where pieces are uneven, or ordered otherwise than the ranks."""
     was, now = (spec.placements[step.axes[0]] for spec in (step.was, step.now))
     if step.kind == "local" or x.dtype not in CARRIED:
         return None
@@ -154,7 +151,7 @@ def _dim(placement: Placement) -> int:
 
 
 def _divides(spec: Spec, axes: tuple[int, ...]) -> bool:
-    """Whether all ranks hold pieces of one shape, those of a group one behind the other."""
+    """Whether all ranks hold pieces of one shape, those of a group in the order of its ranks."""
     if any(isinstance(p, StridedShard) for p in spec.placements):
         return False
     for dim, size in enumerate(spec.shape):
@@ -166,7 +163,7 @@ def _divides(spec: Spec, axes: tuple[int, ...]) -> bool:
 
 
 def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
-    """The step, once for all groups (or ranks, if they do not talk) that bring the same values to the same pieces."""
+    """The step, once for all groups (or ranks, if it is local) that have equal values and equal pieces."""
     found: dict[int, Tensor] = {}
     done: dict[Hashable, list[Tensor]] = {}
     with plainly():
@@ -189,6 +186,6 @@ def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
 
 
 def _values(x: LocalTensor) -> dict[int, Tensor]:
-    """The different values, by their rows."""
+    """The distinct values, by their rows of the partition."""
     held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
     return {start + row: plain(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)}

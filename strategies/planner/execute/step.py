@@ -1,10 +1,10 @@
-"""One rank's part in one step, as a generator: what it brings to each collective, and what it makes of what it gets.
+"""One rank's part in one step, as a generator that yields collectives and receives their results.
 
-The same generator runs against torch.distributed (`plan_ranks`) and against pure functions on all ranks' tensors
-(`plan_lockstep`).  It knows nothing of groups: it yields a `Call`, and is sent the tensor that the call leaves.
+The same generator runs on torch.distributed (`process_groups`) and on pure functions of all ranks' tensors
+(`lockstep`). It does not know the groups: it yields a `Call` and is sent the tensor that results.
 
-What a collective cannot do as the definition says (`steps.reduces`) is exchanged, and reduced by each rank itself.
-An average is a sum that is divided afterwards, as gloo has none.
+Values that collectives do not reduce as defined (`legal_steps.reduces`) are exchanged, and each rank reduces its own
+part. An average is a sum that is divided afterwards, since gloo has no averages.
 """
 
 from __future__ import annotations
@@ -44,42 +44,45 @@ from strategies.planner.steps.plan import Step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A collective of the group: what this rank brings, flat and contiguous, and how it is to be split or reduced."""
+    """A collective of the group: the tensor of this rank, flat and contiguous, and how it is split or reduced."""
 
     kind: str
     """all_gather, reduce_scatter, all_reduce or all_to_all."""
     x: Tensor
     op: str = "sum"
     sent: tuple[int, ...] = ()
-    """Elements to each member, of an all_to_all; and from each."""
+    """Elements sent to each member in an all_to_all; `got` are those received from each."""
     got: tuple[int, ...] = ()
+    """-"""
 
 
 Work = Generator[Call, Tensor, Tensor]
-"""Yields calls, is sent what they leave, and returns the new local tensor, which shares no memory with the old one."""
+"""Yields collectives, receives their results, and returns the new local tensor, which shares no memory with the old
+one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the members of one group have to do with each other in one step, in integers."""
+    """The data flow of one step within one group, in integers."""
 
     kind: str
     shape: tuple[int, ...]
-    """Of the block that they hold together."""
+    """Of the block that the members hold together."""
     was: tuple[Piece | None, ...]
-    """What each member holds of it; None is all."""
+    """Each member's piece of it before; None for the whole block. `now` are the pieces after."""
     now: tuple[Piece | None, ...]
+    """-"""
     pending: str
-    """The reduction that was pending along these axes, or is to be; empty if none."""
+    """The reduction that is pending along these axes before or after the step; empty if none."""
     divisor: int
-    """What a sum is divided by: the ranks along those of the axes that average."""
+    """The divisor of a sum: the number of ranks along those of the axes that average."""
 
 
 @functools.lru_cache(maxsize=16384)
 def table(step: Step, members: tuple[int, ...]) -> Table:
-    """The table of one group; `members` are its ranks, by their numbers in the mesh, in the group's order.
+    """The data flow of one group; `members` are its ranks in the mesh, in the group's order.
 
-    Raises `NotInnermost` where the step is none.
+    Raises `NotInnermost` for a step that is not legal.
     """
     was, now = (tuple(piece(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
     before = [_pending(step.was, axis) for axis in step.axes]
@@ -95,12 +98,12 @@ def _pending(spec: Spec, axis: int) -> str:
 
 
 def plain(x: Tensor) -> Tensor:
-    """x without history, conjugated and negated by its values: what is only marked so cannot travel as it lies."""
+    """x detached, with lazy conjugation and negation applied: a collective would ignore these flags."""
     return x.detach().resolve_conj().resolve_neg()
 
 
 def work(x: Tensor, todo: Table, me: int, *, ours: bool = False) -> Work:
-    """The part of member `me` in a step.  Nothing is written to x, unless it is `ours`: contiguous, and used no more."""
+    """The part of member `me` in a step. x is written to only if it is `ours`: contiguous, and not used elsewhere."""
     return _WORK[todo.kind](x, todo, me, ours)
 
 
@@ -148,14 +151,14 @@ def _reduce_scatter(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
 
 
 def _exchanged(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
-    """What all members' tensors fold into, of it the part that is this rank's: exchanged first, then reduced here."""
+    """The reduction of all members' tensors, of it the part of this rank: exchanged first, then reduced here."""
     count = len(sent)
     got = yield from _moved("all_to_all", wire, sent, [sent[me]] * count)
     return fold(got.view(count, -1), todo.pending)
 
 
 def _moved(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
-    """A collective that moves values and changes none; as bytes, where collectives do not carry the dtype."""
+    """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
     if wire.dtype in CARRIED:
         return (yield Call(kind, wire, sent=tuple(sent), got=tuple(got)))
     size = wire.dtype.itemsize
@@ -188,10 +191,10 @@ _WORK = {
 
 
 def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
-    """What the members hold after a step in which they talk, in one go: the block is put together, and cut.
+    """The results of all members of a step that communicates, computed at once: the block is assembled, then cut.
 
-    Without a collective, so that it takes a few ops for each member, and not for each pair of them.  Whoever holds all
-    of the block holds one object.
+    It needs a few ops for each member, and not for each pair of members. Members that hold the whole block share one
+    tensor.
     """
     if todo.was[0] is None:
         block = _folded(held, todo)
@@ -209,15 +212,12 @@ def _folded(held: Sequence[Tensor], todo: Table) -> Tensor:
     return _off_wire(total, held[0].dtype, todo)
 
 
-# -- what travels, and how it is reduced
-
-
 def _pieces(found: Sequence[Piece | None]) -> list[Piece]:
     return [one for one in found if one is not None]
 
 
 def _op(kind: str, dtype: torch.dtype) -> str:
-    """What a collective is asked for: booleans travel as bytes, and an average as a sum."""
+    """The reduction of the collective: booleans travel as bytes, and an average as a sum."""
     if dtype == torch.bool:
         return "min" if kind in ("min", "product") else "max"
     return "sum" if kind == "avg" else kind

@@ -1,19 +1,19 @@
-"""Any cost of redistribution put to one test: whether it is a metric, as far as a cost can be one.
+"""A test whether a cost of redistribution is a metric, apart from symmetry.
 
-A cost `d` of the way from one spec to another is right about the ways that there are only if, for all specs,
+A cost `d` from one spec to another is consistent with the possible paths only if, for all specs,
 
-* `d(a, a) == 0`, and `d(a, b) >= 0`: to do nothing costs nothing, and nobody is paid to communicate;
-* `d(a, c) <= d(a, b) + d(b, c)`: the triangle inequality.  Who breaks it charges more for a way than for a longer one.
+* `d(a, a) == 0` and `d(a, b) >= 0`: doing nothing is free, and no communication is paid for;
+* `d(a, c) <= d(a, b) + d(b, c)`, the triangle inequality: a direct path costs no more than a detour.
 
-`d(a, b) == d(b, a)` is not asked: from R to a shard is a copy, and the way back is an all-gather.  A cost is a
-quasi-metric.  And `d(a, b)` may be 0 for what is nothing to that cost, such as a copy to one that counts bytes sent.
+Symmetry is not required: from R to a shard is a copy, and the way back is an all-gather. So a cost is a quasi-metric.
+`d(a, b)` may be 0 for different specs if the cost ignores what lies between them, as bytes sent ignore a copy.
 
-The price of the cheapest plan is such a cost by construction: it is a distance in a graph whose edges are the legal
-steps and whose lengths are prices that are never negative; a way by b is a way.  That needs every layout that lies on a
-way to or from any b to be open to every plan: see `strategies.planner.steps.legal_steps.targets`.  Strided shards of others are not open, so
-a price must not charge less for these than for plain shards, as torch's own does (`strategies.planner.steps.prices`).  With a
-memory limit it holds as well, with infinity for what no plan within it reaches: the limit is on each step, so that two
-plans within it are one.
+The price of the cheapest plan is a quasi-metric by construction: it is the distance in a graph with the legal steps as
+edges and nonnegative prices as lengths. That requires that every layout on a path to or from any b is available to
+every plan: see `strategies.planner.steps.legal_steps.targets`. Strided shards other than those of the destination are
+not, so a price must not charge less for these than for plain shards, as torch's own does
+(`strategies.planner.steps.prices`). It also holds under a memory limit, with infinity where no plan stays within it:
+the limit applies to each step, so two plans within it concatenate to one.
 """
 
 from __future__ import annotations
@@ -40,16 +40,14 @@ from strategies.planner.steps.legal_steps import changes, targets
 from strategies.planner.steps.plan import PICO, Move, axes_text
 from strategies.planner.steps.prices import move_of
 
-# A price of single steps on trial: whether plans can be searched by it, and what the cheapest of them cost then.
-
 LARGER = (2, 1000, 1_000_000)
-"""How many times more bytes a move is asked with: the same move must not cost less."""
+"""The factors by which the bytes of a move are scaled: the same move must not cost less."""
 FALLS = "the same step with fewer bytes costs more"
 
 
 @dataclass(frozen=True, slots=True)
 class Plugged:
-    """A user's function as a price: whole numbers as they are, seconds as picoseconds, rounded up."""
+    """A user's function as a price: integers as they are, seconds as picoseconds, rounded up."""
 
     name: str
     grows: bool
@@ -63,7 +61,7 @@ class Plugged:
 
 @dataclass(frozen=True, slots=True)
 class PriceProbe:
-    """What a price of steps answered."""
+    """The answers of a price of single steps: its faults, and whether plans can be searched by it."""
 
     ask: Callable[[Move], float]
     odd: tuple[Odd, ...]
@@ -79,7 +77,9 @@ class PriceProbe:
         return all(odd.what == FALLS for odd in self.odd)
 
     def price(self, name: str) -> Plugged:
-        """As a price for the planner, which keeps the plans of each of these for itself: `ask` equals itself alone."""
+        """The price as the planner takes it. The plan cache keeps its plans apart from others', since `ask` equals only
+        itself.
+        """
         return Plugged(name, not self.odd, self.seconds, self.ask)
 
 
@@ -98,13 +98,13 @@ def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[
 
 
 def distances(specs: Sequence[Spec], price: Plugged) -> list[list[float]]:
-    """What the cheapest plan from each spec to each other costs."""
+    """The price of the cheapest plan from each spec to each other."""
     found = [[plan(src, dst, price).price for dst in specs] for src in specs]
     return [[cost / PICO if price.seconds else cost for cost in row] for row in found]
 
 
 def _moves(specs: Sequence[Spec]) -> Iterator[Move]:
-    """Every move from one of these specs to another, each once, in an order that is always the same."""
+    """Every move from one of these specs to another, each once, always in the same order."""
     seen: dict[Move, None] = {}
     for spec in specs:
         for offered in dict.fromkeys(targets(spec, dst) for dst in specs):
@@ -132,32 +132,33 @@ def _odd_answers(where: str, answers: list[float], again: float) -> Iterator[Odd
 
 
 PairCost = Callable[[Spec, Spec], float]
-"""Seconds from one spec to another; infinite where there is no way."""
+"""Seconds from one spec to another; infinite where there is no path."""
 StepPrice = Callable[[Move], float]
-"""What one step costs: seconds as a float, or anything in whole numbers."""
+"""The price of one step: seconds as a float, or an integer in any unit."""
 NEAR = 1e-9
-"""Sums of floats may differ by this part of themselves."""
+"""The relative tolerance for sums of floats."""
 LARGEST = 1e30
-"""Beyond which a finite answer is no cost, and would leave the range of floats on the way."""
+"""The largest finite cost that is accepted; larger ones might overflow in sums."""
 MOST = 128
-"""Specs; their triples are two millions."""
+"""The most specs; their triples are two million."""
 KEPT = 100
-"""Broken triples that are told, the worst first; those where an infinite cost is to blame say least and come last."""
+"""The number of violations that are kept, the worst first; those with an infinite direct cost come last, as they say
+least."""
 
 
 class BadCost(Refusal, call="localtensor cost check"):
-    """A cost function that cannot be asked."""
+    """A cost function that cannot be called, or has no valid result."""
 
 
 def check(
     cost: PairCost | StepPrice, mesh: Mesh, shape: Sequence[int] = (8, 8), dtype: torch.dtype = torch.float32,
     placements: Sequence[Placement] | None = None, *, orders: bool = False, name: str = "", unit: str = "",
 ) -> Checked:  # fmt: skip
-    """What a cost answers for all triples of all specs that have these placements: R, a shard of each dim, P(sum).
+    """The result of a cost function for all triples of all specs with these placements: R, a shard of each dim, P(sum).
 
-    A function of two specs is asked for each pair.  A function of one `Move` is asked what steps cost, and if it
-    answers as prices do, the cheapest plans by it are searched.  `orders` adds specs whose dims are cut in another
-    order.  Raises `BadCost` for what is no such function, raises, or returns no number.
+    A function of two specs is called for each pair. A function of one `Move` is called for single steps and, if its
+    answers are valid prices, the cheapest plans by it are searched. `orders` adds specs whose dims are sharded in other
+    orders. Raises `BadCost` for an invalid function, one that raises, or one that returns no number.
 
     >>> def cost(src: Spec, dst: Spec) -> float:  # by size alone: to shrink costs nothing, to grow costs too much
     ...     return max(0.0, float(ways(dst) - ways(src))) ** 2
@@ -188,7 +189,7 @@ def check(
 def specs_of(
     mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, placements: Sequence[Placement] | None, orders: bool = False
 ) -> tuple[Spec, ...]:
-    """All specs of one tensor on a mesh with these placements.  Raises `BadCost` where they are too many."""
+    """All specs of one tensor on a mesh with these placements. Raises `BadCost` where they are too many."""
     if placements is None:
         placements = (Replicate(), *map(Shard, range(len(shape))), Partial())
     count = len(placements) ** len(mesh.sizes)
@@ -243,7 +244,7 @@ def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list
 
 
 def _asked_with(cost: object, name: str) -> int:
-    """How many positional parameters must be given: 2 for pairs, 1 for steps."""
+    """The number of required positional parameters: 2 for a cost of pairs, 1 for a price of steps."""
     remedy = "Write def cost(src, dst), which returns seconds, or def price(move)."
     if not callable(cost) or isinstance(cost, type):
         raise BadCost("cost", name, "it is no function", remedy)
@@ -261,7 +262,7 @@ def _asked_with(cost: object, name: str) -> int:
 
 
 def _asker(name: str) -> Callable[..., float]:
-    """A call of the user's function that gives a number or raises `BadCost`."""
+    """A call of the user's function that returns a number or raises `BadCost`."""
 
     def ask(cost: Callable[..., Any], *arguments: Any) -> float:
         where = " -> ".join(map(str, arguments))

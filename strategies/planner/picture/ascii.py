@@ -1,4 +1,8 @@
-"""The picture of a plan as text: a grid of ranks for each stage, and in each the tensor, with what the rank holds."""
+"""The picture of a plan as text: for each stage a grid of ranks, and in each the tensor with the part that the rank
+holds.
+
+Two dims of the tensor are drawn, preferably sharded ones. Of a long mesh axis only some ranks are drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,25 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layout import Runs, Spec, cuts_of, held_at, short
 
-# What each rank holds, before and after each step of a plan, as boxes: a grid of ranks, in each the whole tensor.
-#
-# Two dims of the tensor are drawn: those that are cut, if there are some.  Of a long axis only some ranks are.
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The tensor as it lies after a step; the first stage of a plan has no step."""
+    """The layout after a step; the first stage of a plan has no step."""
 
     spec: Spec
     step: str = ""
     axes: tuple[int, ...] = ()
-    """The axes whose ranks talk to each other in that step; none if it is one that each rank makes by itself."""
+    """The axes whose ranks communicate in that step; empty for a local step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One rank's share: for each of the dims that are drawn the rows that it holds."""
+    """One rank's share: its rows of each of the two drawn dims."""
 
     down: Runs
     across: Runs
     part: bool
-    """Whether it holds a part of a value, that is yet to be reduced."""
+    """Whether it is a partial value, still to be reduced."""
 
 
 def layout_text(spec: Spec) -> str:
@@ -48,7 +48,7 @@ def layout_text(spec: Spec) -> str:
 
 
 def places(size: int, most: int) -> list[int | None]:
-    """The places of an axis that are drawn: the first ones and the last; None stands for those left out.
+    """The indices along an axis that are drawn: the first ones and the last; None for those left out.
 
     >>> places(3, 4), places(16, 4)
     ([0, 1, 2], [0, 1, None, 15])
@@ -57,7 +57,7 @@ def places(size: int, most: int) -> list[int | None]:
 
 
 def lines_of(sizes: Sequence[int], most: int) -> list[tuple[int, ...] | None]:
-    """The places on several axes at once, that are drawn below each other; None stands for those left out.
+    """The coordinates on several axes that are drawn below each other; None for those left out.
 
     >>> lines_of((2, 2), 8), lines_of((), 4), lines_of((100,), 3)
     ([(0, 0), (0, 1), (1, 0), (1, 1)], [()], [(0,), None, (99,)])
@@ -70,7 +70,7 @@ def lines_of(sizes: Sequence[int], most: int) -> list[tuple[int, ...] | None]:
 
 
 def label(names: Sequence[str], sizes: Sequence[int], place: Sequence[int] | None, most: int) -> str:
-    """Where a rank stands on some axes; by number alone if the names take more letters than that anywhere.
+    """A rank's coordinates on some axes, with the names of the axes unless the longest label exceeds `most` characters.
 
     >>> label(("dp", "tp"), (2, 16), (1, 3), 10), label(("dp", "tp"), (2, 101), (1, 3), 10), label((), (), None, 10)
     ('dp 1 tp 3', '1 3', '')
@@ -81,14 +81,14 @@ def label(names: Sequence[str], sizes: Sequence[int], place: Sequence[int] | Non
 
 
 def dims_drawn(stages: Sequence[Stage]) -> tuple[int, ...]:
-    """At most two dims: those that most stages cut, and then the first ones; in their order."""
+    """At most two dims, ascending: those sharded in most stages, and then the first ones."""
     spec = stages[0].spec
     often = {dim: sum(bool(cuts_of(stage.spec)[dim]) for stage in stages) for dim in range(len(spec.shape))}
     return tuple(sorted(sorted(often, key=lambda dim: (-often[dim], dim))[:2]))
 
 
 def box(spec: Spec, where: Sequence[int], dims: Sequence[int]) -> Box:
-    """What the rank at this place holds."""
+    """The share of the rank with these coordinates."""
     held = [_held(spec, where, dim) for dim in dims]
     part = any(isinstance(placement, Partial) for placement in spec.placements)
     down, across = (((0, 1),), *held) if len(held) == 1 else held or [((0, 1),), ((0, 1),)]
@@ -96,13 +96,13 @@ def box(spec: Spec, where: Sequence[int], dims: Sequence[int]) -> Box:
 
 
 def extents(spec: Spec, dims: Sequence[int]) -> tuple[int, int]:
-    """How long the two dims are that are drawn: 1 for one that the tensor has not."""
+    """The sizes of the two drawn dims: 1 for one that the tensor does not have."""
     sizes = [spec.shape[dim] for dim in dims]
     return (1, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1]) if sizes else (1, 1)
 
 
 def share_text(spec: Spec) -> str:
-    """What the first rank of all holds, in words; no rank holds more.
+    """The share of the first rank in words; no rank holds more.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -125,7 +125,7 @@ def share_text(spec: Spec) -> str:
 
 
 def undrawn(spec: Spec, dims: Sequence[int]) -> str:
-    """Which dims are cut and not drawn; empty if none."""
+    """Which dims are sharded but not drawn; empty if none."""
     others = [f"dim {dim}" for dim in range(len(spec.shape)) if dim not in dims and cuts_of(spec)[dim]]
     return f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'} cut, too, and not drawn" if others else ""
 
@@ -136,15 +136,15 @@ def _held(spec: Spec, where: Sequence[int], dim: int) -> Runs:
 
 WIDTH = 60
 CELLS = (4, 8)
-"""How many cells a tensor is drawn with at most, down and across."""
+"""The most cells that a tensor is drawn with, down and across."""
 LINES = 4
-"""How many rows of ranks are drawn at most."""
+"""The most rows of ranks that are drawn."""
 SIGNS, ASCII = ("█", "▒", "·", "┊"), ("#", "%", ".", "~")
-"""For a value, a part of one, what the rank does not have, and ranks that are left out."""
+"""For a value, a partial value, what the rank does not hold, and ranks left out."""
 
 
 def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] = SIGNS) -> str:
-    """All stages below each other, and what the signs mean.  No line is wider than `width`, but for words.
+    """All stages below each other, and a legend. No line but text is wider than `width`.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -202,14 +202,14 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
 
 
 def _cells(share: Box, down: tuple[int, int], across: tuple[int, int], signs: Sequence[str]) -> list[str]:
-    """The lines of a box; for each direction so many cells, for so many rows of the tensor."""
+    """The lines of a box. `down` and `across` are each a number of cells and the size of the dim."""
     rows, columns = _marked(share.down, *down), _marked(share.across, *across)
     held = signs[1] if share.part else signs[0]
     return ["".join(held if row and column else signs[2] for column in columns) for row in rows]
 
 
 def _count(size: int, most: int) -> int:
-    """How many cells a dim has: as many as it has rows, or so few that each has as many rows, or the most.
+    """The number of cells of a dim: its size, or the largest number above half of `most` that divides it, or `most`.
 
     >>> [_count(size, 8) for size in (0, 5, 12, 13, 4096)]
     [1, 5, 6, 8, 8]
@@ -222,7 +222,7 @@ def _count(size: int, most: int) -> int:
 
 
 def _marked(runs: Runs, cells: int, size: int) -> list[bool]:
-    """Which of so many equal cells have some of these rows in them.
+    """Which of so many equal cells hold some of these rows.
 
     >>> _marked(((0, 2), (6, 2)), 4, 8)
     [True, False, False, True]

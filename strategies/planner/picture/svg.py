@@ -1,4 +1,4 @@
-"""The picture of a plan as SVG: for light and dark backgrounds, with no script, and nothing fetched."""
+"""The picture of a plan as SVG: for light and dark backgrounds, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from strategies.planner.picture.ascii import (
 )
 
 SIDE, GAP, LABEL, LEFT, LINE = 56, 14, 13, 16, 18
-"""Pixels: of a rank's box, between two, of small print, at the left, and from one line of words to the next."""
+"""In pixels: the side of a rank's box, the gap between boxes, a small label, the left margin, a line of text."""
 LETTER = 7.3
-"""How wide a letter of the words is, at most."""
+"""The largest width of a letter in pixels."""
 ROW, COLUMN = 40, int((SIDE + GAP) / LETTER)
-"""How many letters stand beside a row of ranks at most, and above a column."""
+"""The most letters beside a row of ranks, and above a column."""
 MOST = (6, 8)
-"""How many ranks are drawn below each other, and side by side."""
+"""The most ranks that are drawn below each other, and side by side."""
 FINEST = 64
-"""Into how many cells a dim is divided that is cut into more runs."""
+"""The number of cells of a dim that is held in more runs."""
 STYLE = """
 .ltp { color-scheme: light dark; background: #ffffff; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .ltp text { fill: #1b1f24; font-size: 12px; }
@@ -53,7 +53,7 @@ STYLE = """
 
 
 def svg(stages: Sequence[Stage], title: str = "") -> str:
-    """One panel for each stage, below each other.  Dashed frames are groups of ranks that talk in the step that follows.
+    """One panel for each stage, below each other. Dashed frames are the groups that communicate in the following step.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -65,7 +65,7 @@ def svg(stages: Sequence[Stage], title: str = "") -> str:
 
 
 def page(stages: Sequence[Stage], title: str, words: str) -> str:
-    """A page with the picture, and the plan in words below it."""
+    """An HTML page with the picture, and the plan in words below it."""
     root = ET.Element("html", {"lang": "en"})
     head = ET.SubElement(root, "head")
     ET.SubElement(head, "meta", {"charset": "utf-8"})
@@ -102,7 +102,7 @@ def _drawn(stages: Sequence[Stage], title: str) -> ET.Element:
 def _panel(
     root: ET.Element, stage: Stage, after: Sequence[int], dims: Sequence[int], top: float
 ) -> tuple[float, float]:
-    """Draws one stage; how far it reaches to the right, and down."""
+    """Draws one stage; returns its right and lower ends."""
     spec, names, sizes = stage.spec, stage.spec.mesh.names, stage.spec.mesh.sizes
     right = 0.0
     if stage.step:
@@ -127,7 +127,7 @@ def _panel(
 
 
 def _spread(shown: Sequence[object], start: float) -> list[float]:
-    """Where each box begins; what stands for ranks left out takes less room."""
+    """The start of each box; ranks left out take less space."""
     found = []
     for one in shown:
         found.append(start)
@@ -136,7 +136,7 @@ def _spread(shown: Sequence[object], start: float) -> list[float]:
 
 
 def _rank(root: ET.Element, share: Box, x: float, y: float, size: tuple[int, int]) -> None:
-    """A rank's box: the whole tensor, and on it what the rank holds."""
+    """A rank's box: the whole tensor, and on it the share of the rank."""
     _rect(root, "whole", x, y, SIDE, SIDE)
     for start, length in _scaled(share.down, size[0]):
         for other, wide in _scaled(share.across, size[1]):
@@ -144,7 +144,7 @@ def _rank(root: ET.Element, share: Box, x: float, y: float, size: tuple[int, int
 
 
 def _scaled(runs: Runs, size: int) -> list[tuple[float, float]]:
-    """The runs in pixels of a box; those of a dim in more runs than can be seen as cells of which some is held."""
+    """The runs in pixels of a box; in cells where there are more runs than can be seen."""
     if len(runs) > FINEST:
         cells = sorted(
             {cell for start, length in runs for cell in (start * FINEST // size, (start + length - 1) * FINEST // size)}
@@ -154,7 +154,7 @@ def _scaled(runs: Runs, size: int) -> list[tuple[float, float]]:
 
 
 def _talk(root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[float], lefts: Sequence[float]) -> None:
-    """Frames around the ranks that talk to each other, where these stand in a row, in a column, or are all."""
+    """Frames around the ranks that communicate, where they form a row, a column, or the whole mesh."""
     rows, columns = [(y, y + SIDE) for y in tops], [(x, x + SIDE) for x in lefts]
     if not after or (axes > 2 and tuple(after) != (axes - 1,)):
         return
@@ -168,7 +168,7 @@ def _talk(root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[floa
 
 
 def _key(root: ET.Element, top: float) -> float:
-    """What the colours mean; where it ends."""
+    """The legend of the colours; returns its right end."""
     x = float(LEFT)
     for kind, words in (("value", "a value"), ("part", "a part of one, to be reduced"), ("whole", "not here")):
         _rect(root, kind, x, top, 12, 12)
@@ -192,7 +192,7 @@ def _rect(root: ET.Element, kind: str, x: float, y: float, wide: float, high: fl
 
 
 def _words(root: ET.Element, x: float, top: float, words: str, kind: str) -> float:
-    """Where they end."""
+    """Writes text; returns its right end."""
     if not words:
         return x
     place = {"class": kind} if kind else {}
@@ -202,5 +202,5 @@ def _words(root: ET.Element, x: float, top: float, words: str, kind: str) -> flo
 
 
 def _clean(words: str) -> str:
-    """Without the signs that XML has no place for."""
+    """The text without characters that XML cannot hold."""
     return "".join(sign if sign.isprintable() else "?" for sign in words)

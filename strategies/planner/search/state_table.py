@@ -1,7 +1,8 @@
-"""One search as tables of integers: what an axis may be, what may follow what, and what each step costs.
+"""The tables of one search, in integers: the placements of an axis, the legal transitions, the cost of each step.
 
-A layout is one integer.  Each axis has a field of it: which placement it has and, if it cuts a dim, its turn in the
-stack of cuts of that dim (see `strategies.planner.steps.legal_steps`).  Axes of one rank have no field: they neither cut nor add up.
+A layout is one integer with a field for each axis: its placement and, if it shards a dim, its position in that dim's
+stack of cuts (see `strategies.planner.steps.legal_steps`). Axes of one rank have no field: they neither shard nor
+reduce.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ from strategies.planner.steps.plan import Move, Price
 from strategies.planner.steps.prices import in_parts
 
 PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
+"""The legal steps along one axis by a pair of letters: kind, letters before and after for a price, and whether parts
+are exchanged. `X` is a P whose parts are exchanged where it is reduced."""
 PAIRS |= {
     pair.replace("P", "X"): (kind, was, now, was == "P") for pair, (kind, was, now, _) in PAIRS.items() if "P" in pair
 }
 """Each legal step along one axis by a pair of letters: its kind, both for a price, and whether parts are exchanged.
 `X` is a P whose parts are exchanged where it is reduced."""
 STEPS = 20
-"""A cost is a price and, in this many bits below it, a number of steps: of equally cheap plans the shortest is least."""
+"""A cost holds the price and, in this many bits below it, the number of steps: of equally cheap plans the shortest is
+least."""
 Facts = tuple[str, int, int, str]
-"""All that tells one placement from another: its letter, the dim that it cuts, its split factor, its reduction."""
+"""What identifies a placement: its letter, the dim that it shards, its split factor, its reduction."""
 
 
 class BadPrice(Refusal, call="plan", argument="price"):
-    """A price that is no whole number, or less than nothing."""
+    """A price that is negative or no whole number."""
 
     PROBLEM = "it asks {got!r} for {move}, and a price is a whole number of 0 or more"
     REMEDY = "Round it up, to picoseconds or bytes."
@@ -45,7 +49,7 @@ REPLICATED: Facts = "R", -1, 0, ""
 
 
 def facts(placement: Placement) -> Facts:
-    """The facts of a placement that is defined: torch holds some classes equal to each other.
+    """The key of a placement. Placements are not used as keys themselves: torch compares some of its classes as equal.
 
     >>> from torch.distributed.tensor import Partial
     >>> facts(Shard(1)), facts(Partial("max"))
@@ -62,7 +66,7 @@ def facts(placement: Placement) -> Facts:
 
 
 def placement_of(one: Facts) -> Placement:
-    """The placement of these facts."""
+    """The placement with this key."""
     letter, dim, factor, reduction = one
     if letter == "SS":
         return StridedShard(dim, split_factor=factor)
@@ -70,7 +74,7 @@ def placement_of(one: Facts) -> Placement:
 
 
 class Sort:
-    """A sort of step: its kind, its axes, their letters before and after, and its costs as far as they are known."""
+    """A kind of step along some axes: the collective, the letters before and after, and its costs so far computed."""
 
     __slots__ = (
         "axes",
@@ -102,14 +106,16 @@ class Sort:
         """The price by the bytes, where nothing else matters."""
 
     def nbytes(self, before: int, after: int) -> int:
-        """The bytes that count, of the largest pieces before and after."""
+        """The bytes that are priced, given the largest pieces before and after."""
         if self.unit:
             return in_parts(before, self.unit)
         return (after if self.late else before) * self.times
 
 
 class Frame:
-    """What a table holds whatever the sizes of mesh and tensor are, and the price: which placements, what follows what."""
+    """The part of a table that does not depend on the sizes of mesh and tensor, or on the price: placements and
+    transitions.
+    """
 
     def __init__(self, offered: tuple[Facts, ...], held: tuple[Facts, ...], dtype: torch.dtype) -> None:
         known = dict.fromkeys((*offered, *held))
@@ -125,7 +131,7 @@ class Frame:
         self.follows = tuple([self._follows(p, dtype) for p in range(len(known))])
 
     def _follows(self, p: int, dtype: torch.dtype) -> tuple[tuple[int, str], ...]:
-        """What an axis may become from a placement if nothing stands in its way, and by which pair of letters."""
+        """The placements an axis may change to from placement `p`, each with its pair of letters."""
         found = []
         for q in self.offered:
             pair = f"{self.letters[p]}>{self.letters[q]}"
@@ -138,7 +144,7 @@ class Frame:
         return tuple(found)
 
     def _clashes(self, dtype: torch.dtype) -> tuple[frozenset[int], ...]:
-        """For each placement those that no other axis may have beside it, while that becomes partial."""
+        """For each placement, those that no other axis may hold while an axis becomes partial in this way."""
         partial = [p for p, reduction in enumerate(self.reductions) if reduction]
         found = [frozenset[int]()] * len(self.placements)
         for p in partial:
@@ -148,18 +154,19 @@ class Frame:
 
 
 frame_of = functools.lru_cache(maxsize=1024)(Frame)
-"""The frame of these facts, which nobody writes to: values that follow from values, and no state."""
+"""The frame for these arguments: immutable and shared."""
 
 
 class Table:
-    """The layouts that a search may look at: all those of `offered`, and of its source."""
+    """The layouts that a search may visit: all those built of `offered` and of the source's placements."""
 
     def __init__(
         self, src: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]], price: Price
     ) -> None:  # fmt: skip
         self.src, self.price, self.shape = src, price, src.shape
         self.grows = bool(getattr(price, "grows", False))
-        # Who overrides the price of a class has not promised that its short way is the same.
+        # A subclass that overrides the price of its base has not overridden `along`, so only the class's own `along`
+        # counts.
         self.along = price.along if "along" in vars(type(price)) else None  # type: ignore[attr-defined]
         sizes = src.mesh.sizes
         self.axes = tuple([axis for axis, size in enumerate(sizes) if size > 1])
@@ -191,8 +198,6 @@ class Table:
         sets = [tuple(sorted(place[axis] for axis in axes if axis in place)) for axes in flattened]
         return tuple(dict.fromkeys(group for group in sets if len(group) > 1))
 
-    # -- layouts
-
     def state(self, spec: Spec) -> int:
         """The integer of a layout."""
         found, turns = 0, [0] * len(self.shape)
@@ -220,12 +225,12 @@ class Table:
         return Spec(self.src.mesh, tuple(placements), self.shape, self.src.dtype, others)
 
     def field(self, state: int, i: int) -> tuple[int, int]:
-        """The placement and the turn of an axis, by their numbers here."""
+        """The placement number and the position of an axis."""
         field = state >> self.shifts[i] & self.mask
         return field >> self.turns, field & (1 << self.turns) - 1
 
     def piece(self, state: int) -> int:
-        """The bytes of the largest piece of a layout: that of the rank which is first on every axis."""
+        """The bytes of the largest piece of a layout: that of the rank with coordinate 0 on every axis."""
         lengths, fields = list(self.shape), [(*self.field(state, i), i) for i in range(self.count)]
         for turn in range(self.count):
             for p, its, i in fields:
@@ -233,18 +238,14 @@ class Table:
                     lengths[self.dims[p]] = self.cut(lengths[self.dims[p]], self.factors[p], self.sizes[i])
         return math.prod(lengths) * self.itemsize
 
-    # -- steps
-
     def cut(self, length: int, factor: int, ranks: int) -> int:
-        """What the first of so many ranks has of one dim."""
+        """The size that the first of `ranks` ranks keeps of one dim."""
         if factor == 1:
             return -(-length // ranks)
         return sum([chunk[0][1] for chunk in strided_bounds(length, factor, ranks)])
 
-    # -- prices
-
     def sort(self, group: tuple[int, ...], pair: str) -> Sort:
-        """The one sort of step of these axes, from one letter to another, with its costs."""
+        """The one kind of step along these axes for a letter pair, with its costs."""
         found = self._sorts.get((group, pair))
         if found is None:
             axes, ranks = tuple([self.axes[i] for i in group]), math.prod([self.sizes[i] for i in group])
@@ -260,7 +261,8 @@ class Table:
         return found
 
     def cost(self, sort: Sort, cutting: int, before: int, after: int) -> int:
-        """What a step costs where these axes cut before it, and the largest pieces have so many bytes before and after.
+        """The cost of a step; `cutting` are the axes that shard before it, `before` and `after` the bytes of the
+        largest pieces.
 
         Raises `BadPrice`.
         """
@@ -279,12 +281,12 @@ class Table:
         return found
 
     def move(self, sort: Sort, cutting: int, nbytes: int) -> Move:
-        """The move that `pricing.move_of` would make."""
+        """The move that `prices.move_of` would build."""
         even = self.nbytes / self.cutting[cutting]
         return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now, sort.exchanged)
 
     def _whole(self, got: object, move: Move) -> int:
-        """A price of another type that is a whole number."""
+        """Another integer type as an int. Raises `BadPrice` for anything else."""
         try:
             cost = operator.index(got)  # type: ignore[arg-type]  # what is no number is refused here
         except TypeError:
@@ -295,5 +297,5 @@ class Table:
 
 
 def name_of(price: Price) -> str:
-    """The name of a price, or of a function that has none."""
+    """The name of a price, or of a function that has no `name`."""
     return str(getattr(price, "name", "") or getattr(price, "__name__", type(price).__name__))

@@ -1,16 +1,16 @@
-"""What links a cluster has, from a file or from two numbers, and which of them the ranks along a mesh axis use.
+"""The links of a cluster, from a JSON file or from two numbers, and which of them the ranks along a mesh axis use.
 
-A file is JSON; `docs/topology.json` is one:
+`docs/topology.json` is an example of a file:
 
-| key              | what it says                                                                                     |
+| key              | meaning                                                                                          |
 |------------------|--------------------------------------------------------------------------------------------------|
-| `ranks_per_node` | how many ranks share a node: the first so many of the mesh, the next so many, and so on          |
+| `ranks_per_node` | how many ranks share a node: consecutive blocks of so many ranks of the mesh                     |
 | `inner`          | the link between ranks of one node: `latency_us` of a message, and `gigabytes_per_second`        |
 | `outer`          | the link between ranks of several nodes                                                          |
-| `axes`           | links by the name of a mesh axis, where the two do not fit; need not be there                    |
-| `memory`         | a rank's own memory: what a copy takes; need not be there                                        |
+| `axes`           | optional: links by the name of a mesh axis, which replace these two                              |
+| `memory`         | optional: a rank's own memory, as used by copies                                                 |
 
-A gigabyte is 10**9 bytes; the gigabytes per second are those that one rank sends.
+A gigabyte is 10**9 bytes; the bandwidth is what one rank sends.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.planner.steps.prices import MEMORY, Topology
 
 PER_NODE = 8
-"""Ranks of a node, where nothing says how many."""
+"""The default number of ranks per node."""
 LONGEST = 1_000_000
-"""Bytes of a file."""
+"""The largest file in bytes."""
 SLOWEST, FASTEST, LATEST = 1e-6, 1e6, 1e9
-"""Gigabytes per second, and microseconds: beyond these there is no such link."""
+"""The accepted range: gigabytes per second, and microseconds."""
 REQUIRED, OPTIONAL, LINK = (
     ("ranks_per_node", "inner", "outer"),
     ("axes", "memory"),
@@ -63,14 +63,14 @@ class Cluster:
     memory: Network = MEMORY
 
     def on(self, mesh: Mesh) -> Topology:
-        """A link for each axis.  Raises `BadTopology` where `axes` names one that the mesh has not."""
+        """A link for each axis. Raises `BadTopology` if `axes` names an axis that the mesh does not have."""
         own = dict(self.axes)
         for name in own:
             _known("axes", name, mesh.names)
         return Topology(tuple(own.get(name) or self._link(mesh, name) for name in mesh.names), self.memory)
 
     def _link(self, mesh: Mesh, name: str) -> Network:
-        """Groups along an axis fill blocks of ranks, of which none may stand on two nodes."""
+        """The link of an axis. Its groups fill blocks of ranks; the inner link applies if no block spans two nodes."""
         axis = mesh.axis(name)
         block = math.prod(mesh.sizes[axis:])
         within = mesh.sizes[axis] == 1 or mesh.ranks <= self.ranks_per_node or self.ranks_per_node % block == 0
@@ -78,7 +78,7 @@ class Cluster:
 
 
 def parse(text: str) -> Cluster:
-    """What `--topology` says: a file, or the gigabytes per second within and between nodes of eight ranks.
+    """The cluster of `--topology`: a file, or the gigabytes per second within and between nodes of eight ranks.
 
     Raises `BadTopology`.
 
@@ -93,7 +93,7 @@ def parse(text: str) -> Cluster:
 
 
 def read(path: Path) -> Cluster:
-    """The cluster that a file describes.  Raises `BadTopology`, which says what is wrong, and where in the file."""
+    """The cluster that a file describes. Raises `BadTopology` with the position of the fault."""
     try:
         raw = read_bytes(path, LONGEST + 1)
     except (OSError, ValueError) as trouble:  # why: a path with a NUL byte is a ValueError
@@ -120,7 +120,7 @@ def read(path: Path) -> Cluster:
 
 
 def cluster_of(told: Any) -> Cluster:
-    """The cluster that decoded JSON describes.  Raises `BadTopology`.
+    """The cluster that decoded JSON describes. Raises `BadTopology`.
 
     >>> link = {"latency_us": 5, "gigabytes_per_second": 25}
     >>> cluster_of({"ranks_per_node": 8, "inner": link, "outer": link}).outer
@@ -195,5 +195,5 @@ def _number(text: str) -> float | None:
 
 
 def _name(text: str, most: int = 60) -> str:
-    """A name from a file may be any characters, half ones too, and of any length."""
+    """A printable form of a name in a file, which may hold any characters, lone surrogates too, and have any length."""
     return text if text.isprintable() and len(text) <= most else reprlib.repr(text)

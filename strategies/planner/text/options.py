@@ -1,4 +1,4 @@
-"""What `localtensor plan` is asked, read from its options: specs, a price, a topology, a limit."""
+"""The options of `localtensor plan` as values: specs, a price, a topology, a memory limit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from strategies.torch_api.user_modules import imported
 
 BYS = ("time", "bytes", "torch")
 DEAREST = 10**30
-"""What a step may cost at most: more than that, a million times over, is no sum that the search keeps apart."""
+"""The largest price of a step: the search could not keep sums of a million larger ones apart."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _LINK = re.compile(r" *([0-9.eE+-]+) *, *([0-9.eE+-]+) *")
 
 
 class BadPlanOption(Refusal):
-    """An option of `localtensor plan` that cannot be followed."""
+    """An invalid option of `localtensor plan`."""
 
     def __init__(self, option: str, value: str, problem: str, remedy: str, call: str = "plan") -> None:
         super().__init__(call, option, value, problem, remedy)
@@ -38,20 +38,20 @@ class BadPlanOption(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The question, ready to be planned."""
+    """A request for a plan."""
 
     src: Spec
     dst: Spec
     by: str
     price: Price
     unit: str
-    """`ps`, `bytes`, or nothing for whole numbers of a user's own."""
+    """`ps`, `bytes`, or empty for integers of a user's own price."""
     topology: Topology
     memory: int | None
     flattened: tuple[tuple[str, ...], ...]
 
     def price_text(self, price: int) -> str:
-        """A price of `unit`, as a person reads it."""
+        """A price of `unit` in readable form."""
         if self.unit == "ps":
             return time_text(price / PICO)
         return bytes_text(price) if self.unit == "bytes" else f"{price:,}"
@@ -61,7 +61,7 @@ def asked(
     text: str, *, by: str = "time", topology: str | None = None, inner: str | None = None, outer: str | None = None,
     per_node: int | None = None, memory: str | None = None, flattened: Sequence[str] = (), folder: str = "",
 ) -> PlanOptions:  # fmt: skip
-    """The options as values.  Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
+    """The options as values. Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
 
     >>> asked("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
     2000000000
@@ -75,7 +75,7 @@ def asked(
 
 
 def size_of(text: str) -> int:
-    """Bytes.  Raises `BadPlanOption`.
+    """The bytes of a size with an optional unit. Raises `BadPlanOption`.
 
     >>> size_of("2GB"), size_of("1.5 KiB"), size_of("100")
     (2000000000, 1536, 100)
@@ -87,7 +87,7 @@ def size_of(text: str) -> int:
 
 
 def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Axes that are flattened into one group."""
+    """The names of axes that are flattened into one group."""
     given = tuple(name.strip() for name in names.split(","))
     for name in given:
         if name not in known:
@@ -185,12 +185,12 @@ def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Price
 
 
 def _exact(got: numbers.Real) -> int | float:
-    """A number of Python's own; a whole one is never rounded, nor too large."""
+    """The number as an int or a float; an integer is never rounded and may have any size."""
     return int(got) if isinstance(got, numbers.Integral) else float(got)
 
 
 def _short(value: object) -> str:
-    """A value in an error: a number may be of any length."""
+    """The value in an error message, shortened: an integer may have any length."""
     if isinstance(value, int) and abs(value) > DEAREST:
         return f"{'more' if value > 0 else 'less'} than {DEAREST if value > 0 else -DEAREST:.0e}"
     return ascii(value)[:60]
@@ -205,7 +205,7 @@ def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move]
 
 
 def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
-    """Whole numbers between commas.  Raises `BadPlanOption`.
+    """Comma-separated integers. Raises `BadPlanOption`.
 
     >>> sizes_of("--mesh", "2,2", "localtensor cost check")
     (2, 2)

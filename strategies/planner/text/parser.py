@@ -1,13 +1,13 @@
 """A redistribution as one line of text: `f32[4096,4096] @ dp=8,tp=16: S(0),P(sum) -> R,S(1)`.
 
-| part                  | written                                                                                 |
-|-----------------------|-----------------------------------------------------------------------------------------|
-| dtype and shape       | `f32[4096,4096]`, `bool[]`                                                              |
-| mesh                  | `dp=8,tp=16`, or sizes alone, `8,16`: the axes are then called a, b ...                 |
+| part                  | syntax                                                                                   |
+|-----------------------|------------------------------------------------------------------------------------------|
+| dtype and shape       | `f32[4096,4096]`, `bool[]`                                                               |
+| mesh                  | `dp=8,tp=16`, or only sizes, `8,16`: the axes are then called a, b ...                   |
 | placements            | one for each axis in order, `S(0),P(sum)`, or by name in any order, `tp:P(sum), dp:S(0)` |
-| order in a shared dim | turns, for all axes that cut it: `S(0)[1],S(0)[0]` is cut by the second axis first      |
+| order in a shared dim | positions, for all axes that shard it: `S(0)[1],S(0)[0]` is sharded by the second axis first |
 
-The print of a `Spec` may stand on the right; and on the left, too, where the mesh is given as a value.
+The `str` of a `Spec` is accepted on the right; and also on the left, if the mesh is passed as a value.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from strategies.planner.text import suggestions
 from strategies.planner.text.suggestions import Bad, Piece
 
 LONGEST = 2_000
-"""Characters."""
+"""In characters."""
 MOST_AXES, MOST_RANKS, MOST_DIMS, MOST_BLOCKS = 8, 1 << 20, 64, 4_096
 """Axes and ranks of a mesh, dims of a tensor, blocks of a strided shard."""
 MOST_BYTES = (1 << 63) - 1
-"""Of a tensor: what torch counts in."""
+"""The largest tensor whose bytes torch can count."""
 EXAMPLE = "f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)"
 _LIKE = f"Write as in {EXAMPLE!r}."
 _NAMES = (
@@ -44,20 +44,22 @@ _NAMES = (
 DTYPES: dict[str, torch.dtype] = {
     shape_text((), getattr(torch, name)).removesuffix("[]"): getattr(torch, name) for name in _NAMES
 }
-"""By the name that a spec prints; nothing writes to it."""
+"""By the name that a spec prints; never written to."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TURN = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
 _COUNT = re.compile(r"[0-9]+")
 
 
 class BadPlanText(Refusal, call="plan"):
-    """A text that is no redistribution.  Says which piece is at fault and, if one was found, a right text near it."""
+    """A text that is no redistribution. The message names the invalid part and, if one was found, a valid text close to
+    it.
+    """
 
 
 def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
-    """The two specs that a text names.  Raises `BadPlanText`, and nothing else, whatever the text.
+    """The two specs that a text describes. Raises `BadPlanText`, and nothing else, for any text.
 
-    Where `mesh` is given the text need not name one; if it does, then the same.
+    If `mesh` is given, the text may leave the mesh out, or has to name the same.
 
     >>> read("f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)")
     (f32[8,4] @ dp:S(0), tp:P(sum), f32[8,4] @ dp:R, tp:S(1))
@@ -74,7 +76,7 @@ def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
 
 
 def text_of(src: Spec, dst: Spec) -> str:
-    """The text that reads as these two specs, which are of one tensor on one mesh.
+    """The text that parses to these two specs, which are of one tensor on one mesh.
 
     >>> text_of(*read("f32[8,4] @ dp=2,tp=2: tp:P(sum), dp:S(0) -> R,S(1)"))
     'f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)'
@@ -166,7 +168,7 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
 
 
 def _colon(piece: Piece) -> list[str]:
-    """The same with a colon after the last size."""
+    """The same text with a colon after the last size."""
     return [re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)]
 
 
@@ -195,7 +197,7 @@ def _spec(side: str, piece: Piece, mesh: Mesh, shape: tuple[int, ...], dtype: to
 
 
 def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
-    """The placement of each axis in the mesh's order, by name or not."""
+    """The placement of each axis in the order of the mesh, whether or not they are given by name."""
     parts, count = piece.split(), len(mesh.names)
     named = [part.cut(":") for part in parts]
     if len(parts) != count:
@@ -223,7 +225,7 @@ def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
 
 
 def _turned(side: str, piece: Piece) -> tuple[Piece, int | None]:
-    """The placement without its turn, and the turn."""
+    """The placement without its position, and the position."""
     found = _TURN.fullmatch(piece.text)
     if not found:
         return piece, None
@@ -262,7 +264,7 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
 def _order(
     side: str, pieces: list[Piece], turned: list[tuple[Piece, int | None]], placements: list[Placement]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The shard order that the turns say."""
+    """The shard order that the positions describe."""
     by_dim: dict[int, list[int]] = defaultdict(list)
     for axis, placement in enumerate(placements):
         cut = cuts(placement)
@@ -292,5 +294,5 @@ def _turns_of(dim: int, count: int) -> str:
 
 
 def _turns(turns: list[int | None], piece: Piece) -> list[str]:
-    """The same shard with each turn that nobody has, or with none."""
+    """The same shard with each position that is free, or with none."""
     return [*(f"{piece.text}[{turn}]" for turn in range(len(turns)) if turn not in turns), piece.text]

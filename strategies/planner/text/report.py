@@ -1,4 +1,4 @@
-"""How a plan, the other ways and DTensor's own read: in columns, and as JSON."""
+"""A plan, its alternatives and DTensor's plans: in columns for people, as JSON, and as Python code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from strategies.planner.text.options import BYS, BadPlanOption, PlanOptions
 from strategies.planner.text.parser import text_of
 
 MOST = 8
-"""How many steps are told in a line."""
+"""The number of steps shown in a line."""
 _TITLES = {"greedy": "DTensor, greedy", "graph": "DTensor, graph-based"}
 
 
 def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
-    """The plan, a line for each step; then the table of ways, each with its steps below it."""
+    """The plan, a line for each step; then the table of alternatives, each with its steps below it."""
     best = ways[0].plan
     shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
     shown.append_text(in_columns(best))
@@ -34,7 +34,7 @@ def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
 
 
 def in_columns(plan: Plan) -> Text:
-    """The steps in columns, the total, and why.
+    """The steps in columns, the total, and how the plan was found.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.search.api import plan
@@ -73,7 +73,7 @@ def in_a_line(plan: Plan) -> str:
 
 
 def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
-    """A line of figures for each way, and its steps; those of DTensor last."""
+    """A line of figures for each alternative, and its steps; DTensor's plans last."""
     best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in BYS
     heads = ["ratio", *(["price"] if own else []), "time", "sent", "in use", "torch's cost"]
     rows: list[tuple[list[str], str, str, str]] = []
@@ -97,7 +97,7 @@ def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> 
 
 
 def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) -> Text:
-    """Figures in columns, each line with a name; and below it the words that belong to it."""
+    """Figures in columns, each line with a name, and details below it."""
     lines = [heads, *(figures for figures, *_ in rows if figures)]
     wide = [max(len(line[column]) for line in lines) for column in range(len(heads))]
 
@@ -113,7 +113,7 @@ def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) ->
 
 
 def _said(one: Theirs, best: Plan) -> str:
-    """What DTensor does, in words."""
+    """DTensor's plan in words."""
     if one.plan is None:
         return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
     steps = "the same steps" if steps_of(one.plan) == steps_of(best) and best.steps else in_a_line(one.plan)
@@ -126,7 +126,7 @@ def _cpu(plan: Plan, best: Plan) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """How many times dearer.
+    """A price ratio.
 
     >>> ratio_text(1.0), ratio_text(12.345), ratio_text(float("inf"))
     ('1.00x', '12.35x', 'more')
@@ -135,22 +135,22 @@ def ratio_text(ratio: float) -> str:
 
 
 def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
-    """One object, on which programs may rely: keys stay, new ones may join them.
+    """One JSON object with a stable format: existing keys stay, new ones may be added.
 
-    | key            | what it says                                                                                |
+    | key            | meaning                                                                                     |
     |----------------|---------------------------------------------------------------------------------------------|
-    | `text`         | the question, as `localtensor plan` reads it                                                |
-    | `by`, `unit`   | what was made least; `ps`, `bytes`, or "" for whole numbers of a user's own                 |
+    | `text`         | the request, in the syntax of `localtensor plan`                                            |
+    | `by`, `unit`   | the price that was minimized; `ps`, `bytes`, or "" for integers of a user's own price       |
     | `memory_limit` | bytes, or null                                                                              |
     | `flattened`    | lists of axes that have one group                                                           |
     | `plan`         | the cheapest: see below                                                                     |
-    | `why`          | how it was found, in words for people                                                       |
-    | `alternatives` | plans with `names` and `ratio` (to the cheapest; null where that costs nothing); it is first |
+    | `why`          | how it was found, in words                                                                  |
+    | `alternatives` | plans with `names` and `ratio` (to the cheapest; null where that is free), the cheapest first |
     | `dtensor`      | by planner, `greedy` and `graph`: `refused`, `not_asked`, or a plan with `ratio`, `wrong` and `on_cpu` |
 
-    A plan has `price` (a whole number of `unit`), `seconds`, `sent` and `memory` (bytes of a rank), `torch_us` (torch's own
-    cost), and `steps`: `kind`, `axes`, `was`, `now`, `sent`, `seconds`, `memory`.  `wrong` is "" for a right plan;
-    `on_cpu` is the plan with its all-to-alls gathered and cut, as DTensor does there, or null if it has none.
+    A plan has `price` (an integer in `unit`), `seconds`, `sent` and `memory` (bytes of a rank), `torch_us` (torch's own
+    cost), and `steps`: `kind`, `axes`, `was`, `now`, `sent`, `seconds`, `memory`. `wrong` is "" for a right plan;
+    `on_cpu` is the plan with its all-to-alls gathered and sliced, as DTensor does there, or null if it has none.
     """
     best = ways[0].plan
     torch = TorchPrice.of(asked.src.mesh)
@@ -189,16 +189,13 @@ def _theirs_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
 
 
 def _ratio(way: Way, best: Plan) -> float | None:
-    """None where the best costs nothing, and this does not."""
+    """None where the best is free, and this is not."""
     ratio = way.ratio(best.price)
     return None if ratio == float("inf") else ratio
 
 
-# Python that makes the same plan as a command line did.
-
-
 def code_of(asked: PlanOptions) -> str:
-    """A few lines to paste.  Raises `BadPlanOption` for a price of a user's own, which is no value that can be written.
+    """Python code that computes the same plan. Raises `BadPlanOption` for a user's own price, which has no literal.
 
     >>> from strategies.planner.text.options import asked
     >>> print(code_of(asked("f32[8] @ dp=2: S(0) -> R", by="bytes", memory="1kB")))
