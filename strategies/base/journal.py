@@ -22,8 +22,7 @@ from strategies.base.atomic_files import read_bytes
 
 FORMAT = 1
 WRITES = "localtensor validate"
-"""The command that writes and resumes journals, by its option --journal; other commands read them, by their argument
-JOURNAL."""
+"""The command that writes and resumes journals, by --journal; the others read them, by their argument JOURNAL."""
 Line = dict[str, Any]
 
 

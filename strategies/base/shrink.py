@@ -28,9 +28,7 @@ class Shrunk(Generic[T]):
     stages: tuple[str, ...] = ()
 
     def to_try(self, most: int = 4) -> list[T]:
-        """The smallest value first, then the result of each earlier stage: fallbacks where a more expensive test does
-        not confirm the smallest.
-        """
+        """The smallest value, then the result of each earlier stage: fallbacks for a test that rejects the smallest."""
         last = {f"{stage} {i}": step for i, (stage, step) in enumerate(zip(self.stages, self.steps, strict=True))
                 if i + 1 == len(self.steps) or self.stages[i + 1] != stage}  # fmt: skip
         return list(reversed(last.values()))[:most]

@@ -56,9 +56,7 @@ class _Now:
 
 
 def watch() -> None:
-    """Installs the handlers of SIGINT and SIGTERM, unless the parent process had them ignored. In the main thread
-    only.
-    """
+    """Installs the handlers of SIGINT and SIGTERM, unless the parent process ignores them. In the main thread only."""
     if _Now.owner:
         return
     _Now.owner = os.getpid()
@@ -190,10 +188,9 @@ def _tree(folder: str) -> None:
 
 
 def _children() -> list[int]:
-    """The child processes, where the system lists them, without Python's resource tracker, which ends with us and
-    cleans up.
+    """The child processes, where the system lists them, without Python's resource tracker, which ends by itself.
 
-    The fork server would end, too, but not before it has finished its imports.
+    The fork server would end by itself, too, but not before it has finished its imports.
     """
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     own = getattr(tracker, "_pid", None)

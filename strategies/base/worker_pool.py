@@ -141,9 +141,7 @@ def _serve(pipe: Connection, noted: Any, parent: int) -> None:
 
 
 def mute() -> None:
-    """Redirects the output of malloc and torch at a crash to the null device: the parent reports the crash in one
-    line.
-    """
+    """Redirects the last output of malloc and torch to the null device: the parent reports a crash in one line."""
     if sys.stdout is not None:
         sys.stdout.flush()
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -175,11 +173,11 @@ class WorkerPool:
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
     ) -> Iterator[Answer]:
-        """The answer to every task, in order. `limit` is seconds between two progress reports; `tick` is called after
-        each task.
+        """The answer to every task, in order.
 
-        `work` is a function that can be imported by name. A caller that does not take all answers must leave the pool's
-        context, which ends all processes.
+        `limit` is seconds between two progress reports; `tick` is called after each task. `work` is a function that can
+        be imported by name. A caller that does not take all answers must leave the pool's context, which ends all
+        processes.
         """
         waiting = iter(range(len(tasks)))
         answers: dict[int, Answer] = {}
@@ -317,9 +315,7 @@ def _mapped(file: int) -> ctypes.c_longlong:
 
 
 def serve(sent: bytes) -> bytes:
-    """The task of an executor's worker: runs several tasks of one function, and returns their answers. A crash loses
-    one task.
-    """
+    """The task of an executor's worker: many tasks of one function. Returns their answers; a crash loses one task."""
     work, tasks, limit, path = pickling.loads(sent)
     with Sealed(path) as sealed:
         return pickling.dumps(list(sealed.run(work, tasks, limit=limit)))

@@ -25,9 +25,7 @@ from strategies.planner.steps.prices import TOPOLOGY, Topology, step_of
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a pair: `right`, `wrong`, `refused` (every rank raises), or `stops` (some rank raises alone, or
-    hangs).
-    """
+    """An outcome: `right`, `wrong`, `refused` (every rank raises), or `stops` (some rank raises alone, or hangs)."""
 
     kind: str
     text: str = ""
@@ -38,9 +36,7 @@ RIGHT = Outcome("right")
 
 
 def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
-    """Whether `held` are the pieces of `want` under this spec; if not, the first difference and the ranks that have
-    one.
-    """
+    """Whether `held` are the pieces of `want` under this spec; if not, the first difference, and its ranks."""
     shapes = local_shapes(spec)
     bad = [rank for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)) if tuple(piece.shape) != shape]
     if bad:

@@ -92,8 +92,7 @@ def _pair(rng: random.Random, mesh: Mesh) -> Pair | None:
 
 
 def told(spec: Spec) -> bool:
-    """Whether torch defines the spec: kinds of Partial that may be mixed, and sharded dims with an order that torch can
-    read.
+    """Whether torch defines the spec: Partials that may be mixed, and sharded dims with an order that torch can read.
 
     Where strided shards encode an order and the pieces are uneven, torch has two readings. Such specs count as defined:
     the pieces that `distribute_tensor` deals are the input of the redistribution, and its expected result.
@@ -215,8 +214,7 @@ def _moves(step: Step) -> bool:
 
 
 def fault_of(plan: Plan) -> str:
-    """The first step that is not legal, or the end of the plan if it is not the destination; empty if the plan is
-    right.
+    """The first step that is not legal, or the end of the plan if it is a wrong one; empty if the plan is right.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh

@@ -45,10 +45,10 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """The result of one rank: an error in one line, or its piece; and the pieces that `distribute_tensor` deals of the
-    whole tensor.
+    """The result of one rank: an error in one line, or its piece.
 
-    `dealt` is the rank's piece by the destination spec, `given` the one by the source spec.
+    `dealt` is the piece that `distribute_tensor` deals to the rank by the destination spec, `given` the one by the
+    source.
     """
 
     error: str
@@ -68,9 +68,7 @@ _mesh = functools.cache(mesh_on)
 
 @contextlib.contextmanager
 def planner(mode: str) -> Iterator[None]:
-    """Selects DTensor's greedy planner, or its graph-based one, for the whole process; so ranks must not enter it
-    themselves.
-    """
+    """Selects DTensor's greedy or graph-based planner for the whole process; so ranks must not enter it themselves."""
     with _redistribute.use_min_cost_redistribution_plan(enabled=mode == "graph"):
         yield
 
@@ -111,7 +109,7 @@ def _dealt(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
 
 
 def dealt(whole: Tensor, dst: Spec, mesh: DeviceMesh) -> Tensor | None:
-    """This rank's piece of the whole tensor as torch deals it, by local slices only; None for a partial spec."""
+    """The rank's piece of the whole tensor as torch deals it, by local slices only; None for a partial spec."""
     if any(isinstance(p, Partial) for p in dst.placements):
         return None
     if not dst.shard_order:

@@ -117,9 +117,7 @@ BACKENDS = "does not support complex tensors"
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """DTensor's plan compared with the cheapest, for a large tensor (see `grown`): by time, by torch's own count, in
-    bytes and in collectives.
-    """
+    """DTensor's plan compared with the cheapest for a large tensor: by time, torch's own count, bytes, collectives."""
 
     time: float
     """The price of theirs divided by that of ours; 1.0 where both are free, infinite where only ours is free."""

@@ -123,14 +123,13 @@ def _ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
 
 
 def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
-    """This rank's tensor after the plan; every rank of the mesh must call this with its tensor before the plan.
+    """Redistributes this rank's tensor; every rank of the mesh must call it with its tensor before the plan.
 
     The result is contiguous and shares no memory with `local`, which is not written to, may have any strides, and may
     require a gradient; the result has no gradient history. A plan without steps returns `local` itself, and so does a
     rank outside the mesh.
 
-    Raises `NotPlanned` if `local` is not this rank's piece of `plan.src`, or if there is no group along the axes of a
-    step.
+    Raises `NotPlanned` if `local` is not this rank's piece of `plan.src`, or if a step's axes have no group.
     """
     if groups.rank is None or not plan.steps:
         return local

@@ -184,9 +184,7 @@ def groups(mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The data that one rank sends to another: a tensor of this shape, which is these rows of one dim of something
-    larger.
-    """
+    """The data that one rank sends to another: a tensor of this shape, which is these rows of a larger one."""
 
     shape: tuple[int, ...]
     dim: int
@@ -308,8 +306,7 @@ def take(x: Tensor, dim: int, runs: Runs) -> Tensor:
 
 
 def flat(x: Tensor) -> Tensor:
-    """x as one dense dim: x itself if it is contiguous. A contiguous tensor of one element may have any stride; the
-    result has 1.
+    """x as one dense dim: x itself if it is contiguous. The stride is 1, even for a single element.
 
     >>> flat(torch.zeros(1, 2)[:, 1]).stride()
     (1,)

@@ -57,8 +57,7 @@ class Call:
 
 
 Work = Generator[Call, Tensor, Tensor]
-"""Yields collectives, receives their results, and returns the new local tensor, which shares no memory with the old
-one."""
+"""Yields collectives, receives their results, returns the new local tensor, which shares no memory with the old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,9 +77,7 @@ class PriceProbe:
         return all(odd.what == FALLS for odd in self.odd)
 
     def price(self, name: str) -> Plugged:
-        """The price as the planner takes it. The plan cache keeps its plans apart from others', since `ask` equals only
-        itself.
-        """
+        """As a price for the planner. The plan cache does not mix it with others: `ask` equals only itself."""
         return Plugged(name, not self.odd, self.seconds, self.ask)
 
 
@@ -142,8 +140,7 @@ LARGEST = 1e30
 MOST = 128
 """The most specs; their triples are two million."""
 KEPT = 100
-"""The number of violations that are kept, the worst first; those with an infinite direct cost come last, as they say
-least."""
+"""Violations that are kept, the worst first; those with an infinite direct cost come last, as they say least."""
 
 
 class BadCost(Refusal, call="localtensor cost check"):

@@ -1,5 +1,4 @@
-"""The picture of a plan as text: for each stage a grid of ranks, and in each the tensor with the part that the rank
-holds.
+"""The picture of a plan as text: for each stage a grid of ranks, each with the tensor and the part that it holds.
 
 Two dims of the tensor are drawn, preferably sharded ones. Of a long mesh axis only some ranks are drawn.
 """

@@ -46,8 +46,7 @@ def plan(
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
 ) -> Plan:
-    """The cheapest steps from one spec to another of the same tensor on the same mesh; of equally cheap plans the
-    shortest.
+    """The cheapest steps from one spec to another of one tensor on one mesh; of equally cheap plans the shortest.
 
     The result is deterministic across threads and processes: remaining ties are broken by the layouts' numbers. It is
     cached until `clear`, keyed by everything it depends on; a price without value equality is keyed by identity.
@@ -270,8 +269,7 @@ def ways(
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
 ) -> tuple[Way, ...]:
-    """The best plan and its alternatives between the same specs, each once, the cheapest first; all within the memory
-    limit.
+    """The best plan and its alternatives, each once, the cheapest first; all within the memory limit.
 
     `best` is the result of `plan` for the same arguments.
 

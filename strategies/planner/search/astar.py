@@ -35,9 +35,7 @@ class Search:
         self.edges = Edges(table, self.bound, limit).of
 
     def cheapest(self) -> Found | None:
-        """The cheapest path, or None if there is none. Ties are broken by the layouts' numbers, so the result is the
-        same in every process.
-        """
+        """The cheapest path, or None. Ties are broken by the layouts' numbers, so it is the same in every process."""
         bound, grows, values = self.bound, self.table.grows, self.values(self.src)
         at = bound.at
         best, came = {self.src: 0}, dict[int, tuple[int, Sort]]()

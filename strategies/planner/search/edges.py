@@ -46,8 +46,7 @@ CUTTING = ("S", "SS")
 FAR = 1 << 200
 """A cost above that of any path."""
 Way = tuple[int, int, Sort, dict[int, int]]
-"""A backward step: what it adds to the values, the axes that shard before or after it but not both, its kind, its known
-costs."""
+"""A backward step: what it adds to the values, the axes that start or stop sharding, its kind, its known costs."""
 Ways = tuple[list[Way], list[Way]]
 """The steps of one axis to one value: those that neither make it DONE nor leave DONE, and all of them."""
 Can = tuple[int, str, bool]
@@ -55,8 +54,7 @@ Can = tuple[int, str, bool]
 
 
 class Bound:
-    """The admissible heuristic: `at(values)` is a lower bound, as a cost of `Table.cost`, for all layouts with these
-    values.
+    """The admissible heuristic: `at(values)` is a lower bound on `Table.cost` for all layouts with these values.
 
     `solve` computes the exact bound.
     """
@@ -96,9 +94,7 @@ class Bound:
         return self._values[p]
 
     def solve(self, values: int, enough: int = FAR) -> int:
-        """The bound of these values: exact, or anything above `enough`. All values nearer to the destination are then
-        solved, too.
-        """
+        """The bound of these values: exact, or anything above `enough`. All nearer values are then solved, too."""
         if values in self._known:
             return self._known[values]
         if not self._turns:
@@ -154,8 +150,8 @@ class Bound:
         return costs
 
     def _turn(self, i: int) -> tuple[int, int]:
-        """Two masks of the values while an axis may become or leave DONE: bits that must be 0, and bits of which one
-        must be set.
+        """Masks of the values while an axis may become or leave DONE: bits that must be 0, bits of which one must be
+        set.
         """
         p, turn = self.goal[i]
         dim, clear, above = self._table.dims[p], 0, 0
@@ -215,8 +211,8 @@ class Bound:
 
 @functools.lru_cache(maxsize=1024)
 def _steps_to(may: tuple[Can, ...], now: int) -> tuple[tuple[int, int, str], ...]:
-    """The steps of an axis with these options to a value: the difference of the values, 1 if it starts or stops
-    sharding, its letter pair.
+    """The steps of an axis to a value: the difference of the values, 1 if it starts or stops sharding, its letter
+    pair.
     """
     found = []
     for (was, old, here), (value, new, there) in itertools.product(may, may):
@@ -231,8 +227,8 @@ Edge = tuple[int, int, int, Sort]
 
 
 class Layout:
-    """A decoded layout: for each axis its field and placement, for each dim its axes in order and the size that each
-    leaves.
+    """A decoded layout: for each axis its field and placement, for each dim its axes in order and the sizes they
+    leave.
     """
 
     __slots__ = ("cutting", "fields", "held", "lengths", "order")

@@ -34,9 +34,7 @@ LIMIT, TABLES = 4096, 64
 
 
 class NoPlan(LocalTensorError):
-    """There is no path from one spec to another, or none within the memory limit; then `leanest` is the plan that needs
-    least.
-    """
+    """There is no path, or none within the memory limit; then `leanest` is the plan that needs least memory."""
 
     def __init__(self, argument: str, values: str, problem: str, remedy: str, leanest: Plan | None = None) -> None:
         super().__init__(refusal("plan", argument, values, problem, remedy))
@@ -59,7 +57,7 @@ class Known:
         self, search: Callable[..., Plan], src: Spec, dst: Spec, price: Price | None, topology: Topology,
         memory: int | None, flattened: tuple[tuple[str, ...], ...],
     ) -> Plan:  # fmt: skip
-        """The plan, keyed by the values of everything it depends on. Errors that `search` raises propagate and are not
+        """The plan, keyed by the values of everything it depends on. Errors of `search` propagate and are not
         cached.
         """
         same = self.same

@@ -24,16 +24,13 @@ from strategies.planner.steps.plan import Move, Price
 from strategies.planner.steps.prices import in_parts
 
 PAIRS = {f"{row.was}>{row.now}": (row.kind, row.was, row.now, False) for row in LEGAL if row.kind}
-"""The legal steps along one axis by a pair of letters: kind, letters before and after for a price, and whether parts
-are exchanged. `X` is a P whose parts are exchanged where it is reduced."""
 PAIRS |= {
     pair.replace("P", "X"): (kind, was, now, was == "P") for pair, (kind, was, now, _) in PAIRS.items() if "P" in pair
 }
 """Each legal step along one axis by a pair of letters: its kind, both for a price, and whether parts are exchanged.
 `X` is a P whose parts are exchanged where it is reduced."""
 STEPS = 20
-"""A cost holds the price and, in this many bits below it, the number of steps: of equally cheap plans the shortest is
-least."""
+"""The low bits of a cost, which count the steps: of equally cheap plans the shortest has the least cost."""
 Facts = tuple[str, int, int, str]
 """What identifies a placement: its letter, the dim that it shards, its split factor, its reduction."""
 
@@ -113,9 +110,7 @@ class Sort:
 
 
 class Frame:
-    """The part of a table that does not depend on the sizes of mesh and tensor, or on the price: placements and
-    transitions.
-    """
+    """The part of a table that is independent of sizes and price: the placements, and the transitions between them."""
 
     def __init__(self, offered: tuple[Facts, ...], held: tuple[Facts, ...], dtype: torch.dtype) -> None:
         known = dict.fromkeys((*offered, *held))
@@ -261,8 +256,7 @@ class Table:
         return found
 
     def cost(self, sort: Sort, cutting: int, before: int, after: int) -> int:
-        """The cost of a step; `cutting` are the axes that shard before it, `before` and `after` the bytes of the
-        largest pieces.
+        """The cost of a step; the axes `cutting` shard before it, `before` and `after` are bytes of the largest pieces.
 
         Raises `BadPrice`.
         """

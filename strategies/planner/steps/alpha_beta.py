@@ -61,8 +61,8 @@ class Network:
                 raise BadNetwork(name, value)
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
-        """The time of one collective of `ranks` ranks; `nbytes` is the m of the table above. Raises KeyError for
-        another kind.
+        """The time of one collective of `ranks` ranks; `nbytes` is the m of the table. Raises KeyError for another
+        kind.
         """
         trips = TRIPS[kind]
         messages = ranks - 1 if kind == "all_to_all" else math.ceil(math.log2(ranks))

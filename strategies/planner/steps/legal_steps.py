@@ -22,9 +22,7 @@ from strategies.planner.steps.alpha_beta import REPLICATE, commute
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The step from one kind of placement to another along one axis: its collective, or the reason why there is
-    none.
-    """
+    """The step from one kind of placement to another along one axis: its collective, or why there is none."""
 
     was: str
     now: str

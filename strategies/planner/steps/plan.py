@@ -26,8 +26,7 @@ from strategies.planner.picture.svg import svg
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
 """What one step may be.  A step along axes of one rank is `local`: nobody is there to talk to."""
 PICO = 1_000_000_000_000
-"""Prices are whole picoseconds, or bytes: integer sums do not depend on their order, so that a price is exactly a
-metric."""
+"""Prices are whole picoseconds or bytes: integer sums do not depend on their order, so a price is exactly a metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,7 @@ class Move:
     nbytes: int
     """The m of the table above, in bytes."""
     even: float
-    """The bytes of a rank's piece before, as if all dims were sharded evenly: the only size that torch's own cost
-    uses."""
+    """The bytes of a rank's piece before, as if all dims were sharded evenly: the only size in torch's own cost."""
     was: str = ""
     """-"""
     now: str = ""

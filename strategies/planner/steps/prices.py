@@ -129,9 +129,7 @@ class Sent:
 
 
 def sent(move: Move) -> int:
-    """Bytes that the busiest sender sends in a move, by the algorithms of `strategies.planner.steps.alpha_beta`,
-    rounded up.
-    """
+    """Bytes that the busiest sender sends in a move, by the algorithms of `alpha_beta`, rounded up."""
     if move.kind == "local" or move.ranks == 1:
         return 0
     trips = 2 if move.kind == "all_reduce" else 1
@@ -139,8 +137,7 @@ def sent(move: Move) -> int:
 
 
 def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
-    """The move from one spec to the other. This is the reference; `search.state_table` builds the same moves
-    incrementally.
+    """The move from one spec to the other: the reference for the moves that `search.state_table` builds.
 
     >>> import torch
     >>> from localtensor.layout.spec import Mesh
@@ -255,7 +252,5 @@ class TorchPrice:
         return latency + (gib * hops / move.ranks) / (BANDWIDTH * SLOWER if outside else BANDWIDTH) * 1e6
 
     def outside(self, axis: int) -> bool:
-        """Whether groups along this axis span several hosts; as in torch, hosts are filled along the last axis
-        first.
-        """
+        """Whether groups along this axis span several hosts; hosts are filled along the last axis first."""
         return math.prod(self.sizes[axis:]) > self.per_host

@@ -51,9 +51,7 @@ _COUNT = re.compile(r"[0-9]+")
 
 
 class BadPlanText(Refusal, call="plan"):
-    """A text that is no redistribution. The message names the invalid part and, if one was found, a valid text close to
-    it.
-    """
+    """A text that is no redistribution. The message names the invalid part and, if one was found, a valid text."""
 
 
 def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:

@@ -1,6 +1,4 @@
-"""Suggestions for a text that is no redistribution: candidates for its invalid part, of which only valid ones are
-shown.
-"""
+"""Suggestions for an invalid redistribution text: candidates for its invalid part, of which valid ones are shown."""
 
 from __future__ import annotations
 
