@@ -34,7 +34,7 @@ from localtensor.layout import (
 from strategies.base.signals import quiet
 from strategies.planner.steps.alpha_beta import REPLICATE, commute
 from strategies.planner.steps.legal_steps import changed, changes, letter, refusal_of
-from strategies.planner.steps.plan import Plan, Price, Step, placed
+from strategies.planner.steps.plan import Plan, Price, Step, axes_text, placed
 from strategies.planner.steps.prices import TOPOLOGY, Time, Topology, step_of
 from strategies.torch_api.redistribute_plans import Refusal, Transform, transforms
 from strategies.torch_api.specs import NoSuchSpec, decoded
@@ -176,9 +176,7 @@ def for_dtensor(
 
     Raises `TorchChanged` where the planner of this torch has another interface than the versions that were read.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> src, dst = (Spec(Mesh.of(dp=4), (parse(p),), (1024, 1024), torch.float32) for p in ("S(0)", "S(1)"))
     >>> print(for_dtensor(src, dst))
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
@@ -216,9 +214,7 @@ def _moves(step: Step) -> bool:
 def fault_of(plan: Plan) -> str:
     """The first step that is not legal, or the end of the plan if it is a wrong one; empty if the plan is right.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> wrong = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32)
     >>> step = step_of("all_gather", (0,), wrong, changed(wrong, (0,), REPLICATE))
     >>> fault_of(Plan(wrong, step.now, (step,), 0, "", "", 0))
@@ -228,7 +224,7 @@ def fault_of(plan: Plan) -> str:
         now = step.now.placements[step.axes[0]]
         if all(change.now != step.now for change in changes(step.was, (now,), (step.axes,))):
             reason = refusal_of(step.was, step.axes[0], now) if len(step.axes) == 1 else ""
-            where = ",".join(plan.src.mesh.names[axis] for axis in step.axes)
+            where = axes_text(plan.src, step.axes)
             moved = f"{placed(step.was, step.axes[0])} -> {placed(step.now, step.axes[0])}"
             return f"step {number}, {moved} on {where}: {reason or 'this cannot be done along these axes at once'}"
     end = plan.steps[-1].now if plan.steps else as_read(plan.src)
@@ -238,9 +234,7 @@ def fault_of(plan: Plan) -> str:
 def as_read(spec: Spec) -> Spec:
     """The spec as DTensor's planners read it: a shard order in place of strided shards, if all of these encode one.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> as_read(Spec(Mesh.of(2, 2), (parse("SS(0,2)"), parse("S(0)")), (8,), torch.float32))
     f32[8] @ a:S(0)[1], b:S(0)[0]
     """

@@ -18,7 +18,7 @@ from strategies.planner.audit.pairs import MODES, Pair
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.shrink import smallest, weight
 from strategies.planner.audit.verdict import KINDS, Job, RealRuns, Verdict, play_all
-from strategies.planner.steps.plan import bytes_text
+from strategies.planner.steps.plan import bytes_text, placements_text
 
 Told = Callable[[], None]
 
@@ -56,7 +56,7 @@ class Cause:
         also = "".join(f", {'+'.join(names)} flattened" for names in pair.flattened)
         dtype = str(pair.src).split("[")[0]
         of = "" if dtype == "f64" else f" of {dtype}"
-        return f"{_placed(pair.src)} -> {_placed(pair.dst)}{of}{also}"
+        return f"{placements_text(pair.src)} -> {placements_text(pair.dst)}{of}{also}"
 
 
 def symptom(outcome: Outcome) -> str:
@@ -127,11 +127,6 @@ def _least(verdict: Verdict, mark: str) -> Pair:
         return symptom(play_all([Job.of(pair)], verdict.mode)[0]) == mark
 
     return smallest(verdict.pair, verdict.mode, shows).smallest
-
-
-def _placed(spec: object) -> str:
-    """`S(0)[1],S(0)[0]` of `f64[8] @ a:S(0)[1], b:S(0)[0]`."""
-    return ",".join(part.partition(":")[2] for part in str(spec).partition(" @ ")[2].split(", "))
 
 
 @dataclass(frozen=True, slots=True)

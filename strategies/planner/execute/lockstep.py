@@ -51,8 +51,7 @@ def redistribute(held: Any, plan: Plan) -> Any:
     nothing afterwards. Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype
     is not.
 
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> from strategies.planner.search.api import plan
     >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (3,), torch.int64) for p in ("S(0)", "R"))
     >>> redistribute([torch.tensor([1, 2]), torch.tensor([3])], plan(src, dst))

@@ -83,25 +83,10 @@ def _add(runs: list[tuple[int, int]], start: int, length: int) -> None:
         runs.append((start, length))
 
 
-def rows(spec: Spec, rank: int) -> tuple[Runs, ...]:
-    """The rows of each dim of the whole tensor that a rank of the mesh holds.
-
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
-    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("SS(0,2)")), (8, 3), torch.float32)
-    >>> rows(spec, 3)
-    (((5, 1), (7, 1)), ((0, 3),))
-    """
-    return tuple(kept(size, _cuts(spec, dim, rank, spec.cut_by(dim))) for dim, size in enumerate(spec.shape))
-
-
 def block(spec: Spec, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """The shape of the block that the group of a rank holds together along these axes.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (5, 3), torch.float32)
     >>> block(spec, (1,), 0), block(spec, (0, 1), 0), block(spec, (), 0)
     ((3, 3), (5, 3), (2, 3))
@@ -118,9 +103,7 @@ def piece(spec: Spec, axes: tuple[int, ...], rank: int) -> Piece | None:
 
     Raises `NotInnermost` where another axis, of more than one rank, cuts within one of these.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (6, 3), torch.float32, ((0, (1, 0)),))
     >>> piece(spec, (0,), 3), piece(spec, (0, 1), 3)
     (Piece(dim=0, runs=((2, 1),)), Piece(dim=0, runs=((5, 1),)))

@@ -34,10 +34,10 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, short
-from strategies.planner.metric_check.report import Checked, Detour, Odd, sides
+from strategies.planner.metric_check.report import Checked, Detour, Odd
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import changes, targets
-from strategies.planner.steps.plan import PICO, Move, axes_text
+from strategies.planner.steps.plan import PICO, Move, axes_text, placements_text
 from strategies.planner.steps.prices import move_of
 
 LARGER = (2, 1000, 1_000_000)
@@ -228,7 +228,7 @@ def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list
     found = []
     for i, src in enumerate(specs):
         for k, dst in enumerate(specs):
-            got, later, where = table[i][k], again[i][k], f"{sides(src)} -> {sides(dst)}"
+            got, later, where = table[i][k], again[i][k], f"{placements_text(src)} -> {placements_text(dst)}"
             if math.isnan(got):
                 found.append(Odd("this is no number", where, got))
             elif got < 0:

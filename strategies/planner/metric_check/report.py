@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localtensor.layout import Spec, shape_text
-from strategies.planner.steps.plan import PICO, bytes_text, placed
-
-UNITS = ("s", "ps", "bytes", "")
+from strategies.planner.steps.plan import PICO, bytes_text, placements_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Detour:
 
     def text(self, unit: str) -> str:
         direct, around = amount(self.direct, unit), amount(self.first + self.second, unit)
-        return f"{sides(self.src)} -> {sides(self.dst)} costs {direct}; by way of {sides(self.via)} {around}"
+        return f"{placements_text(self.src)} -> {placements_text(self.dst)} costs {direct}; by way of {placements_text(self.via)} {around}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,7 @@ class Checked:
 
     cost: str
     unit: str
+    """`s`, `ps`, `bytes`, or empty for any other."""
     specs: tuple[Spec, ...]
     triples: int
     """0 if the answers were such that no plan could be searched by them."""
@@ -94,7 +93,7 @@ class Checked:
         one = self.specs[0]
         worst = [
             {
-                "src": sides(d.src), "via": sides(d.via), "dst": sides(d.dst), "direct": number(d.direct),
+                "src": placements_text(d.src), "via": placements_text(d.via), "dst": placements_text(d.dst), "direct": number(d.direct),
                 "around": number(d.first + d.second),
             }
             for d in self.worst[:most]
@@ -106,11 +105,6 @@ class Checked:
             "odd": [{"what": o.what, "where": o.where, "got": number(o.got)} for o in self.odd[:most]],
             "odd_count": len(self.odd), "free": self.free, "holds": self.holds,
         }  # fmt: skip
-
-
-def sides(spec: Spec) -> str:
-    """The placements of a spec: `R,S(0)`."""
-    return ",".join(placed(spec, axis) for axis in range(len(spec.placements)))
 
 
 def amount(value: float, unit: str) -> str:

@@ -38,8 +38,7 @@ def layout_text(spec: Spec) -> str:
     """The placements with the names of their axes.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> layout_text(Spec(Mesh.of(dp=2), (parse("S(0)"),), (8,), torch.float32))
     'dp:S(0)'
     """
@@ -104,8 +103,7 @@ def share_text(spec: Spec) -> str:
     """The share of the first rank in words; no rank holds more.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> share_text(Spec(Mesh.of(dp=3), (parse("S(0)"),), (8, 4), torch.float32))
     'at most 3 x 4 on a rank'
     >>> share_text(Spec(Mesh.of(dp=2), (parse("P(sum)"),), (8,), torch.float32))
@@ -146,8 +144,7 @@ def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] =
     """All stages below each other, and a legend. No line but text is wider than `width`.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import Spec, parse
+    >>> from localtensor.layout import Mesh, parse
     >>> made = [Spec(Mesh.of(dp=2), (parse(p),), (2, 6), torch.float32) for p in ("S(0)", "S(1)")]
     >>> print(drawn([Stage(made[0]), Stage(made[1], "dp: all-to-all S(0) -> S(1)")], signs=ASCII))
     dp:S(0)   1 x 6 on a rank

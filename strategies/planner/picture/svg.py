@@ -56,8 +56,7 @@ def svg(stages: Sequence[Stage], title: str = "") -> str:
     """One panel for each stage, below each other. Dashed frames are the groups that communicate in the following step.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import Spec, parse
+    >>> from localtensor.layout import Mesh, Spec, parse
     >>> svg([Stage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
     '<svg xmlns="http://www.w3.org/'
     """

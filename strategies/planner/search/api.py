@@ -57,8 +57,7 @@ def plan(
     then `a`, are different specs, and the plan has steps.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> src, dst = (Spec(Mesh.of(dp=4), (parse(p),), (1024, 1024), torch.float32) for p in ("S(0)", "S(1)"))
     >>> print(plan(src, dst))
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us

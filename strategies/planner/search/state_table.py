@@ -48,7 +48,6 @@ REPLICATED: Facts = "R", -1, 0, ""
 def facts(placement: Placement) -> Facts:
     """The key of a placement. Placements are not used as keys themselves: torch compares some of its classes as equal.
 
-    >>> from torch.distributed.tensor import Partial
     >>> facts(Shard(1)), facts(Partial("max"))
     (('S', 1, 1, ''), ('P', -1, 0, 'max'))
     """

@@ -52,8 +52,6 @@ LEGAL: tuple[Row, ...] = (
 all-reduce, all-gather, reduce-scatter and all-to-all, where all these axes have the same placement."""
 
 _ROWS = {(row.was, row.now): row for row in LEGAL}
-FLAT = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-"""What may be done along several axes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ def letter(placement: Placement) -> str:
 def refusal_of(was: Spec, axis: int, now: Placement) -> str:
     """The reason why this is no step along one axis; empty if it is one.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout import Mesh
     >>> nested = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32)
     >>> refusal_of(nested, 0, REPLICATE)
     'b cuts what a has left of dim 0: what is cut last is undone first'
@@ -166,7 +164,7 @@ def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
     both ends, which may have to commute with it. Otherwise a path by a third spec could be cheaper than the cheapest
     plan.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout import Mesh
     >>> was, now = (Spec(Mesh.of(2), (p,), (8,), torch.float32) for p in (Shard(0), REPLICATE))
     >>> [short(p) for p in targets(was, now)]
     ['R', 'S(0)', 'P(sum)']

@@ -23,8 +23,6 @@ from localtensor.layout import Spec, short
 from strategies.planner.picture.ascii import Stage, layout_text
 from strategies.planner.picture.svg import svg
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
-"""What one step may be.  A step along axes of one rank is `local`: nobody is there to talk to."""
 PICO = 1_000_000_000_000
 """Prices are whole picoseconds or bytes: integer sums do not depend on their order, so a price is exactly a metric."""
 
@@ -34,6 +32,7 @@ class Move:
     """The argument of a price: one collective, independent of the plan that it is part of."""
 
     kind: str
+    """all_gather, reduce_scatter, all_reduce, all_to_all, or local, as is any step along axes of one rank."""
     axes: tuple[int, ...]
     """The mesh axes whose ranks communicate; more than one where they are flattened into one group."""
     ranks: int
@@ -87,12 +86,17 @@ class Step:
     def axes(self) -> tuple[int, ...]:
         return self.move.axes
 
+    @property
+    def columns(self) -> tuple[str, str, str, str, str, str]:
+        """As text: axes, collective, placements before and after, bytes sent (empty for a local step), time."""
+        was, now = placements_text(self.was, self.axes), placements_text(self.now, self.axes)
+        sent = "" if self.kind == "local" else bytes_text(self.sent)
+        return axes_text(self.was, self.axes), self.kind.replace("_", "-"), was, now, sent, time_text(self.seconds)
+
     def __str__(self) -> str:
         """`dp: all-gather S(0) -> R  12.0 MB  38 us`."""
-        where = axes_text(self.was, self.axes)
-        was, now = (",".join(placed(spec, axis) for axis in self.axes) for spec in (self.was, self.now))
-        cost = "" if self.kind == "local" else f"  {bytes_text(self.sent)}"
-        return f"{where}: {self.kind.replace('_', '-')} {was} -> {now}{cost}  {time_text(self.seconds)}"
+        where, kind, was, now, sent, seconds = self.columns
+        return f"{where}: {kind} {was} -> {now}{sent and f'  {sent}'}  {seconds}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +140,7 @@ class Plan:
         """A summary line: the number of steps, the bytes that a rank sends, the time, and the peak memory.
 
         >>> import torch
-        >>> from localtensor.layout.spec import Mesh
-        >>> from localtensor.layout.spec import parse
+        >>> from localtensor.layout import Mesh, parse
         >>> spec = Spec(Mesh.of(2), (parse("R"),), (8,), torch.float32)
         >>> Plan(spec, spec, (), 0, "time", "", 1).total
         'total: nothing to do'
@@ -159,8 +162,7 @@ class Plan:
 def placed(spec: Spec, axis: int) -> str:
     """The placement on an axis, with its position in the shard order where the dim is not sharded from left to right.
 
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> import torch
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32, ((0, (1, 0)),))
     >>> placed(spec, 0), placed(spec, 1)
@@ -168,6 +170,11 @@ def placed(spec: Spec, axis: int) -> str:
     """
     turns = {axis: f"[{turn}]" for _, axes in spec.shard_order for turn, axis in enumerate(axes)}
     return short(spec.placements[axis]) + turns.get(axis, "")
+
+
+def placements_text(spec: Spec, axes: Sequence[int] | None = None) -> str:
+    """The placements on these axes, or on all: `R,S(0)`."""
+    return ",".join(placed(spec, axis) for axis in (range(len(spec.placements)) if axes is None else axes))
 
 
 def bytes_text(count: float) -> str:

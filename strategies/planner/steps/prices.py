@@ -140,8 +140,7 @@ def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
     """The move from one spec to the other: the reference for the moves that `search.state_table` builds.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> was, now = (Spec(Mesh.of(4), (parse(p),), (6,), torch.float32) for p in ("S(0)", "R"))
     >>> move_of("all_gather", (0,), was, now).nbytes  # four times two rows
     32

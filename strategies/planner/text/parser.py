@@ -24,7 +24,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import Refusal
 from localtensor.layout import KINDS, Mesh, Spec, agreed, cuts, parse, shape_text, short
 from strategies.planner.steps.alpha_beta import commute
-from strategies.planner.steps.plan import placed
+from strategies.planner.steps.plan import placements_text
 from strategies.planner.text import suggestions
 from strategies.planner.text.suggestions import Bad, Piece
 
@@ -80,8 +80,7 @@ def text_of(src: Spec, dst: Spec) -> str:
     'f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)'
     """
     mesh = ",".join(f"{name}={size}" for name, size in zip(src.mesh.names, src.mesh.sizes, strict=True))
-    was, now = (",".join(placed(spec, axis) for axis in range(len(spec.placements))) for spec in (src, dst))
-    return f"{shape_text(src.shape, src.dtype)} @ {mesh}: {was} -> {now}"
+    return f"{shape_text(src.shape, src.dtype)} @ {mesh}: {placements_text(src)} -> {placements_text(dst)}"
 
 
 def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:

@@ -11,7 +11,7 @@ from rich.text import Text
 from strategies.planner.audit.compare import Theirs
 from strategies.planner.picture.ascii import layout_text
 from strategies.planner.search.api import Way, priced, steps_of
-from strategies.planner.steps.plan import PICO, Plan, Step, axes_text, bytes_text, placed, time_text
+from strategies.planner.steps.plan import PICO, Plan, Step, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
 from strategies.planner.text.options import BYS, BadPlanOption, PlanOptions
 from strategies.planner.text.parser import text_of
@@ -45,7 +45,7 @@ def in_columns(plan: Plan) -> Text:
     """
     shown = Text()
     if plan.steps:
-        rows = [_row(step) for step in plan.steps]
+        rows = [step.columns for step in plan.steps]
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for where, kind, was, now, sent, took in rows:
             shown.append("  ").append(f"{where}:".ljust(wide[0] + 2), style="cyan").append(
@@ -58,18 +58,12 @@ def in_columns(plan: Plan) -> Text:
     return shown
 
 
-def _row(step: Step) -> tuple[str, str, str, str, str, str]:
-    was, now = (",".join(placed(spec, axis) for axis in step.axes) for spec in (step.was, step.now))
-    sent = "" if step.kind == "local" else bytes_text(step.sent)
-    return axes_text(step.was, step.axes), step.kind.replace("_", "-"), was, now, sent, time_text(step.seconds)
-
-
 def in_a_line(plan: Plan) -> str:
     """The steps side by side, without their costs; of very many the first ones."""
-    rows = [_row(step)[:4] for step in plan.steps]
-    told = rows if len(rows) <= MOST else rows[: MOST - 2]
-    more = f"; and {len(rows) - len(told)} more" if told != rows else ""
-    return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in told) + more or "nothing to do"
+    rows = [step.columns[:4] for step in plan.steps]
+    shown = rows if len(rows) <= MOST else rows[: MOST - 2]
+    more = f"; and {len(rows) - len(shown)} more" if shown != rows else ""
+    return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in shown) + more or "nothing to do"
 
 
 def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:

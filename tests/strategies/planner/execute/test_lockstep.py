@@ -10,11 +10,11 @@ from localtensor.layout.shards import assemble, split
 from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute import rows
 from strategies.planner.execute.lockstep import OtherDtype, redistribute
-from strategies.planner.execute.random_specs import Drawn
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import changes
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import step_of
+from tests.strategies.planner.execute.random_specs import Drawn
 from tests.strategies.planner.execute.random_values import held_of, same, wrong
 from tests.tools.plans.trials import every_step, in_lists, in_lockstep, trials
 
