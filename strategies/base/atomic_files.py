@@ -18,7 +18,7 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
 
     Does not wait for a pipe without a writer, and does not read all of a device, which may be endless.
     """
-    with open(path, "rb", opener=_at_once) as file:
+    with open(path, "rb", opener=_open_nonblocking) as file:
         mode = os.fstat(file.fileno()).st_mode
         if most < 0 and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
             raise OSError(errno.EINVAL, "this is a device", str(path))
@@ -35,7 +35,7 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
         return begin + file.read(most if most < 0 else most - len(begin))
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -57,8 +57,8 @@ class Repository:
 
         Python bytecode is excluded even where the repository does not ignore it.
         """
-        listed = _asked(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z")
-        return tuple(sorted({name for name in _names(listed) if (self.top / name).is_file()}))
+        listed = _git_output(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z")
+        return tuple(sorted({name for name in _null_separated(listed) if (self.top / name).is_file()}))
 
     def blobs(self, commit: str) -> dict[str, str]:
         """The blob name of each file of the commit; without links and submodules."""
@@ -70,7 +70,7 @@ class Repository:
 
     def _tree(self, commit: str) -> Iterator[tuple[str, str, str]]:
         """Mode, name and path of every entry of the commit."""
-        for line in _names(_asked(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
+        for line in _null_separated(_git_output(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
             about, _, path = line.partition("\t")
             mode, _, name = about.split(" ")
             yield mode, name, path
@@ -89,7 +89,7 @@ class Repository:
         if not blobs:
             return {}
         asked = "".join(f"{blob}\n" for blob in blobs).encode()
-        said, at, found = _asked(self.top, "cat-file", "--batch", given=asked), 0, {}
+        said, at, found = _git_output(self.top, "cat-file", "--batch", given=asked), 0, {}
         for blob in blobs:
             end = said.index(b"\n", at)
             head = said[at:end].split(b" ")
@@ -122,11 +122,11 @@ def blob_name(content: bytes, like: str) -> str:
     return kind(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _names(said: bytes) -> list[str]:
+def _null_separated(said: bytes) -> list[str]:
     return [name.decode(errors="surrogateescape") for name in said.split(b"\0") if name]
 
 
-def _asked(folder: Path, *command: str, given: bytes = b"") -> bytes:
+def _git_output(folder: Path, *command: str, given: bytes = b"") -> bytes:
     found = _git(folder, *command, given=given)
     if found.returncode:
         said = found.stderr.decode(errors="replace").strip()

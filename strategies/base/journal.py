@@ -71,7 +71,7 @@ def read(path: Path, call: str = WRITES) -> Read:
     whole = 0
     rows = data.split(b"\n")
     for number, row in enumerate(rows[:-1], 1):
-        line = _parsed(row)
+        line = _parse_line(row)
         if line is None and number == len(rows) - 1 and found:  # bytes of a crash of the machine may end in a newline
             break
         if line is None:
@@ -88,17 +88,17 @@ def read(path: Path, call: str = WRITES) -> Read:
     return Read(found[0], tuple(found[1:]), whole, said)
 
 
-def _parsed(row: bytes) -> Line | None:
+def _parse_line(row: bytes) -> Line | None:
     try:
         line = json.loads(row)
     except ValueError:
         return None
-    if not isinstance(line, dict) or not all(name in line for name in _HOLDS.get(str(line.get("kind")), ("kind",))):
+    if not isinstance(line, dict) or not all(name in line for name in _REQUIRED_KEYS.get(str(line.get("kind")), ("kind",))):
         return None
     return line if isinstance(line.get("kind"), str) else None
 
 
-_HOLDS = {
+_REQUIRED_KEYS = {
     "begin": ("format",), "unit": ("unit",), "settled": ("rule", "verdict"), "captured": ("crashed", "refused"),
 }  # fmt: skip
 """The required keys of each kind of line."""
@@ -144,7 +144,7 @@ class Journal:
             while left:  # a raw file may take a part of it, and refuse the rest
                 left = left[self._file.write(left) :]
         except OSError as error:
-            _back(self._file, before)
+            _undo_write(self._file, before)
             problem = f"a line could not be written ({error.strerror}); the {len(self.lines)} before it are whole"
             raise DiskFull(self.path, problem, "Make room, then go on with --resume.") from error
 
@@ -168,7 +168,7 @@ class Journal:
         self.close()
 
 
-def _back(file: FileIO, size: int) -> None:
+def _undo_write(file: FileIO, size: int) -> None:
     """Removes a partially written line. A reader would drop it anyway, so failure is ignored."""
     with contextlib.suppress(OSError):
         os.ftruncate(file.fileno(), size)
@@ -187,17 +187,17 @@ def open_journal(path: Path | None, *, resume: bool) -> Journal:
     except OSError as error:
         raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error
     try:
-        _claim(path, file)
+        _lock(path, file)
         done = read(path) if there else None
         whole = done.whole if done else 0
-        _cut(path, file, whole)
+        _truncate(path, file, whole)
     except BaseException:  # why: whatever stopped us, the next run must get at the file; the error goes on
         file.close()
         raise
     return Journal(path, file, done)
 
 
-def _cut(path: Path, file: FileIO, whole: int) -> None:
+def _truncate(path: Path, file: FileIO, whole: int) -> None:
     """Truncates the file after its complete lines, where the next one is written."""
     try:
         os.ftruncate(file.fileno(), whole)
@@ -206,7 +206,7 @@ def _cut(path: Path, file: FileIO, whole: int) -> None:
         raise BadJournal(path, f"it cannot be written ({error.strerror})", "Name a file of yours.") from error
 
 
-def _claim(path: Path, file: FileIO) -> None:
+def _lock(path: Path, file: FileIO) -> None:
     """Locks the file for this run; the operating system releases the lock when the process ends."""
     try:
         import fcntl

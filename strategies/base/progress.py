@@ -82,7 +82,7 @@ def bar(console: Console, quiet: bool) -> Bar:
     return Bar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)
 
 
-_UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def printable(text: str) -> str:
@@ -91,7 +91,7 @@ def printable(text: str) -> str:
     >>> printable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True
     """
-    return _UNFIT.sub("\ufffd", text)
+    return _NOT_XML.sub("\ufffd", text)
 
 
 def counted(number: int, what: str) -> str:

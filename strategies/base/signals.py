@@ -46,7 +46,7 @@ LEFT: dict[str, Callable[[str], object]] = {}
 """Paths to remove before exit, each with its function; and "terminal", which shows the cursor again."""
 
 
-class _Now:
+class _State:
     owner = 0  # the process that watches; a copy of it must not speak
     more = ""  # what the sentence ends with
     came = 0  # the signal
@@ -57,19 +57,19 @@ class _Now:
 
 def watch() -> None:
     """Installs the handlers of SIGINT and SIGTERM, unless the parent process ignores them. In the main thread only."""
-    if _Now.owner:
+    if _State.owner:
         return
-    _Now.owner = os.getpid()
+    _State.owner = os.getpid()
     for number in NAMES:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _signalled)
+            signal.signal(number, _handle)
     if hasattr(os, "register_at_fork"):  # not on Windows, where nobody forks
-        os.register_at_fork(after_in_child=_leave_alone)
+        os.register_at_fork(after_in_child=_reset_in_child)
     before = sys.unraisablehook
 
     def hook(lost: Any) -> None:
-        if _Now.came and issubclass(lost.exc_type, KeyboardInterrupt):  # raised where nobody can catch it
-            _end(_Now.came)
+        if _State.came and issubclass(lost.exc_type, KeyboardInterrupt):  # raised where nobody can catch it
+            _end(_State.came)
         before(lost)
 
     sys.unraisablehook = hook
@@ -77,79 +77,79 @@ def watch() -> None:
 
 def say(more: str) -> None:
     """Sets the rest of the message after "stopped by Ctrl-C"."""
-    _Now.more = more
+    _State.more = more
 
 
 def came() -> int:
     """The signal received, or 0."""
-    return _Now.came
+    return _State.came
 
 
 def check() -> None:
     """Raises KeyboardInterrupt if one was raised before and other code has swallowed it."""
-    if _Now.came and _Now.gentle:
+    if _State.came and _State.gentle:
         raise KeyboardInterrupt
 
 
 def sentence(number: int = 0) -> str:
     """The message after a signal, once; then ""."""
-    said, _Now.said = _Now.said, True
-    return "" if said else f"localtensor: stopped by {NAMES.get(number or signal.SIGINT)}{_Now.more}."  # type: ignore[call-overload]
+    said, _State.said = _State.said, True
+    return "" if said else f"localtensor: stopped by {NAMES.get(number or signal.SIGINT)}{_State.more}."  # type: ignore[call-overload]
 
 
 def begin(more: str) -> None:
     """Resets the state for a new command; `more` is the rest of its message."""
-    _Now.more, _Now.said, _Now.came = more, False, 0
+    _State.more, _State.said, _State.came = more, False, 0
 
 
 @contextlib.contextmanager
 def gently() -> Iterator[None]:
     """Within it, the first signal raises KeyboardInterrupt."""
-    _Now.gentle += 1
+    _State.gentle += 1
     try:
         yield
     finally:
-        _Now.gentle -= 1
-        if _Now.came and not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # it became something else on the way
+        _State.gentle -= 1
+        if _State.came and not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # it became something else on the way
             raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
     """Within it, the first signal is deferred; the second is not."""
-    _Now.held += 1
+    _State.held += 1
     try:
         yield
     finally:
-        _Now.held -= 1
-    if _Now.came and not _Now.held:
-        if not _Now.gentle:
-            _end(_Now.came)
+        _State.held -= 1
+    if _State.came and not _State.held:
+        if not _State.gentle:
+            _end(_State.came)
         raise KeyboardInterrupt
 
 
-def _signalled(number: int, frame: FrameType | None) -> None:
-    again, _Now.came = _Now.came, number
-    if again or not (_Now.gentle or _Now.held):
+def _handle(number: int, frame: FrameType | None) -> None:
+    again, _State.came = _State.came, number
+    if again or not (_State.gentle or _State.held):
         _end(number)
-    if _Now.gentle:
-        _later(number, PATIENCE)
-    if not _Now.held:
+    if _State.gentle:
+        _end_after(number, PATIENCE)
+    if not _State.held:
         raise KeyboardInterrupt
 
 
-def _later(number: int, seconds: float) -> None:
+def _end_after(number: int, seconds: float) -> None:
     """Ends the process after so many seconds, in any case.
 
     Returns when the thread has started: at exit CPython frees what a thread needs to start, and does not wait for it.
     """
     begun = _thread.allocate_lock()
     begun.acquire()
-    _thread.start_new_thread(_give_up, (number, seconds, begun))
+    _thread.start_new_thread(_sleep_and_end, (number, seconds, begun))
     begun.acquire(timeout=1)
 
 
-def _give_up(number: int, seconds: float, begun: _thread.LockType) -> None:
+def _sleep_and_end(number: int, seconds: float, begun: _thread.LockType) -> None:
     begun.release()
     time.sleep(seconds)
     _end(number)
@@ -157,8 +157,8 @@ def _give_up(number: int, seconds: float, begun: _thread.LockType) -> None:
 
 def soon() -> None:
     """After the message, limits the time of the interpreter's exit."""
-    if _Now.owner == os.getpid():
-        _later(_Now.came or signal.SIGINT, LAST)
+    if _State.owner == os.getpid():
+        _end_after(_State.came or signal.SIGINT, LAST)
 
 
 def _end(number: int) -> None:
@@ -166,7 +166,7 @@ def _end(number: int) -> None:
     for pid in _children():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    for path, remove in [*LEFT.items(), *((folder, _tree) for folder in _folders())]:
+    for path, remove in [*LEFT.items(), *((folder, _remove_folder) for folder in _folders())]:
         with contextlib.suppress(OSError):
             remove(path)
     with contextlib.suppress(OSError):
@@ -183,7 +183,7 @@ def _folders() -> list[str]:
     return [*found, its] if its else found
 
 
-def _tree(folder: str) -> None:
+def _remove_folder(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -206,10 +206,10 @@ def _children() -> list[int]:
     return found
 
 
-def _leave_alone() -> None:
+def _reset_in_child() -> None:
     """Restores the default handlers in a forked child."""
     for number in NAMES:
-        if signal.getsignal(number) is _signalled:
+        if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -228,7 +228,7 @@ def leave(work: Callable[[], int], more: str = "") -> None:
         code = INTERRUPTED
     except Exception as error:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
         code = INTERRUPTED if came() else NOTHING
-        if code == NOTHING and (lacking := _lacking(error)):
+        if code == NOTHING and (lacking := _missing_resource(error)):
             complain(f"localtensor: {lacking}; this says nothing about any rule.")
         elif code == NOTHING:
             complain(traceback.format_exc())
@@ -245,7 +245,7 @@ def complain(text: str) -> None:
         typer.echo(text, err=True)
 
 
-def _lacking(error: Exception) -> str:
+def _missing_resource(error: Exception) -> str:
     """The resource that is missing, if the error is about one; else ""."""
     if isinstance(error, MemoryError):
         return "the machine has no room for this: memory"
@@ -279,15 +279,15 @@ def wrote(text: str) -> str:
 
     A closed pipe, as after `| head`, is not a failure.
     """
-    return _out(lambda: sys.stdout.write(text))
+    return _write(lambda: sys.stdout.write(text))
 
 
 def printed(show: Callable[[Console], None]) -> str:
     """As `wrote`, for the output of `show` on a console: 140 columns wide where there is no terminal."""
-    return _out(lambda: show(_Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)))
+    return _write(lambda: show(_PipeConsole(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)))
 
 
-def _out(write: Callable[[], object]) -> str:
+def _write(write: Callable[[], object]) -> str:
     if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
         return ""
     try:
@@ -300,7 +300,7 @@ def _out(write: Callable[[], object]) -> str:
     return ""
 
 
-class _Pipe(Console):
+class _PipeConsole(Console):
     """A console that raises on a broken pipe. rich would exit with code 1, which here means a wrong rule."""
 
     def on_broken_pipe(self) -> None:

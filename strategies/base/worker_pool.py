@@ -115,7 +115,7 @@ def death(code: int | None) -> str:
     return f"the process left with code {code}"
 
 
-def _serve(pipe: Connection, noted: Any, parent: int) -> None:
+def _worker_loop(pipe: Connection, noted: Any, parent: int) -> None:
     """The loop of a worker: one task after another, until the parent closes the pipe."""
     end_with_parent(parent)
     torch.set_num_threads(1)
@@ -219,7 +219,7 @@ class WorkerPool:
         context: Any = mp.get_context("fork" if self._forks else "spawn")
         noted = context.RawValue("q", -1)
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, noted, os.getpid()), daemon=True)
+        process = context.Process(target=_worker_loop, args=(theirs, noted, os.getpid()), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, pipe, noted)
@@ -272,18 +272,18 @@ class Sealed(WorkerPool):
             file.write(b"\xff" * ctypes.sizeof(ctypes.c_longlong))  # -1, and the place for it is there
             file.flush()
             shared = theirs.fileno(), file.fileno()
-            process = _Fresh(
-                [sys.executable, "-c", _FRESH, *map(str, shared), str(os.getpid())], pass_fds=shared,
+            process = _PopenProcess(
+                [sys.executable, "-c", _WORKER_SCRIPT, *map(str, shared), str(os.getpid())], pass_fds=shared,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([*self._path, *sys.path])},
             )  # fmt: skip
-            noted = _mapped(file.fileno())
+            noted = _shared_number(file.fileno())
         with contextlib.suppress(EOFError, OSError):  # it is gone: `take` says how
             pipe.recv_bytes()  # it has imported torch: from here on the clock of a task runs
         return _Worker(process, pipe, noted)
 
 
-class _Fresh(subprocess.Popen[bytes]):
+class _PopenProcess(subprocess.Popen[bytes]):
     """A subprocess with the interface of a multiprocessing process."""
 
     @property
@@ -298,7 +298,7 @@ class _Fresh(subprocess.Popen[bytes]):
             self.wait(timeout)
 
 
-_FRESH = "import sys; from strategies.base.worker_pool import fresh; fresh(*map(int, sys.argv[1:]))"
+_WORKER_SCRIPT = "import sys; from strategies.base.worker_pool import fresh; fresh(*map(int, sys.argv[1:]))"
 
 
 def fresh(pipe: int, noted: int, parent: int) -> None:
@@ -306,10 +306,10 @@ def fresh(pipe: int, noted: int, parent: int) -> None:
     os.set_inheritable(pipe, False)
     ours = Connection(pipe)
     ours.send_bytes(b"")
-    _serve(ours, _mapped(noted), parent)
+    _worker_loop(ours, _shared_number(noted), parent)
 
 
-def _mapped(file: int) -> ctypes.c_longlong:
+def _shared_number(file: int) -> ctypes.c_longlong:
     """The number in that file, shared by all processes that map it."""
     return ctypes.c_longlong.from_buffer(mmap.mmap(file, ctypes.sizeof(ctypes.c_longlong)))
 

@@ -53,7 +53,7 @@ def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
     bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, room).all()]
     if not bad:
         return RIGHT
-    return Outcome("wrong", _first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
+    return Outcome("wrong", _first_difference(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
 
 
 def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
@@ -78,7 +78,7 @@ def slack(pieces: Sequence[Tensor]) -> float:
     return 256 * torch.finfo(pieces[0].dtype).eps * max(largest, 1.0)
 
 
-def _first(got: Tensor, want: Tensor, room: Tensor, rank: int) -> str:
+def _first_difference(got: Tensor, want: Tensor, room: Tensor, rank: int) -> str:
     wrong = ~close(got, want, room)
     place = tuple(wrong.nonzero()[0].tolist())
     rows = sorted({int(where[0]) for where in wrong.nonzero()}) if got.ndim else []

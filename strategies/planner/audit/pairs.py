@@ -74,16 +74,16 @@ def draw_pairs(sizes: Sequence[int], *, seed: int, budget: int) -> Iterator[Pair
     for _ in range(20 * budget):  # on a mesh of one axis there are not so many
         if len(found) == budget:
             return
-        pair = _pair(rng, mesh)
+        pair = _random_pair(rng, mesh)
         if pair is not None and repr(pair) not in found:
             found.add(repr(pair))
             yield pair
 
 
-def _pair(rng: random.Random, mesh: Mesh) -> Pair | None:
+def _random_pair(rng: random.Random, mesh: Mesh) -> Pair | None:
     shape, dtype = rng.choice(SHAPES), rng.choice(DTYPES)
-    src = _spec(rng, mesh, shape, dtype, None)
-    dst = _spec(rng, mesh, shape, dtype, src)
+    src = _random_spec(rng, mesh, shape, dtype, None)
+    dst = _random_spec(rng, mesh, shape, dtype, src)
     flattened: tuple[tuple[str, ...], ...] = ()
     if len(mesh.sizes) > 1 and rng.random() < 0.3:
         sets = [names for n in range(2, len(mesh.sizes) + 1) for names in itertools.combinations(mesh.names, n)]
@@ -105,8 +105,8 @@ def told(spec: Spec) -> bool:
     return all(max(each) <= 1 or sum(map(bool, each)) == 1 or order_of(each, sizes) is not None for each in factors)
 
 
-def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
-    kinds = _kinds(rng, dtype)
+def _random_spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
+    kinds = _partial_kinds(rng, dtype)
     form = rng.choice(("any", "any", "nested", "nested", "strided"))
     beside = [REPLICATE, REPLICATE, *map(Shard, range(len(shape))), *[Partial(kind) for kind in kinds]]
     placements: list[Placement] = [rng.choice(beside) for _ in mesh.sizes]
@@ -115,7 +115,7 @@ def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.d
     order: tuple[tuple[int, tuple[int, ...]], ...] = ()
     if form == "strided":
         placements = [p if p != Shard(dim) else REPLICATE for p in placements]
-        for axis, placement in _cut(rng, dim, axes, mesh).items():
+        for axis, placement in _strided_shards(rng, dim, axes, mesh).items():
             placements[axis] = placement
     elif form == "nested":
         for axis in axes:
@@ -131,14 +131,14 @@ def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.d
     return Spec(mesh, spec.placements, shape, dtype, order)
 
 
-def _cut(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+def _strided_shards(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
     """Strided shards that encode an order; or a single one, as views create it."""
     if rng.random() < 0.3:
         return {axes[0]: StridedShard(dim, split_factor=rng.choice((2, 3)))}
     return in_order(dim, axes, mesh.sizes)
 
 
-def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
+def _partial_kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
     offered = [kind for kind in KINDS if agreed(kind, dtype)]
     mixed = commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
     return ("sum", "avg") if mixed else (rng.choice(offered),)
@@ -193,20 +193,20 @@ def for_dtensor(
     steps: list[Step] = []
     spec = as_read(src)
     for transform in found:
-        for kind, now in _stages(transform, src, all_to_all):
+        for kind, now in _collectives(transform, src, all_to_all):
             after = changed(spec, transform.axes, now)
             step = step_of(kind, transform.axes, spec, after, topology)
-            steps.append(step if _moves(step) else replace(step, seconds=0.0))
+            steps.append(step if _has_ranks(step) else replace(step, seconds=0.0))
             spec = after
     return Plan(src, dst, tuple(steps), paid(steps, price), price.name, f"DTensor's own, {mode}", 0)
 
 
 def paid(steps: Sequence[Step], price: Price) -> int:
     """The price of DTensor's steps, without those along axes of one rank, which it skips."""
-    return sum(price(step.move) for step in steps if _moves(step))
+    return sum(price(step.move) for step in steps if _has_ranks(step))
 
 
-def _moves(step: Step) -> bool:
+def _has_ranks(step: Step) -> bool:
     """Whether a step is along an axis of more than one rank."""
     return any(step.was.mesh.sizes[axis] > 1 for axis in step.axes)
 
@@ -246,24 +246,24 @@ def as_read(spec: Spec) -> Spec:
         return spec
 
 
-_KINDS = {
+_SINGLE_COLLECTIVE = {
     "RS": "local", "RSS": "local", "RP": "local", "SR": "all_gather", "SSR": "all_gather", "SP": "local",
     "PR": "all_reduce", "PS": "reduce_scatter",
 }  # fmt: skip
 """Transforms that DTensor carries out in one collective; the others go by way of Replicate."""
 
 
-def _stages(transform: Transform, src: Spec, all_to_all: bool) -> Iterator[tuple[str, Placement]]:
+def _collectives(transform: Transform, src: Spec, all_to_all: bool) -> Iterator[tuple[str, Placement]]:
     """The collectives of one transform, each with the placement after it."""
     was, now = transform.was, transform.now
     if all(src.mesh.sizes[axis] == 1 for axis in transform.axes):
         yield "local", now
         return
-    kind = _KINDS.get(letter(was) + letter(now))
+    kind = _SINGLE_COLLECTIVE.get(letter(was) + letter(now))
     if kind is None and all_to_all and type(was) is Shard and type(now) is Shard:
         kind = "all_to_all"
     if kind is not None:
         yield kind, now
         return
-    yield _KINDS[letter(was) + "R"], REPLICATE
+    yield _SINGLE_COLLECTIVE[letter(was) + "R"], REPLICATE
     yield "local", now

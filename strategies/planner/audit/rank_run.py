@@ -97,11 +97,11 @@ def play(sent: bytes) -> bytes:
         flags = torch.tensor([float(bool(told.error))])
         dist.all_reduce(flags)  # nobody goes on before all are through, or have raised
         if not flags.item() and part.whole is not None:
-            told = replace(told, dealt=_dealt(part.whole, part.dst, mesh), given=_dealt(part.whole, part.src, mesh))
+            told = replace(told, dealt=_dealt_or_none(part.whole, part.dst, mesh), given=_dealt_or_none(part.whole, part.src, mesh))
         return pickling.dumps(told)
 
 
-def _dealt(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
+def _dealt_or_none(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
     try:
         return dealt(whole, spec, mesh)
     except (RuntimeError, ValueError, AssertionError, NotImplementedError):

@@ -83,12 +83,12 @@ def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause
         mark = symptom(verdict.outcome)
         key = (verdict.mode, mark, "" if verdict.outcome.kind == "refused" else str(verdict.pair))
         if key not in known:
-            known[key] = _least(verdict, mark)
+            known[key] = _shrunk(verdict, mark)
         pair = known[key]
         if (mark, str(pair)) not in shown:
-            shown[mark, str(pair)] = _met(pair, mark, verdict, tried)
+            shown[mark, str(pair)] = _cause_of(pair, mark, verdict, tried)
         one, same = shown[mark, str(pair)], found.get(Cause.written(pair))
-        if same is None or _rank(one) < _rank(same):
+        if same is None or _severity(one) < _severity(same):
             found[one.pattern] = replace(one, met=1 + (same.met if same else 0))
         else:
             found[one.pattern] = replace(same, met=same.met + 1)
@@ -96,12 +96,12 @@ def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause
     return sorted(found.values(), key=lambda one: (_ORDER.index(one.outcome.kind), -one.met, repr(one.pair)))
 
 
-def _rank(one: Cause) -> tuple[object, ...]:
+def _severity(one: Cause) -> tuple[object, ...]:
     """The sort key of two findings with the same placements: the worse outcome, then the simpler pair."""
     return _ORDER.index(one.outcome.kind), weight(one.pair)
 
 
-def _met(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause:
+def _cause_of(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause:
     """The finding, with the planners that show it."""
     outcomes = {mode: play_all([Job.of(pair)], mode)[0] for mode in tried}
     modes = tuple(mode for mode in tried if symptom(outcomes[mode]) == mark)
@@ -122,7 +122,7 @@ def confirmed(found: Sequence[Cause], bench: RealRuns, told: Told = lambda: None
     return made
 
 
-def _least(verdict: Verdict, mark: str) -> Pair:
+def _shrunk(verdict: Verdict, mark: str) -> Pair:
     def shows(pair: Pair) -> bool:
         return symptom(play_all([Job.of(pair)], verdict.mode)[0]) == mark
 
@@ -199,14 +199,14 @@ def wasted(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Wasted], ...]:
     for verdict in verdicts:
         if verdict.waste is not None:
             found.setdefault(verdict.mode, []).append(verdict)
-    return tuple((mode, _sum(mine)) for mode, mine in found.items())
+    return tuple((mode, _waste_of(mine)) for mode, mine in found.items())
 
 
-def _sum(verdicts: Sequence[Verdict]) -> Wasted:
+def _waste_of(verdicts: Sequence[Verdict]) -> Wasted:
     known = [(verdict.pair, verdict.waste) for verdict in verdicts if verdict.waste is not None]
-    worst, clock = max(known, key=lambda one: _finite(one[1].time))
-    counted, torch = max(known, key=lambda one: _finite(one[1].torch))
-    most, most_torch = _finite(clock.time), _finite(torch.torch)
+    worst, clock = max(known, key=lambda one: _finite_ratio(one[1].time))
+    counted, torch = max(known, key=lambda one: _finite_ratio(one[1].torch))
+    most, most_torch = _finite_ratio(clock.time), _finite_ratio(torch.torch)
     return Wasted(
         len(known), sum(w.time > 1 for _, w in known), sum(w.torch > 1 for _, w in known),
         (sum(w.sent[0] for _, w in known), sum(w.sent[1] for _, w in known)),
@@ -216,7 +216,7 @@ def _sum(verdicts: Sequence[Verdict]) -> Wasted:
     )  # fmt: skip
 
 
-def _finite(ratio: float) -> float:
+def _finite_ratio(ratio: float) -> float:
     return ratio if ratio < math.inf else 1.0
 
 
@@ -229,7 +229,7 @@ _COLUMNS = {
     "alike": "no way",
     "undecided": "undecided",
 }
-_MEANT = {
+_TITLES = {
     "wrong": "Wrong values", "stops": "Ranks that raise alone, or wait for ever",
     "refused": "Refused, though there is a plan, which was carried out and is right",
 }  # fmt: skip
@@ -249,25 +249,25 @@ def _lines(tried: AuditResult) -> Iterator[str]:
         counts = dict(row.counts)
         mesh = ",".join(map(str, row.mesh))
         yield f"{mesh:<12}{row.mode:<9}" + "".join(f"{counts.get(kind, 0):>10,}" for kind in _COLUMNS)
-    for kind, title in _MEANT.items():
+    for kind, title in _TITLES.items():
         mine = [one for one in tried.confirmed if one.outcome.kind == kind]
         if mine:
             yield f"\n{title}, on real processes, too:"
             for one in mine:
-                yield from _cause(one)
+                yield from _cause_lines(one)
     open_ones = [one for one in tried.causes if not one.confirmed]
     if open_ones:
         yield "\nOn simulated ranks only:"
         for one in open_ones:
-            yield from _cause(one)
+            yield from _cause_lines(one)
     yield ""
     for mode, waste in tried.wasted:
-        yield from _waste(mode, waste)
+        yield from _waste_lines(mode, waste)
     if not tried.whole:
         yield "Stopped before all was tried."
 
 
-def _cause(one: Cause) -> Iterator[str]:
+def _cause_lines(one: Cause) -> Iterator[str]:
     times = "once" if one.met == 1 else f"{one.met:,} times"
     own = "" if one.asked else "; a user cannot ask for it"
     yield f"  {one.pattern}  ({' and '.join(one.modes)}; met {times}{own})"
@@ -276,7 +276,7 @@ def _cause(one: Cause) -> Iterator[str]:
         yield f"    real processes: {one.note}"
 
 
-def _waste(mode: str, waste: Wasted) -> Iterator[str]:
+def _waste_lines(mode: str, waste: Wasted) -> Iterator[str]:
     yield (
         f"Waste, {mode}: {waste.dearer:,} of {waste.pairs:,} plans that arrive cost more than the cheapest by our clock, "
         f"{waste.dearer_torch:,} by torch's own count; {bytes_text(waste.sent[0])} sent where "
@@ -312,12 +312,12 @@ def finding(one: Cause) -> dict[str, Any]:
     return {
         "kind": one.outcome.kind, "symptom": one.symptom, "pattern": one.pattern, "planners": one.modes, "met": one.met,
         "mesh": pair.mesh.sizes, "shape": pair.src.shape, "dtype": str(pair.src.dtype).removeprefix("torch."),
-        "src": _spec(pair.src), "dst": _spec(pair.dst), "flattened": pair.flattened, "what": one.outcome.text,
+        "src": _spec_json(pair.src), "dst": _spec_json(pair.dst), "flattened": pair.flattened, "what": one.outcome.text,
         "ranks": one.outcome.ranks, "user": one.asked, "confirmed": one.confirmed, "note": one.note, "example": str(one.example),
     }  # fmt: skip
 
 
-def _spec(spec: Spec) -> dict[str, Any]:
+def _spec_json(spec: Spec) -> dict[str, Any]:
     return {"placements": [short(placement) for placement in spec.placements], "order": spec.shard_order}
 
 

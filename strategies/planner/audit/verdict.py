@@ -197,7 +197,7 @@ def wasted(pair: Pair, mode: str) -> Waste | None:
     least = paid(cheapest(pair, price).steps, price)
     return Waste(
         _ratio(theirs.price, ours.price), _ratio(paid(theirs.steps, price), least),
-        (theirs.sent, ours.sent), (_collectives(theirs), _collectives(ours)),
+        (theirs.sent, ours.sent), (_collective_count(theirs), _collective_count(ours)),
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def _ratio(theirs: int, ours: int) -> float:
     return theirs / ours
 
 
-def _collectives(plan: Plan) -> int:
+def _collective_count(plan: Plan) -> int:
     return sum(step.kind != "local" for step in plan.steps)
 
 
@@ -227,10 +227,10 @@ class RealRuns(RankProcesses):
     def _one(self, job: Job, mode: str) -> Outcome:
         outcomes = self.run(play, [job.part(mode, piece, job.whole) for piece in job.pieces])
         fault = lost(outcomes)
-        return Outcome("stops", fault.text, fault.ranks) if fault else _heard(job, unpacked(outcomes))
+        return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, unpacked(outcomes))
 
 
-def _heard(job: Job, told: Sequence[RankResult]) -> Outcome:
+def _checked_outcome(job: Job, told: Sequence[RankResult]) -> Outcome:
     outcome = judged(job, told)
     referees = (job.pair.src, [one.given for one in told]), (job.pair.dst, [one.dealt for one in told])
     for spec, every in referees:

@@ -25,9 +25,9 @@ from strategies.planner.execute.step import Call, Table, plain, table, work
 from strategies.planner.steps.plan import Plan
 
 Axes = tuple[int, ...]
-_ours: Any = dist
-_gather = getattr(_ours, "all_gather_single", None) or _ours.all_gather_into_tensor  # the names before 2.13
-_scatter = getattr(_ours, "reduce_scatter_single", None) or _ours.reduce_scatter_tensor
+_dist: Any = dist
+_gather = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor  # the names before 2.13
+_scatter = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 class NotPlanned(Refusal, call="redistribute_local"):
@@ -71,11 +71,11 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
 
     Raises `NotPlanned` if the DeviceMesh has another shape, or the world has too few ranks.
     """
-    ranks = _ranks(mesh, on)
+    ranks = _world_ranks(mesh, on)
     me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else None
     asked = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
     theirs = on if isinstance(on, DeviceMesh) and me is not None else None
-    every = _everybodys(ranks, on, asked)
+    every = _ranks_of_all_meshes(ranks, on, asked)
     made: list[Any] = []
     found: dict[Axes, AxisGroup] = {}
     try:
@@ -83,12 +83,12 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
             mine = next((line for line in lines(mesh, along) if me in line), ())
             if len(along) == 1 and isinstance(on, DeviceMesh):
                 if theirs is not None:
-                    found[along] = AxisGroup(theirs.get_group(along[0]), _sorted(mine, ranks))
+                    found[along] = AxisGroup(theirs.get_group(along[0]), _by_world_rank(mine, ranks))
                 continue
             for one, line in itertools.product(every, lines(mesh, along)):
-                made.append(dist.new_group([one[place] for place in _sorted(line, one)]))
+                made.append(dist.new_group([one[place] for place in _by_world_rank(line, one)]))
                 if one == ranks and line == mine:
-                    found[along] = AxisGroup(made[-1], _sorted(line, one))
+                    found[along] = AxisGroup(made[-1], _by_world_rank(line, one))
         yield Groups(mesh, me, found)
     finally:
         for group in made:
@@ -96,12 +96,12 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
                 dist.destroy_process_group(group)
 
 
-def _sorted(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+def _by_world_rank(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
     """The mesh ranks of a group in the group's order: torch sorts a group by world rank."""
     return tuple(sorted(line, key=ranks.__getitem__))
 
 
-def _everybodys(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: Sequence[Axes]) -> list[list[int]]:
+def _ranks_of_all_meshes(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: Sequence[Axes]) -> list[list[int]]:
     """The world ranks of every mesh in the world, in the same order on all ranks: each rank must create all groups."""
     if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in asked)):
         return [ranks]
@@ -110,7 +110,7 @@ def _everybodys(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: 
     return [list(one) for one in dict.fromkeys(map(tuple, told))]
 
 
-def _ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
+def _world_ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
     if isinstance(on, DeviceMesh):
         if tuple(on.mesh.shape) != mesh.sizes:
             raise NotPlanned("on", str(on), f"the plan is for {mesh}", "Pass a DeviceMesh of the same shape.")
@@ -133,18 +133,18 @@ def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
     """
     if groups.rank is None or not plan.steps:
         return local
-    _check(local, plan, groups)
+    _check_arguments(local, plan, groups)
     with torch.no_grad():
         found = plain(local)
         for number, step in enumerate(plan.steps):
             alone = step.kind == "local"
             line = None if alone else groups.lines[tuple(sorted(step.axes))]
             members = _members(groups, step.axes) if line is None else line.members
-            found = _met(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
+            found = _run_step(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
     return found
 
 
-def _met(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
+def _run_step(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
     """One step: runs this rank's part, and carries out its collectives."""
     mine = work(x, todo, me, ours=ours)
     given: Any = None
@@ -155,11 +155,11 @@ def _met(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool)
             found: Tensor = end.value
             return found
         del given  # the work holds what it needs of it
-        given = _call(call, line.group if line is not None else None, len(todo.was))
+        given = _run_collective(call, line.group if line is not None else None, len(todo.was))
         del call
 
 
-def _call(call: Call, group: Any, ranks: int) -> Tensor:
+def _run_collective(call: Call, group: Any, ranks: int) -> Tensor:
     x = call.x
     if call.kind == "all_reduce":
         dist.all_reduce(x, _OPS[call.op], group=group)
@@ -187,7 +187,7 @@ def _members(groups: Groups, axes: Axes) -> tuple[int, ...]:
     return next(line for line in lines(groups.mesh, axes) if groups.rank in line)
 
 
-def _check(local: Tensor, plan: Plan, groups: Groups) -> None:
+def _check_arguments(local: Tensor, plan: Plan, groups: Groups) -> None:
     rank: int = groups.rank  # type: ignore[assignment]  # it is in the mesh
     if groups.mesh != plan.src.mesh:
         raise NotPlanned("groups", str(groups.mesh), f"the plan is for {plan.src.mesh}", "Make groups for its mesh.")

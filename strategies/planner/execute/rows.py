@@ -75,7 +75,7 @@ def kept(size: int, cut: Cuts) -> Runs:
     return chunk(kept(size, tuple(before)), factor, ranks, place)
 
 
-def _add(runs: list[tuple[int, int]], start: int, length: int) -> None:
+def _append_run(runs: list[tuple[int, int]], start: int, length: int) -> None:
     """Appends a run that starts behind the last one, or extends the last one if they are adjacent."""
     if runs and sum(runs[-1]) == start:
         runs[-1] = (runs[-1][0], runs[-1][1] + length)
@@ -94,7 +94,7 @@ def block(spec: Spec, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     shape = []
     for dim, size in enumerate(spec.shape):
         others = tuple(axis for axis in spec.cut_by(dim) if axis not in axes)
-        shape.append(rows_of(kept(size, _cuts(spec, dim, rank, others))))
+        shape.append(rows_of(kept(size, _cuts_of_rank(spec, dim, rank, others))))
     return tuple(shape)
 
 
@@ -116,10 +116,10 @@ def piece(spec: Spec, axes: tuple[int, ...], rank: int) -> Piece | None:
     last = stack[len(stack) - sum(sizes[axis] > 1 for axis in axes) :]
     if not set(last) <= set(axes):
         raise NotInnermost(spec, axes, dim)
-    return Piece(dim, kept(block(spec, axes, rank)[dim], _cuts(spec, dim, rank, last)))
+    return Piece(dim, kept(block(spec, axes, rank)[dim], _cuts_of_rank(spec, dim, rank, last)))
 
 
-def _cuts(spec: Spec, dim: int, rank: int, axes: tuple[int, ...]) -> Cuts:
+def _cuts_of_rank(spec: Spec, dim: int, rank: int, axes: tuple[int, ...]) -> Cuts:
     """The cuts of a dim by these axes, in this order, for one rank."""
     at = spec.mesh.coordinate(rank)
     found = []
@@ -145,7 +145,7 @@ def shared(held: Runs, wanted: Runs) -> Runs:
         ahead = place
         while ahead < len(wanted) and wanted[ahead][0] < start + length:
             begin, end = max(start, wanted[ahead][0]), min(start + length, sum(wanted[ahead]))
-            _add(found, before + begin - start, end - begin)
+            _append_run(found, before + begin - start, end - begin)
             ahead += 1
         before += length
     return tuple(found)
@@ -253,7 +253,7 @@ def combs(runs: Runs) -> tuple[Comb, ...]:
     return tuple(found)
 
 
-def _pairs(whole: Tensor, cut: Tensor, dim: int, runs: Runs) -> Iterator[tuple[Tensor, Tensor]]:
+def _row_views(whole: Tensor, cut: Tensor, dim: int, runs: Runs) -> Iterator[tuple[Tensor, Tensor]]:
     """The same rows as views of the whole and of the cut-out tensor, one pair for each comb."""
     place = 0
     for start, length, distance, count in combs(runs):
@@ -265,13 +265,13 @@ def _pairs(whole: Tensor, cut: Tensor, dim: int, runs: Runs) -> Iterator[tuple[T
 
 def cut_out(x: Tensor, dim: int, runs: Runs, into: Tensor) -> None:
     """Copies these rows of x to `into`."""
-    for rows, place in _pairs(x, into, dim, runs):
+    for rows, place in _row_views(x, into, dim, runs):
         place.copy_(rows)
 
 
 def put_in(x: Tensor, dim: int, runs: Runs, into: Tensor) -> None:
     """Copies x to these rows of `into`."""
-    for place, rows in _pairs(into, x, dim, runs):
+    for place, rows in _row_views(into, x, dim, runs):
         place.copy_(rows)
 
 
@@ -308,9 +308,9 @@ def packed(x: Tensor, found: Sequence[Transfer], rows: int | None = None) -> Ten
     even = all(part.rows == rows for part in found) if rows is not None else True
     if even and x.is_contiguous() and in_order(tuple(x.shape), found):
         return flat(x)
-    total = sum(math.prod(_slot(part, rows)) for part in found)
+    total = sum(math.prod(_slot_shape(part, rows)) for part in found)
     wire = x.new_empty(total) if even else x.new_zeros(total)
-    for part, slot in zip(found, _cut(wire, found, rows), strict=True):
+    for part, slot in zip(found, _slots(wire, found, rows), strict=True):
         cut_out(x, part.dim, part.runs, slot)
     return wire
 
@@ -323,7 +323,7 @@ def unpacked(wire: Tensor, found: Sequence[Transfer], shape: tuple[int, ...], ro
     if wire.numel() == math.prod(shape) and in_order(shape, found):
         return wire.view(shape)
     out = wire.new_empty(shape)
-    for part, slot in zip(found, _cut(wire, found, rows), strict=True):
+    for part, slot in zip(found, _slots(wire, found, rows), strict=True):
         put_in(slot, part.dim, part.runs, out)
     return out
 
@@ -333,15 +333,15 @@ def sizes(found: Sequence[Transfer]) -> list[int]:
     return [math.prod(part.shape) for part in found]
 
 
-def _slot(part: Transfer, rows: int | None) -> tuple[int, ...]:
+def _slot_shape(part: Transfer, rows: int | None) -> tuple[int, ...]:
     return part.shape if rows is None else resized(part.shape, part.dim, rows)
 
 
-def _cut(wire: Tensor, found: Sequence[Transfer], rows: int | None) -> Iterator[Tensor]:
+def _slots(wire: Tensor, found: Sequence[Transfer], rows: int | None) -> Iterator[Tensor]:
     """For each part a view of its rows in its slot."""
     start = 0
     for part in found:
-        shape = _slot(part, rows)
+        shape = _slot_shape(part, rows)
         size = math.prod(shape)
         yield wire[start : start + size].view(shape).narrow(part.dim, 0, part.rows)
         start += size

@@ -84,14 +84,14 @@ def table(step: Step, members: tuple[int, ...]) -> Table:
     Raises `NotInnermost` for a step that is not legal.
     """
     was, now = (tuple(piece(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
-    before = [_pending(step.was, axis) for axis in step.axes]
+    before = [_pending_reduction(step.was, axis) for axis in step.axes]
     divisor = math.prod(step.was.mesh.sizes[axis] for axis, op in zip(step.axes, before, strict=True) if op == "avg")
     kind = "local" if len(members) == 1 else step.kind
-    pending = max(before) or _pending(step.now, step.axes[0])  # a sum of averages is a sum that is divided
+    pending = max(before) or _pending_reduction(step.now, step.axes[0])  # a sum of averages is a sum that is divided
     return Table(kind, block(step.was, step.axes, members[0]), was, now, pending, divisor)
 
 
-def _pending(spec: Spec, axis: int) -> str:
+def _pending_reduction(spec: Spec, axis: int) -> str:
     held = spec.placements[axis]
     return held.reduce_op if isinstance(held, Partial) else ""
 
@@ -103,20 +103,20 @@ def plain(x: Tensor) -> Tensor:
 
 def work(x: Tensor, todo: Table, me: int, *, ours: bool = False) -> Work:
     """The part of member `me` in a step. x is written to only if it is `ours`: contiguous, and not used elsewhere."""
-    return _WORK[todo.kind](x, todo, me, ours)
+    return _PARTS[todo.kind](x, todo, me, ours)
 
 
 def _all_gather(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    found = parts(todo.shape, None, _pieces(todo.was))
+    found = parts(todo.shape, None, _without_none(todo.was))
     rows = max(part.rows for part in found)
-    wire = yield from _moved("all_gather", padded(x, found[0].dim, rows))
+    wire = yield from _move_values("all_gather", padded(x, found[0].dim, rows))
     return unpacked(wire, found, todo.shape, rows)
 
 
 def _all_to_all(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    was, now = _pieces(todo.was), _pieces(todo.now)
+    was, now = _without_none(todo.was), _without_none(todo.now)
     out, back = parts(todo.shape, was[me], now), parts(todo.shape, now[me], was)
-    wire = yield from _moved("all_to_all", packed(x, out), sizes(out), sizes(back))
+    wire = yield from _move_values("all_to_all", packed(x, out), sizes(out), sizes(back))
     return unpacked(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
 
 
@@ -125,38 +125,38 @@ def _all_reduce(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
         every = -(-x.numel() // len(todo.was))
         ends = [min(every * place, x.numel()) for place in range(len(todo.was) + 1)]
         sent = [end - start for start, end in itertools.pairwise(ends)]
-        mine = yield from _exchanged(flat(x), sent, todo, me)
+        mine = yield from _exchange_and_reduce(flat(x), sent, todo, me)
         mine = padded(mine, 0, every)
-        wire = yield from _moved("all_gather", mine)
+        wire = yield from _move_values("all_gather", mine)
         del mine
         return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
     total = x if ours else _copy(x)
-    total = yield Call("all_reduce", _on_wire(total.view(-1)), op=_op(todo.pending, x.dtype))
-    return _off_wire(total, x.dtype, todo).view(x.shape)
+    total = yield Call("all_reduce", _to_wire(total.view(-1)), op=_wire_reduction(todo.pending, x.dtype))
+    return _from_wire(total, x.dtype, todo).view(x.shape)
 
 
 def _reduce_scatter(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    now = _pieces(todo.now)
+    now = _without_none(todo.now)
     out, mine = parts(todo.shape, None, now), now[me]
     if not reduces(todo.pending, x.dtype):
-        found = yield from _exchanged(packed(x, out), sizes(out), todo, me)
+        found = yield from _exchange_and_reduce(packed(x, out), sizes(out), todo, me)
         return found.view(out[me].shape)
     rows = max(part.rows for part in out)
-    wire = yield Call("reduce_scatter", _on_wire(packed(x, out, rows)), op=_op(todo.pending, x.dtype))
-    wire = _off_wire(wire, x.dtype, todo)
+    wire = yield Call("reduce_scatter", _to_wire(packed(x, out, rows)), op=_wire_reduction(todo.pending, x.dtype))
+    wire = _from_wire(wire, x.dtype, todo)
     if mine.rows == rows:
         return wire.view(out[me].shape)
     return take(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, whole(mine.rows))
 
 
-def _exchanged(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
+def _exchange_and_reduce(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
     """The reduction of all members' tensors, of it the part of this rank: exchanged first, then reduced here."""
     count = len(sent)
-    got = yield from _moved("all_to_all", wire, sent, [sent[me]] * count)
+    got = yield from _move_values("all_to_all", wire, sent, [sent[me]] * count)
     return fold(got.view(count, -1), todo.pending)
 
 
-def _moved(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
+def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
     """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
     if wire.dtype in CARRIED:
         return (yield Call(kind, wire, sent=tuple(sent), got=tuple(got)))
@@ -183,7 +183,7 @@ def _local(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     return torch.full_like(x, neutral(todo.pending, x.dtype), memory_format=torch.contiguous_format)
 
 
-_WORK = {
+_PARTS = {
     "local": _local, "all_gather": _all_gather, "all_to_all": _all_to_all, "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
 }  # fmt: skip
@@ -196,26 +196,26 @@ def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
     tensor.
     """
     if todo.was[0] is None:
-        block = _folded(held, todo)
+        block = _reduced_block(held, todo)
     else:
         block = held[0].new_empty(todo.shape)
-        for x, was in zip(held, _pieces(todo.was), strict=True):
+        for x, was in zip(held, _without_none(todo.was), strict=True):
             put_in(x, was.dim, was.runs, block)
     return [block if now is None else take(block, now.dim, now.runs) for now in todo.now]
 
 
-def _folded(held: Sequence[Tensor], todo: Table) -> Tensor:
+def _reduced_block(held: Sequence[Tensor], todo: Table) -> Tensor:
     if not reduces(todo.pending, held[0].dtype):
         return fold(torch.stack(list(held)), todo.pending)
-    total = reduced([_on_wire(x) for x in held], _op(todo.pending, held[0].dtype))
-    return _off_wire(total, held[0].dtype, todo)
+    total = reduced([_to_wire(x) for x in held], _wire_reduction(todo.pending, held[0].dtype))
+    return _from_wire(total, held[0].dtype, todo)
 
 
-def _pieces(found: Sequence[Piece | None]) -> list[Piece]:
+def _without_none(found: Sequence[Piece | None]) -> list[Piece]:
     return [one for one in found if one is not None]
 
 
-def _op(kind: str, dtype: torch.dtype) -> str:
+def _wire_reduction(kind: str, dtype: torch.dtype) -> str:
     """The reduction of the collective: booleans travel as bytes, and an average as a sum."""
     if dtype == torch.bool:
         return "min" if kind in ("min", "product") else "max"
@@ -226,11 +226,11 @@ def _copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _on_wire(x: Tensor) -> Tensor:
+def _to_wire(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-def _off_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
+def _from_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
     if dtype == torch.bool:
         return x.view(torch.bool)
     if todo.divisor > 1:  # a complex number divided by a real one, in torch, is not always what its two parts would be

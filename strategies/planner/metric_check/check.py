@@ -85,13 +85,13 @@ def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[
     """The answers for every step between these specs, with their own bytes and with more."""
     odd: list[Odd] = []
     seconds = False
-    for move in _moves(specs):
+    for move in _all_moves(specs):
         larger = [replace(move, nbytes=times * move.nbytes, even=times * move.even) for times in LARGER]
         answers = [ask(price, each) for each in (move, *larger)]
         along = axes_text(specs[0], move.axes)
         where = f"{along}: {move.kind} {move.was} -> {move.now} of {move.nbytes} bytes"
         seconds = seconds or any(isinstance(got, float) for got in answers)
-        odd += _odd_answers(where, answers, ask(price, move))
+        odd += _step_faults(where, answers, ask(price, move))
     return PriceProbe(lambda move: ask(price, move), tuple(odd), seconds)
 
 
@@ -101,7 +101,7 @@ def distances(specs: Sequence[Spec], price: Plugged) -> list[list[float]]:
     return [[cost / PICO if price.seconds else cost for cost in row] for row in found]
 
 
-def _moves(specs: Sequence[Spec]) -> Iterator[Move]:
+def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
     """Every move from one of these specs to another, each once, always in the same order."""
     seen: dict[Move, None] = {}
     for spec in specs:
@@ -111,7 +111,7 @@ def _moves(specs: Sequence[Spec]) -> Iterator[Move]:
     return iter(seen)
 
 
-def _odd_answers(where: str, answers: list[float], again: float) -> Iterator[Odd]:
+def _step_faults(where: str, answers: list[float], again: float) -> Iterator[Odd]:
     first = answers[0]
     for got in answers:
         if math.isnan(got):
@@ -170,17 +170,17 @@ def check(
     """
     name = name or str(getattr(cost, "__name__", "") or getattr(cost, "name", type(cost).__name__))
     specs = specs_of(mesh, tuple(shape), dtype, placements, orders)
-    ask = _asker(name)
-    if _asked_with(cost, name) == 2:
+    ask = _number_caller(name)
+    if _parameter_count(cost, name) == 2:
         pair = cast(PairCost, cost)
         table = [[ask(pair, src, dst) for dst in specs] for src in specs]
         again = [[ask(pair, src, dst) for dst in specs] for src in specs]
-        return _checked(name, unit or "s", specs, table, _odd_pairs(specs, table, again))
+        return _triangle_report(name, unit or "s", specs, table, _pair_faults(specs, table, again))
     tried = trials(cast(StepPrice, cost), specs, ask)
     unit = unit or tried.unit
     if not tried.searchable:
         return Checked(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
-    return _checked(name, unit, specs, distances(specs, tried.price(name)), tried.odd)
+    return _triangle_report(name, unit, specs, distances(specs, tried.price(name)), tried.odd)
 
 
 def specs_of(
@@ -197,10 +197,10 @@ def specs_of(
     plain = [Spec(mesh, each, shape, dtype) for each in itertools.product(placements, repeat=len(mesh.sizes))]
     if not orders:
         return tuple(plain)
-    return tuple(spec for one in plain for spec in _reordered(one))
+    return tuple(spec for one in plain for spec in _shard_orders(one))
 
 
-def _reordered(spec: Spec) -> list[Spec]:
+def _shard_orders(spec: Spec) -> list[Spec]:
     dims = [dim for dim in range(len(spec.shape)) if len(spec.cut_by(dim)) > 1]
     ways = itertools.product(*(itertools.permutations(spec.cut_by(dim)) for dim in dims))
     return [
@@ -208,7 +208,7 @@ def _reordered(spec: Spec) -> list[Spec]:
     ]
 
 
-def _checked(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]) -> Checked:
+def _triangle_report(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]) -> Checked:
     detours = []
     for i, row in enumerate(table):
         for j, first in enumerate(row):
@@ -224,7 +224,7 @@ def _checked(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[flo
     return Checked(name, unit, specs, len(specs) ** 3, len(worst), walls, tuple(shown), odd, free)
 
 
-def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]) -> tuple[Odd, ...]:
+def _pair_faults(specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]) -> tuple[Odd, ...]:
     found = []
     for i, src in enumerate(specs):
         for k, dst in enumerate(specs):
@@ -240,7 +240,7 @@ def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list
     return tuple(found)
 
 
-def _asked_with(cost: object, name: str) -> int:
+def _parameter_count(cost: object, name: str) -> int:
     """The number of required positional parameters: 2 for a cost of pairs, 1 for a price of steps."""
     remedy = "Write def cost(src, dst), which returns seconds, or def price(move)."
     if not callable(cost) or isinstance(cost, type):
@@ -258,7 +258,7 @@ def _asked_with(cost: object, name: str) -> int:
     return len(needed)
 
 
-def _asker(name: str) -> Callable[..., float]:
+def _number_caller(name: str) -> Callable[..., float]:
     """A call of the user's function that returns a number or raises `BadCost`."""
 
     def ask(cost: Callable[..., Any], *arguments: Any) -> float:

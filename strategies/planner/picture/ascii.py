@@ -87,7 +87,7 @@ def dims_drawn(stages: Sequence[Stage]) -> tuple[int, ...]:
 
 def box(spec: Spec, where: Sequence[int], dims: Sequence[int]) -> Box:
     """The share of the rank with these coordinates."""
-    held = [_held(spec, where, dim) for dim in dims]
+    held = [_rows_held(spec, where, dim) for dim in dims]
     part = any(isinstance(placement, Partial) for placement in spec.placements)
     down, across = (((0, 1),), *held) if len(held) == 1 else held or [((0, 1),), ((0, 1),)]
     return Box(down, across, part)
@@ -110,7 +110,7 @@ def share_text(spec: Spec) -> str:
     'parts of 8 on a rank, P(sum) over dp'
     """
     first = (0,) * len(spec.mesh.sizes)
-    counts = [sum(length for _, length in _held(spec, first, dim)) for dim in range(len(spec.shape))]
+    counts = [sum(length for _, length in _rows_held(spec, first, dim)) for dim in range(len(spec.shape))]
     cut = [math.prod(spec.mesh.sizes[axis] for axis, _ in axes) for axes in cuts_of(spec)]
     even = all(size % ranks == 0 for size, ranks in zip(spec.shape, cut, strict=True))
     size = " x ".join(map(str, counts)) or "a number"
@@ -127,7 +127,7 @@ def undrawn(spec: Spec, dims: Sequence[int]) -> str:
     return f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'} cut, too, and not drawn" if others else ""
 
 
-def _held(spec: Spec, where: Sequence[int], dim: int) -> Runs:
+def _rows_held(spec: Spec, where: Sequence[int], dim: int) -> Runs:
     return held_at(spec.shape[dim], cuts_of(spec)[dim], spec.mesh.sizes, where)
 
 
@@ -161,7 +161,7 @@ def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] =
     # a value   % a part of one, to be reduced   . not here
     """
     dims = dims_drawn(stages)
-    blocks = ["\n".join(_stage(stage, dims, width, signs)) for stage in stages]
+    blocks = ["\n".join(_stage_lines(stage, dims, width, signs)) for stage in stages]
     value, part, none, out = signs
     known = f"{value} a value   {part} a part of one, to be reduced   {none} not here"
     if any(out in block for block in blocks):
@@ -169,7 +169,7 @@ def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] =
     return "\n\n".join([*blocks, known])
 
 
-def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) -> list[str]:
+def _stage_lines(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) -> list[str]:
     spec, names, sizes = stage.spec, stage.spec.mesh.names, stage.spec.mesh.sizes
     notes = [layout_text(spec), share_text(spec), undrawn(spec, dims)]
     lines = [stage.step] if stage.step else []
@@ -179,7 +179,7 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
     labels = [label(names[:-1], sizes[:-1], line, width // 2 - 2) for line in leading]
     indent = max(map(len, labels)) + 2
     long, broad = extents(spec, dims)
-    down, across = _count(long, CELLS[0]), _count(broad, CELLS[1])
+    down, across = _cell_count(long, CELLS[0]), _cell_count(broad, CELLS[1])
     room = (width - indent - 5) // 2
     wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), room)))
     columns = places(sizes[-1], max(2, (width - indent + 2) // (wide + 2)))
@@ -190,24 +190,24 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
             lines.append(" " * indent + signs[3])
             continue
         shares = [None if at is None else box(spec, (*line, at), dims) for at in columns]
-        cells = [None if one is None else _cells(one, (down, long), (across, broad), signs) for one in shares]
+        cells = [None if one is None else _cell_lines(one, (down, long), (across, broad), signs) for one in shares]
         for row in range(down):
             shown = "  ".join(signs[3] if cell is None else cell[row].ljust(wide) for cell in cells).rstrip()
             lines.append((words if row == 0 else "").ljust(indent) + shown)
     return lines
 
 
-def _cells(share: Box, down: tuple[int, int], across: tuple[int, int], signs: Sequence[str]) -> list[str]:
+def _cell_lines(share: Box, down: tuple[int, int], across: tuple[int, int], signs: Sequence[str]) -> list[str]:
     """The lines of a box. `down` and `across` are each a number of cells and the size of the dim."""
-    rows, columns = _marked(share.down, *down), _marked(share.across, *across)
+    rows, columns = _marked_cells(share.down, *down), _marked_cells(share.across, *across)
     held = signs[1] if share.part else signs[0]
     return ["".join(held if row and column else signs[2] for column in columns) for row in rows]
 
 
-def _count(size: int, most: int) -> int:
+def _cell_count(size: int, most: int) -> int:
     """The number of cells of a dim: its size, or the largest number above half of `most` that divides it, or `most`.
 
-    >>> [_count(size, 8) for size in (0, 5, 12, 13, 4096)]
+    >>> [_cell_count(size, 8) for size in (0, 5, 12, 13, 4096)]
     [1, 5, 6, 8, 8]
     """
     return (
@@ -217,10 +217,10 @@ def _count(size: int, most: int) -> int:
     )
 
 
-def _marked(runs: Runs, cells: int, size: int) -> list[bool]:
+def _marked_cells(runs: Runs, cells: int, size: int) -> list[bool]:
     """Which of so many equal cells hold some of these rows.
 
-    >>> _marked(((0, 2), (6, 2)), 4, 8)
+    >>> _marked_cells(((0, 2), (6, 2)), 4, 8)
     [True, False, False, True]
     """
     found = [False] * cells

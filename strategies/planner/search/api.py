@@ -1,7 +1,7 @@
 """The cheapest redistribution plan from one spec to another: a shortest path over the specs that legal steps connect.
 
-`plan` first looks in the `PlanCache` (`plan_cache`). On a miss, `_searched` encodes layouts as integers
-(`state_table`), enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`astar`). `_plan` turns
+`plan` first looks in the `PlanCache` (`plan_cache`). On a miss, `_search` encodes layouts as integers
+(`state_table`), enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`astar`). `_plan_of` turns
 the path found into steps between specs.
 
 The search runs between layouts; a spec is one way of writing a layout. Strided shards that encode a shard order are
@@ -66,8 +66,8 @@ def plan(
         known = KNOWN.same.get((id(src), id(dst), id(price), id(topology), memory))
         if known is not None:
             return known[0]  # type: ignore[no-any-return]  # what is held beside it are the owners of these ids
-    _check(src, dst)
-    return KNOWN.get(_searched, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
+    _check_specs(src, dst)
+    return KNOWN.get(_search, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
 
 
 def clear() -> None:
@@ -86,34 +86,34 @@ def searched(
     make: Callable[..., Table] = Table,
 ) -> Plan:
     """As `plan`, without the plan cache; `make` returns the state table to search on."""
-    _check(src, dst)
-    return _searched(src, dst, price, topology, memory, flattened, make)
+    _check_specs(src, dst)
+    return _search(src, dst, price, topology, memory, flattened, make)
 
 
-def _searched(
+def _search(
     src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
     make: Callable[..., Table] = KNOWN.table,
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
-    was, now = _plain(src), _plain(dst)
-    axes = [_group(src, names) for names in flattened]
+    was, now = _read_as_order(src), _read_as_order(dst)
+    axes = [_flattened_axes(src, names) for names in flattened]
     table = make(was, targets(was, now), axes, price)
     start, goal = table.state(was), table.state(now)
     found = Search(table, start, goal, memory).cheapest()
     if found is not None:
-        return _plan(src, dst, was, now, table, found, topology)
+        return _plan_of(src, dst, was, now, table, found, topology)
     need = Search(table, start, goal).leanest()
     lean = Search(table, start, goal, need).cheapest() if need < FAR else None
     shown = f"{src} -> {dst}"
     if lean is None:
         raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
-    leanest = _plan(src, dst, was, now, table, lean, topology)
+    leanest = _plan_of(src, dst, was, now, table, lean, topology)
     steps = "; ".join(map(str, leanest.steps))
     problem = f"no plan stays within {bytes_text(memory or 0)}, and the leanest needs {bytes_text(need)} ({steps})"
     raise NoPlan("memory", shown, problem, f"Allow {need} bytes, or more.", leanest)
 
 
-def _plain(spec: Spec) -> Spec:
+def _read_as_order(spec: Spec) -> Spec:
     """The spec with strided shards written as the shard order that they encode, if they encode one for this shape."""
     try:
         return ordered(spec)
@@ -121,7 +121,7 @@ def _plain(spec: Spec) -> Spec:
         return spec
 
 
-def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
+def _plan_of(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
     steps, whole, last = [], table.count == len(src.placements), found.states[-1]
     turned = any(type(one) is not type(other) for one, other in zip(src.placements, was.placements, strict=True))
     before = table.piece(found.states[0])
@@ -129,21 +129,21 @@ def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Foun
         after = table.piece(there)
         cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
         move = table.move(sort, cutting, sort.nbytes(before, after))
-        now = (goal if there == last else table.spec(there)) if whole else _beside(was, table, there, sort)
+        now = (goal if there == last else table.spec(there)) if whole else _spec_after(was, table, there, sort)
         steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
         was, before = now, after
     name = name_of(table.price)
-    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _why(found, table, turned), found.looked)
+    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _explanation(found, table, turned), found.looked)
 
 
-def _beside(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
+def _spec_after(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
     """The spec after a step that leaves axes of one rank unchanged."""
     fields = [(*table.field(there, i), i) for i in sort.group]
     in_turn = [table.axes[i] for _, _, i in sorted(fields, key=lambda field: field[1])]
     return changed(was, in_turn, table.placements[fields[0][0]])
 
 
-def _why(found: Found, table: Table, turned: bool) -> str:
+def _explanation(found: Found, table: Table, turned: bool) -> str:
     """How the plan was found, in words; `turned` if strided shards of the source were read as a shard order."""
     if not found.sorts:
         return "both lie alike on every rank"
@@ -164,7 +164,7 @@ def _cost_text(cost: int, price: Price) -> str:
     return bytes_text(cost) if isinstance(price, Sent) else f"{cost:,}"
 
 
-def _group(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
+def _flattened_axes(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
     """The axes of a flattened group. Raises `NoPlan` for an axis named twice."""
     if len(set(names)) != len(names):
         problem = "an axis is named twice, and has one group only"
@@ -172,7 +172,7 @@ def _group(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(src.mesh.axis(name) for name in names)
 
 
-def _check(src: Spec, dst: Spec) -> None:
+def _check_specs(src: Spec, dst: Spec) -> None:
     """Raises `NoPlan` for two specs between which there can be no plan, or that are undefined."""
     if (src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype):
         problem = "they are not of one tensor on one mesh"
@@ -284,7 +284,7 @@ def ways(
         return (Way((CHEAPEST,), best),)
     price = price or Time(topology)
     found: dict[tuple[str, ...], tuple[list[str], Plan]] = {}
-    for name, one, measure in _all(best, price, topology, memory, flattened):
+    for name, one, measure in _candidates(best, price, topology, memory, flattened):
         own = replace(one, price=priced(one, price), by=price.name)
         known = [other for _, other in found.values() if other.price <= own.price and measure(other) <= measure(own)]
         names, _ = found.setdefault(steps_of((known or [own])[0]), ([], own))
@@ -303,7 +303,7 @@ def priced(plan: Plan, price: Price) -> int:
     return sum(price(step.move) for step in plan.steps)
 
 
-def _all(
+def _candidates(
     best: Plan, price: Price, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, Plan, Callable[[Plan], int]]]:
     """The best plan by each criterion: its name, the plan, and the measure that it minimizes."""
@@ -325,7 +325,7 @@ def _all(
         for change in changes(began, targets(began, best.dst), axes)
     ]
     allowed = [step for step in firsts if memory is None or step.memory <= memory]
-    if (other_first := _begun_otherwise(best, price, allowed, lambda now: by(price, now))) is not None:
+    if (other_first := _with_other_first_step(best, price, allowed, lambda now: by(price, now))) is not None:
         yield OTHER, other_first, lambda one: one.steps[0].now == best.steps[0].now
 
 
@@ -338,7 +338,7 @@ def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
     return found if found.memory < best.memory else best
 
 
-def _begun_otherwise(best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]) -> Plan | None:
+def _with_other_first_step(best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]) -> Plan | None:
     """The cheapest plan with another first step than the best plan's, which does not return to its start."""
     found: Plan | None = None
     firsts.sort(key=lambda step: price(step.move))

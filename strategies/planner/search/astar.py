@@ -99,12 +99,12 @@ class Search:
         """The abstract values of a layout, as the heuristic reads them."""
         table, found, beneath = self.table, 0, dict[tuple[int, int], int]()
         fields = [(*table.field(state, i), i) for i in range(table.count)]
-        for p, turn, i in sorted(fields, key=_turn):
+        for p, turn, i in sorted(fields, key=_position):
             value = self.bound.value(i, p, turn, beneath.get((table.dims[p], turn - 1), DONE))
             beneath[table.dims[p], turn] = value
             found += value << self.bound.width * i
         return found
 
 
-def _turn(field: tuple[int, int, int]) -> int:
+def _position(field: tuple[int, int, int]) -> int:
     return field[1]

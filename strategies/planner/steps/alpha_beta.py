@@ -128,13 +128,13 @@ def move_axis(
         return held, ()
     steps: list[AxisStep] = []
     for inner in range(len(sizes) - 1, axis, -1):
-        if _in_the_way(held, axis, want, inner):
+        if _blocks(held, axis, want, inner):
             held, before = move_axis(held, inner, REPLICATE, sizes, network)
             steps += before
-    return _move(held, axis, want, sizes, network, steps), tuple(steps)
+    return _step_or_two(held, axis, want, sizes, network, steps), tuple(steps)
 
 
-def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
+def _blocks(held: Held, axis: int, want: Placement, inner: int) -> bool:
     """Whether axis `inner` must be replicated before `axis` can take placement `want`."""
     other, was = held.placements[inner], held.placements[axis]
     cut = cuts(other)
@@ -143,14 +143,14 @@ def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
     return not (commute(other, was, held.dtype) and commute(other, want, held.dtype))
 
 
-def _move(
+def _step_or_two(
     held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[AxisStep]
 ) -> Held:
     """One step, or two by way of Replicate where no collective goes there directly."""
     was = held.placements[axis]
-    kind = _kind(was, want)
+    kind = _collective(was, want)
     if not kind:
-        return _move(_move(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps)
+        return _step_or_two(_step_or_two(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps)
     nbytes = held_bytes(held, sizes, but=axis) if kind != "local" else 0
     if kind == "all_to_all":
         nbytes = -(-nbytes // sizes[axis])
@@ -158,7 +158,7 @@ def _move(
     return Held(held.shape, held.dtype, (*held.placements[:axis], want, *held.placements[axis + 1 :]))
 
 
-def _kind(was: Placement, want: Placement) -> str:
+def _collective(was: Placement, want: Placement) -> str:
     """The collective of a single step; empty if there is none."""
     if isinstance(was, Replicate):
         return "local"

@@ -51,7 +51,7 @@ LEGAL: tuple[Row, ...] = (
 """The steps along one axis; R to R is no step. Along several axes at once, which must be flattened into one group:
 all-reduce, all-gather, reduce-scatter and all-to-all, where all these axes have the same placement."""
 
-_ROWS = {(row.was, row.now): row for row in LEGAL}
+_RULES = {(row.was, row.now): row for row in LEGAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +89,16 @@ def refusal_of(was: Spec, axis: int, now: Placement) -> str:
     held = was.placements[axis]
     if held == now and cuts(held) == cuts(now):
         return "it is there"
-    row = _ROWS[letter(held), letter(now)]
+    row = _RULES[letter(held), letter(now)]
     if not row.kind:
         return row.reason
     cut, names = cuts(held), was.mesh.names
-    if cut is not None and (inner := _cuts_last(was, cut[0], axis)) != axis:
+    if cut is not None and (inner := _innermost(was, cut[0], axis)) != axis:
         return f"{names[inner]} cuts what {names[axis]} has left of dim {cut[0]}: what is cut last is undone first"
-    return _no_parts(was, axis, now) if isinstance(now, Partial) else ""
+    return _why_not_partial(was, axis, now) if isinstance(now, Partial) else ""
 
 
-def _cuts_last(spec: Spec, dim: int, axis: int) -> int:
+def _innermost(spec: Spec, dim: int, axis: int) -> int:
     """The axis that cuts the dim last; `axis` itself if those after it have one rank each, which leaves all rows."""
     return [other for other in spec.cut_by(dim) if other == axis or spec.mesh.sizes[other] > 1][-1]
 
@@ -133,7 +133,7 @@ def reduces(reduction: str, dtype: torch.dtype) -> bool:
     return not (reduction == "product" and dtype.is_complex)
 
 
-def _no_parts(was: Spec, axis: int, now: Partial) -> str:
+def _why_not_partial(was: Spec, axis: int, now: Partial) -> str:
     """The reason why axis `axis` cannot become partial here; empty if it can."""
     if reason := unmade(now.reduce_op, was.dtype, cuts(was.placements[axis]) is not None):
         return reason
@@ -169,15 +169,15 @@ def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
     >>> [short(p) for p in targets(was, now)]
     ['R', 'S(0)', 'P(sum)']
     """
-    others = [p for p in dst.placements if not _common(p) and isinstance(p, Partial | StridedShard)]
-    others += [p for p in src.placements if not _common(p) and isinstance(p, Partial) and is_plain(p)]
+    others = [p for p in dst.placements if not _always_offered(p) and isinstance(p, Partial | StridedShard)]
+    others += [p for p in src.placements if not _always_offered(p) and isinstance(p, Partial) and is_plain(p)]
     kinds = [p.reduce_op for p in others if isinstance(p, Partial)]
     if not any(kind != "avg" and reduces(kind, src.dtype) for kind in kinds):
         others += [Partial("sum")] if agreed("sum", src.dtype) else []
     return (REPLICATE, *map(Shard, range(len(src.shape))), *dict.fromkeys(others))
 
 
-def _common(placement: Placement) -> bool:
+def _always_offered(placement: Placement) -> bool:
     """Whether `targets` offers it in any case. Compares exact types, which is fast."""
     return type(placement) is Shard or type(placement) is Replicate
 
@@ -190,18 +190,18 @@ def changes(was: Spec, offered: Sequence[Placement], flattened: Sequence[Sequenc
     for axis in range(len(was.placements)):
         for now in offered:
             if not refusal_of(was, axis, now):
-                kind = _ROWS[letter(was.placements[axis]), letter(now)].kind
+                kind = _RULES[letter(was.placements[axis]), letter(now)].kind
                 alone = was.mesh.sizes[axis] == 1
                 yield Change("local" if alone else kind, (axis,), changed(was, (axis,), now))
     for axes in flattened:
-        yield from _flat(was, tuple(sorted(axes)), offered)
+        yield from _flattened_changes(was, tuple(sorted(axes)), offered)
 
 
-def _flat(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[Change]:
+def _flattened_changes(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[Change]:
     """The legal steps along several axes at once."""
     held = [was.placements[axis] for axis in axes]
     if all(isinstance(p, Partial) for p in held):
-        yield from _flat_moves(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())
+        yield from _flattened_changes_to(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())
         return
     dims = {p.dim for p in held if type(p) is Shard}
     if len(dims) != 1 or any(type(p) is not Shard for p in held):
@@ -209,10 +209,10 @@ def _flat(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Ite
     dim, sizes = dims.pop(), was.mesh.sizes
     stack = tuple(axis for axis in was.cut_by(dim) if sizes[axis] > 1 or axis in axes)[-len(axes) :]
     if set(stack) == set(axes):
-        yield from _flat_moves(was, axes, offered, ("all_gather", "all_to_all"), dim, stack)
+        yield from _flattened_changes_to(was, axes, offered, ("all_gather", "all_to_all"), dim, stack)
 
 
-def _flat_moves(
+def _flattened_changes_to(
     was: Spec, axes: tuple[int, ...], offered: Sequence[Placement], kinds: tuple[str, str], dim: int | None, stack: tuple[int, ...]
 ) -> Iterator[Change]:  # fmt: skip
     """The steps to R by the first kind, and to shards by the second, in every order but the present one."""

@@ -66,7 +66,7 @@ class Cluster:
         """A link for each axis. Raises `BadTopology` if `axes` names an axis that the mesh does not have."""
         own = dict(self.axes)
         for name in own:
-            _known("axes", name, mesh.names)
+            _check_name("axes", name, mesh.names)
         return Topology(tuple(own.get(name) or self._link(mesh, name) for name in mesh.names), self.memory)
 
     def _link(self, mesh: Mesh, name: str) -> Network:
@@ -85,7 +85,7 @@ def parse(text: str) -> Cluster:
     >>> parse("300,25").on(Mesh.of(dp=2, tp=8)).links[0]
     Network(latency=5e-06, per_byte=4e-11)
     """
-    numbers = [_number(part) for part in text.split(",")]
+    numbers = [_number_or_none(part) for part in text.split(",")]
     if len(numbers) != 2 or None in numbers:
         return read(Path(text))
     inner, outer = (_per_byte(f"{which} GB/s", speed) for which, speed in zip(("inner", "outer"), numbers, strict=True))
@@ -99,22 +99,22 @@ def read(path: Path) -> Cluster:
     except (OSError, ValueError) as trouble:  # why: a path with a NUL byte is a ValueError
         why = getattr(trouble, "strerror", None) or str(trouble)
         raise BadTopology(
-            _name(str(path), 1000), "file", f"it cannot be read ({why})", "Name a file of JSON, or write 300,25."
+            _shown(str(path), 1000), "file", f"it cannot be read ({why})", "Name a file of JSON, or write 300,25."
         ) from None
     if len(raw) > LONGEST:
         raise BadTopology(
-            _name(str(path), 1000), "file", f"it is longer than {LONGEST} bytes", "Name the file of a topology."
+            _shown(str(path), 1000), "file", f"it is longer than {LONGEST} bytes", "Name the file of a topology."
         )
     try:
-        told = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_once)
+        told = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
     except RecursionError:
         raise BadTopology(
-            _name(str(path), 1000), "file", "it is nested too deep", "Name the file of a topology."
+            _shown(str(path), 1000), "file", "it is nested too deep", "Name the file of a topology."
         ) from None
     except (ValueError, UnicodeDecodeError) as trouble:
         why = str(trouble).partition("\n")[0]
         raise BadTopology(
-            _name(str(path), 1000), "file", f"it is no JSON ({why})", "Mend it; docs/topology.json is one."
+            _shown(str(path), 1000), "file", f"it is no JSON ({why})", "Mend it; docs/topology.json is one."
         ) from None
     return cluster_of(told)
 
@@ -126,7 +126,7 @@ def cluster_of(told: Any) -> Cluster:
     >>> cluster_of({"ranks_per_node": 8, "inner": link, "outer": link}).outer
     Network(latency=5e-06, per_byte=4e-11)
     """
-    _object("the whole", told, REQUIRED, (*REQUIRED, *OPTIONAL))
+    _check_object("the whole", told, REQUIRED, (*REQUIRED, *OPTIONAL))
     per_node = told["ranks_per_node"]
     if type(per_node) is not int or per_node < 1:
         raise BadTopology(
@@ -135,36 +135,36 @@ def cluster_of(told: Any) -> Cluster:
     axes = told.get("axes", {})
     if not isinstance(axes, dict):
         raise BadTopology("axes", reprlib.repr(axes), "it is no object", 'Write a link by name: "axes": {"dp": {...}}.')
-    links = tuple((name, _link(f"axes.{_name(name)}", link)) for name, link in axes.items())
+    links = tuple((name, _link(f"axes.{_shown(name)}", link)) for name, link in axes.items())
     memory = _link("memory", told["memory"]) if "memory" in told else MEMORY
     return Cluster(per_node, _link("inner", told["inner"]), _link("outer", told["outer"]), links, memory)
 
 
 def _link(where: str, told: Any) -> Network:
-    _object(where, told, LINK, LINK)
+    _check_object(where, told, LINK, LINK)
     latency = told["latency_us"]
-    if not _in(latency, 0, LATEST):
+    if not _in_range(latency, 0, LATEST):
         problem = f"a latency is a number of microseconds from 0 to {LATEST:g}"
         raise BadTopology(f"{where}.latency_us", reprlib.repr(latency), problem, "Write 5.")
     return Network(latency / 1e6, _per_byte(f"{where}.gigabytes_per_second", told["gigabytes_per_second"]))
 
 
 def _per_byte(where: str, speed: Any) -> float:
-    if not _in(speed, SLOWEST, FASTEST):
+    if not _in_range(speed, SLOWEST, FASTEST):
         problem = f"a bandwidth is a number of gigabytes per second from {SLOWEST:g} to {FASTEST:g}"
         raise BadTopology(where, reprlib.repr(speed), problem, "Write 25, which is a link of 200 Gbit/s.")
     return 1 / (float(speed) * 1e9)
 
 
-def _in(value: Any, least: float, most: float) -> bool:
+def _in_range(value: Any, least: float, most: float) -> bool:
     return type(value) in (int, float) and bool(least <= value <= most)
 
 
-def _object(where: str, told: Any, required: Sequence[str], known: Sequence[str]) -> None:
+def _check_object(where: str, told: Any, required: Sequence[str], known: Sequence[str]) -> None:
     if not isinstance(told, dict):
         raise BadTopology(where, reprlib.repr(told), "it is no object", f"Write one with {', '.join(required)}.")
     for key in told:
-        _known(where, key, known)
+        _check_name(where, key, known)
     for key in required:
         if key not in told:
             raise BadTopology(
@@ -172,14 +172,14 @@ def _object(where: str, told: Any, required: Sequence[str], known: Sequence[str]
             )
 
 
-def _known(where: str, name: str, known: Sequence[str]) -> None:
+def _check_name(where: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
         near = get_close_matches(name, known, n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(known)}."
-        raise BadTopology(where, _name(name), "there is no such name", remedy)
+        raise BadTopology(where, _shown(name), "there is no such name", remedy)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     told = dict(pairs)
     for name in told:
         if sum(key == name for key, _ in pairs) > 1:
@@ -187,13 +187,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return told
 
 
-def _number(text: str) -> float | None:
+def _number_or_none(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _name(text: str, most: int = 60) -> str:
+def _shown(text: str, most: int = 60) -> str:
     """A printable form of a name in a file, which may hold any characters, lone surrogates too, and have any length."""
     return text if text.isprintable() and len(text) <= most else reprlib.repr(text)

@@ -68,7 +68,7 @@ def asked(
     """
     src, dst = read(text)
     limit = size_of(memory) if memory is not None else None
-    sets = tuple(_set(names, src.mesh.names) for names in flattened)
+    sets = tuple(_flattened_names(names, src.mesh.names) for names in flattened)
     links = _topology(src, topology, inner, outer, per_node)
     price, unit = _price(by, src, dst, links, sets, folder)
     return PlanOptions(src, dst, by, price, unit, links, limit, sets)
@@ -86,7 +86,7 @@ def size_of(text: str) -> int:
     return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWER[found[2].lower()])
 
 
-def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
+def _flattened_names(names: str, known: Sequence[str]) -> tuple[str, ...]:
     """The names of axes that are flattened into one group."""
     given = tuple(name.strip() for name in names.split(","))
     for name in given:
@@ -123,13 +123,13 @@ def _topology(
         raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
     told = {
         "ranks_per_node": PER_NODE if per_node is None else per_node,
-        "inner": _link("--inner", inner),
-        "outer": _link("--outer", outer),
+        "inner": _link_json("--inner", inner),
+        "outer": _link_json("--outer", outer),
     }
     return cluster_of(told).on(spec.mesh)
 
 
-def _link(option: str, text: str) -> dict[str, float]:
+def _link_json(option: str, text: str) -> dict[str, float]:
     found = _LINK.fullmatch(text)
     try:
         latency, speed = map(float, found.groups()) if found else (math.nan, math.nan)
@@ -155,11 +155,11 @@ def _price(
         near = get_close_matches(by, BYS, 1)
         remedy = f"Did you mean {near[0]}?" if near else "Write time, bytes, torch, or MODULE:FUNCTION."
         raise BadPlanOption("--by", ascii(by[:80]), "there is no such price", remedy)
-    tried = _tried(by, _loaded(by, module, function, folder), (src, dst))
+    tried = _probed(by, _user_function(by, module, function, folder), (src, dst))
     return tried.price(by), "ps" if tried.seconds else ""
 
 
-def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> PriceProbe:
+def _probed(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> PriceProbe:
     def ask(cost: Callable[..., Any], *arguments: Any) -> float:
         try:
             got = cost(*arguments)
@@ -171,10 +171,10 @@ def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Price
             raise BadPlanOption(
                 "--by", by, said, "Mend that first; it is given one strategies.planner.steps.plan.Move."
             ) from error
-        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _exact(got) <= DEAREST:
-            problem = f"it returns {_short(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
+        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _python_number(got) <= DEAREST:
+            problem = f"it returns {_short_text(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
             raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
-        return _exact(got)
+        return _python_number(got)
 
     tried = trials(lambda move: ask(cost, move), specs, lambda price, *arguments: price(*arguments))
     if not tried.searchable:
@@ -184,19 +184,19 @@ def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Price
     return tried
 
 
-def _exact(got: numbers.Real) -> int | float:
+def _python_number(got: numbers.Real) -> int | float:
     """The number as an int or a float; an integer is never rounded and may have any size."""
     return int(got) if isinstance(got, numbers.Integral) else float(got)
 
 
-def _short(value: object) -> str:
+def _short_text(value: object) -> str:
     """The value in an error message, shortened: an integer may have any length."""
     if isinstance(value, int) and abs(value) > DEAREST:
         return f"{'more' if value > 0 else 'less'} than {DEAREST if value > 0 else -DEAREST:.0e}"
     return ascii(value)[:60]
 
 
-def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
+def _user_function(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
     found = getattr(imported(module, folder, partial(BadPlanOption, "--by")), function, None)
     if not callable(found):
         problem = f"{module} has no function of that name"

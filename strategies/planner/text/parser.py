@@ -35,7 +35,7 @@ MOST_AXES, MOST_RANKS, MOST_DIMS, MOST_BLOCKS = 8, 1 << 20, 64, 4_096
 MOST_BYTES = (1 << 63) - 1
 """The largest tensor whose bytes torch can count."""
 EXAMPLE = "f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)"
-_LIKE = f"Write as in {EXAMPLE!r}."
+_SEE_EXAMPLE = f"Write as in {EXAMPLE!r}."
 _NAMES = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128", "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -46,7 +46,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """By the name that a spec prints; never written to."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TURN = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
+_POSITION = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
 _COUNT = re.compile(r"[0-9]+")
 
 
@@ -86,25 +86,25 @@ def text_of(src: Spec, dst: Spec) -> str:
 def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
     whole = Piece.of(text)
     if len(text) > LONGEST:
-        raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _LIKE)
+        raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _SEE_EXAMPLE)
     for at, sign in enumerate(text):
         if not " " <= sign <= "~":
-            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _LIKE, *suggestions.ascii_for(sign))
+            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _SEE_EXAMPLE, *suggestions.ascii_for(sign))
     left, right = whole.cut("->")
     if right is None:
-        raise Bad("text", whole, "there is no -> in it", _LIKE, *suggestions.arrow_for(text))
+        raise Bad("text", whole, "there is no -> in it", _SEE_EXAMPLE, *suggestions.arrow_for(text))
     if "->" in right.text:
-        raise Bad("to", right, "there is a second -> in it", _LIKE, right.cut("->")[0].text)
+        raise Bad("to", right, "there is a second -> in it", _SEE_EXAMPLE, right.cut("->")[0].text)
     head, rest = left.cut("@")
     if rest is None:
-        raise Bad("text", left, "there is no @ between the tensor and its mesh", _LIKE, suggestions.at_after(left.text))
+        raise Bad("text", left, "there is no @ between the tensor and its mesh", _SEE_EXAMPLE, suggestions.at_after(left.text))
     dtype, shape = _tensor(head)
     mesh, was = _mesh(rest, mesh)
     again, now = right.cut("@")
     if now is None:
         now = again
     elif _tensor(again) != (dtype, shape):
-        raise Bad("to", again, f"the tensor on the left is {head.text}", _LIKE, head.text)
+        raise Bad("to", again, f"the tensor on the left is {head.text}", _SEE_EXAMPLE, head.text)
     else:
         now = _mesh(now, mesh)[1]
     return _spec("from", was, mesh, shape, dtype), _spec("to", now, mesh, shape, dtype)
@@ -113,17 +113,17 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
 def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
     name, rest = piece.cut("[")
     if rest is None or not rest.text.endswith("]"):
-        raise Bad("shape", piece, "this is no dtype and shape", _LIKE, *suggestions.shapes_near(piece.text))
+        raise Bad("shape", piece, "this is no dtype and shape", _SEE_EXAMPLE, *suggestions.shapes_near(piece.text))
     if name.text not in DTYPES:
         remedy = f"The dtypes are {', '.join(DTYPES)}."
         raise Bad("dtype", name, "no dtype is called so", remedy, *suggestions.dtypes_near(name.text, DTYPES))
     dtype = DTYPES[name.text]
     sizes = Piece(piece.whole, rest.start, rest.end - 1).trimmed()
     if sizes.text.endswith(","):
-        raise Bad("shape", sizes, "a size is missing after the last comma", _LIKE, sizes.text.rstrip(", "))
+        raise Bad("shape", sizes, "a size is missing after the last comma", _SEE_EXAMPLE, sizes.text.rstrip(", "))
     shape = tuple(_count("shape", size, "a size", 0) for size in sizes.split())
     if len(shape) > MOST_DIMS:
-        raise Bad("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _LIKE)
+        raise Bad("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _SEE_EXAMPLE)
     if math.prod(max(1, size) for size in shape) * dtype.itemsize > MOST_BYTES:
         raise Bad("shape", sizes, "torch counts bytes in 63 bits, and these are more", "Make a dim smaller.")
     return dtype, shape
@@ -132,10 +132,10 @@ def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
 def _count(argument: str, piece: Piece, what: str, least: int) -> int:
     if not _COUNT.fullmatch(piece.text):
         problem = f"{what} is a whole number of {least} or more"
-        raise Bad(argument, piece, problem, _LIKE, *suggestions.counts_near(piece.text))
+        raise Bad(argument, piece, problem, _SEE_EXAMPLE, *suggestions.counts_near(piece.text))
     count = int(piece.text)
     if count < least:
-        raise Bad(argument, piece, f"{what} is {least} or more", _LIKE, str(least))
+        raise Bad(argument, piece, f"{what} is {least} or more", _SEE_EXAMPLE, str(least))
     return count
 
 
@@ -150,13 +150,13 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
         problem = "the axes of the mesh have no sizes"
         raise Bad("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
     if rest is None:
-        raise Bad("mesh", piece, "there is no : between the mesh and the placements", _LIKE, *_colon(piece))
+        raise Bad("mesh", piece, "there is no : between the mesh and the placements", _SEE_EXAMPLE, *_colon_after_mesh(piece))
     if len(parts) > MOST_AXES:
         raise Bad("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
     if not any(size for _, size in named):
         mesh = Mesh.of(*(_count("mesh", part, "the size of an axis", 1) for part in parts))
     else:
-        mesh = _named(named)
+        mesh = _named_mesh(named)
     if mesh.ranks > MOST_RANKS:
         raise Bad("mesh", head, f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}", "Make an axis smaller.")
     if given is not None and mesh != given:
@@ -164,16 +164,16 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
     return mesh, rest
 
 
-def _colon(piece: Piece) -> list[str]:
+def _colon_after_mesh(piece: Piece) -> list[str]:
     """The same text with a colon after the last size."""
     return [re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)]
 
 
-def _named(named: list[tuple[Piece, Piece | None]]) -> Mesh:
+def _named_mesh(named: list[tuple[Piece, Piece | None]]) -> Mesh:
     sizes: dict[str, int] = {}
     for name, size in named:
         if not _AXIS.fullmatch(name.text):
-            raise Bad("mesh", name, "an axis is called by letters, digits and _, a letter first", _LIKE)
+            raise Bad("mesh", name, "an axis is called by letters, digits and _, a letter first", _SEE_EXAMPLE)
         if size is None:
             raise Bad("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
         if name.text in sizes:
@@ -183,17 +183,17 @@ def _named(named: list[tuple[Piece, Piece | None]]) -> Mesh:
 
 
 def _spec(side: str, piece: Piece, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
-    pieces = _in_order(side, piece, mesh)
-    turned = [_turned(side, one) for one in pieces]
+    pieces = _by_axis(side, piece, mesh)
+    turned = [_split_position(side, one) for one in pieces]
     placements = [_placement(side, one, shape, dtype) for one, _ in turned]
     for (one, a), (other, b) in itertools.combinations(zip(pieces, placements, strict=True), 2):
         if not commute(a, b, dtype):
             problem = f"{short(a)} and {short(b)} do not commute: which is reduced first would matter"
             raise Bad(side, other, problem, "Reduce one of them first.", one.text, "R")
-    return Spec(mesh, tuple(placements), shape, dtype, _order(side, pieces, turned, placements))
+    return Spec(mesh, tuple(placements), shape, dtype, _shard_order(side, pieces, turned, placements))
 
 
-def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
+def _by_axis(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
     """The placement of each axis in the order of the mesh, whether or not they are given by name."""
     parts, count = piece.split(), len(mesh.names)
     named = [part.cut(":") for part in parts]
@@ -214,16 +214,16 @@ def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
             )
         if name.text not in mesh.names:
             problem = f"no axis is called so, but {', '.join(mesh.names)}"
-            raise Bad(side, name, problem, _LIKE, *suggestions.names_near(name.text, mesh.names, free))
+            raise Bad(side, name, problem, _SEE_EXAMPLE, *suggestions.names_near(name.text, mesh.names, free))
         if name.text in found:
             raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
         found[name.text] = placement
     return [found[name] for name in mesh.names]
 
 
-def _turned(side: str, piece: Piece) -> tuple[Piece, int | None]:
+def _split_position(side: str, piece: Piece) -> tuple[Piece, int | None]:
     """The placement without its position, and the position."""
-    found = _TURN.fullmatch(piece.text)
+    found = _POSITION.fullmatch(piece.text)
     if not found:
         return piece, None
     return Piece(piece.whole, piece.start, piece.start + len(found[1])), int(found[2])
@@ -258,7 +258,7 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
     return placement
 
 
-def _order(
+def _shard_order(
     side: str, pieces: list[Piece], turned: list[tuple[Piece, int | None]], placements: list[Placement]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The shard order that the positions describe."""
@@ -278,18 +278,18 @@ def _order(
         for axis, turn in zip(axes, turns, strict=True):
             if turn is None or turn >= len(axes) or turns.count(turn) > 1:
                 fault = "has none" if turn is None else "has one too high" if turn >= len(axes) else "shares one"
-                problem = f"{_turns_of(dim, len(axes))}, and this one {fault}"
-                raise Bad(side, pieces[axis], problem, _LIKE, *_turns(turns, turned[axis][0]))
+                problem = f"{_positions_text(dim, len(axes))}, and this one {fault}"
+                raise Bad(side, pieces[axis], problem, _SEE_EXAMPLE, *_free_positions(turns, turned[axis][0]))
         found.append((dim, tuple(axes[turns.index(turn)] for turn in range(len(axes)))))
     return tuple(found)
 
 
-def _turns_of(dim: int, count: int) -> str:
+def _positions_text(dim: int, count: int) -> str:
     if count == 1:
         return f"one axis cuts dim {dim}, and its turn is [0]"
     return f"{count} axes cut dim {dim}, and their turns are [0] to [{count - 1}]"
 
 
-def _turns(turns: list[int | None], piece: Piece) -> list[str]:
+def _free_positions(turns: list[int | None], piece: Piece) -> list[str]:
     """The same shard with each position that is free, or with none."""
     return [*(f"{piece.text}[{turn}]" for turn in range(len(turns)) if turn not in turns), piece.text]

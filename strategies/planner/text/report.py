@@ -27,9 +27,9 @@ def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
     shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
     shown.append_text(in_columns(best))
     if best.steps and (len(ways) > 1 or theirs):
-        shown.append("\n\n").append_text(_ways(asked, ways, theirs))
+        shown.append("\n\n").append_text(_alternatives_table(asked, ways, theirs))
     elif theirs:
-        shown.append("\n").append("\n".join(f"{_TITLES[one.mode]}: {_said(one, best)}" for one in theirs))
+        shown.append("\n").append("\n".join(f"{_TITLES[one.mode]}: {_dtensor_text(one, best)}" for one in theirs))
     return shown
 
 
@@ -66,7 +66,7 @@ def in_a_line(plan: Plan) -> str:
     return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in shown) + more or "nothing to do"
 
 
-def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+def _alternatives_table(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
     """A line of figures for each alternative, and its steps; DTensor's plans last."""
     best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in BYS
     heads = ["ratio", *(["price"] if own else []), "time", "sent", "in use", "torch's cost"]
@@ -83,14 +83,14 @@ def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> 
         add(", ".join(way.names), way, in_a_line(way.plan) if number else "", "" if number else "bold")
     for one in theirs:
         if one.plan is None:
-            rows.append(([], f"{_TITLES[one.mode]} {_said(one, best)}", "", ""))
+            rows.append(([], f"{_TITLES[one.mode]} {_dtensor_text(one, best)}", "", ""))
         else:
             over = "; this is over --memory" if asked.memory is not None and one.plan.memory > asked.memory else ""
-            add(_TITLES[one.mode], Way((), one.plan), _said(one, best) + over, "red" if one.wrong else "")
-    return _table(heads, rows)
+            add(_TITLES[one.mode], Way((), one.plan), _dtensor_text(one, best) + over, "red" if one.wrong else "")
+    return _figures_table(heads, rows)
 
 
-def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) -> Text:
+def _figures_table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) -> Text:
     """Figures in columns, each line with a name, and details below it."""
     lines = [heads, *(figures for figures, *_ in rows if figures)]
     wide = [max(len(line[column]) for line in lines) for column in range(len(heads))]
@@ -106,16 +106,16 @@ def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) ->
     return shown
 
 
-def _said(one: Theirs, best: Plan) -> str:
+def _dtensor_text(one: Theirs, best: Plan) -> str:
     """DTensor's plan in words."""
     if one.plan is None:
         return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
     steps = "the same steps" if steps_of(one.plan) == steps_of(best) and best.steps else in_a_line(one.plan)
-    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu(one.gathered, best)}" if one.gathered else ""
+    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu_text(one.gathered, best)}" if one.gathered else ""
     return f"{steps}{cpu}; wrong: {one.wrong}" if one.wrong else f"{steps}{cpu}"
 
 
-def _cpu(plan: Plan, best: Plan) -> str:
+def _cpu_text(plan: Plan, best: Plan) -> str:
     return f"{ratio_text(Way((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
 
 
@@ -156,8 +156,8 @@ def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
         "flattened": [list(names) for names in asked.flattened],
         "plan": _plan_json(best, torch),
         "why": best.why,
-        "alternatives": [{"names": list(w.names), "ratio": _ratio(w, best), **_plan_json(w.plan, torch)} for w in ways],
-        "dtensor": {one.mode: _theirs_json(one, best, torch) for one in theirs},
+        "alternatives": [{"names": list(w.names), "ratio": _ratio_json(w, best), **_plan_json(w.plan, torch)} for w in ways],
+        "dtensor": {one.mode: _dtensor_json(one, best, torch) for one in theirs},
     }, indent=1) + "\n"  # fmt: skip
 
 
@@ -175,14 +175,14 @@ def _step_json(step: Step) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _theirs_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
+def _dtensor_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
-    cpu = one.gathered and {"ratio": _ratio(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
-    return {"ratio": _ratio(Way((), one.plan), best), "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
+    cpu = one.gathered and {"ratio": _ratio_json(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
+    return {"ratio": _ratio_json(Way((), one.plan), best), "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
 
 
-def _ratio(way: Way, best: Plan) -> float | None:
+def _ratio_json(way: Way, best: Plan) -> float | None:
     """None where the best is free, and this is not."""
     ratio = way.ratio(best.price)
     return None if ratio == float("inf") else ratio

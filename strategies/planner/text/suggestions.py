@@ -79,7 +79,7 @@ _DTYPES = {
     "complex64": "c64", "complex128": "c128", "fp8": "float8_e4m3fn", "f8": "float8_e4m3fn", "float8": "float8_e4m3fn",
 }  # fmt: skip
 _BITS = re.compile(r"(?:fp|float|int|uint|f|i|u)(?:8|16|32|64)")
-_PLAIN = {"add": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "": "sum"}
+_REDUCTIONS = {"add": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "": "sum"}
 _ASCII = {
     "\u2192": "->", "\u27f6": "->", "\u21d2": "->", "\u2212": "-", "\u2013": "-", "\uff1a": ":", "\uff0c": ",",
     "\u201c": "", "\u201d": "", "\u00a0": " ", "\t": " ", "\n": " ", "\r": " ",
@@ -146,7 +146,7 @@ def placements_near(written: str, dims: int) -> list[str]:
     if name.rstrip("()") in ("s", "shard"):
         return ["S(0)"]
     if found := _PARTIAL.fullmatch(name):
-        return [f"P({kind})" for kind in (_PLAIN.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
+        return [f"P({kind})" for kind in (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
     begun = re.match(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([a-z]+\)", written)
     return [begun[0]] if begun else []
 

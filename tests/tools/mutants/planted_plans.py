@@ -96,7 +96,7 @@ _CARRIED_OUT: tuple[Planted, ...] = (
 _THEIRS: tuple[Planted, ...] = (
     Planted("strategies/torch_api/redistribute_plans.py", "if isinstance(error, TypeError) and _is_of_our_call(error):\n            raise\n", "",
             "a torch that is asked in another way seems to refuse every redistribution"),
-    Planted("strategies/planner/audit/pairs.py", "sum(price(step.move) for step in steps if _moves(step))", "sum(price(step.move) for step in steps)",
+    Planted("strategies/planner/audit/pairs.py", "sum(price(step.move) for step in steps if _has_ranks(step))", "sum(price(step.move) for step in steps)",
             "DTensor pays for axes of one rank, and is called dearer than it is", ("tests/strategies/planner/audit/test_compare_compare_with_torch.py",)),
     Planted("strategies/planner/audit/verdict.py", 'kind = "alike" if outcome.kind == "refused" else outcome.kind', 'kind = "alike"',
             "wrong values are no finding where we have no plan"),
@@ -104,7 +104,7 @@ _THEIRS: tuple[Planted, ...] = (
             "of small tensors all plans cost alike: no waste is seen"),
     Planted("strategies/planner/audit/shrink.py", "tuple(a - (a > axis) for a in axes if a != axis)", "tuple(a for a in axes if a != axis)",
             "a shard order loses its axes when an axis goes, and findings stay large"),
-    Planted("strategies/planner/audit/report.py", "if same is None or _rank(one) < _rank(same):", "if same is None or _rank(one) > _rank(same):",
+    Planted("strategies/planner/audit/report.py", "if same is None or _severity(one) < _severity(same):", "if same is None or _severity(one) > _severity(same):",
             "of what shows the same the worst example is told"),
     Planted("strategies/propagation/explicit/redistribution_text.py", "src.mesh.size(info.mesh_dim) > 1 and not alone",
             "src.mesh.size(info.mesh_dim) > 1 and not now.is_replicate()", "an implicit all-gather goes unseen"),

@@ -97,8 +97,8 @@ def test_what_is_conjugated_by_a_mark_alone_is_conjugated_in_the_end(src, dst, f
 
 @pytest.mark.parametrize(("src", "dst"), [("S(0)", "S(1)"), ("S(0)", "R"), ("P(sum)", "S(0)"), ("P(max)", "SS(0,2)")])
 def test_an_uneven_step_copies_twice_the_pieces_for_twice_the_ranks(src, dst, monkeypatch):
-    copied, pairs = [], rows._pairs
-    monkeypatch.setattr(rows, "_pairs", lambda *args: copied.append(args) or pairs(*args))
+    copied, pairs = [], rows._row_views
+    monkeypatch.setattr(rows, "_row_views", lambda *args: copied.append(args) or pairs(*args))
     for ranks in (32, 64):
         copied.clear()
         shape = (ranks + 1, ranks + 3)
