@@ -26,11 +26,11 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
             return file.read(most)
         try:
             begin = os.read(file.fileno(), most if most > 0 else 1 << 16)
-        except BlockingIOError:  # somebody will write
+        except BlockingIOError:  # a writer exists
             begin = b""
         else:
             if not begin:
-                raise OSError(errno.ENODATA, "nobody writes to this pipe", str(path))
+                raise OSError(errno.ENODATA, "no process writes to this pipe", str(path))
         os.set_blocking(file.fileno(), True)
         return begin + file.read(most if most < 0 else most - len(begin))
 
@@ -87,7 +87,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
-    except RuntimeError:  # what Python before 3.13 says of a link to itself
+    except RuntimeError:  # Python before 3.13 raises this for a link to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
 
 

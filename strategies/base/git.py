@@ -57,7 +57,9 @@ class Repository:
 
         Python bytecode is excluded even where the repository does not ignore it.
         """
-        listed = _git_output(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z")
+        listed = _git_output(
+            self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z"
+        )
         return tuple(sorted({name for name in _null_separated(listed) if (self.top / name).is_file()}))
 
     def blobs(self, commit: str) -> dict[str, str]:
@@ -88,17 +90,17 @@ class Repository:
         """The bytes of each blob as stored, without any filter of the repository."""
         if not blobs:
             return {}
-        asked = "".join(f"{blob}\n" for blob in blobs).encode()
-        said, at, found = _git_output(self.top, "cat-file", "--batch", given=asked), 0, {}
+        request = "".join(f"{blob}\n" for blob in blobs).encode()
+        output, at, found = _git_output(self.top, "cat-file", "--batch", given=request), 0, {}
         for blob in blobs:
-            end = said.index(b"\n", at)
-            head = said[at:end].split(b" ")
+            end = output.index(b"\n", at)
+            head = output[at:end].split(b" ")
             if len(head) != 3:
                 problem = f"the content of {blob} cannot be had"
-                raise NoRepository(self.top, problem, "Mend the repository (git fsck).")
+                raise NoRepository(self.top, problem, "Repair the repository (git fsck).")
             start = end + 1
             at = start + int(head[2]) + 1  # a line break follows the content
-            found[blob] = said[start : at - 1]
+            found[blob] = output[start : at - 1]
         return found
 
 
@@ -122,15 +124,15 @@ def blob_name(content: bytes, like: str) -> str:
     return kind(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _null_separated(said: bytes) -> list[str]:
-    return [name.decode(errors="surrogateescape") for name in said.split(b"\0") if name]
+def _null_separated(output: bytes) -> list[str]:
+    return [name.decode(errors="surrogateescape") for name in output.split(b"\0") if name]
 
 
 def _git_output(folder: Path, *command: str, given: bytes = b"") -> bytes:
     found = _git(folder, *command, given=given)
     if found.returncode:
-        said = found.stderr.decode(errors="replace").strip()
-        raise NoRepository(folder, f"git {command[0]} fails ({said})", "Mend the repository (git fsck).")
+        output = found.stderr.decode(errors="replace").strip()
+        raise NoRepository(folder, f"git {command[0]} fails ({output})", "Repair the repository (git fsck).")
     return found.stdout
 
 

@@ -84,8 +84,8 @@ def read(path: Path, call: str = WRITES) -> Read:
     if found[0].get("format") != FORMAT:
         raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", call)
     cut = data[whole:]
-    said = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
-    return Read(found[0], tuple(found[1:]), whole, said)
+    note = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
+    return Read(found[0], tuple(found[1:]), whole, note)
 
 
 def _parse_line(row: bytes) -> Line | None:
@@ -93,7 +93,9 @@ def _parse_line(row: bytes) -> Line | None:
         line = json.loads(row)
     except ValueError:
         return None
-    if not isinstance(line, dict) or not all(name in line for name in _REQUIRED_KEYS.get(str(line.get("kind")), ("kind",))):
+    if not isinstance(line, dict) or not all(
+        name in line for name in _REQUIRED_KEYS.get(str(line.get("kind")), ("kind",))
+    ):
         return None
     return line if isinstance(line.get("kind"), str) else None
 

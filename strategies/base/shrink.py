@@ -45,25 +45,25 @@ def shrink(
     >>> shrink(13, lambda n: n >= 7, budget=99, stages=[("less", lambda n: [n // 2, n - 1])]).smallest
     7
     """
-    asked: set[bytes] = set()
+    tested: set[bytes] = set()
 
     def left(_: object = None) -> bool:
-        return len(asked) < budget
+        return len(tested) < budget
 
-    def ask(value: T) -> bool:
+    def fails(value: T) -> bool:
         key = pickling.dumps(value)
-        if key in asked or not left():
+        if key in tested or not left():
             return False
-        asked.add(key)
+        tested.add(key)
         return shows(value)
 
     now, steps, names = start, list[T](), list[str]()
-    moved = ask(start)
+    moved = fails(start)
     while moved and left():
         moved = False
         for name, stage in stages:
-            while (found := next(filter(ask, itertools.takewhile(left, stage(now))), None)) is not None:
+            while (found := next(filter(fails, itertools.takewhile(left, stage(now))), None)) is not None:
                 now, moved = found, True
                 steps.append(found)
                 names.append(name)
-    return Shrunk(now, len(asked), tuple(steps), tuple(names))
+    return Shrunk(now, len(tested), tuple(steps), tuple(names))

@@ -248,9 +248,9 @@ def complain(text: str) -> None:
 def _missing_resource(error: Exception) -> str:
     """The resource that is missing, if the error is about one; else ""."""
     if isinstance(error, MemoryError):
-        return "the machine has no room for this: memory"
+        return "the machine has run out of a resource: memory"
     if isinstance(error, OSError) and error.errno in SHORT:
-        return f"the machine has no room for this: {error.strerror}"
+        return f"the machine has run out of a resource: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         try:
             os.getcwd()

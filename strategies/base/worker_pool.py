@@ -157,18 +157,18 @@ class WorkerPool:
 
     def __init__(self, workers: int, *, cuda: bool = False) -> None:
         self._forks = "fork" in mp.get_all_start_methods() and not cuda
-        self._most = workers
-        self._hands: list[_Worker] = []
+        self._limit = workers
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._hands:
+        for worker in self._workers:
             worker.process.kill()  # all at once: a process of this size takes a while to go
-        for worker in self._hands:
+        for worker in self._workers:
             worker.kill()
-        self._hands.clear()
+        self._workers.clear()
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
@@ -182,40 +182,40 @@ class WorkerPool:
         waiting = iter(range(len(tasks)))
         answers: dict[int, Answer] = {}
         given = 0
-        self._hire(len(tasks))
-        for at in range(len(self._hands)):
-            self._next(at, waiting, work, tasks)
+        self._start_workers(len(tasks))
+        for at in range(len(self._workers)):
+            self._give_next(at, waiting, work, tasks)
         while given < len(tasks):
-            for at, answer in _finished(self._hands, limit):
-                answers[self._hands[at].unit] = answer
+            for at, answer in _finished(self._workers, limit):
+                answers[self._workers[at].unit] = answer
                 if isinstance(answer, Lost):
-                    self._hands[at].kill()
-                self._next(at, waiting, work, tasks)
+                    self._workers[at].kill()
+                self._give_next(at, waiting, work, tasks)
                 if tick:
                     tick(1)
             while given in answers:
                 yield answers.pop(given)
                 given += 1
 
-    def _next(self, at: int, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
+    def _give_next(self, at: int, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
         """Gives the next task, if there is one, to the worker at this index, or to a replacement for it."""
-        worker = self._hands[at]
+        worker = self._workers[at]
         worker.unit = -1
         unit = next(waiting, -1)
         if unit < 0:
             return
         if not worker.serves():
             worker.kill()
-            worker = self._hands[at] = self._worker()
+            worker = self._workers[at] = self._start_worker()
         worker.give(unit, work, tasks[unit])
 
-    def _hire(self, tasks: int) -> None:
+    def _start_workers(self, tasks: int) -> None:
         if self._forks:
             gc.freeze()  # what is there by now is shared: a child's collector must not write to it
-        while len(self._hands) < min(self._most, tasks):
-            self._hands.append(self._worker())
+        while len(self._workers) < min(self._limit, tasks):
+            self._workers.append(self._start_worker())
 
-    def _worker(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         context: Any = mp.get_context("fork" if self._forks else "spawn")
         noted = context.RawValue("q", -1)
         pipe, theirs = context.Pipe()
@@ -229,16 +229,16 @@ def run(
     work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
 ) -> Iterator[Answer]:
     """As `WorkerPool.run`, with a pool for this call only."""
-    with WorkerPool(workers) as crew:
-        yield from crew.run(work, tasks, limit=limit, tick=tick)
+    with WorkerPool(workers) as pool:
+        yield from pool.run(work, tasks, limit=limit, tick=tick)
 
 
-def _finished(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
+def _finished(workers: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
     """The answers available within a quarter of a second; tasks past their limit are lost."""
-    busy: dict[Any, int] = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
-    finished = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
+    busy: dict[Any, int] = {worker.pipe: at for at, worker in enumerate(workers) if worker.unit >= 0}
+    finished = [(busy[pipe], workers[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
     known = {at for at, _ in finished}
-    for at, worker in enumerate(crew):
+    for at, worker in enumerate(workers):
         if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
             finished.append((at, Lost(why, worker.noted.value)))
     return finished
@@ -266,7 +266,7 @@ class Sealed(WorkerPool):
         self._forks = False
         self._path = tuple(path)
 
-    def _worker(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         pipe, theirs = mp.Pipe()
         with tempfile.TemporaryFile() as file, theirs, deaf():
             file.write(b"\xff" * ctypes.sizeof(ctypes.c_longlong))  # -1, and the place for it is there

@@ -48,12 +48,14 @@ def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
         return Outcome("wrong", f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
     whole = folded(held, spec)
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
-    room = torch.tensor(slack([*held, want]), dtype=torch.float64)
+    tolerance = torch.tensor(slack([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
-    bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, room).all()]
+    bad = [
+        rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, tolerance).all()
+    ]
     if not bad:
         return RIGHT
-    return Outcome("wrong", _first_difference(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
+    return Outcome("wrong", _first_difference(whole[bad[0]], wanted[bad[0]], tolerance, bad[0]), tuple(bad))
 
 
 def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
@@ -78,8 +80,8 @@ def slack(pieces: Sequence[Tensor]) -> float:
     return 256 * torch.finfo(pieces[0].dtype).eps * max(largest, 1.0)
 
 
-def _first_difference(got: Tensor, want: Tensor, room: Tensor, rank: int) -> str:
-    wrong = ~close(got, want, room)
+def _first_difference(got: Tensor, want: Tensor, tolerance: Tensor, rank: int) -> str:
+    wrong = ~close(got, want, tolerance)
     place = tuple(wrong.nonzero()[0].tolist())
     rows = sorted({int(where[0]) for where in wrong.nonzero()}) if got.ndim else []
     which = f"; wrong in its rows {', '.join(map(str, rows))}" if rows else ""

@@ -97,7 +97,9 @@ def play(sent: bytes) -> bytes:
         flags = torch.tensor([float(bool(told.error))])
         dist.all_reduce(flags)  # nobody goes on before all are through, or have raised
         if not flags.item() and part.whole is not None:
-            told = replace(told, dealt=_dealt_or_none(part.whole, part.dst, mesh), given=_dealt_or_none(part.whole, part.src, mesh))
+            told = replace(
+                told, dealt=_dealt_or_none(part.whole, part.dst, mesh), given=_dealt_or_none(part.whole, part.src, mesh)
+            )
         return pickling.dumps(told)
 
 

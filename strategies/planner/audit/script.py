@@ -56,9 +56,9 @@ except Exception as error:
     print(f"rank {{rank}} is refused: {{type(error).__name__}}: {{error}}", flush=True)
     sys.exit(1)
 print(f"rank {{rank}} got {{got.dtype}} {{got.tolist()}}", flush=True)
-{folds}asked = want[rank]
-same = (got.shape, got.dtype) == (asked.shape, asked.dtype) and {same}
-print(f"rank {{rank}} want {{asked.dtype}} {{asked.tolist()}}: {{'right' if same else 'WRONG'}}", flush=True)
+{folds}expected = want[rank]
+same = (got.shape, got.dtype) == (expected.shape, expected.dtype) and {same}
+print(f"rank {{rank}} want {{expected.dtype}} {{expected.tolist()}}: {{'right' if same else 'WRONG'}}", flush=True)
 {referee}wrong = torch.tensor([float(not same)])
 dist.all_reduce(wrong)
 dist.destroy_process_group()
@@ -123,8 +123,10 @@ def script(cause: Cause, name: str, *, seed: int = 0) -> str:
 _MODES = {"greedy": "as it plans by itself", "graph": "under use_min_cost_redistribution_plan"}
 
 
-def _comparison_code(room: float) -> str:
-    return f"torch.allclose(got, asked, rtol=0.0, atol={room:.3g})" if room else "torch.equal(got, asked)"
+def _comparison_code(tolerance: float) -> str:
+    return (
+        f"torch.allclose(got, expected, rtol=0.0, atol={tolerance:.3g})" if tolerance else "torch.equal(got, expected)"
+    )
 
 
 def _spec_code(spec: Spec, name: str) -> str:

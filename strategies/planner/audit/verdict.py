@@ -64,15 +64,15 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return real.to(dtype).reshape(shape)
 
 
-def judged(job: Job, told: Sequence[RankResult]) -> Outcome:
+def judged(job: Job, results: Sequence[RankResult]) -> Outcome:
     """The outcome, from the results of all ranks."""
-    raised = [rank for rank, one in enumerate(told) if one.error]
+    raised = [rank for rank, one in enumerate(results) if one.error]
     if raised:
-        first = told[raised[0]].error
-        if len(raised) == len(told):
+        first = results[raised[0]].error
+        if len(raised) == len(results):
             return Outcome("refused", first)
         return Outcome("stops", f"rank {raised[0]} raises {first}; its peers go on", tuple(raised))
-    return compared([one.piece for one in told], job.whole, job.pair.dst)
+    return compared([one.piece for one in results], job.whole, job.pair.dst)
 
 
 def play_all(jobs: Sequence[Job], mode: str) -> list[Outcome]:
@@ -230,12 +230,12 @@ class RealRuns(RankProcesses):
         return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, unpacked(outcomes))
 
 
-def _checked_outcome(job: Job, told: Sequence[RankResult]) -> Outcome:
-    outcome = judged(job, told)
-    referees = (job.pair.src, [one.given for one in told]), (job.pair.dst, [one.dealt for one in told])
+def _checked_outcome(job: Job, results: Sequence[RankResult]) -> Outcome:
+    outcome = judged(job, results)
+    referees = (job.pair.src, [one.given for one in results]), (job.pair.dst, [one.dealt for one in results])
     for spec, every in referees:
         pieces = [piece for piece in every if piece is not None]
-        apart = compared(pieces, job.whole, spec).text if len(pieces) == len(told) else ""
+        apart = compared(pieces, job.whole, spec).text if len(pieces) == len(results) else ""
         if apart:
             text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
             return replace(outcome, kind="disputed", text=text)

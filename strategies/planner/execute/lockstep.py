@@ -141,7 +141,11 @@ def _even_step(x: LocalTensor, step: Step) -> LocalTensor | None:
         return reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
     if step.kind == "all_gather":
         return all_gather_into_tensor(x, family, _sharded_dim(was))
-    return None if _sharded_dim(was) == _sharded_dim(now) else shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
+    return (
+        None
+        if _sharded_dim(was) == _sharded_dim(now)
+        else shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
+    )
 
 
 def _sharded_dim(placement: Placement) -> int:

@@ -73,13 +73,13 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
     """
     ranks = _world_ranks(mesh, on)
     me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else None
-    asked = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
+    axis_sets = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
     theirs = on if isinstance(on, DeviceMesh) and me is not None else None
-    every = _ranks_of_all_meshes(ranks, on, asked)
+    every = _ranks_of_all_meshes(ranks, on, axis_sets)
     made: list[Any] = []
     found: dict[Axes, AxisGroup] = {}
     try:
-        for along in asked:
+        for along in axis_sets:
             mine = next((line for line in lines(mesh, along) if me in line), ())
             if len(along) == 1 and isinstance(on, DeviceMesh):
                 if theirs is not None:
@@ -101,13 +101,15 @@ def _by_world_rank(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]
     return tuple(sorted(line, key=ranks.__getitem__))
 
 
-def _ranks_of_all_meshes(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: Sequence[Axes]) -> list[list[int]]:
+def _ranks_of_all_meshes(
+    ranks: list[int], on: DeviceMesh | Sequence[int] | None, axis_sets: Sequence[Axes]
+) -> list[list[int]]:
     """The world ranks of every mesh in the world, in the same order on all ranks: each rank must create all groups."""
-    if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in asked)):
+    if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in axis_sets)):
         return [ranks]
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, ranks)
-    return [list(one) for one in dict.fromkeys(map(tuple, told))]
+    ranks_by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks_by_rank, ranks)
+    return [list(one) for one in dict.fromkeys(map(tuple, ranks_by_rank))]
 
 
 def _world_ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:

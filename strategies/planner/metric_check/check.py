@@ -124,7 +124,7 @@ def _step_faults(where: str, answers: list[float], again: float) -> Iterator[Odd
             yield Odd("a price is never negative", where, got)
             return
     if again != first:
-        yield Odd("asked again, it answers something else", where, again)
+        yield Odd("a second call returns something else", where, again)
     if answers != sorted(answers):
         yield Odd(FALLS, where, first)
 
@@ -203,12 +203,12 @@ def specs_of(
 def _shard_orders(spec: Spec) -> list[Spec]:
     dims = [dim for dim in range(len(spec.shape)) if len(spec.cut_by(dim)) > 1]
     ways = itertools.product(*(itertools.permutations(spec.cut_by(dim)) for dim in dims))
-    return [
-        Spec(spec.mesh, spec.placements, spec.shape, spec.dtype, tuple(zip(dims, way, strict=True))) for way in ways
-    ]
+    return [replace(spec, shard_order=tuple(zip(dims, orders, strict=True))) for orders in ways]
 
 
-def _triangle_report(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]) -> Checked:
+def _triangle_report(
+    name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]
+) -> Checked:
     detours = []
     for i, row in enumerate(table):
         for j, first in enumerate(row):
@@ -236,7 +236,7 @@ def _pair_faults(specs: Sequence[Spec], table: list[list[float]], again: list[li
             elif i == k and got != 0:
                 found.append(Odd("there is nothing to do", where, got))
             if got != later and not (math.isnan(got) and math.isnan(later)):
-                found.append(Odd("asked again, it answers something else", where, later))
+                found.append(Odd("a second call returns something else", where, later))
     return tuple(found)
 
 
@@ -248,13 +248,13 @@ def _parameter_count(cost: object, name: str) -> int:
     try:
         parameters = inspect.signature(cost).parameters.values()
     except (TypeError, ValueError):
-        raise BadCost("cost", name, "nobody can see which parameters it has", remedy) from None
+        raise BadCost("cost", name, "its parameters cannot be inspected", remedy) from None
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if len(needed) not in (1, 2) or named:
-        told = ", ".join([p.name for p in needed] + named) or "nothing"
-        raise BadCost("cost", name, f"it asks for {told}, and not for two specs or one move", remedy)
+        listed = ", ".join([p.name for p in needed] + named) or "nothing"
+        raise BadCost("cost", name, f"it takes {listed}, and not two specs or one move", remedy)
     return len(needed)
 
 
@@ -267,10 +267,10 @@ def _number_caller(name: str) -> Callable[..., float]:
             got = cost(*arguments)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
+        except BaseException as error:  # why: the user's function may raise anything, SystemExit included
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]} ({frame.filename}, line {frame.lineno})"
-            raise BadCost("cost", name, f"{what} for {where}", "Mend that first.") from error
+            raise BadCost("cost", name, f"{what} for {where}", "Fix that first.") from error
         if isinstance(got, bool) or not isinstance(got, numbers.Real):
             remedy = "Return an int or a float."
             raise BadCost("cost", name, f"it returns {got!r:.60} for {where}, which is no number", remedy)

@@ -180,10 +180,10 @@ def _stage_lines(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[
     indent = max(map(len, labels)) + 2
     long, broad = extents(spec, dims)
     down, across = _cell_count(long, CELLS[0]), _cell_count(broad, CELLS[1])
-    room = (width - indent - 5) // 2
-    wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), room)))
+    space = (width - indent - 5) // 2
+    wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), space)))
     columns = places(sizes[-1], max(2, (width - indent + 2) // (wide + 2)))
-    above = [signs[3] if at is None else label(names[-1:], sizes[-1:], (at,), room).ljust(wide) for at in columns]
+    above = [signs[3] if at is None else label(names[-1:], sizes[-1:], (at,), space).ljust(wide) for at in columns]
     lines.append(" " * indent + "  ".join(above).rstrip())
     for line, words in zip(leading, labels, strict=True):
         if line is None:

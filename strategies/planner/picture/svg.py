@@ -152,7 +152,9 @@ def _pixel_runs(runs: Runs, size: int) -> list[tuple[float, float]]:
     return [(start * SIDE / size, max(1.0, length * SIDE / size)) for start, length in runs]
 
 
-def _group_frames(root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[float], lefts: Sequence[float]) -> None:
+def _group_frames(
+    root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[float], lefts: Sequence[float]
+) -> None:
     """Frames around the ranks that communicate, where they form a row, a column, or the whole mesh."""
     rows, columns = [(y, y + SIDE) for y in tops], [(x, x + SIDE) for x in lefts]
     if not after or (axes > 2 and tuple(after) != (axes - 1,)):
@@ -173,7 +175,7 @@ def _legend(root: ET.Element, top: float) -> float:
         _rect(root, kind, x, top, 12, 12)
         x = _text(root, x + 18, top - 2, words, "small") + 12
     _rect(root, "talk", x, top, 12, 12)
-    return _text(root, x + 18, top - 2, "who talks next", "small")
+    return _text(root, x + 18, top - 2, "communicates next", "small")
 
 
 def _stripes(root: ET.Element) -> None:

@@ -133,7 +133,7 @@ def _plan_of(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: F
         steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
         was, before = now, after
     name = name_of(table.price)
-    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _explanation(found, table, turned), found.looked)
+    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _explanation(found, table, turned), found.expanded)
 
 
 def _spec_after(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
@@ -146,14 +146,14 @@ def _spec_after(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
 def _explanation(found: Found, table: Table, turned: bool) -> str:
     """How the plan was found, in words; `turned` if strided shards of the source were read as a shard order."""
     if not found.sorts:
-        return "both lie alike on every rank"
-    looked = f"{found.looked} layouts looked at"
-    if found.met:
-        looked += f", {found.met} more ruled out"
+        return "both are equal on every rank"
+    looked = f"{found.expanded} layouts looked at"
+    if found.pruned:
+        looked += f", {found.pruned} more ruled out"
     whose = "of all ways in the order that its strided shards are" if turned else "of all ways"
-    if found.other >= FAR:
+    if found.other_cost >= FAR:
         return f"the cheapest {whose}, and the only first step; {looked}"
-    least = _cost_text(max(found.other, found.cost) >> STEPS, table.price)
+    least = _cost_text(max(found.other_cost, found.cost) >> STEPS, table.price)
     return f"the cheapest {whose}: with another first step {least} or more; {looked}"
 
 
@@ -187,22 +187,22 @@ def _check_specs(src: Spec, dst: Spec) -> None:
 
 def _check_placements(name: str, spec: Spec) -> bool:
     """Whether any placement is partial. Raises `NoPlan` for placements that are undefined."""
-    pending: list[Partial] = []
+    partials: list[Partial] = []
     for placement in spec.placements:
         kind = type(placement)
         if kind is Partial:
             if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):  # type: ignore[attr-defined]
-                problem = f"{short(placement)} means nothing that all agree on for {spec.dtype}"
+                problem = f"{short(placement)} is undefined for {spec.dtype}"
                 raise NoPlan(name, str(spec), problem, "Reduce it before, or use another dtype.")
-            pending.append(placement)  # type: ignore[arg-type]
+            partials.append(placement)  # type: ignore[arg-type]
         elif kind is not Shard and kind is not Replicate and kind is not StridedShard:
-            problem = f"what {short(placement)} stands for is known to its own class only"
+            problem = f"{short(placement)} is of a class that the planner does not know"
             raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
-    for one, other in itertools.combinations(pending, 2):
+    for one, other in itertools.combinations(partials, 2):
         if not commute(one, other, spec.dtype):
             problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
             raise NoPlan(name, str(spec), problem, "Reduce one of them first.")
-    return bool(pending)
+    return bool(partials)
 
 
 CHEAPEST, SOONEST, LIGHTEST, LEANEST, SHORTEST, OTHER = (
@@ -338,7 +338,9 @@ def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
     return found if found.memory < best.memory else best
 
 
-def _with_other_first_step(best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]) -> Plan | None:
+def _with_other_first_step(
+    best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]
+) -> Plan | None:
     """The cheapest plan with another first step than the best plan's, which does not return to its start."""
     found: Plan | None = None
     firsts.sort(key=lambda step: price(step.move))

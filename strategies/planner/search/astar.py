@@ -18,11 +18,11 @@ class Found:
     sorts: tuple[Sort, ...]
     """The steps between them."""
     cost: int
-    looked: int
+    expanded: int
     """The number of layouts expanded."""
-    met: int
+    pruned: int
     """The number of layouts reached but not expanded: the heuristic rules out a cheaper path through them."""
-    other: int
+    other_cost: int
     """A lower bound on the cost of any path with another first step."""
 
 
@@ -84,7 +84,7 @@ class Search:
         return FAR
 
     def _found(
-        self, came: dict[int, tuple[int, Sort]], cost: int, looked: int, met: int, edges: list[Edge]
+        self, came: dict[int, tuple[int, Sort]], cost: int, expanded: int, reached: int, edges: list[Edge]
     ) -> Found:  # fmt: skip
         states, sorts = [self.dst], []
         while states[-1] != self.src:
@@ -93,7 +93,9 @@ class Search:
             sorts.append(sort)
         first, at = states[-2] if sorts else self.src, self.bound.at
         others = [more + at(its) for there, its, more, _ in edges if there != first]
-        return Found(tuple(states[::-1]), tuple(sorts[::-1]), cost, looked, met - looked, min(others, default=FAR))
+        return Found(
+            tuple(states[::-1]), tuple(sorts[::-1]), cost, expanded, reached - expanded, min(others, default=FAR)
+        )
 
     def values(self, state: int) -> int:
         """The abstract values of a layout, as the heuristic reads them."""

@@ -72,18 +72,18 @@ class Bound:
         self._best = {0: 0}
         self._reached = 0
         self._queue: list[tuple[int, int, int, int]] = []
-        self._alone: list[tuple[int, dict[int, int]]] = []
-        self._turns: list[tuple[int, int, int, dict[int, Ways], tuple[Can, ...]]] = []
+        self._axis_bounds: list[tuple[int, dict[int, int]]] = []
+        self._per_axis: list[tuple[int, int, int, dict[int, Ways], tuple[Can, ...]]] = []
         self._groups: list[tuple[int, dict[int, list[Way]]]] = []
 
     def at(self, values: int) -> int:
         known = self._known.get(values)
-        return known if known is not None else self._reached - self._come(values) if self._reached else 0
+        return known if known is not None else self._reached - self._source_bound(values) if self._reached else 0
 
-    def _come(self, values: int) -> int:
+    def _source_bound(self, values: int) -> int:
         """A lower bound on the cost from the source to these values: the sum over the axes, each taken alone."""
         mask, total = self.mask, 0
-        for shift, costs in self._alone:
+        for shift, costs in self._axis_bounds:
             total += costs[values >> shift & mask]
         return total
 
@@ -97,19 +97,19 @@ class Bound:
         """The bound of these values: exact, or anything above `enough`. All nearer values are then solved, too."""
         if values in self._known:
             return self._known[values]
-        if not self._turns:
-            self._begin(values)
-        known, best, queue, mask, come = self._known, self._best, self._queue, self.mask, self._come
-        enough, alone = enough + come(values), bool(self._alone)
+        if not self._per_axis:
+            self._start_backwards(values)
+        known, best, queue, mask, source_bound = self._known, self._best, self._queue, self.mask, self._source_bound
+        enough, axiswise = enough + source_bound(values), bool(self._axis_bounds)
         while queue and values not in known and self._reached <= enough:
             total, cost, here, cutting = heapq.heappop(queue)
             if here in known:
                 continue
             known[here], self._reached = cost, total
             near = [ways.get(here & of, ()) for of, ways in self._groups]
-            for i, (shift, clear, above, ways, _) in enumerate(self._turns):
+            for i, (shift, clear, above, ways, _) in enumerate(self._per_axis):
                 value = here >> shift & mask
-                found = ways.get(value) or self._ways_to(i, value)
+                found = ways.get(value) or self._steps_into(i, value)
                 near.append(found[not here & clear and (not above or here & above != 0)])
             for added, flipped, sort, costs in itertools.chain.from_iterable(near):
                 there = here + added
@@ -121,24 +121,28 @@ class Bound:
                     more += cost
                     if more < best.get(there, FAR):
                         best[there] = more
-                        heapq.heappush(queue, (more + come(there) if alone else more, more, there, cutting ^ flipped))
+                        heapq.heappush(
+                            queue, (more + source_bound(there) if axiswise else more, more, there, cutting ^ flipped)
+                        )
         return self.at(values) if queue else known.get(values, FAR)
 
-    def _begin(self, values: int) -> None:
+    def _start_backwards(self, values: int) -> None:
         """Prepares the backward search from the destination to these values."""
-        self._turns = [(self.width * i, *self._turn(i), {}, self._may_be(i)) for i in range(self._table.count)]
-        self._groups = self._groups_of()
+        self._per_axis = [
+            (self.width * i, *self._order_masks(i), {}, self._options_of(i)) for i in range(self._table.count)
+        ]
+        self._groups = self._group_steps()
         self._queue = [(0, 0, 0, sum(1 << i for i, (p, _) in enumerate(self.goal) if self._table.dims[p] >= 0))]
         if self._table.count > 2 and not self._groups:
-            self._alone = [(self.width * i, self._alone_of(i, values)) for i in range(self._table.count)]
+            self._axis_bounds = [(self.width * i, self._axis_costs(i, values)) for i in range(self._table.count)]
 
-    def _alone_of(self, i: int, values: int) -> dict[int, int]:
+    def _axis_costs(self, i: int, values: int) -> dict[int, int]:
         """The least cost for one axis to get from its source value to each value, while all other axes shard."""
         table, mine = self._table, 1 << i
         others = (1 << table.count) - 1 ^ mine
-        edges, all_of = [], {value for value, _, _ in self._turns[i][4]}
+        edges, all_of = [], {value for value, _, _ in self._per_axis[i][4]}
         for now in all_of:
-            for added, flipped, sort, _ in self._ways_to(i, now)[1]:
+            for added, flipped, sort, _ in self._steps_into(i, now)[1]:
                 after = others | (mine if sort.now in CUTTING else 0)
                 cost = table.cost(sort, after ^ flipped, table.even[after ^ flipped], table.even[after])
                 edges.append((now + (added >> self.width * i), now, cost))
@@ -149,7 +153,7 @@ class Bound:
                 costs[now] = min(costs[now], costs[was] + cost)
         return costs
 
-    def _turn(self, i: int) -> tuple[int, int]:
+    def _order_masks(self, i: int) -> tuple[int, int]:
         """Masks of the values while an axis may become or leave DONE: bits that must be 0, bits of which one must be
         set.
         """
@@ -162,7 +166,7 @@ class Bound:
                 above |= self.mask << self.width * other if place == turn + 1 and self._table.dims[q] == dim else 0
         return clear, above
 
-    def _may_be(self, i: int) -> tuple[Can, ...]:
+    def _options_of(self, i: int) -> tuple[Can, ...]:
         """The options for an axis."""
         table, goal = self._table, self.goal[i][0]
         found = dict.fromkeys([(DONE, table.letters[goal], True)])
@@ -171,34 +175,34 @@ class Bound:
                 found[self._values[p], table.letters[p], p == goal] = None
         return tuple(found)
 
-    def _ways_to(self, i: int, now: int) -> Ways:
+    def _steps_into(self, i: int, now: int) -> Ways:
         """The steps of one axis to this value."""
-        shift, _, _, known, may = self._turns[i]
+        shift, _, _, known, may = self._per_axis[i]
         table, made = self._table, self._table.singles[i]
         every: list[Way] = []
         for added, flipped, pair in _steps_to(may, now):
             sort = made.get(pair) or table.sort((i,), pair)
-            every.append((added << shift, flipped << i, sort, sort.easy))
+            every.append((added << shift, flipped << i, sort, sort.relaxed_costs))
         found = known[now] = ([way for way in every if way[0] + (now << shift)] if now else [], every)
         return found
 
-    def _groups_of(self) -> list[tuple[int, dict[int, list[Way]]]]:
+    def _group_steps(self) -> list[tuple[int, dict[int, list[Way]]]]:
         """The steps of several axes at once: the bits of their values, and the steps by the values after them."""
         found = []
         for group in self._table.groups:
-            ends = [(letter, self._held(group, letter, -1)) for letter in ("R", "P", "X")]
-            ends += [("S", self._held(group, "S", dim)) for dim in range(len(self._table.shape))]
+            ends = [(letter, self._group_values(group, letter, -1)) for letter in ("R", "P", "X")]
+            ends += [("S", self._group_values(group, "S", dim)) for dim in range(len(self._table.shape))]
             ways: dict[int, dict[tuple[int, str], Way]] = {}
             for (old, before), (new, after) in itertools.product(ends[1:], (ends[0], *ends[3:])):
                 sort = self._table.sort(group, f"{old}>{new}")
                 flipped = sum(1 << i for i in group) if (old == "S") != (new == "S") else 0
                 for was, now in itertools.product(before, after):
-                    ways.setdefault(now, {})[was - now, f"{old}>{new}"] = (was - now, flipped, sort, sort.easy)
+                    ways.setdefault(now, {})[was - now, f"{old}>{new}"] = (was - now, flipped, sort, sort.relaxed_costs)
             mask = sum(self.mask << self.width * i for i in group)
             found.append((mask, {now: list(by.values()) for now, by in ways.items()}))
         return found
 
-    def _held(self, group: tuple[int, ...], letter: str, dim: int) -> list[int]:
+    def _group_values(self, group: tuple[int, ...], letter: str, dim: int) -> list[int]:
         """The values that these axes can have while all have this letter and shard this dim, if they shard."""
         table, options = self._table, []
         other = {"R": WHOLE, "P": PART, "X": PART, "S": self._slots[dim] if dim >= 0 else 0}[letter]
@@ -287,7 +291,7 @@ class Edges:
                     j != i and other in table.clashes[q] for j, other in enumerate(here.held)
                 ):
                     continue
-                if sort.late or self._limit is not None:
+                if sort.priced_after or self._limit is not None:
                     now = small.copy()
                     if d >= 0:
                         now[d] = here.lengths[d][-2]
@@ -299,7 +303,7 @@ class Edges:
                     cost = table.cost(sort, here.cutting, before, after)
                     found.append((base + ((q << table.turns | turn) << table.shifts[i]), its, cost, sort))
         for group in table.groups:
-            found.extend(self._flat(here, group, state, values))
+            found.extend(self._flattened_steps(here, group, state, values))
         return found
 
     def _steps_of(self, i: int, p: int) -> list[tuple[int, Sort]]:
@@ -307,7 +311,7 @@ class Edges:
         found = self._steps[i, p] = [(q, known.get(pair) or table.sort((i,), pair)) for q, pair in table.follows[p]]
         return found
 
-    def _flat(self, here: Layout, group: tuple[int, ...], state: int, values: int) -> Iterator[Edge]:
+    def _flattened_steps(self, here: Layout, group: tuple[int, ...], state: int, values: int) -> Iterator[Edge]:
         """The steps along these axes at once, as `legal_steps.changes` lists them."""
         table = self._table
         letters = {table.letters[here.held[i]] for i in group}
@@ -320,14 +324,14 @@ class Edges:
             new = table.letters[q]
             if new == "R":
                 sort = table.sort(group, f"{old}>R")
-                yield from self._together(here, group, sort, q, state, values)
+                yield from self._flattened_step(here, group, sort, q, state, values)
             elif new == "S":
                 sort = table.sort(group, f"{old}>S")
                 for order in itertools.permutations(group):
                     if table.dims[q] != d or order != stack:
-                        yield from self._together(here, order, sort, q, state, values)
+                        yield from self._flattened_step(here, order, sort, q, state, values)
 
-    def _together(
+    def _flattened_step(
         self, here: Layout, order: Sequence[int], sort: Sort, q: int, state: int, values: int
     ) -> Iterator[Edge]:  # fmt: skip
         """One step along several axes, which shard, if they do, in this order."""

@@ -38,7 +38,7 @@ Facts = tuple[str, int, int, str]
 class BadPrice(Refusal, call="plan", argument="price"):
     """A price that is negative or no whole number."""
 
-    PROBLEM = "it asks {got!r} for {move}, and a price is a whole number of 0 or more"
+    PROBLEM = "it returns {got!r} for {move}, and a price is a whole number of 0 or more"
     REMEDY = "Round it up, to picoseconds or bytes."
 
 
@@ -75,16 +75,16 @@ class Sort:
     __slots__ = (
         "axes",
         "costs",
-        "easy",
         "exchanged",
+        "factor",
         "group",
         "kind",
-        "late",
+        "multiple",
         "now",
-        "quote",
+        "price_of_bytes",
+        "priced_after",
         "ranks",
-        "times",
-        "unit",
+        "relaxed_costs",
         "was",
     )
 
@@ -92,20 +92,20 @@ class Sort:
         self.group, self.axes, self.ranks = group, axes, ranks
         self.kind, self.was, self.now, self.exchanged = PAIRS[pair]
         scatters = self.kind == "reduce_scatter"
-        self.late = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
-        self.times = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
-        self.unit = ranks * itemsize if self.exchanged and not scatters else 0  # in equal parts
+        self.priced_after = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
+        self.factor = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
+        self.multiple = ranks * itemsize if self.exchanged and not scatters else 0  # in equal parts
         self.costs: dict[int, int] = {}
-        self.easy: dict[int, int] = {}
+        self.relaxed_costs: dict[int, int] = {}
         """Those of the bound: with even pieces, by the axes that cut afterwards."""
-        self.quote: Callable[[int], int] | None = None
+        self.price_of_bytes: Callable[[int], int] | None = None
         """The price by the bytes, where nothing else matters."""
 
     def nbytes(self, before: int, after: int) -> int:
         """The bytes that are priced, given the largest pieces before and after."""
-        if self.unit:
-            return in_parts(before, self.unit)
-        return (after if self.late else before) * self.times
+        if self.multiple:
+            return in_parts(before, self.multiple)
+        return (after if self.priced_after else before) * self.factor
 
 
 class Frame:
@@ -249,7 +249,7 @@ class Table:
                 known = self._costs.get(key)
                 if known is None:
                     known = self._costs[key] = {}, self.along(found.kind, axes, ranks, found.exchanged)
-                found.costs, found.quote = known
+                found.costs, found.price_of_bytes = known
             if len(group) == 1:
                 self.singles[group[0]][pair] = found
         return found
@@ -259,18 +259,20 @@ class Table:
 
         Raises `BadPrice`.
         """
-        nbytes = sort.nbytes(before, after) if sort.unit else (after if sort.late else before) * sort.times
-        if sort.quote is not None:
+        nbytes = sort.nbytes(before, after) if sort.multiple else (after if sort.priced_after else before) * sort.factor
+        if sort.price_of_bytes is not None:
             found = sort.costs.get(nbytes)
             if found is None:
-                found = sort.costs[nbytes] = (sort.quote(nbytes) << STEPS) + 1
+                found = sort.costs[nbytes] = (sort.price_of_bytes(nbytes) << STEPS) + 1
             return found
         key = nbytes << self.count | cutting
         found = sort.costs.get(key)
         if found is None:
             move = self.move(sort, cutting, nbytes)
             got = self.price(move)
-            found = sort.costs[key] = ((got if type(got) is int and got >= 0 else self._whole(got, move)) << STEPS) + 1
+            found = sort.costs[key] = (
+                (got if type(got) is int and got >= 0 else self._checked_price(got, move)) << STEPS
+            ) + 1
         return found
 
     def move(self, sort: Sort, cutting: int, nbytes: int) -> Move:
@@ -278,7 +280,7 @@ class Table:
         even = self.nbytes / self.cutting[cutting]
         return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now, sort.exchanged)
 
-    def _whole(self, got: object, move: Move) -> int:
+    def _checked_price(self, got: object, move: Move) -> int:
         """Another integer type as an int. Raises `BadPrice` for anything else."""
         try:
             cost = operator.index(got)  # type: ignore[arg-type]  # what is no number is refused here

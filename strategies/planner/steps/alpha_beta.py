@@ -150,7 +150,9 @@ def _step_or_two(
     was = held.placements[axis]
     kind = _collective(was, want)
     if not kind:
-        return _step_or_two(_step_or_two(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps)
+        return _step_or_two(
+            _step_or_two(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps
+        )
     nbytes = held_bytes(held, sizes, but=axis) if kind != "local" else 0
     if kind == "all_to_all":
         nbytes = -(-nbytes // sizes[axis])

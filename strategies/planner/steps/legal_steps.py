@@ -35,17 +35,17 @@ LEGAL: tuple[Row, ...] = (
     Row("R", "S", "local", "each rank keeps its rows"),
     Row("R", "SS", "local", "each rank keeps its rows"),
     Row("R", "P", "local", "one rank keeps the value, the others hold what changes nothing"),
-    Row("S", "R", "all_gather", "each rank gets everybody's rows; an empty shard takes part all the same"),
-    Row("SS", "R", "all_gather", "each rank gets everybody's rows, and puts them in their order"),
+    Row("S", "R", "all_gather", "each rank gets all rows; a rank with an empty shard takes part, too"),
+    Row("SS", "R", "all_gather", "each rank gets all rows, and puts them in order"),
     Row("S", "S", "all_to_all", "of what it has, each rank sends every other its piece along the other dim"),
     Row("S", "SS", "all_to_all", "each rank sends every other the rows that are to be its own"),
     Row("SS", "S", "all_to_all", "each rank sends every other the rows that are to be its own"),
     Row("SS", "SS", "all_to_all", "each rank sends every other the rows that are to be its own"),
     Row("S", "P", "local", "each rank puts its rows among values that change nothing"),
     Row("SS", "P", "local", "each rank puts its rows among values that change nothing"),
-    Row("P", "R", "all_reduce", "the parts are reduced, and everybody gets the value"),
-    Row("P", "S", "reduce_scatter", "the parts are reduced, and everybody gets its rows"),
-    Row("P", "SS", "reduce_scatter", "the parts are reduced, and everybody gets its rows"),
+    Row("P", "R", "all_reduce", "the parts are reduced, and each rank gets the value"),
+    Row("P", "S", "reduce_scatter", "the parts are reduced, and each rank gets its rows"),
+    Row("P", "SS", "reduce_scatter", "the parts are reduced, and each rank gets its rows"),
     Row("P", "P", "", "no kind of Partial turns into another: the parts of a sum are not those of a maximum"),
 )
 """The steps along one axis; R to R is no step. Along several axes at once, which must be flattened into one group:
@@ -88,7 +88,7 @@ def refusal_of(was: Spec, axis: int, now: Placement) -> str:
     """
     held = was.placements[axis]
     if held == now and cuts(held) == cuts(now):
-        return "it is there"
+        return "the axis already has this placement"
     row = _RULES[letter(held), letter(now)]
     if not row.kind:
         return row.reason

@@ -96,9 +96,8 @@ def _flattened_names(names: str, known: Sequence[str]) -> tuple[str, ...]:
             raise BadPlanOption("--flattened", ascii(names[:80]), f"no axis is called {name[:40]!a}", remedy)
     if len(set(given)) != len(given) or len(given) < 2:
         problem = "a group of several axes has two different ones at least"
-        remedy = (
-            f"Write --flattened {','.join(known[:2])}." if len(known) > 1 else "Leave it out on a mesh of one axis."
-        )
+        example = f"Write --flattened {','.join(known[:2])}."
+        remedy = example if len(known) > 1 else "Leave it out on a mesh of one axis."
         raise BadPlanOption("--flattened", ascii(names[:80]), problem, remedy)
     return given
 
@@ -110,23 +109,19 @@ def _topology(
         others = (("--inner", inner), ("--outer", outer), ("--per-node", per_node))
         also = [option for option, value in others if value is not None]
         if also:
-            problem = f"it says all links and nodes, and {' and '.join(also)} would, too"
+            problem = f"it already describes all links and nodes, as {' and '.join(also)} would"
             raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
         return parse(topology).on(spec.mesh)
     if inner is None and outer is None:
         if per_node is not None:
-            problem = "without links within and between nodes it says nothing"
+            problem = "it has no effect without links within and between nodes"
             raise BadPlanOption("--per-node", str(per_node), problem, "Add --inner 3,300 --outer 5,25.")
         return TOPOLOGY
     if inner is None or outer is None:
         missing = "--inner" if inner is None else "--outer"
         raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
-    told = {
-        "ranks_per_node": PER_NODE if per_node is None else per_node,
-        "inner": _link_json("--inner", inner),
-        "outer": _link_json("--outer", outer),
-    }
-    return cluster_of(told).on(spec.mesh)
+    links = {"inner": _link_json("--inner", inner), "outer": _link_json("--outer", outer)}
+    return cluster_of({"ranks_per_node": PER_NODE if per_node is None else per_node, **links}).on(spec.mesh)
 
 
 def _link_json(option: str, text: str) -> dict[str, float]:
@@ -165,12 +160,10 @@ def _probed(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Pric
             got = cost(*arguments)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
-            first = traceback.format_exception_only(error)[0].partition("\n")[0]  # whose own words may fail
-            said = f"it raises {first[:140]}"
-            raise BadPlanOption(
-                "--by", by, said, "Mend that first; it is given one strategies.planner.steps.plan.Move."
-            ) from error
+        except BaseException as error:  # why: the user's function may raise anything, SystemExit included
+            first = traceback.format_exception_only(error)[0].partition("\n")[0]  # str(error) may itself raise
+            remedy = "Fix that first; it is called with one strategies.planner.steps.plan.Move."
+            raise BadPlanOption("--by", by, f"it raises {first[:140]}", remedy) from error
         if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _python_number(got) <= DEAREST:
             problem = f"it returns {_short_text(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
             raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
@@ -212,11 +205,6 @@ def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        raise BadPlanOption(
-            option,
-            ascii(text[:40]),
-            "these are no sizes",
-            f"Write {option} {'8,8' if option == '--shape' else '2,2'}.",
-            call,
-        )
+        example = "8,8" if option == "--shape" else "2,2"
+        raise BadPlanOption(option, ascii(text[:40]), "these are no sizes", f"Write {option} {example}.", call)
     return tuple(map(int, parts))

@@ -89,7 +89,13 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
         raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _SEE_EXAMPLE)
     for at, sign in enumerate(text):
         if not " " <= sign <= "~":
-            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _SEE_EXAMPLE, *suggestions.ascii_for(sign))
+            raise Bad(
+                "text",
+                Piece(text, at, at + 1),
+                "this character has no meaning",
+                _SEE_EXAMPLE,
+                *suggestions.ascii_for(sign),
+            )
     left, right = whole.cut("->")
     if right is None:
         raise Bad("text", whole, "there is no -> in it", _SEE_EXAMPLE, *suggestions.arrow_for(text))
@@ -97,7 +103,9 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
         raise Bad("to", right, "there is a second -> in it", _SEE_EXAMPLE, right.cut("->")[0].text)
     head, rest = left.cut("@")
     if rest is None:
-        raise Bad("text", left, "there is no @ between the tensor and its mesh", _SEE_EXAMPLE, suggestions.at_after(left.text))
+        raise Bad(
+            "text", left, "there is no @ between the tensor and its mesh", _SEE_EXAMPLE, suggestions.at_after(left.text)
+        )
     dtype, shape = _tensor(head)
     mesh, was = _mesh(rest, mesh)
     again, now = right.cut("@")
@@ -116,7 +124,7 @@ def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
         raise Bad("shape", piece, "this is no dtype and shape", _SEE_EXAMPLE, *suggestions.shapes_near(piece.text))
     if name.text not in DTYPES:
         remedy = f"The dtypes are {', '.join(DTYPES)}."
-        raise Bad("dtype", name, "no dtype is called so", remedy, *suggestions.dtypes_near(name.text, DTYPES))
+        raise Bad("dtype", name, "there is no such dtype", remedy, *suggestions.dtypes_near(name.text, DTYPES))
     dtype = DTYPES[name.text]
     sizes = Piece(piece.whole, rest.start, rest.end - 1).trimmed()
     if sizes.text.endswith(","):
@@ -150,7 +158,9 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
         problem = "the axes of the mesh have no sizes"
         raise Bad("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
     if rest is None:
-        raise Bad("mesh", piece, "there is no : between the mesh and the placements", _SEE_EXAMPLE, *_colon_after_mesh(piece))
+        raise Bad(
+            "mesh", piece, "there is no : between the mesh and the placements", _SEE_EXAMPLE, *_colon_after_mesh(piece)
+        )
     if len(parts) > MOST_AXES:
         raise Bad("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
     if not any(size for _, size in named):
@@ -177,7 +187,7 @@ def _named_mesh(named: list[tuple[Piece, Piece | None]]) -> Mesh:
         if size is None:
             raise Bad("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
         if name.text in sizes:
-            raise Bad("mesh", name, "two axes are called so", "Give each axis a name of its own.", name.text + "2")
+            raise Bad("mesh", name, "two axes have this name", "Give each axis a name of its own.", name.text + "2")
         sizes[name.text] = _count("mesh", size, "the size of an axis", 1)
     return Mesh(tuple(sizes.values()), tuple(sizes))
 
@@ -208,12 +218,10 @@ def _by_axis(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
     free = [name for name in mesh.names if name not in {name.text for name, _ in named}]
     for part, (name, placement) in zip(parts, named, strict=True):
         if placement is None:
-            problem = "this one does not say its axis, and others do"
-            raise Bad(
-                side, part, problem, "Name the axis of each, or of none.", *(f"{one}:{part.text}" for one in free)
-            )
+            problem, meant = "this one does not name its axis, and others do", [f"{one}:{part.text}" for one in free]
+            raise Bad(side, part, problem, "Name the axis of each, or of none.", *meant)
         if name.text not in mesh.names:
-            problem = f"no axis is called so, but {', '.join(mesh.names)}"
+            problem = f"there is no such axis, but {', '.join(mesh.names)}"
             raise Bad(side, name, problem, _SEE_EXAMPLE, *suggestions.names_near(name.text, mesh.names, free))
         if name.text in found:
             raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
@@ -240,14 +248,12 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
         raise Bad(side, piece, problem, remedy, *meant)
     if piece.text.startswith("P(") and piece.text[2:-1] not in KINDS:
         remedy = f"The reductions are {', '.join(KINDS)}."
-        raise Bad(side, piece, "no reduction is called so", remedy, *meant)
+        raise Bad(side, piece, "there is no such reduction", remedy, *meant)
     placement = parse(piece.text)
     cut = cuts(placement)
     if cut is not None and cut[0] >= dims:
         have = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0 only" if dims else "no dims"
-        raise Bad(
-            side, piece, f"the tensor has {have}", "Name one of those dims.", *([f"S({dims - 1})"] if dims else ["R"])
-        )
+        raise Bad(side, piece, f"the tensor has {have}", "Name one of those dims.", f"S({dims - 1})" if dims else "R")
     if cut is not None and not 1 <= cut[1] <= MOST_BLOCKS:
         problem = f"a strided shard cuts its dim into 1 to {MOST_BLOCKS:,} blocks"
         raise Bad(side, piece, problem, "Write S(0) for one block.", f"S({cut[0]})")

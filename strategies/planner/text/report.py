@@ -179,7 +179,12 @@ def _dtensor_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
     cpu = one.gathered and {"ratio": _ratio_json(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
-    return {"ratio": _ratio_json(Way((), one.plan), best), "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
+    return {
+        "ratio": _ratio_json(Way((), one.plan), best),
+        "wrong": one.wrong,
+        "on_cpu": cpu,
+        **_plan_json(one.plan, torch),
+    }
 
 
 def _ratio_json(way: Way, best: Plan) -> float | None:

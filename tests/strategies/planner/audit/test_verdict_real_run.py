@@ -59,7 +59,8 @@ def test_where_torch_deals_otherwise_nobody_is_called_wrong():
     assert _checked_outcome(job, [RankResult("", one.piece, one.piece) for one in wrong]).kind == "disputed"
     parts = job.whole.split([2, 1], 1)
     assert (
-        _checked_outcome(job, [RankResult("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind == "wrong"
+        _checked_outcome(job, [RankResult("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind
+        == "wrong"
     )
     assert _checked_outcome(job, [RankResult("", part) for part in parts]).kind == "right"
     assert (
