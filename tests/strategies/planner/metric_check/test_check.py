@@ -173,7 +173,7 @@ def leaves(src, dst):
 @pytest.mark.parametrize(("cost", "said"), [
     (3, "int: it is no function"), (Sent, "Sent: it is no function"), (max, "max: its parameters cannot be inspected"),
     (nobody, "nobody: it takes nothing, and not two specs or one move"),
-    (three, "three: it takes a, b, c, and not"), (named, "named: it asks for a, b, c, and not"),
+    (three, "three: it takes a, b, c, and not"), (named, "named: it takes a, b, c, and not"),
     (raises, "raises: it raises RuntimeError: out of ("), (leaves, "leaves: it raises SystemExit: 0 ("),
     (lambda src, dst: "much", "<lambda>: it returns 'much' for f32[8] @ a:R -> f32[8] @ a:R, which is no number"),
     (lambda src, dst: None, "<lambda>: it returns None for"), (lambda move: True, "<lambda>: it returns True for"),

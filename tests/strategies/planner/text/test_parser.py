@@ -119,7 +119,7 @@ WRONG = [
     ({"src": "P(summ),R"}, "from: 'P(summ)': there is no such reduction", "f32[8,4] @ dp=2,tp=2: P(sum),R -> R,R"),
     ({"src": "dp:R, tq:R"}, "from: 'tq': there is no such axis, but dp, tp", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
     ({"src": "dp:R, dp:R"}, "from: 'dp': this axis has two placements", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
-    ({"src": "dp:R, R"}, "from: 'R': this one does not say its axis", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
+    ({"src": "dp:R, R"}, "from: 'R': this one does not name its axis", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
     ({"src": "S(0)[0],S(0)[0]"}, "and this one shares one", "f32[8,4] @ dp=2,tp=2: S(0)[1],S(0)[0] -> R,R"),
     ({"src": "S(0)[1],S(0)[2]"}, "from: 'S(0)[2]': 2 axes cut dim 0", "f32[8,4] @ dp=2,tp=2: S(0)[1],S(0)[0] -> R,R"),
     ({"src": "S(0)[1],S(0)"}, "from: 'S(0)': 2 axes cut dim 0", "f32[8,4] @ dp=2,tp=2: S(0)[1],S(0)[0] -> R,R"),
