@@ -32,7 +32,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -63,12 +62,12 @@ def watch() -> None:
     for number in NAMES:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
-    if hasattr(os, "register_at_fork"):  # not on Windows, where nobody forks
+    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
         os.register_at_fork(after_in_child=_reset_in_child)
     before = sys.unraisablehook
 
-    def hook(lost: Any) -> None:
-        if _State.came and issubclass(lost.exc_type, KeyboardInterrupt):  # raised where nobody can catch it
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if _State.came and issubclass(lost.exc_type, KeyboardInterrupt):  # raised where no caller can catch it
             _end(_State.came)
         before(lost)
 

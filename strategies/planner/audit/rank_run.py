@@ -95,7 +95,7 @@ def play(sent: bytes) -> bytes:
         with planner(part.mode):
             told = heard(part, mesh)
         flags = torch.tensor([float(bool(told.error))])
-        dist.all_reduce(flags)  # nobody goes on before all are through, or have raised
+        dist.all_reduce(flags)  # a barrier: all ranks are done, or have raised
         if not flags.item() and part.whole is not None:
             told = replace(
                 told, dealt=_dealt_or_none(part.whole, part.dst, mesh), given=_dealt_or_none(part.whole, part.src, mesh)
@@ -125,5 +125,5 @@ def heard(part: RankTask, mesh: DeviceMesh) -> RankResult:
     """The result of one rank."""
     try:
         return RankResult("", redistributed(part, mesh).detach().clone())
-    except Exception as error:  # why: whatever DTensor raises is the answer that this rank was asked for
+    except Exception as error:  # why: DTensor may raise anything, and the error is the result of this rank
         return RankResult(in_a_line(error))

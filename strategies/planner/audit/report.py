@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from localtensor.layout import Spec, short
 from strategies.planner.audit.compare import Outcome
@@ -306,7 +305,7 @@ def as_json(tried: AuditResult, code: int) -> str:
     )  # fmt: skip
 
 
-def finding(one: Cause) -> dict[str, Any]:
+def finding(one: Cause) -> dict[str, object]:
     """One finding as JSON, with a pair that can be parsed again: placements in their short form, orders by dim."""
     pair = one.pair
     return {
@@ -317,11 +316,11 @@ def finding(one: Cause) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _spec_json(spec: Spec) -> dict[str, Any]:
+def _spec_json(spec: Spec) -> dict[str, object]:
     return {"placements": [short(placement) for placement in spec.placements], "order": spec.shard_order}
 
 
-def _waste_json(waste: Wasted) -> dict[str, Any]:
+def _waste_json(waste: Wasted) -> dict[str, object]:
     return {
         "pairs": waste.pairs, "dearer": waste.dearer, "dearer_by_torch": waste.dearer_torch, "sent": waste.sent,
         "collectives": waste.collectives, "for_nothing": waste.for_nothing, "most": round(waste.most, 3), "worst": str(waste.worst or ""),

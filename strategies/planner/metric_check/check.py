@@ -81,7 +81,7 @@ class PriceProbe:
         return Plugged(name, not self.odd, self.seconds, self.ask)
 
 
-def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
+def trials(price: Callable[[Move], object], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
     """The answers for every step between these specs, with their own bytes and with more."""
     odd: list[Odd] = []
     seconds = False

@@ -48,7 +48,7 @@ class Known:
 
     def __init__(self, sync: Sync = THREADS) -> None:
         self._once: Once[Plan] = Once(name="plans", sync=sync)
-        # Both are replaced by `clear`, so that who asked before does not fill the new ones.
+        # `clear` replaces both, so that a call already in progress does not fill the new ones.
         self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._tables: dict[Hashable, Table] = {}
         ambient.add_cache(self)
@@ -97,7 +97,7 @@ class Known:
         """Nothing to repair in a forked child: `Once` handles its searches in progress, and the rest is values."""
 
     def stats(self) -> Stats:
-        """Those of the plans by value; who was answered by identity is not counted."""
+        """Statistics of the lookups by value; lookups by identity are not counted."""
         return self._once.stats()
 
 

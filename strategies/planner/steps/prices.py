@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import Mesh, Spec, StridedShard, cuts, local_shape
-from strategies.planner.steps.alpha_beta import NETWORK, Network
+from strategies.planner.steps.alpha_beta import NETWORK, TRIPS, Network
 from strategies.planner.steps.legal_steps import letter, reduces
 from strategies.planner.steps.plan import PICO, Move, Step
 
@@ -132,8 +132,7 @@ def sent(move: Move) -> int:
     """Bytes that the busiest sender sends in a move, by the algorithms of `alpha_beta`, rounded up."""
     if move.kind == "local" or move.ranks == 1:
         return 0
-    trips = 2 if move.kind == "all_reduce" else 1
-    return trips * -(-move.nbytes * (move.ranks - 1) // move.ranks)
+    return TRIPS[move.kind] * -(-move.nbytes * (move.ranks - 1) // move.ranks)
 
 
 def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
 
 from localtensor.errors import Refusal
 from localtensor.layout import Spec
@@ -154,10 +153,10 @@ def _price(
     return tried.price(by), "ps" if tried.seconds else ""
 
 
-def _probed(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> PriceProbe:
-    def ask(cost: Callable[..., Any], *arguments: Any) -> float:
+def _probed(by: str, cost: Callable[[Move], object], specs: Sequence[Spec]) -> PriceProbe:
+    def ask(cost: Callable[[Move], object], move: Move) -> float:
         try:
-            got = cost(*arguments)
+            got = cost(move)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # why: the user's function may raise anything, SystemExit included
@@ -165,11 +164,11 @@ def _probed(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Pric
             remedy = "Fix that first; it is called with one strategies.planner.steps.plan.Move."
             raise BadPlanOption("--by", by, f"it raises {first[:140]}", remedy) from error
         if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _python_number(got) <= DEAREST:
-            problem = f"it returns {_short_text(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
+            problem = f"it returns {_short_text(got)} for {move.kind} of {move.nbytes:,} bytes"
             raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
         return _python_number(got)
 
-    tried = trials(lambda move: ask(cost, move), specs, lambda price, *arguments: price(*arguments))
+    tried = trials(cost, specs, ask)
     if not tried.searchable:
         odd = tried.odd[0]
         problem = f"no plan can be searched by it, since {odd.what}: {odd.got:g} for {odd.where}"
@@ -189,7 +188,7 @@ def _short_text(value: object) -> str:
     return ascii(value)[:60]
 
 
-def _user_function(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
+def _user_function(by: str, module: str, function: str, folder: str) -> Callable[[Move], object]:
     found = getattr(imported(module, folder, partial(BadPlanOption, "--by")), function, None)
     if not callable(found):
         problem = f"{module} has no function of that name"

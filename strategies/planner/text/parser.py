@@ -16,6 +16,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
+from difflib import get_close_matches
 
 import torch
 from torch.distributed.tensor import Partial
@@ -222,7 +223,7 @@ def _by_axis(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
             raise Bad(side, part, problem, "Name the axis of each, or of none.", *meant)
         if name.text not in mesh.names:
             problem = f"there is no such axis, but {', '.join(mesh.names)}"
-            raise Bad(side, name, problem, _SEE_EXAMPLE, *suggestions.names_near(name.text, mesh.names, free))
+            raise Bad(side, name, problem, _SEE_EXAMPLE, *get_close_matches(name.text, mesh.names, 1), *free)
         if name.text in found:
             raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
         found[name.text] = placement

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from rich.text import Text
 
@@ -161,21 +160,21 @@ def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
     }, indent=1) + "\n"  # fmt: skip
 
 
-def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, Any]:
+def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, object]:
     return {
         "price": plan.price, "seconds": plan.seconds, "sent": plan.sent, "memory": plan.memory,
         "torch_us": priced(plan, torch) / 1e6, "steps": [_step_json(step) for step in plan.steps],
     }  # fmt: skip
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: Step) -> dict[str, object]:
     return {
         "kind": step.kind, "axes": [step.was.mesh.names[axis] for axis in step.axes], "was": layout_text(step.was),
         "now": layout_text(step.now), "sent": step.sent, "seconds": step.seconds, "memory": step.memory,
     }  # fmt: skip
 
 
-def _dtensor_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
+def _dtensor_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, object]:
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
     cpu = one.gathered and {"ratio": _ratio_json(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}

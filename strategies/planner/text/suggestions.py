@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -149,11 +149,6 @@ def placements_near(written: str, dims: int) -> list[str]:
         return [f"P({kind})" for kind in (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
     begun = re.match(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([a-z]+\)", written)
     return [begun[0]] if begun else []
-
-
-def names_near(written: str, known: Sequence[str], free: Sequence[str]) -> list[str]:
-    """An axis with a similar name, or those without a placement."""
-    return [*get_close_matches(written, known, 1), *free]
 
 
 def ascii_for(sign: str) -> list[str]:

@@ -49,8 +49,8 @@ _SEARCHED: tuple[Planted, ...] = (
 )  # fmt: skip
 
 _PRICED: tuple[Planted, ...] = (
-    Planted("strategies/planner/steps/prices.py", "trips * -(-move.nbytes * (move.ranks - 1) // move.ranks)",
-            "trips * (move.nbytes * (move.ranks - 1) // move.ranks)", "bytes sent are rounded down, twice in an all-reduce", _PRICING),
+    Planted("strategies/planner/steps/prices.py", "TRIPS[move.kind] * -(-move.nbytes * (move.ranks - 1) // move.ranks)",
+            "TRIPS[move.kind] * (move.nbytes * (move.ranks - 1) // move.ranks)", "bytes sent are rounded down, twice in an all-reduce", _PRICING),
     Planted("strategies/planner/steps/prices.py", "return 2 * before + move.nbytes + after", "return before + move.nbytes + after",
             "an all-gather within --memory runs out of memory", _PRICING),
     Planted("strategies/planner/steps/prices.py", "max(link.per_byte for link in links)", "min(link.per_byte for link in links)",
