@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from strategies.base.signals import LEFT, held
 
 
 def read_bytes(path: Path, most: int = -1) -> bytes:
-    """What is in the file, or so many bytes of it.  Raises `OSError`.
+    """The content of the file, or its first `most` bytes. Raises `OSError`.
 
-    A pipe that nobody writes to is not waited for; of a device, which may have no end, all is not read.
+    Does not wait for a pipe without a writer, and does not read all of a device, which may be endless.
     """
-    with open(path, "rb", opener=_at_once) as file:
+    with open(path, "rb", opener=_open_nonblocking) as file:
         mode = os.fstat(file.fileno()).st_mode
         if most < 0 and (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)):
             raise OSError(errno.EINVAL, "this is a device", str(path))
@@ -26,23 +26,23 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
             return file.read(most)
         try:
             begin = os.read(file.fileno(), most if most > 0 else 1 << 16)
-        except BlockingIOError:  # somebody will write
+        except BlockingIOError:  # a writer exists
             begin = b""
         else:
             if not begin:
-                raise OSError(errno.ENODATA, "nobody writes to this pipe", str(path))
+                raise OSError(errno.ENODATA, "no process writes to this pipe", str(path))
         os.set_blocking(file.fileno(), True)
         return begin + file.read(most if most < 0 else most - len(begin))
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def unwritable(path: Path, *, folder: bool = False) -> tuple[str, str]:
-    """Why no file can be made there, or no folder of files, and what to do; two empty texts if it can.
+    """The reason why no file (or folder of files) can be created there, and a remedy; two empty texts if one can.
 
-    Folders above it are made, as `write_whole` does.
+    Missing parent folders count as creatable, as in `write_whole`.
     """
     try:
         if path.is_dir() and not folder:
@@ -63,15 +63,15 @@ def unwritable(path: Path, *, folder: bool = False) -> tuple[str, str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file has this text, or what it had before: never a part of it.  Raises `OSError`."""
+    """Writes the text to the file; on failure the file keeps its old content. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_lines(path, [text.removesuffix("\n")])
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """As `write_whole`, line by line, for what is large.  Raises `OSError`, which names the file on a full disk, too.
+    """As `write_whole`, line by line, for large texts. Raises `OSError`, which names the file on a full disk, too.
 
-    What is no ordinary file, a device or a pipe, is written to and stays what it is; so does a link.
+    A device or a pipe is written to and stays what it is, and a link stays a link.
     """
     try:
         if path.exists() and not path.is_file():
@@ -87,7 +87,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
-    except RuntimeError:  # what Python before 3.13 says of a link to itself
+    except RuntimeError:  # Python before 3.13 raises this for a link to itself
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
 
 

@@ -1,6 +1,7 @@
-"""A repository as git knows it: where it is, what a revision holds, which files are there today.
+"""Read access to a git repository: its location, the content of a revision, the files of the work tree.
 
-Read by the git command, without its hooks, filters, pagers and watchers: what a repository configures is never run.
+It runs the git command without hooks, filters, pagers and file system monitors: no command that a repository configures
+is executed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from localtensor.errors import Refusal
 
 CALL = "localtensor gate"
 UNSET = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
-"""What a hook of git finds set; we ask from the folder, which says the same wherever the hook was started."""
+"""Variables that git sets for hooks. They are removed, so that the result depends on the folder only."""
 QUIET = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false")
 
 
@@ -42,7 +43,7 @@ class Repository:
     top: Path
 
     def commit(self, rev: str) -> str:
-        """The full name of the commit that `rev` means.  Raises `BadRevision`."""
+        """The full name of the commit that `rev` denotes. Raises `BadRevision`."""
         if not rev or rev.startswith("-") or any(sign in rev for sign in "\0\n"):
             raise BadRevision(rev, "no revision is written like this", "Name a branch, a tag or a commit.")
         found = _git(self.top, "rev-parse", "--verify", "--quiet", f"{rev}^{{commit}}")
@@ -52,30 +53,32 @@ class Repository:
         return found.stdout.decode().strip()
 
     def files(self) -> tuple[str, ...]:
-        """What lies in the work tree and is not ignored, by path within it, sorted; untracked files too.
+        """The paths of all files in the work tree that are not ignored, sorted; untracked files are included.
 
-        Python's own bytecode is never among them, in a repository that does not ignore it either.
+        Python bytecode is excluded even where the repository does not ignore it.
         """
-        listed = _asked(self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z")
-        return tuple(sorted({name for name in _names(listed) if (self.top / name).is_file()}))
+        listed = _git_output(
+            self.top, "ls-files", "--cached", "--others", "--exclude-standard", "-x", "__pycache__/", "-z"
+        )
+        return tuple(sorted({name for name in _null_separated(listed) if (self.top / name).is_file()}))
 
     def blobs(self, commit: str) -> dict[str, str]:
-        """Each file of the commit with the name that git gives to its content; no links, no submodules."""
+        """The blob name of each file of the commit; without links and submodules."""
         return {path: name for mode, name, path in self._tree(commit) if mode.startswith("100")}
 
     def submodules(self, commit: str) -> dict[str, str]:
-        """Each submodule of the commit with the commit of its own that it stands at."""
+        """The commit of each submodule in this commit."""
         return {path: name for mode, name, path in self._tree(commit) if mode == "160000"}
 
     def _tree(self, commit: str) -> Iterator[tuple[str, str, str]]:
-        """The mode, the name and the path of all that the commit holds."""
-        for line in _names(_asked(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
+        """Mode, name and path of every entry of the commit."""
+        for line in _null_separated(_git_output(self.top, "ls-tree", "-r", "-z", "--full-tree", commit)):
             about, _, path = line.partition("\t")
             mode, _, name = about.split(" ")
             yield mode, name, path
 
     def same(self, commit: str) -> bool:
-        """Whether the files of the work tree are those of the commit; not if git does not know it."""
+        """Whether the work tree has the same files as the commit; False if git does not know the commit."""
         if _git(self.top, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
             return False
         blobs, today = self.blobs(commit), [path for path in self.files() if not (self.top / path).is_symlink()]
@@ -84,25 +87,25 @@ class Repository:
         )
 
     def contents(self, blobs: Sequence[str]) -> dict[str, bytes]:
-        """The bytes of each, as they are stored: no filter of the repository has seen them."""
+        """The bytes of each blob as stored, without any filter of the repository."""
         if not blobs:
             return {}
-        asked = "".join(f"{blob}\n" for blob in blobs).encode()
-        said, at, found = _asked(self.top, "cat-file", "--batch", given=asked), 0, {}
+        request = "".join(f"{blob}\n" for blob in blobs).encode()
+        output, at, found = _git_output(self.top, "cat-file", "--batch", given=request), 0, {}
         for blob in blobs:
-            end = said.index(b"\n", at)
-            head = said[at:end].split(b" ")
+            end = output.index(b"\n", at)
+            head = output[at:end].split(b" ")
             if len(head) != 3:
                 problem = f"the content of {blob} cannot be had"
-                raise NoRepository(self.top, problem, "Mend the repository (git fsck).")
+                raise NoRepository(self.top, problem, "Repair the repository (git fsck).")
             start = end + 1
             at = start + int(head[2]) + 1  # a line break follows the content
-            found[blob] = said[start : at - 1]
+            found[blob] = output[start : at - 1]
         return found
 
 
 def repository(folder: Path) -> Repository:
-    """The repository in whose work tree the folder lies.  Raises `NoRepository` or `NoGit`."""
+    """The repository whose work tree holds the folder. Raises `NoRepository` or `NoGit`."""
     found = _git(folder, "rev-parse", "--show-toplevel")
     if found.returncode:
         lines = found.stderr.decode(errors="replace").strip().splitlines() or ["git gives no reason"]
@@ -112,7 +115,7 @@ def repository(folder: Path) -> Repository:
 
 
 def blob_name(content: bytes, like: str) -> str:
-    r"""What git calls that content, in a repository that calls another one `like`.
+    r"""The git blob name of that content, with the hash algorithm of the blob name `like`.
 
     >>> blob_name(b"hello\n", "0" * 40)
     'ce013625030ba8dba906f756967f9e9ca394464a'
@@ -121,15 +124,15 @@ def blob_name(content: bytes, like: str) -> str:
     return kind(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
-def _names(said: bytes) -> list[str]:
-    return [name.decode(errors="surrogateescape") for name in said.split(b"\0") if name]
+def _null_separated(output: bytes) -> list[str]:
+    return [name.decode(errors="surrogateescape") for name in output.split(b"\0") if name]
 
 
-def _asked(folder: Path, *command: str, given: bytes = b"") -> bytes:
+def _git_output(folder: Path, *command: str, given: bytes = b"") -> bytes:
     found = _git(folder, *command, given=given)
     if found.returncode:
-        said = found.stderr.decode(errors="replace").strip()
-        raise NoRepository(folder, f"git {command[0]} fails ({said})", "Mend the repository (git fsck).")
+        output = found.stderr.decode(errors="replace").strip()
+        raise NoRepository(folder, f"git {command[0]} fails ({output})", "Repair the repository (git fsck).")
     return found.stdout
 
 

@@ -1,7 +1,7 @@
-"""An append-only file of JSON lines, each whole in itself: what was done stays done, whoever is killed.
+"""An append-only file of JSON lines, so that a run that is killed can resume.
 
-The first line says what run it is; a journal of another run is refused.  A last line that was cut is dropped and
-its work is done again.  One run at a time writes to it.
+The first line identifies the run; a journal of another run is rejected. An incomplete last line is dropped, and its
+unit is repeated. Only one run at a time writes to a journal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from strategies.base.atomic_files import read_bytes
 
 FORMAT = 1
 WRITES = "localtensor validate"
-"""The command that writes journals, and goes on with them; it has them by --journal, those that only read by JOURNAL."""
+"""The command that writes and resumes journals, by --journal; the others read them, by their argument JOURNAL."""
 Line = dict[str, Any]
 
 
 class BadJournal(Refusal):
-    """A journal that cannot be read, continued or written to.  `call` is the command that was given it."""
+    """A journal that cannot be read, continued or written. `call` is the command that it was passed to."""
 
     def __init__(self, path: Path, problem: str, remedy: str, call: str = WRITES) -> None:
         argument = "--journal" if call == WRITES else "JOURNAL"
@@ -35,24 +35,24 @@ class BadJournal(Refusal):
 
 
 class DiskFull(BadJournal):
-    """A line that could not be written.  All lines before it are whole."""
+    """A line could not be written. All lines before it are complete."""
 
 
 STRANGE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What is raised where a line is JSON of the right kind, and holds other things than ours: it is a stranger's."""
+"""The errors raised on a line that is JSON of a known kind, but has other contents than this version writes."""
 
 
 def strange(path: Path | str, error: Exception, call: str) -> BadJournal:
-    """The refusal of such a file, by the command that read it."""
+    """The error for such a file, by the command that read it."""
     problem = f"a line does not hold what a journal's does ({type(error).__name__}: {error})"
     return BadJournal(Path(path), problem, "Name what --journal wrote.", call)
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`begin` is the first line, `lines` the others; `whole` is how many bytes of the file they take.
+    """`begin` is the first line, `lines` are the others; `whole` is the number of bytes of the file that they take.
 
-    `cut` says what stands after them, which is dropped; it is empty where nothing does.
+    `cut` describes the rest of the file, which is dropped; it is empty if there is none.
     """
 
     begin: Line
@@ -62,7 +62,7 @@ class Read:
 
 
 def read(path: Path, call: str = WRITES) -> Read:
-    """The lines of a journal.  Raises `BadJournal`, of that command, unless it is one; a last line that was cut is left out."""
+    """The lines of a journal without an incomplete last line. Raises `BadJournal`, naming the command `call`."""
     try:
         data = read_bytes(path)
     except OSError as error:
@@ -71,7 +71,7 @@ def read(path: Path, call: str = WRITES) -> Read:
     whole = 0
     rows = data.split(b"\n")
     for number, row in enumerate(rows[:-1], 1):
-        line = _parsed(row)
+        line = _parse_line(row)
         if line is None and number == len(rows) - 1 and found:  # bytes of a crash of the machine may end in a newline
             break
         if line is None:
@@ -84,34 +84,36 @@ def read(path: Path, call: str = WRITES) -> Read:
     if found[0].get("format") != FORMAT:
         raise BadJournal(path, f"it has format {found[0].get('format')}, not {FORMAT}", "Start anew.", call)
     cut = data[whole:]
-    said = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
-    return Read(found[0], tuple(found[1:]), whole, said)
+    note = f"{path}: its last line was cut after {len(cut)} bytes; that unit is tried again" if cut else ""
+    return Read(found[0], tuple(found[1:]), whole, note)
 
 
-def _parsed(row: bytes) -> Line | None:
+def _parse_line(row: bytes) -> Line | None:
     try:
         line = json.loads(row)
     except ValueError:
         return None
-    if not isinstance(line, dict) or not all(name in line for name in _HOLDS.get(str(line.get("kind")), ("kind",))):
+    if not isinstance(line, dict) or not all(
+        name in line for name in _REQUIRED_KEYS.get(str(line.get("kind")), ("kind",))
+    ):
         return None
     return line if isinstance(line.get("kind"), str) else None
 
 
-_HOLDS = {
+_REQUIRED_KEYS = {
     "begin": ("format",), "unit": ("unit",), "settled": ("rule", "verdict"), "captured": ("crashed", "refused"),
 }  # fmt: skip
-"""What a line of each kind holds at the least."""
+"""The required keys of each kind of line."""
 
 
 def unlike(begin: Line, mine: Line) -> str:
-    """How a journal's run differs from mine, in words; empty if it is the same run."""
+    """The differences between a journal's run and mine, in words; empty if it is the same run."""
     names = [name for name in mine if name not in ("kind", "ops") and begin.get(name) != mine[name]]
     return "; ".join(f"{name} was {begin.get(name)!r}, now {mine[name]!r}" for name in names)
 
 
 class Journal:
-    """A journal open for appending.  Without a path the lines are kept, and written nowhere."""
+    """A journal open for appending. Without a path the lines are only kept in memory."""
 
     def __init__(self, path: Path | None, file: FileIO | None, done: Read | None) -> None:
         self.path, self._file = path, file
@@ -122,7 +124,7 @@ class Journal:
         register_after_fork(self, Journal.close)  # else a worker that outlives this run would hold the file for it
 
     def begin(self, line: Line) -> None:
-        """Write the first line.  On resuming it is there; `BadJournal` if it is that of another run."""
+        """Writes the first line, or compares it when resuming. Raises `BadJournal` if the journal is of another run."""
         if self.begun is None:
             self.begun = {"kind": "begin", "format": FORMAT, **line}
             self._write(self.begun)
@@ -130,7 +132,7 @@ class Journal:
             raise BadJournal(self.path, f"it is of another run: {problem}", "Ask for the same again, or start anew.")
 
     def add(self, line: Line) -> None:
-        """Append a line, which is on its way to the disk when this returns."""
+        """Appends a line and passes it to the operating system."""
         self._write(line)
         self.lines.append(line)
 
@@ -144,17 +146,17 @@ class Journal:
             while left:  # a raw file may take a part of it, and refuse the rest
                 left = left[self._file.write(left) :]
         except OSError as error:
-            _back(self._file, before)
+            _undo_write(self._file, before)
             problem = f"a line could not be written ({error.strerror}); the {len(self.lines)} before it are whole"
             raise DiskFull(self.path, problem, "Make room, then go on with --resume.") from error
 
     def close(self) -> None:
-        """Let another run have it."""
+        """Releases the journal for another run."""
         if self._file is not None:
             self._file.close()
 
     def drop(self) -> None:
-        """As if it had never been, where nothing was written: the run was refused before its first line."""
+        """Removes the file if nothing was written: the run was rejected before its first line."""
         if self.path is not None and self.begun is None:
             self.path.unlink(missing_ok=True)
         self.close()  # not before: nobody else may have the file until it is gone
@@ -168,15 +170,15 @@ class Journal:
         self.close()
 
 
-def _back(file: FileIO, size: int) -> None:
-    """What was written of a line goes again.  A reader would drop it anyway, so it may stay if it must."""
+def _undo_write(file: FileIO, size: int) -> None:
+    """Removes a partially written line. A reader would drop it anyway, so failure is ignored."""
     with contextlib.suppress(OSError):
         os.ftruncate(file.fileno(), size)
         file.seek(size)
 
 
 def open_journal(path: Path | None, *, resume: bool) -> Journal:
-    """A new journal, or one to go on with.  Raises `BadJournal` if it cannot be had, or another run has it."""
+    """A new journal, or one to resume. Raises `BadJournal` if it cannot be opened, or is in use by another run."""
     if path is None:
         return Journal(None, None, None)
     try:
@@ -187,18 +189,18 @@ def open_journal(path: Path | None, *, resume: bool) -> Journal:
     except OSError as error:
         raise BadJournal(path, f"it cannot be opened ({error.strerror})", "Name a file of yours.") from error
     try:
-        _claim(path, file)
+        _lock(path, file)
         done = read(path) if there else None
         whole = done.whole if done else 0
-        _cut(path, file, whole)
+        _truncate(path, file, whole)
     except BaseException:  # why: whatever stopped us, the next run must get at the file; the error goes on
         file.close()
         raise
     return Journal(path, file, done)
 
 
-def _cut(path: Path, file: FileIO, whole: int) -> None:
-    """What stands after the whole lines goes, and the next is written there."""
+def _truncate(path: Path, file: FileIO, whole: int) -> None:
+    """Truncates the file after its complete lines, where the next one is written."""
     try:
         os.ftruncate(file.fileno(), whole)
         file.seek(whole)
@@ -206,8 +208,8 @@ def _cut(path: Path, file: FileIO, whole: int) -> None:
         raise BadJournal(path, f"it cannot be written ({error.strerror})", "Name a file of yours.") from error
 
 
-def _claim(path: Path, file: FileIO) -> None:
-    """One run at a time; the system gives it back when the run ends, however it ends."""
+def _lock(path: Path, file: FileIO) -> None:
+    """Locks the file for this run; the operating system releases the lock when the process ends."""
     try:
         import fcntl
     except ImportError:  # no such lock on this system: then it is the user's to see to

@@ -1,4 +1,4 @@
-"""The options of a command as one frozen value: a dataclass, whose fields are the parameters of the command line."""
+"""The options of a command as a frozen dataclass, whose fields are the parameters of the command line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Workers = Annotated[
 
 
 class BadOption(LocalTensorError):
-    """An option of a command that cannot be followed."""
+    """An option of a command with an invalid value."""
 
     def __init__(self, call: str, option: str, value: object, problem: str, remedy: str) -> None:
         super().__init__(refusal(call, option, str(value), problem, remedy))
 
 
 def check_writable(call: str, **paths: Path | None) -> None:
-    """Say before the work, not after it, that a file cannot be written; `repro` is a folder.  Raises `BadOption`."""
+    """Checks before the work starts that files can be written; `repro` is a folder. Raises `BadOption`."""
     for name, path in paths.items():
         problem, remedy = unwritable(path, folder=name == "repro") if path is not None else ("", "")
         if problem:
@@ -40,16 +40,17 @@ def check_writable(call: str, **paths: Path | None) -> None:
 
 
 def check_folder(call: str, json: Path | None, remedy: str) -> None:
-    """`check_writable` takes a file whose folder is still to be made; this does not.  Raises `BadOption`."""
+    """Checks that the folder of a file exists, which `check_writable` does not require. Raises `BadOption`."""
     if json is not None and not json.absolute().parent.is_dir():
         raise BadOption(call, "--json", json, "its folder is not there", remedy)
 
 
 def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callable[..., None]]:
-    """A function of `options`, which gives the exit code, as a function that typer can register.
+    """Turns a function of `options` that returns an exit code into a command that typer can register.
 
     Its parameters are the fields of the dataclass, each annotated with its `Option` or `Argument`; a field that is a
-    tuple may be given several times.  Options that the dataclass refuses end the command with 2.  For `more` see `leave`.
+    tuple may be given several times. Options that the dataclass rejects end the command with exit code 2. For `more`
+    see `leave`.
     """
 
     def typed(function: Callable[[Options], int]) -> Callable[..., None]:
@@ -78,7 +79,7 @@ def takes_options(more: str = "") -> Callable[[Callable[[Options], int]], Callab
 
 
 def _parameters(kind: Any) -> list[Parameter]:
-    """The fields of a dataclass as typer reads parameters: it knows lists, and no tuples of any length."""
+    """The fields of a dataclass as parameters for typer, which supports lists, but no tuples of variable length."""
     hints = get_type_hints(kind, include_extras=True)
     found = []
     for field in fields(kind):

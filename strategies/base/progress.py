@@ -1,4 +1,4 @@
-"""How far the work is, on a terminal; without one, nothing."""
+"""A progress bar on a terminal; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strategies.base.signals import LEFT, check
 
 
 class Progress(Protocol):
-    """Who is told how far the work is."""
+    """The interface of progress reports."""
 
     def phase(self, name: str, total: int) -> None: ...
 
@@ -24,20 +24,20 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Nobody is told."""
+    """Ignores all reports."""
 
     def phase(self, name: str, total: int) -> None:
         """A phase of `total` units begins."""
 
     def tick(self, count: int = 1) -> None:
-        """So many units are done."""
+        """`count` more units are done."""
 
     def say(self, text: str) -> None:
-        """Something that the user would want to know, and that stops nothing."""
+        """A message for the user that does not stop the run."""
 
 
 class Bar:
-    """Progress on a terminal; without one, nothing.  No thread of its own: workers are forked meanwhile."""
+    """Progress on a terminal; elsewhere nothing. It starts no thread, since workers are forked meanwhile."""
 
     def __init__(self, progress: rich.progress.Progress | None, console: Console) -> None:
         self._progress, self._console = progress, console
@@ -75,23 +75,23 @@ def _show_cursor(_: str) -> None:
 
 
 def bar(console: Console, quiet: bool) -> Bar:
-    """A bar for this console; a silent one if it is no terminal, or quiet is asked for."""
+    """A progress bar on this console; a silent one if it is no terminal, or `quiet`."""
     if quiet or not console.is_terminal:
         return Bar(None, console)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Bar(rich.progress.Progress(*columns, console=console, auto_refresh=False, transient=True), console)
 
 
-_UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def printable(text: str) -> str:
-    """The text, with a mark for each character that XML cannot hold: control characters and lone surrogates.
+    """The text with a mark for each character that XML cannot hold: control characters and lone surrogates.
 
     >>> printable("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
     True
     """
-    return _UNFIT.sub("\ufffd", text)
+    return _NOT_XML.sub("\ufffd", text)
 
 
 def counted(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""The smallest value that still shows what a large one showed: greedy, in a fixed order, to a fixpoint."""
+"""Shrinking of a value that shows a failure: greedy, in a fixed order, until nothing smaller shows it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from localtensor._util import pickling
 
 T = TypeVar("T")
 Candidates = Callable[[T], Iterable[T]]
-"""A stage of shrinking: what is a little smaller than a value, the boldest first."""
+"""A stage of shrinking: values a little smaller than a given one, the largest steps first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shrunk(Generic[T]):
-    """What is left, how many candidates it took, and the way there.
+    """The smallest value, the number of candidates tested, and the path there.
 
-    `steps` are the values that still showed, each smaller than the one before; the last is `smallest`,
-    and there are none where nothing smaller showed.  `stages` names the stage that made each.
+    `steps` are the values that still failed, each smaller than the one before; the last is `smallest`. They are empty
+    if nothing smaller failed. `stages` names the stage of each.
     """
 
     smallest: T
@@ -28,8 +28,7 @@ class Shrunk(Generic[T]):
     stages: tuple[str, ...] = ()
 
     def to_try(self, most: int = 4) -> list[T]:
-        """The smallest first, then what each earlier stage had come to: what to fall back on where a dearer
-        witness does not agree about the smallest."""
+        """The smallest value, then the result of each earlier stage: fallbacks for a test that rejects the smallest."""
         last = {f"{stage} {i}": step for i, (stage, step) in enumerate(zip(self.stages, self.steps, strict=True))
                 if i + 1 == len(self.steps) or self.stages[i + 1] != stage}  # fmt: skip
         return list(reversed(last.values()))[:most]
@@ -38,33 +37,33 @@ class Shrunk(Generic[T]):
 def shrink(
     start: T, shows: Callable[[T], bool], *, budget: int, stages: Sequence[tuple[str, Candidates[T]]]
 ) -> Shrunk[T]:
-    """The smallest value found that `shows` says yes to, after at most `budget` questions, no two alike.
+    """The smallest value found for which `shows` holds, after at most `budget` calls of it, no two with equal values.
 
-    Where it says no to the start, the start comes back with no steps.  The stages are gone through in their order,
-    again and again until none of them helps.
+    If `shows` does not hold for the start, the start is returned without steps. The stages run in their order,
+    repeatedly, until none of them helps.
 
     >>> shrink(13, lambda n: n >= 7, budget=99, stages=[("less", lambda n: [n // 2, n - 1])]).smallest
     7
     """
-    asked: set[bytes] = set()
+    tested: set[bytes] = set()
 
     def left(_: object = None) -> bool:
-        return len(asked) < budget
+        return len(tested) < budget
 
-    def ask(value: T) -> bool:
+    def fails(value: T) -> bool:
         key = pickling.dumps(value)
-        if key in asked or not left():
+        if key in tested or not left():
             return False
-        asked.add(key)
+        tested.add(key)
         return shows(value)
 
     now, steps, names = start, list[T](), list[str]()
-    moved = ask(start)
+    moved = fails(start)
     while moved and left():
         moved = False
         for name, stage in stages:
-            while (found := next(filter(ask, itertools.takewhile(left, stage(now))), None)) is not None:
+            while (found := next(filter(fails, itertools.takewhile(left, stage(now))), None)) is not None:
                 now, moved = found, True
                 steps.append(found)
                 names.append(name)
-    return Shrunk(now, len(asked), tuple(steps), tuple(names))
+    return Shrunk(now, len(tested), tuple(steps), tuple(names))

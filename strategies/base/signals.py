@@ -1,16 +1,17 @@
-"""Ctrl-C and SIGTERM: a command ends at any moment with one sentence, nothing half-written, and nobody left.
+"""Ctrl-C and SIGTERM: a command can end at any moment with one message, without partial files or orphaned processes.
 
-Python's own way, an exception between any two steps, goes astray: in an import, a destructor, a callback from C++,
-another clean-up.  So a signal ends the process at once, and what that would leave lying is in `LEFT`, to be put away
-first.  All else is made to be left: a journal is whole to its last line, workers and ranks end with their parent.
-Where somebody has to be told, an executor of the user's or his own program, the first signal is an exception
-(`gently`), and the second, or too long a way out, ends it.  What must be done whole, or not at all, is `held`.
+Python's default, an exception at any bytecode, is unreliable: it may be raised in an import, a destructor, a callback
+from C++, or another clean-up. So a signal ends the process at once, after the clean-ups in `LEFT`. Everything else
+tolerates this: a journal is complete up to its last line, and workers and ranks end with their parent. Code that has to
+be notified, such as a user's executor, runs under `gently`: the first signal is an exception, and the second one, or a
+timeout, ends the process. Operations that must not be interrupted run under `held`.
 
-The state is here, not in `localtensor/_util/ambient.py`: a handler has to be there before anything else is imported.
+The state is in this module and not in `localtensor/_util/ambient.py`, because the handler is installed before other
+imports.
 
-Private parts of CPython, which have no public twin; read on 3.10, 3.11, 3.12 and 3.13; without them more is left lying:
+Private parts of CPython without a public equivalent, read on 3.10 to 3.13; without them less is cleaned up:
 
-| part | for what |
+| part | for |
 |---|---|
 | `multiprocessing.process._current_process._config["tempdir"]` | the folder of the fork server's socket |
 | `multiprocessing.resource_tracker._resource_tracker._pid` | the child that ends by itself and cleans up |
@@ -31,21 +32,20 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 import typer
 from rich.console import Console
 
 LAST = 5.0
-"""Seconds for Python's own end, which waits for threads and children."""
+"""Seconds for the exit of the interpreter, which waits for threads and children."""
 PATIENCE = 20.0
-"""Seconds for the way out of what is stopped gently: rank threads that do not obey take two times five."""
+"""Seconds until the process ends after a signal under `gently`: rank threads that do not react take two times five."""
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 LEFT: dict[str, Callable[[str], object]] = {}
-"""Paths that must not stay, each with what removes it; and "terminal", to show its cursor."""
+"""Paths to remove before exit, each with its function; and "terminal", which shows the cursor again."""
 
 
-class _Now:
+class _State:
     owner = 0  # the process that watches; a copy of it must not speak
     more = ""  # what the sentence ends with
     came = 0  # the signal
@@ -55,117 +55,117 @@ class _Now:
 
 
 def watch() -> None:
-    """From here on SIGINT and SIGTERM are ours, unless whoever started us had them ignored.  In the main thread only."""
-    if _Now.owner:
+    """Installs the handlers of SIGINT and SIGTERM, unless the parent process ignores them. In the main thread only."""
+    if _State.owner:
         return
-    _Now.owner = os.getpid()
+    _State.owner = os.getpid()
     for number in NAMES:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _signalled)
-    if hasattr(os, "register_at_fork"):  # not on Windows, where nobody forks
-        os.register_at_fork(after_in_child=_leave_alone)
+            signal.signal(number, _handle)
+    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+        os.register_at_fork(after_in_child=_reset_in_child)
     before = sys.unraisablehook
 
-    def hook(lost: Any) -> None:
-        if _Now.came and issubclass(lost.exc_type, KeyboardInterrupt):  # raised where nobody can catch it
-            _end(_Now.came)
+    def hook(lost: sys.UnraisableHookArgs) -> None:
+        if _State.came and issubclass(lost.exc_type, KeyboardInterrupt):  # raised where no caller can catch it
+            _end(_State.came)
         before(lost)
 
     sys.unraisablehook = hook
 
 
 def say(more: str) -> None:
-    """What the sentence says from here on, after "stopped by Ctrl-C"."""
-    _Now.more = more
+    """Sets the rest of the message after "stopped by Ctrl-C"."""
+    _State.more = more
 
 
 def came() -> int:
-    """The signal that has come, or 0."""
-    return _Now.came
+    """The signal received, or 0."""
+    return _State.came
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if one was raised before, and somebody took it for his own."""
-    if _Now.came and _Now.gentle:
+    """Raises KeyboardInterrupt if one was raised before and other code has swallowed it."""
+    if _State.came and _State.gentle:
         raise KeyboardInterrupt
 
 
 def sentence(number: int = 0) -> str:
-    """What is said to whoever stopped it, once; "" after that."""
-    said, _Now.said = _Now.said, True
-    return "" if said else f"localtensor: stopped by {NAMES.get(number or signal.SIGINT)}{_Now.more}."  # type: ignore[call-overload]
+    """The message after a signal, once; then ""."""
+    said, _State.said = _State.said, True
+    return "" if said else f"localtensor: stopped by {NAMES.get(number or signal.SIGINT)}{_State.more}."  # type: ignore[call-overload]
 
 
 def begin(more: str) -> None:
-    """Work begins, of which this is to be said."""
-    _Now.more, _Now.said, _Now.came = more, False, 0
+    """Resets the state for a new command; `more` is the rest of its message."""
+    _State.more, _State.said, _State.came = more, False, 0
 
 
 @contextlib.contextmanager
 def gently() -> Iterator[None]:
-    """While inside, the first signal is a KeyboardInterrupt."""
-    _Now.gentle += 1
+    """Within it, the first signal raises KeyboardInterrupt."""
+    _State.gentle += 1
     try:
         yield
     finally:
-        _Now.gentle -= 1
-        if _Now.came and not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # it became something else on the way
+        _State.gentle -= 1
+        if _State.came and not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # it became something else on the way
             raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """While inside, the first signal waits; the second does not."""
-    _Now.held += 1
+    """Within it, the first signal is deferred; the second is not."""
+    _State.held += 1
     try:
         yield
     finally:
-        _Now.held -= 1
-    if _Now.came and not _Now.held:
-        if not _Now.gentle:
-            _end(_Now.came)
+        _State.held -= 1
+    if _State.came and not _State.held:
+        if not _State.gentle:
+            _end(_State.came)
         raise KeyboardInterrupt
 
 
-def _signalled(number: int, frame: FrameType | None) -> None:
-    again, _Now.came = _Now.came, number
-    if again or not (_Now.gentle or _Now.held):
+def _handle(number: int, frame: FrameType | None) -> None:
+    again, _State.came = _State.came, number
+    if again or not (_State.gentle or _State.held):
         _end(number)
-    if _Now.gentle:
-        _later(number, PATIENCE)
-    if not _Now.held:
+    if _State.gentle:
+        _end_after(number, PATIENCE)
+    if not _State.held:
         raise KeyboardInterrupt
 
 
-def _later(number: int, seconds: float) -> None:
-    """End after so many seconds, whatever goes on then.
+def _end_after(number: int, seconds: float) -> None:
+    """Ends the process after so many seconds, in any case.
 
-    Returns when that thread has begun: CPython frees at its end what a thread's first step needs, and does not wait.
+    Returns when the thread has started: at exit CPython frees what a thread needs to start, and does not wait for it.
     """
     begun = _thread.allocate_lock()
     begun.acquire()
-    _thread.start_new_thread(_give_up, (number, seconds, begun))
+    _thread.start_new_thread(_sleep_and_end, (number, seconds, begun))
     begun.acquire(timeout=1)
 
 
-def _give_up(number: int, seconds: float, begun: _thread.LockType) -> None:
+def _sleep_and_end(number: int, seconds: float, begun: _thread.LockType) -> None:
     begun.release()
     time.sleep(seconds)
     _end(number)
 
 
 def soon() -> None:
-    """It was stopped, and that was said: what Python does last is not waited for long."""
-    if _Now.owner == os.getpid():
-        _later(_Now.came or signal.SIGINT, LAST)
+    """After the message, limits the time of the interpreter's exit."""
+    if _State.owner == os.getpid():
+        _end_after(_State.came or signal.SIGINT, LAST)
 
 
 def _end(number: int) -> None:
-    """Put away what must not stay, and be gone.  No lock is taken, and no stream flushed: anything may be under way."""
+    """Cleans up and exits. Takes no lock and flushes no stream: the signal may have interrupted any code."""
     for pid in _children():
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    for path, remove in [*LEFT.items(), *((folder, _tree) for folder in _folders())]:
+    for path, remove in [*LEFT.items(), *((folder, _remove_folder) for folder in _folders())]:
         with contextlib.suppress(OSError):
             remove(path)
     with contextlib.suppress(OSError):
@@ -175,21 +175,21 @@ def _end(number: int) -> None:
 
 
 def _folders() -> list[str]:
-    """Of real ranks, which have not begun perhaps: those that have remove it themselves; and Python's, of a fork server."""
+    """Folders of real ranks that may not have started (started ranks remove them), and of Python's fork server."""
     found = [crew.folder for crew in list(getattr(sys.modules.get("localtensor.processes.worker_group"), "CREWS", ()))]
     process = getattr(sys.modules.get("multiprocessing.process"), "_current_process", None)
     its = getattr(process, "_config", {}).get("tempdir")
     return [*found, its] if its else found
 
 
-def _tree(folder: str) -> None:
+def _remove_folder(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _children() -> list[int]:
-    """Our child processes, as far as the system tells; not Python's resource tracker, which ends with us and cleans up.
+    """The child processes, where the system lists them, without Python's resource tracker, which ends by itself.
 
-    Its fork server would end too, but not before it has imported all that it was told to.
+    The fork server would end by itself, too, but not before it has finished its imports.
     """
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     own = getattr(tracker, "_pid", None)
@@ -205,22 +205,20 @@ def _children() -> list[int]:
     return found
 
 
-def _leave_alone() -> None:
-    """A copy of this process dies of a signal, in silence."""
+def _reset_in_child() -> None:
+    """Restores the default handlers in a forked child."""
     for number in NAMES:
-        if signal.getsignal(number) is _signalled:
+        if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
 
-
-# How every command ends: its exit code, and what is said after Ctrl-C or after an error of ours.
 
 CLEAN, WRONG, USAGE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def leave(work: Callable[[], int], more: str = "") -> None:
-    """End with the exit code of the work: 130 after Ctrl-C, 143 after SIGTERM, 3 after an error of ours.
+    """Ends the command with the exit code of `work`: 130 after Ctrl-C, 143 after SIGTERM, 3 after an internal error.
 
-    `more` is said to whoever stopped it (see `stopping.say`).
+    `more` ends the message after a signal (see `say`).
     """
     begin(more)
     try:
@@ -229,7 +227,7 @@ def leave(work: Callable[[], int], more: str = "") -> None:
         code = INTERRUPTED
     except Exception as error:  # why: exit code 1 means a wrong rule, so our own failure must not leave with Python's 1
         code = INTERRUPTED if came() else NOTHING
-        if code == NOTHING and (lacking := _lacking(error)):
+        if code == NOTHING and (lacking := _missing_resource(error)):
             complain(f"localtensor: {lacking}; this says nothing about any rule.")
         elif code == NOTHING:
             complain(traceback.format_exc())
@@ -241,17 +239,17 @@ def leave(work: Callable[[], int], more: str = "") -> None:
 
 
 def complain(text: str) -> None:
-    """Write it to standard error, as far as that takes it: where it does not, the exit code has to do."""
+    """Writes to standard error; failures are ignored, since the exit code still reports the result."""
     with contextlib.suppress(OSError):
         typer.echo(text, err=True)
 
 
-def _lacking(error: Exception) -> str:
-    """What is not there to work with, if that is what the machine says; else ""."""
+def _missing_resource(error: Exception) -> str:
+    """The resource that is missing, if the error is about one; else ""."""
     if isinstance(error, MemoryError):
-        return "the machine has no room for this: memory"
+        return "the machine has run out of a resource: memory"
     if isinstance(error, OSError) and error.errno in SHORT:
-        return f"the machine has no room for this: {error.strerror}"
+        return f"the machine has run out of a resource: {error.strerror}"
     if isinstance(error, FileNotFoundError):
         try:
             os.getcwd()
@@ -261,11 +259,11 @@ def _lacking(error: Exception) -> str:
 
 
 SHORT = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-"""Errors that mean: the machine has too little of something."""
+"""Errors that mean that the machine has run out of some resource."""
 
 
 def open_streams() -> None:
-    """Standard streams that whoever started us has closed lead nowhere: else a file of ours would take their place."""
+    """Opens closed standard streams on the null device: otherwise the next opened file would get their descriptors."""
     for at, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(at)
@@ -276,19 +274,19 @@ def open_streams() -> None:
 
 
 def wrote(text: str) -> str:
-    """Write it to standard output, if there is one; why it could not be written, or "".
+    """Writes to standard output, if there is one; returns the reason if that failed, or "".
 
-    Nobody reading any longer, as after `| head`, is no fault.
+    A closed pipe, as after `| head`, is not a failure.
     """
-    return _out(lambda: sys.stdout.write(text))
+    return _write(lambda: sys.stdout.write(text))
 
 
 def printed(show: Callable[[Console], None]) -> str:
-    """As `wrote`, of what `show` prints on a console: 140 columns wide where there is no terminal."""
-    return _out(lambda: show(_Pipe(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)))
+    """As `wrote`, for the output of `show` on a console: 140 columns wide where there is no terminal."""
+    return _write(lambda: show(_PipeConsole(width=None if sys.stdout.isatty() else 140, soft_wrap=False, emoji=False)))
 
 
-def _out(write: Callable[[], object]) -> str:
+def _write(write: Callable[[], object]) -> str:
     if sys.stdout is None:  # started with `>&-`: the exit code, and the files, are all that is wanted
         return ""
     try:
@@ -301,26 +299,23 @@ def _out(write: Callable[[], object]) -> str:
     return ""
 
 
-class _Pipe(Console):
-    """rich leaves with exit code 1 when nobody reads any longer; here 1 means a wrong rule."""
+class _PipeConsole(Console):
+    """A console that raises on a broken pipe. rich would exit with code 1, which here means a wrong rule."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def many(workers: int | None) -> int:
-    """How many worker processes: one for each core, if nobody says otherwise."""
+    """The number of worker processes: one for each core by default."""
     return workers if workers is not None else os.cpu_count() or 1
-
-
-# A process without torch's noise, for a while: around one call that may be refused, or around a whole command.
 
 
 @contextlib.contextmanager
 def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
-    """While inside, no warning is heard, and no log up to this level.
+    """Suppresses warnings, and logs up to this level.
 
-    Torch logs every refusal and every submesh that might have been flattened: these are answers here.
+    Torch logs every error and every submesh that could have been flattened; the callers expect them.
     """
     before = logging.root.manager.disable
     with warnings.catch_warnings():
@@ -334,10 +329,10 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """What a command that judges does to its process: errors alone are logged, and torch computes on one thread.
+    """The process state of validating commands: only errors are logged, and torch computes on one thread.
 
-    One thread: the tensors are small, the workers many, and they are forked from here.  It is undone when the command
-    ends, since others may run in the process, tests for example.
+    One thread, because the tensors are small, the workers many, and they are forked from here. The state is restored at
+    the end, since other code, such as tests, may run in this process.
     """
     import torch  # not above: `--help` does without it
 

@@ -1,8 +1,8 @@
-"""Units of work in processes of their own: a native crash or a hang costs one unit, never the run.
+"""Tasks in separate processes: a native crash or a hang loses one task, never the run.
 
-Workers are forked, so that what the parent has imported (torch, OpInfo) is there at once; where
-there is no fork they are spawned.  Results come back in the order of the units, whatever the order
-in which workers finish, so that the same seed gives the same output.
+Workers are forked, so that the parent's imports (torch, OpInfo) are available at once; on systems without fork they are
+spawned. Results are in the order of the tasks, whatever the order in which workers finish, so that the output depends
+on the seed only.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from localtensor.processes import deaf, end_with_parent
 RETIRE = 200
 """Tasks after which a worker is replaced: torch's caches grow with every new op and shape."""
 MEMORY = 2 << 30
-"""Bytes that a worker may hold; what it has from its parent since the fork counts."""
+"""Bytes that a worker may hold, including what it shares with its parent since the fork."""
 LATE = "no answer within"
-"""How the reason begins where a worker was silent for too long."""
+"""The start of the reason for a worker that timed out."""
 Note = Callable[[int], None]
-"""Called by a unit to say how far it is; the last number is known even if the process dies."""
+"""Reports the progress of a task as a number; the last one is known even if the process dies."""
 Work = Callable[[Any, Note], Any]
 
 
@@ -49,7 +49,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The unit raised: an error of ours, with its traceback."""
+    """The task raised: an error of ours, with its traceback."""
 
     error: str
     trace: str
@@ -57,7 +57,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The process died, or did not answer in time; `noted` is the last number that it noted, or -1."""
+    """The process died, or timed out; `noted` is the last number that it reported, or -1."""
 
     why: str
     noted: int
@@ -67,7 +67,7 @@ Answer = Done | Failed | Lost
 
 
 class _Worker:
-    """A process that does one unit at a time, over a pipe; what it notes is in memory that it shares with us."""
+    """A process that runs one task at a time, over a pipe; its progress number is in shared memory."""
 
     def __init__(self, process: Any, pipe: Connection, noted: Any) -> None:
         self.process, self.pipe, self.noted = process, pipe, noted
@@ -90,7 +90,7 @@ class _Worker:
             return Lost(death(self.process.exitcode), self.noted.value)
 
     def past(self, limit: float) -> str:
-        """Why it is to be ended: nothing noted within the limit, or more memory than it may use; else empty."""
+        """The reason to end it: no progress within the limit, or too much memory; else empty."""
         now = time.monotonic()
         if self.noted.value != self.seen:
             self.since, self.seen = now, self.noted.value
@@ -99,7 +99,7 @@ class _Worker:
         return f"it used more than {MEMORY >> 20} MiB" if own_memory(self.process.pid) > MEMORY else ""
 
     def serves(self) -> bool:
-        """Whether it may have another unit: not if it was ended, is due to retire, or somebody killed it meanwhile."""
+        """Whether it can take another task: not if it is dead or due to retire."""
         return not self.pipe.closed and self.done < RETIRE and self.process.is_alive()
 
     def kill(self) -> None:
@@ -115,8 +115,8 @@ def death(code: int | None) -> str:
     return f"the process left with code {code}"
 
 
-def _serve(pipe: Connection, noted: Any, parent: int) -> None:
-    """A worker's life: one unit after another, until the parent closes the pipe."""
+def _worker_loop(pipe: Connection, noted: Any, parent: int) -> None:
+    """The loop of a worker: one task after another, until the parent closes the pipe."""
     end_with_parent(parent)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -141,7 +141,7 @@ def _serve(pipe: Connection, noted: Any, parent: int) -> None:
 
 
 def mute() -> None:
-    """malloc's and torch's last words go nowhere: the parent says in one sentence what happened."""
+    """Redirects the last output of malloc and torch to the null device: the parent reports a crash in one line."""
     if sys.stdout is not None:
         sys.stdout.flush()
     sink = os.open(os.devnull, os.O_WRONLY)
@@ -150,75 +150,76 @@ def mute() -> None:
 
 
 class WorkerPool:
-    """At most so many workers, hired when there is work for them, kept from one `run` to the next.
+    """At most so many workers, started when there is work for them, and kept from one `run` to the next.
 
     A CUDA context does not survive a fork, so with `cuda` the workers are spawned.
     """
 
     def __init__(self, workers: int, *, cuda: bool = False) -> None:
         self._forks = "fork" in mp.get_all_start_methods() and not cuda
-        self._most = workers
-        self._hands: list[_Worker] = []
+        self._limit = workers
+        self._workers: list[_Worker] = []
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._hands:
+        for worker in self._workers:
             worker.process.kill()  # all at once: a process of this size takes a while to go
-        for worker in self._hands:
+        for worker in self._workers:
             worker.kill()
-        self._hands.clear()
+        self._workers.clear()
 
     def run(
         self, work: Work, tasks: Sequence[Any], *, limit: float, tick: Callable[[int], None] | None = None
     ) -> Iterator[Answer]:
-        """The answer to every task, in order.  `limit` is seconds between two notes; `tick` hears of each one done.
+        """The answer to every task, in order.
 
-        `work` is a function that can be imported by name.  Whoever does not take all answers must
-        leave the crew too, which leaves no process behind.
+        `limit` is seconds between two progress reports; `tick` is called after each task. `work` is a function that can
+        be imported by name. A caller that does not take all answers must leave the pool's context, which ends all
+        processes.
         """
         waiting = iter(range(len(tasks)))
         answers: dict[int, Answer] = {}
         given = 0
-        self._hire(len(tasks))
-        for at in range(len(self._hands)):
-            self._next(at, waiting, work, tasks)
+        self._start_workers(len(tasks))
+        for at in range(len(self._workers)):
+            self._give_next(at, waiting, work, tasks)
         while given < len(tasks):
-            for at, answer in _finished(self._hands, limit):
-                answers[self._hands[at].unit] = answer
+            for at, answer in _finished(self._workers, limit):
+                answers[self._workers[at].unit] = answer
                 if isinstance(answer, Lost):
-                    self._hands[at].kill()
-                self._next(at, waiting, work, tasks)
+                    self._workers[at].kill()
+                self._give_next(at, waiting, work, tasks)
                 if tick:
                     tick(1)
             while given in answers:
                 yield answers.pop(given)
                 given += 1
 
-    def _next(self, at: int, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
-        """The worker of that number, or another in its place, has the next task, if there is one."""
-        worker = self._hands[at]
+    def _give_next(self, at: int, waiting: Iterator[int], work: Work, tasks: Sequence[Any]) -> None:
+        """Gives the next task, if there is one, to the worker at this index, or to a replacement for it."""
+        worker = self._workers[at]
         worker.unit = -1
         unit = next(waiting, -1)
         if unit < 0:
             return
         if not worker.serves():
             worker.kill()
-            worker = self._hands[at] = self._worker()
+            worker = self._workers[at] = self._start_worker()
         worker.give(unit, work, tasks[unit])
 
-    def _hire(self, tasks: int) -> None:
+    def _start_workers(self, tasks: int) -> None:
         if self._forks:
             gc.freeze()  # what is there by now is shared: a child's collector must not write to it
-        while len(self._hands) < min(self._most, tasks):
-            self._hands.append(self._worker())
+        while len(self._workers) < min(self._limit, tasks):
+            self._workers.append(self._start_worker())
 
-    def _worker(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         context: Any = mp.get_context("fork" if self._forks else "spawn")
         noted = context.RawValue("q", -1)
         pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, noted, os.getpid()), daemon=True)
+        process = context.Process(target=_worker_loop, args=(theirs, noted, os.getpid()), daemon=True)
         process.start()
         theirs.close()
         return _Worker(process, pipe, noted)
@@ -227,24 +228,24 @@ class WorkerPool:
 def run(
     work: Work, tasks: Sequence[Any], *, workers: int, limit: float, tick: Callable[[int], None] | None = None
 ) -> Iterator[Answer]:
-    """As `WorkerPool.run`, with a pool that is there for this call alone."""
-    with WorkerPool(workers) as crew:
-        yield from crew.run(work, tasks, limit=limit, tick=tick)
+    """As `WorkerPool.run`, with a pool for this call only."""
+    with WorkerPool(workers) as pool:
+        yield from pool.run(work, tasks, limit=limit, tick=tick)
 
 
-def _finished(crew: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
-    """What has come back by now, or within a quarter of a second; tasks past their limit are lost."""
-    busy: dict[Any, int] = {worker.pipe: at for at, worker in enumerate(crew) if worker.unit >= 0}
-    finished = [(busy[pipe], crew[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
+def _finished(workers: Sequence[_Worker], limit: float) -> list[tuple[int, Answer]]:
+    """The answers available within a quarter of a second; tasks past their limit are lost."""
+    busy: dict[Any, int] = {worker.pipe: at for at, worker in enumerate(workers) if worker.unit >= 0}
+    finished = [(busy[pipe], workers[busy[pipe]].take()) for pipe in wait(list(busy), timeout=0.25)]
     known = {at for at, _ in finished}
-    for at, worker in enumerate(crew):
+    for at, worker in enumerate(workers):
         if at not in known and worker.unit >= 0 and (why := worker.past(limit)):
             finished.append((at, Lost(why, worker.noted.value)))
     return finished
 
 
 def own_memory(pid: int | None) -> int:
-    """Bytes of memory that no file backs, as far as they are resident; 0 where the system does not tell."""
+    """Resident bytes that no file backs; 0 where the system does not report them."""
     try:
         with open(f"/proc/{pid}/statm") as file:
             resident, shared = map(int, file.read().split()[1:3])
@@ -254,10 +255,10 @@ def own_memory(pid: int | None) -> int:
 
 
 class Sealed(WorkerPool):
-    """A crew of one that any process may have, in any thread; `path` is what its worker is to find modules by.
+    """A pool of one worker that any process may use, in any thread; `path` is its module search path.
 
-    A process with threads, or one that may have no children of multiprocessing's, must not fork or spawn.  Here the
-    worker is a fresh Python, as it is wanted inside the workers of somebody's executor.
+    A process with threads, or a daemonic child of multiprocessing, must not fork or spawn. Here the worker is a new
+    Python interpreter, for use inside the workers of a user's executor.
     """
 
     def __init__(self, path: Sequence[str] = ()) -> None:
@@ -265,25 +266,25 @@ class Sealed(WorkerPool):
         self._forks = False
         self._path = tuple(path)
 
-    def _worker(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         pipe, theirs = mp.Pipe()
         with tempfile.TemporaryFile() as file, theirs, deaf():
             file.write(b"\xff" * ctypes.sizeof(ctypes.c_longlong))  # -1, and the place for it is there
             file.flush()
             shared = theirs.fileno(), file.fileno()
-            process = _Fresh(
-                [sys.executable, "-c", _FRESH, *map(str, shared), str(os.getpid())], pass_fds=shared,
+            process = _PopenProcess(
+                [sys.executable, "-c", _WORKER_SCRIPT, *map(str, shared), str(os.getpid())], pass_fds=shared,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([*self._path, *sys.path])},
             )  # fmt: skip
-            noted = _mapped(file.fileno())
+            noted = _shared_number(file.fileno())
         with contextlib.suppress(EOFError, OSError):  # it is gone: `take` says how
             pipe.recv_bytes()  # it has imported torch: from here on the clock of a task runs
         return _Worker(process, pipe, noted)
 
 
-class _Fresh(subprocess.Popen[bytes]):
-    """A child with the methods of multiprocessing's own."""
+class _PopenProcess(subprocess.Popen[bytes]):
+    """A subprocess with the interface of a multiprocessing process."""
 
     @property
     def exitcode(self) -> int | None:
@@ -297,31 +298,31 @@ class _Fresh(subprocess.Popen[bytes]):
             self.wait(timeout)
 
 
-_FRESH = "import sys; from strategies.base.worker_pool import fresh; fresh(*map(int, sys.argv[1:]))"
+_WORKER_SCRIPT = "import sys; from strategies.base.worker_pool import fresh; fresh(*map(int, sys.argv[1:]))"
 
 
 def fresh(pipe: int, noted: int, parent: int) -> None:
-    """What a fresh Python does."""
+    """The main function of the new interpreter."""
     os.set_inheritable(pipe, False)
     ours = Connection(pipe)
     ours.send_bytes(b"")
-    _serve(ours, _mapped(noted), parent)
+    _worker_loop(ours, _shared_number(noted), parent)
 
 
-def _mapped(file: int) -> ctypes.c_longlong:
-    """The number in that file, shared by all who have it."""
+def _shared_number(file: int) -> ctypes.c_longlong:
+    """The number in that file, shared by all processes that map it."""
     return ctypes.c_longlong.from_buffer(mmap.mmap(file, ctypes.sizeof(ctypes.c_longlong)))
 
 
 def serve(sent: bytes) -> bytes:
-    """What an executor's worker is given: tasks for one function.  Sends back all answers; a crash costs one task."""
+    """The task of an executor's worker: many tasks of one function. Returns their answers; a crash loses one task."""
     work, tasks, limit, path = pickling.loads(sent)
     with Sealed(path) as sealed:
         return pickling.dumps(list(sealed.run(work, tasks, limit=limit)))
 
 
 class Workers(Protocol):
-    """Who does the work: a `WorkerPool`, or somebody's executor."""
+    """The interface of a pool: a `WorkerPool`, or a user's executor."""
 
     def __enter__(self) -> Workers: ...
 

@@ -1,1 +1,1 @@
-"""DTensor's own redistributions on trial."""
+"""Tests of DTensor's own redistributions."""

@@ -1,6 +1,7 @@
-"""Whether what the ranks hold is what a spec says of a tensor: `split(x, spec)`, but for partial values.
+"""Comparison of a redistribution: its result with the definition, and DTensor's plans with ours.
 
-There are many ways to split a sum: the ranks of partial axes are folded first, and what they make together is compared.
+The ranks must hold `split(x, spec)`, except for partial values: a sum can be split in many ways, so the ranks of
+partial axes are reduced first, and the reduced values are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from strategies.planner.steps.prices import TOPOLOGY, Topology, step_of
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a pair: `right`, `wrong`, `refused` (by every rank alike), or `stops` (a rank raises alone, or waits)."""
+    """An outcome: `right`, `wrong`, `refused` (every rank raises), or `stops` (some rank raises alone, or hangs)."""
 
     kind: str
     text: str = ""
@@ -35,7 +36,7 @@ RIGHT = Outcome("right")
 
 
 def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
-    """Whether these are the pieces of a tensor that lies as the spec says; if not, what is wrong, and on which ranks."""
+    """Whether `held` are the pieces of `want` under this spec; if not, the first difference, and its ranks."""
     shapes = local_shapes(spec)
     bad = [rank for rank, (piece, shape) in enumerate(zip(held, shapes, strict=True)) if tuple(piece.shape) != shape]
     if bad:
@@ -47,16 +48,18 @@ def compared(held: Sequence[Tensor], want: Tensor, spec: Spec) -> Outcome:
         return Outcome("wrong", f"rank {bad[0]} holds {held[bad[0]].dtype}, not {want.dtype}", tuple(bad))
     whole = folded(held, spec)
     plain = replace(spec, placements=tuple(Replicate() if isinstance(p, Partial) else p for p in spec.placements))
-    room = torch.tensor(slack([*held, want]), dtype=torch.float64)
+    tolerance = torch.tensor(slack([*held, want]), dtype=torch.float64)
     wanted = split(want, plain)
-    bad = [rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, room).all()]
+    bad = [
+        rank for rank, (got, ask) in enumerate(zip(whole, wanted, strict=True)) if not close(got, ask, tolerance).all()
+    ]
     if not bad:
         return RIGHT
-    return Outcome("wrong", _first(whole[bad[0]], wanted[bad[0]], room, bad[0]), tuple(bad))
+    return Outcome("wrong", _first_difference(whole[bad[0]], wanted[bad[0]], tolerance, bad[0]), tuple(bad))
 
 
 def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
-    """For each rank, what the ranks that differ from it on partial axes alone hold together."""
+    """For each rank, the reduced value of the ranks that differ from it on partial axes only."""
     level = list(held)
     for axis, placement in enumerate(spec.placements):
         if isinstance(placement, Partial):
@@ -70,45 +73,44 @@ def folded(held: Sequence[Tensor], spec: Spec) -> list[Tensor]:
 
 
 def slack(pieces: Sequence[Tensor]) -> float:
-    """How far sums of such pieces may be off: rounding of their largest element; 0 for what is exact."""
+    """The tolerance for sums of such pieces: rounding of their largest element; 0 for exact dtypes."""
     if not (pieces[0].dtype.is_floating_point or pieces[0].dtype.is_complex):
         return 0.0
     largest = max((float(piece.abs().max()) for piece in pieces if piece.numel()), default=0.0)
     return 256 * torch.finfo(pieces[0].dtype).eps * max(largest, 1.0)
 
 
-def _first(got: Tensor, want: Tensor, room: Tensor, rank: int) -> str:
-    wrong = ~close(got, want, room)
+def _first_difference(got: Tensor, want: Tensor, tolerance: Tensor, rank: int) -> str:
+    wrong = ~close(got, want, tolerance)
     place = tuple(wrong.nonzero()[0].tolist())
     rows = sorted({int(where[0]) for where in wrong.nonzero()}) if got.ndim else []
     which = f"; wrong in its rows {', '.join(map(str, rows))}" if rows else ""
     return f"rank {rank} holds {got[place].item():.6g} at {list(place)}, not {want[place].item():.6g}{which}"
 
 
-# What DTensor itself would do beside our plan: by both of its planners, unless one would take seconds.
-
 MOST_LAYOUTS, MOST_RANKS = 1_500, 65_536
-"""Its graph-based planner takes 0.7 s for 1,240 layouts (four axes, a tensor of three dims) and 2.8 s for 3,552."""
+"""Beyond these, DTensor's graph-based planner is skipped: it takes 0.7 s for 1,240 layouts (four axes, a tensor of
+three dims) and 2.8 s for 3,552."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """One of DTensor's planners, and its plan, its refusal, or why it was not asked."""
+    """One of DTensor's planners with its plan, its error, or the reason why it was skipped."""
 
     mode: str
     plan: Plan | None
     refused: str = ""
     skipped: str = ""
     wrong: str = ""
-    """What is wrong with the plan: a step that is not legal, or another end."""
+    """The fault of the plan: a step that is not legal, or a wrong end."""
     gathered: Plan | None = None
-    """What it does on cpu, where it has no all-to-all: it gathers, and cuts.  None if the plan has none, either."""
+    """The plan on cpu, where DTensor has no all-to-all: it gathers, and slices. None if the plan has no all-to-all."""
 
 
 def theirs(
     src: Spec, dst: Spec, price: Price, *, topology: Topology = TOPOLOGY, flattened: Sequence[Sequence[str]] = ()
 ) -> tuple[Theirs, ...]:
-    """Both, greedy first.
+    """The plans of both of DTensor's planners, greedy first.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.steps.prices import Time
@@ -133,7 +135,7 @@ def theirs(
 
 
 def gathered(plan: Plan, price: Price, topology: Topology = TOPOLOGY) -> Plan | None:
-    """The plan with an all-gather and a cut in the place of each all-to-all; None if it has none.
+    """The plan with an all-gather and a slice in place of each all-to-all; None if it has none.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.steps.prices import Time
@@ -156,7 +158,7 @@ def gathered(plan: Plan, price: Price, topology: Topology = TOPOLOGY) -> Plan | 
 
 
 def too_much(src: Spec, dst: Spec, mode: str) -> str:
-    """Why DTensor is not asked; empty if it is."""
+    """The reason why DTensor's planner is skipped; empty if it is not."""
     if src.mesh.ranks > MOST_RANKS:
         return f"not asked: a mesh of {src.mesh.ranks:,} ranks is too much for it"
     ordered = any(spec.shard_order or any(isinstance(p, StridedShard) for p in spec.placements) for spec in (src, dst))
@@ -167,7 +169,7 @@ def too_much(src: Spec, dst: Spec, mode: str) -> str:
 
 
 def layouts(axes: int, dims: int) -> int:
-    """How many there are of R, one Partial and shards of so many dims, in any order where axes share a dim.
+    """The number of layouts of R, one Partial and shards of so many dims, in any order where axes share a dim.
 
     >>> layouts(1, 2), layouts(2, 1), layouts(5, 2)
     (4, 10, 3552)

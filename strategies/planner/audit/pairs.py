@@ -1,7 +1,11 @@
-"""Pairs of specs on a given mesh, drawn at random, for DTensor's own redistribution: only such as it can be held to.
+"""Random pairs of specs for DTensor's own redistribution, and DTensor's plans in terms of our steps and prices.
 
-A strided shard means what `distribute_tensor` deals, be the pieces even or not.  Several on one dim are drawn only where
-they encode an order, and kinds of Partial are mixed only where they commute: torch refuses the others on purpose.
+Only pairs that torch defines are drawn. A strided shard means what `distribute_tensor` deals, whether or not the pieces
+are even. Several strided shards on one dim are drawn only where they encode an order, and kinds of Partial are mixed
+only where they commute: torch rejects the others by design.
+
+A transform of DTensor may take two collectives: a strided shard goes to another shard by way of Replicate, and so does
+a partial value to a strided shard; on a device without all-to-all (gloo), a shard is gathered and sliced.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from localtensor.layout import (
 from strategies.base.signals import quiet
 from strategies.planner.steps.alpha_beta import REPLICATE, commute
 from strategies.planner.steps.legal_steps import changed, changes, letter, refusal_of
-from strategies.planner.steps.plan import Plan, Price, Step, placed
+from strategies.planner.steps.plan import Plan, Price, Step, axes_text, placed
 from strategies.planner.steps.prices import TOPOLOGY, Time, Topology, step_of
 from strategies.torch_api.redistribute_plans import Refusal, Transform, transforms
 from strategies.torch_api.specs import NoSuchSpec, decoded
@@ -38,13 +42,13 @@ from strategies.torch_api.specs import NoSuchSpec, decoded
 SHAPES: tuple[tuple[int, ...], ...] = (
     (8, 8), (8, 8), (12, 12), (7, 6), (5, 3), (9,), (3,), (1, 4), (2, 5), (4, 2, 6), (6, 0), (16,), (13, 2),
 )  # fmt: skip
-"""Even on most meshes, uneven, shorter than the mesh, of one row, of none."""
+"""Even on most meshes, uneven, smaller than the mesh, of one row, empty."""
 DTYPES = (torch.float64, torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """From where to where, and the sets of axes of which there is a flattened submesh."""
+    """Source and destination, and the sets of axes for which there is a flattened submesh."""
 
     src: Spec
     dst: Spec
@@ -60,7 +64,7 @@ class Pair:
 
 
 def draw_pairs(sizes: Sequence[int], *, seed: int, budget: int) -> Iterator[Pair]:
-    """At most `budget` pairs on a mesh of these sizes, no two alike; the same for a seed in any process.
+    """At most `budget` distinct pairs on a mesh of these sizes; the same for a seed in any process.
 
     >>> [str(pair) for pair in draw_pairs((2,), seed=0, budget=1)] == [str(p) for p in draw_pairs((2,), seed=0, budget=1)]
     True
@@ -70,16 +74,16 @@ def draw_pairs(sizes: Sequence[int], *, seed: int, budget: int) -> Iterator[Pair
     for _ in range(20 * budget):  # on a mesh of one axis there are not so many
         if len(found) == budget:
             return
-        pair = _pair(rng, mesh)
+        pair = _random_pair(rng, mesh)
         if pair is not None and repr(pair) not in found:
             found.add(repr(pair))
             yield pair
 
 
-def _pair(rng: random.Random, mesh: Mesh) -> Pair | None:
+def _random_pair(rng: random.Random, mesh: Mesh) -> Pair | None:
     shape, dtype = rng.choice(SHAPES), rng.choice(DTYPES)
-    src = _spec(rng, mesh, shape, dtype, None)
-    dst = _spec(rng, mesh, shape, dtype, src)
+    src = _random_spec(rng, mesh, shape, dtype, None)
+    dst = _random_spec(rng, mesh, shape, dtype, src)
     flattened: tuple[tuple[str, ...], ...] = ()
     if len(mesh.sizes) > 1 and rng.random() < 0.3:
         sets = [names for n in range(2, len(mesh.sizes) + 1) for names in itertools.combinations(mesh.names, n)]
@@ -88,10 +92,10 @@ def _pair(rng: random.Random, mesh: Mesh) -> Pair | None:
 
 
 def told(spec: Spec) -> bool:
-    """Whether torch says what it means: kinds of Partial that may be mixed, and cuts of a dim of which it knows an order.
+    """Whether torch defines the spec: Partials that may be mixed, and sharded dims with an order that torch can read.
 
-    Where strided shards encode an order and the pieces are uneven, torch has two readings of them.  That is no excuse:
-    what `distribute_tensor` deals is what a redistribution is given, and has to end at.
+    Where strided shards encode an order and the pieces are uneven, torch has two readings. Such specs count as defined:
+    the pieces that `distribute_tensor` deals are the input of the redistribution, and its expected result.
     """
     sizes = spec.mesh.sizes
     plain = tuple(Shard(cut[0]) if (cut := cuts(p)) is not None else p for p in spec.placements)
@@ -101,8 +105,8 @@ def told(spec: Spec) -> bool:
     return all(max(each) <= 1 or sum(map(bool, each)) == 1 or order_of(each, sizes) is not None for each in factors)
 
 
-def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
-    kinds = _kinds(rng, dtype)
+def _random_spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, src: Spec | None) -> Spec:
+    kinds = _partial_kinds(rng, dtype)
     form = rng.choice(("any", "any", "nested", "nested", "strided"))
     beside = [REPLICATE, REPLICATE, *map(Shard, range(len(shape))), *[Partial(kind) for kind in kinds]]
     placements: list[Placement] = [rng.choice(beside) for _ in mesh.sizes]
@@ -111,7 +115,7 @@ def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.d
     order: tuple[tuple[int, tuple[int, ...]], ...] = ()
     if form == "strided":
         placements = [p if p != Shard(dim) else REPLICATE for p in placements]
-        for axis, placement in _cut(rng, dim, axes, mesh).items():
+        for axis, placement in _strided_shards(rng, dim, axes, mesh).items():
             placements[axis] = placement
     elif form == "nested":
         for axis in axes:
@@ -127,31 +131,26 @@ def _spec(rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.d
     return Spec(mesh, spec.placements, shape, dtype, order)
 
 
-def _cut(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
-    """Strided shards that encode an order; or one alone, as views make it."""
+def _strided_shards(rng: random.Random, dim: int, axes: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+    """Strided shards that encode an order; or a single one, as views create it."""
     if rng.random() < 0.3:
         return {axes[0]: StridedShard(dim, split_factor=rng.choice((2, 3)))}
     return in_order(dim, axes, mesh.sizes)
 
 
-def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
+def _partial_kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
     offered = [kind for kind in KINDS if agreed(kind, dtype)]
     mixed = commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.2
     return ("sum", "avg") if mixed else (rng.choice(offered),)
 
 
-# DTensor's own plans as plans of ours: the same steps, the same prices, and what is wrong with them, if anything.
-#
-# A transform of DTensor may be two collectives in truth: a strided shard goes to another shard by way of a replica, a
-# partial to a strided shard likewise; and where a device has no all-to-all (gloo), a shard is gathered and cut.
-
 MODES = ("greedy", "graph")
-"""DTensor's planners: what it does by itself, and under `use_min_cost_redistribution_plan`."""
+"""DTensor's planners: the default, and the one under `use_min_cost_redistribution_plan`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """DTensor has no plan: the first line of what it raises."""
+    """DTensor has no plan: the first line of its error."""
 
     text: str
 
@@ -169,17 +168,15 @@ def for_dtensor(
     flattened: Sequence[Sequence[str]] = (),
     all_to_all: bool = True,
 ) -> Plan | Refused:
-    """What DTensor of this torch does for a redistribution, priced as our own plans are; `fault_of` judges it.
+    """The plan of DTensor of this torch for a redistribution, priced as our own plans are; `fault_of` checks it.
 
-    `mode` is one of `MODES`; a ValueError for another.  DTensor takes its graph-based planner in either mode where
-    there are strided shards or shard orders.  `all_to_all` is False for a device that has none, such as cpu.  A step along
-    axes of one rank is nothing but a new name, which DTensor skips: it takes no time, and is not in the price.
+    `mode` is one of `MODES`; a ValueError for another. DTensor uses its graph-based planner in either mode where there
+    are strided shards or shard orders. `all_to_all` is False for a device that has none, such as cpu. DTensor skips
+    steps along axes of one rank: they take no time, and do not count in the price.
 
-    Raises `TorchChanged` where the planner of this torch is not asked as those that were read.
+    Raises `TorchChanged` where the planner of this torch has another interface than the versions that were read.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> src, dst = (Spec(Mesh.of(dp=4), (parse(p),), (1024, 1024), torch.float32) for p in ("S(0)", "S(1)"))
     >>> print(for_dtensor(src, dst))
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
@@ -196,29 +193,28 @@ def for_dtensor(
     steps: list[Step] = []
     spec = as_read(src)
     for transform in found:
-        for kind, now in _stages(transform, src, all_to_all):
+        for kind, now in _collectives(transform, src, all_to_all):
             after = changed(spec, transform.axes, now)
             step = step_of(kind, transform.axes, spec, after, topology)
-            steps.append(step if _moves(step) else replace(step, seconds=0.0))
+            steps.append(step if _has_ranks(step) else replace(step, seconds=0.0))
             spec = after
     return Plan(src, dst, tuple(steps), paid(steps, price), price.name, f"DTensor's own, {mode}", 0)
 
 
 def paid(steps: Sequence[Step], price: Price) -> int:
-    """What DTensor pays for its steps by a price, of which it skips those along axes of one rank."""
-    return sum(price(step.move) for step in steps if _moves(step))
+    """The price of DTensor's steps, without those along axes of one rank, which it skips."""
+    return sum(price(step.move) for step in steps if _has_ranks(step))
 
 
-def _moves(step: Step) -> bool:
+def _has_ranks(step: Step) -> bool:
+    """Whether a step is along an axis of more than one rank."""
     return any(step.was.mesh.sizes[axis] > 1 for axis in step.axes)
 
 
 def fault_of(plan: Plan) -> str:
-    """The first step that is not legal, or where the plan ends if that is not where it should; empty if it is right.
+    """The first step that is not legal, or the end of the plan if it is a wrong one; empty if the plan is right.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> wrong = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32)
     >>> step = step_of("all_gather", (0,), wrong, changed(wrong, (0,), REPLICATE))
     >>> fault_of(Plan(wrong, step.now, (step,), 0, "", "", 0))
@@ -228,7 +224,7 @@ def fault_of(plan: Plan) -> str:
         now = step.now.placements[step.axes[0]]
         if all(change.now != step.now for change in changes(step.was, (now,), (step.axes,))):
             reason = refusal_of(step.was, step.axes[0], now) if len(step.axes) == 1 else ""
-            where = ",".join(plan.src.mesh.names[axis] for axis in step.axes)
+            where = axes_text(plan.src, step.axes)
             moved = f"{placed(step.was, step.axes[0])} -> {placed(step.now, step.axes[0])}"
             return f"step {number}, {moved} on {where}: {reason or 'this cannot be done along these axes at once'}"
     end = plan.steps[-1].now if plan.steps else as_read(plan.src)
@@ -238,9 +234,7 @@ def fault_of(plan: Plan) -> str:
 def as_read(spec: Spec) -> Spec:
     """The spec as DTensor's planners read it: a shard order in place of strided shards, if all of these encode one.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> as_read(Spec(Mesh.of(2, 2), (parse("SS(0,2)"), parse("S(0)")), (8,), torch.float32))
     f32[8] @ a:S(0)[1], b:S(0)[0]
     """
@@ -252,24 +246,24 @@ def as_read(spec: Spec) -> Spec:
         return spec
 
 
-_KINDS = {
+_SINGLE_COLLECTIVE = {
     "RS": "local", "RSS": "local", "RP": "local", "SR": "all_gather", "SSR": "all_gather", "SP": "local",
     "PR": "all_reduce", "PS": "reduce_scatter",
 }  # fmt: skip
-"""What DTensor does in one collective; the rest goes by way of a replica."""
+"""Transforms that DTensor carries out in one collective; the others go by way of Replicate."""
 
 
-def _stages(transform: Transform, src: Spec, all_to_all: bool) -> Iterator[tuple[str, Placement]]:
+def _collectives(transform: Transform, src: Spec, all_to_all: bool) -> Iterator[tuple[str, Placement]]:
     """The collectives of one transform, each with the placement after it."""
     was, now = transform.was, transform.now
     if all(src.mesh.sizes[axis] == 1 for axis in transform.axes):
         yield "local", now
         return
-    kind = _KINDS.get(letter(was) + letter(now))
+    kind = _SINGLE_COLLECTIVE.get(letter(was) + letter(now))
     if kind is None and all_to_all and type(was) is Shard and type(now) is Shard:
         kind = "all_to_all"
     if kind is not None:
         yield kind, now
         return
-    yield _KINDS[letter(was) + "R"], REPLICATE
+    yield _SINGLE_COLLECTIVE[letter(was) + "R"], REPLICATE
     yield "local", now

@@ -1,7 +1,7 @@
-"""DTensor's own redistribution of one pair, as each rank runs it: on simulated ranks, and on real ones.
+"""DTensor's own redistribution of one pair, as run by each rank, simulated or real.
 
-What a user may ask for goes through `DTensor.redistribute`.  A shard order, or a Partial that was not there, he may not
-ask for: then it is `redistribute_local_tensor`, which DTensor calls for its own use.
+Redistributions that the public API offers go through `DTensor.redistribute`. A shard order, or a Partial that was not
+there before, is not available to users: then `redistribute_local_tensor` is called, which DTensor calls internally.
 
 | torch part (under torch.distributed)                             | read on     | run on |
 |------------------------------------------------------------------|-------------|--------|
@@ -33,7 +33,7 @@ from strategies.torch_api.redistribute_plans import spec_seen
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """One rank's share: its piece of the source, and the whole tensor, for a referee."""
+    """The task of one rank: its piece of the source, and the whole tensor, for comparison with `distribute_tensor`."""
 
     src: Spec
     dst: Spec
@@ -45,17 +45,20 @@ class RankTask:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What one rank has of it: an error in one line, or its piece; and what `distribute_tensor` gives it of the whole."""
+    """The result of one rank: an error in one line, or its piece.
+
+    `dealt` is the piece that `distribute_tensor` deals to the rank by the destination spec, `given` the one by the
+    source.
+    """
 
     error: str
     piece: Any = None
     dealt: Tensor | None = None
     given: Tensor | None = None
-    """The same by the source: what it would have been given by a user."""
 
 
 def users(src: Spec, dst: Spec) -> bool:
-    """Whether a user can ask for it: no shard order, and no Partial that is not there."""
+    """Whether the public API offers it: no shard order, and no new Partial."""
     made = any(isinstance(now, Partial) and now != was for was, now in zip(src.placements, dst.placements, strict=True))
     return not (src.shard_order or dst.shard_order or made)
 
@@ -65,13 +68,13 @@ _mesh = functools.cache(mesh_on)
 
 @contextlib.contextmanager
 def planner(mode: str) -> Iterator[None]:
-    """DTensor's greedy planner, or its graph-based one: for all ranks of this process, so it is no rank's to enter."""
+    """Selects DTensor's greedy or graph-based planner for the whole process; so ranks must not enter it themselves."""
     with _redistribute.use_min_cost_redistribution_plan(enabled=mode == "graph"):
         yield
 
 
 def redistributed(part: RankTask, mesh: DeviceMesh) -> Any:
-    """The piece afterwards, by DTensor itself; raises whatever it raises."""
+    """The piece after DTensor's redistribution; raises whatever DTensor raises."""
     have = spec_seen(part.src, mesh)
     if users(part.src, part.dst):
         meta = have.tensor_meta
@@ -84,7 +87,7 @@ def redistributed(part: RankTask, mesh: DeviceMesh) -> Any:
 
 
 def play(sent: bytes) -> bytes:
-    """A rank of a real run does its part, and sends back what it was `RankResult`."""
+    """Runs the part of one rank of a real run: takes a pickled `RankTask`, returns a pickled `RankResult`."""
     part: RankTask = pickling.loads(sent)
     with quiet(), averages(dist.get_backend()):
         mesh = _mesh(part.src.mesh, part.flattened)
@@ -92,13 +95,15 @@ def play(sent: bytes) -> bytes:
         with planner(part.mode):
             told = heard(part, mesh)
         flags = torch.tensor([float(bool(told.error))])
-        dist.all_reduce(flags)  # nobody goes on before all are through, or have raised
+        dist.all_reduce(flags)  # a barrier: all ranks are done, or have raised
         if not flags.item() and part.whole is not None:
-            told = replace(told, dealt=_dealt(part.whole, part.dst, mesh), given=_dealt(part.whole, part.src, mesh))
+            told = replace(
+                told, dealt=_dealt_or_none(part.whole, part.dst, mesh), given=_dealt_or_none(part.whole, part.src, mesh)
+            )
         return pickling.dumps(told)
 
 
-def _dealt(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
+def _dealt_or_none(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
     try:
         return dealt(whole, spec, mesh)
     except (RuntimeError, ValueError, AssertionError, NotImplementedError):
@@ -106,7 +111,7 @@ def _dealt(whole: Tensor, spec: Spec, mesh: DeviceMesh) -> Tensor | None:
 
 
 def dealt(whole: Tensor, dst: Spec, mesh: DeviceMesh) -> Tensor | None:
-    """The piece of this rank, as torch deals it from the whole tensor, by local cuts alone; None for a partial one."""
+    """The rank's piece of the whole tensor as torch deals it, by local slices only; None for a partial spec."""
     if any(isinstance(p, Partial) for p in dst.placements):
         return None
     if not dst.shard_order:
@@ -117,8 +122,8 @@ def dealt(whole: Tensor, dst: Spec, mesh: DeviceMesh) -> Tensor | None:
 
 
 def heard(part: RankTask, mesh: DeviceMesh) -> RankResult:
-    """What one rank has of it."""
+    """The result of one rank."""
     try:
         return RankResult("", redistributed(part, mesh).detach().clone())
-    except Exception as error:  # why: whatever DTensor raises is the answer that this rank was asked for
+    except Exception as error:  # why: DTensor may raise anything, and the error is the result of this rank
         return RankResult(in_a_line(error))

@@ -1,4 +1,7 @@
-"""What `localtensor validate --plans` prints, and what it writes for programs."""
+"""The report of `localtensor validate --plans`, for people and for programs.
+
+Findings are grouped by cause: every failing pair is shrunk, and pairs that shrink to the same one are one finding.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from localtensor.layout import Spec, short
 from strategies.planner.audit.compare import Outcome
@@ -15,39 +17,37 @@ from strategies.planner.audit.pairs import MODES, Pair
 from strategies.planner.audit.rank_run import users
 from strategies.planner.audit.shrink import smallest, weight
 from strategies.planner.audit.verdict import KINDS, Job, RealRuns, Verdict, play_all
-from strategies.planner.steps.plan import bytes_text
-
-# One finding for each cause: every bad pair is made as small as it goes, and what comes to the same is one finding.
+from strategies.planner.steps.plan import bytes_text, placements_text
 
 Told = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One thing that is wrong, by the smallest pair that shows it."""
+    """One cause of failures, with the smallest pair that shows it."""
 
     symptom: str
     pair: Pair
     modes: tuple[str, ...]
-    """DTensor's planners, of those that were tried, under which this pair shows it."""
+    """DTensor's planners, of those tested, under which this pair fails."""
     outcome: Outcome
     met: int
-    """How many pairs came down to this one."""
+    """How many pairs shrank to this one."""
     example: Pair
     """The first of them."""
     confirmed: bool = False
     """Whether real processes showed the same."""
     note: str = ""
-    """What they showed instead."""
+    """The different outcome on real processes, if so."""
 
     @property
     def asked(self) -> bool:
-        """Whether a user can ask for it: no shard order, no new Partial."""
+        """Whether the public API offers it: no shard order, no new Partial."""
         return users(self.pair.src, self.pair.dst)
 
     @property
     def pattern(self) -> str:
-        """`S(0),S(0) -> R,R, a+b flattened`: the placements alone."""
+        """`S(0),S(0) -> R,R, a+b flattened`: only the placements."""
         return self.written(self.pair)
 
     @staticmethod
@@ -55,11 +55,11 @@ class Cause:
         also = "".join(f", {'+'.join(names)} flattened" for names in pair.flattened)
         dtype = str(pair.src).split("[")[0]
         of = "" if dtype == "f64" else f" of {dtype}"
-        return f"{_placed(pair.src)} -> {_placed(pair.dst)}{of}{also}"
+        return f"{placements_text(pair.src)} -> {placements_text(pair.dst)}{of}{also}"
 
 
 def symptom(outcome: Outcome) -> str:
-    """What stays the same while a pair is made smaller: not the numbers, nor which rank it is.
+    """The part of an outcome that is invariant while a pair shrinks: neither the numbers nor the rank.
 
     >>> symptom(Outcome("wrong", "rank 1 holds shape (4, 6), not (4, 3)")), symptom(Outcome("refused", "ValueError: no 3"))
     ('wrong values', 'refused: ValueError: no #')
@@ -73,7 +73,7 @@ def symptom(outcome: Outcome) -> str:
 
 
 def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause]:
-    """The findings among these, the most often met first; `told` is called for every pair that is done."""
+    """The findings among these verdicts, the most frequent first; `told` is called after every verdict."""
     found: dict[str, Cause] = {}
     known: dict[tuple[str, str, str], Pair] = {}
     shown: dict[tuple[str, str], Cause] = {}
@@ -82,12 +82,12 @@ def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause
         mark = symptom(verdict.outcome)
         key = (verdict.mode, mark, "" if verdict.outcome.kind == "refused" else str(verdict.pair))
         if key not in known:
-            known[key] = _least(verdict, mark)
+            known[key] = _shrunk(verdict, mark)
         pair = known[key]
         if (mark, str(pair)) not in shown:
-            shown[mark, str(pair)] = _met(pair, mark, verdict, tried)
+            shown[mark, str(pair)] = _cause_of(pair, mark, verdict, tried)
         one, same = shown[mark, str(pair)], found.get(Cause.written(pair))
-        if same is None or _rank(one) < _rank(same):
+        if same is None or _severity(one) < _severity(same):
             found[one.pattern] = replace(one, met=1 + (same.met if same else 0))
         else:
             found[one.pattern] = replace(same, met=same.met + 1)
@@ -95,13 +95,13 @@ def causes(verdicts: Sequence[Verdict], told: Told = lambda: None) -> list[Cause
     return sorted(found.values(), key=lambda one: (_ORDER.index(one.outcome.kind), -one.met, repr(one.pair)))
 
 
-def _rank(one: Cause) -> tuple[object, ...]:
-    """Of two that show the same placements: the worse, then the simpler."""
+def _severity(one: Cause) -> tuple[object, ...]:
+    """The sort key of two findings with the same placements: the worse outcome, then the simpler pair."""
     return _ORDER.index(one.outcome.kind), weight(one.pair)
 
 
-def _met(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause:
-    """The finding, under whichever of the planners show it."""
+def _cause_of(pair: Pair, mark: str, verdict: Verdict, tried: Sequence[str]) -> Cause:
+    """The finding, with the planners that show it."""
     outcomes = {mode: play_all([Job.of(pair)], mode)[0] for mode in tried}
     modes = tuple(mode for mode in tried if symptom(outcomes[mode]) == mark)
     return Cause(mark, pair, modes, outcomes[modes[0]], 0, verdict.pair)
@@ -111,7 +111,7 @@ _ORDER = ("wrong", "stops", "refused", "right")
 
 
 def confirmed(found: Sequence[Cause], bench: RealRuns, told: Told = lambda: None) -> list[Cause]:
-    """The same, each played on real processes."""
+    """The findings, each replayed on real processes."""
     made = []
     for one in found:
         real = bench.confirm([Job.of(one.pair)], one.modes[0])[0]
@@ -121,45 +121,37 @@ def confirmed(found: Sequence[Cause], bench: RealRuns, told: Told = lambda: None
     return made
 
 
-def _least(verdict: Verdict, mark: str) -> Pair:
+def _shrunk(verdict: Verdict, mark: str) -> Pair:
     def shows(pair: Pair) -> bool:
         return symptom(play_all([Job.of(pair)], verdict.mode)[0]) == mark
 
     return smallest(verdict.pair, verdict.mode, shows).smallest
 
 
-def _placed(spec: object) -> str:
-    """`S(0)[1],S(0)[0]` of `f64[8] @ a:S(0)[1], b:S(0)[0]`."""
-    return ",".join(part.partition(":")[2] for part in str(spec).partition(" @ ")[2].split(", "))
-
-
-# What `localtensor validate --plans` found, as values: how many pairs came to what, the findings, and the waste.
-
-
 @dataclass(frozen=True, slots=True)
 class Wasted:
-    """What one planner's plans cost beyond the cheapest, over all pairs where it arrives."""
+    """The excess cost of one planner's plans over the cheapest plans, over all pairs for which both are right."""
 
     pairs: int
     dearer: int
-    """How many cost more by our clock."""
+    """The number of plans that cost more on our default topology."""
     dearer_torch: int
-    """How many cost more by torch's own count."""
+    """The number of plans that cost more by torch's own count."""
     sent: tuple[int, int]
     """Bytes over all pairs: theirs, ours."""
     collectives: tuple[int, int]
     for_nothing: int
-    """How many cost something where every rank holds what it should from the start: not among the ratios."""
+    """The number of plans that cost something where every rank already holds its piece: excluded from the ratios."""
     most: float
     worst: Pair | None
-    """The pair whose plan is so many times as dear by our clock."""
+    """The pair with the highest ratio on our default topology."""
     most_torch: float
     worst_torch: Pair | None
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of the pairs of one mesh under one planner."""
+    """The outcomes of the pairs of one mesh under one planner."""
 
     mesh: tuple[int, ...]
     mode: str
@@ -172,7 +164,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The whole of a run."""
+    """The results of a run."""
 
     torch: str
     seed: int
@@ -180,7 +172,7 @@ class AuditResult:
     causes: tuple[Cause, ...]
     wasted: tuple[tuple[str, Wasted], ...]
     whole: bool = True
-    """False where it was stopped."""
+    """False if it was interrupted."""
 
     @property
     def pairs(self) -> int:
@@ -192,7 +184,7 @@ class AuditResult:
 
 
 def rows(verdicts: Sequence[Verdict]) -> tuple[Row, ...]:
-    """One row for each mesh and planner, in the order in which they come."""
+    """One row for each mesh and planner, in order of first appearance."""
     found: dict[tuple[tuple[int, ...], str], dict[str, int]] = {}
     for verdict in verdicts:
         counts = found.setdefault((verdict.pair.mesh.sizes, verdict.mode), dict.fromkeys(KINDS, 0))
@@ -201,19 +193,19 @@ def rows(verdicts: Sequence[Verdict]) -> tuple[Row, ...]:
 
 
 def wasted(verdicts: Sequence[Verdict]) -> tuple[tuple[str, Wasted], ...]:
-    """For each planner that arrived somewhere."""
+    """The excess cost for each planner that has right plans."""
     found: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.waste is not None:
             found.setdefault(verdict.mode, []).append(verdict)
-    return tuple((mode, _sum(mine)) for mode, mine in found.items())
+    return tuple((mode, _waste_of(mine)) for mode, mine in found.items())
 
 
-def _sum(verdicts: Sequence[Verdict]) -> Wasted:
+def _waste_of(verdicts: Sequence[Verdict]) -> Wasted:
     known = [(verdict.pair, verdict.waste) for verdict in verdicts if verdict.waste is not None]
-    worst, clock = max(known, key=lambda one: _finite(one[1].time))
-    counted, torch = max(known, key=lambda one: _finite(one[1].torch))
-    most, most_torch = _finite(clock.time), _finite(torch.torch)
+    worst, clock = max(known, key=lambda one: _finite_ratio(one[1].time))
+    counted, torch = max(known, key=lambda one: _finite_ratio(one[1].torch))
+    most, most_torch = _finite_ratio(clock.time), _finite_ratio(torch.torch)
     return Wasted(
         len(known), sum(w.time > 1 for _, w in known), sum(w.torch > 1 for _, w in known),
         (sum(w.sent[0] for _, w in known), sum(w.sent[1] for _, w in known)),
@@ -223,7 +215,7 @@ def _sum(verdicts: Sequence[Verdict]) -> Wasted:
     )  # fmt: skip
 
 
-def _finite(ratio: float) -> float:
+def _finite_ratio(ratio: float) -> float:
     return ratio if ratio < math.inf else 1.0
 
 
@@ -236,7 +228,7 @@ _COLUMNS = {
     "alike": "no way",
     "undecided": "undecided",
 }
-_MEANT = {
+_TITLES = {
     "wrong": "Wrong values", "stops": "Ranks that raise alone, or wait for ever",
     "refused": "Refused, though there is a plan, which was carried out and is right",
 }  # fmt: skip
@@ -256,25 +248,25 @@ def _lines(tried: AuditResult) -> Iterator[str]:
         counts = dict(row.counts)
         mesh = ",".join(map(str, row.mesh))
         yield f"{mesh:<12}{row.mode:<9}" + "".join(f"{counts.get(kind, 0):>10,}" for kind in _COLUMNS)
-    for kind, title in _MEANT.items():
+    for kind, title in _TITLES.items():
         mine = [one for one in tried.confirmed if one.outcome.kind == kind]
         if mine:
             yield f"\n{title}, on real processes, too:"
             for one in mine:
-                yield from _cause(one)
+                yield from _cause_lines(one)
     open_ones = [one for one in tried.causes if not one.confirmed]
     if open_ones:
         yield "\nOn simulated ranks only:"
         for one in open_ones:
-            yield from _cause(one)
+            yield from _cause_lines(one)
     yield ""
     for mode, waste in tried.wasted:
-        yield from _waste(mode, waste)
+        yield from _waste_lines(mode, waste)
     if not tried.whole:
         yield "Stopped before all was tried."
 
 
-def _cause(one: Cause) -> Iterator[str]:
+def _cause_lines(one: Cause) -> Iterator[str]:
     times = "once" if one.met == 1 else f"{one.met:,} times"
     own = "" if one.asked else "; a user cannot ask for it"
     yield f"  {one.pattern}  ({' and '.join(one.modes)}; met {times}{own})"
@@ -283,7 +275,7 @@ def _cause(one: Cause) -> Iterator[str]:
         yield f"    real processes: {one.note}"
 
 
-def _waste(mode: str, waste: Wasted) -> Iterator[str]:
+def _waste_lines(mode: str, waste: Wasted) -> Iterator[str]:
     yield (
         f"Waste, {mode}: {waste.dearer:,} of {waste.pairs:,} plans that arrive cost more than the cheapest by our clock, "
         f"{waste.dearer_torch:,} by torch's own count; {bytes_text(waste.sent[0])} sent where "
@@ -313,22 +305,22 @@ def as_json(tried: AuditResult, code: int) -> str:
     )  # fmt: skip
 
 
-def finding(one: Cause) -> dict[str, Any]:
-    """One finding, with a pair that can be written again: placements in their short print, orders by dim."""
+def finding(one: Cause) -> dict[str, object]:
+    """One finding as JSON, with a pair that can be parsed again: placements in their short form, orders by dim."""
     pair = one.pair
     return {
         "kind": one.outcome.kind, "symptom": one.symptom, "pattern": one.pattern, "planners": one.modes, "met": one.met,
         "mesh": pair.mesh.sizes, "shape": pair.src.shape, "dtype": str(pair.src.dtype).removeprefix("torch."),
-        "src": _spec(pair.src), "dst": _spec(pair.dst), "flattened": pair.flattened, "what": one.outcome.text,
+        "src": _spec_json(pair.src), "dst": _spec_json(pair.dst), "flattened": pair.flattened, "what": one.outcome.text,
         "ranks": one.outcome.ranks, "user": one.asked, "confirmed": one.confirmed, "note": one.note, "example": str(one.example),
     }  # fmt: skip
 
 
-def _spec(spec: Spec) -> dict[str, Any]:
+def _spec_json(spec: Spec) -> dict[str, object]:
     return {"placements": [short(placement) for placement in spec.placements], "order": spec.shard_order}
 
 
-def _waste_json(waste: Wasted) -> dict[str, Any]:
+def _waste_json(waste: Wasted) -> dict[str, object]:
     return {
         "pairs": waste.pairs, "dearer": waste.dearer, "dearer_by_torch": waste.dearer_torch, "sent": waste.sent,
         "collectives": waste.collectives, "for_nothing": waste.for_nothing, "most": round(waste.most, 3), "worst": str(waste.worst or ""),

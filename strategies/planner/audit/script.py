@@ -1,4 +1,4 @@
-"""The evidence that one can run: a redistribution that goes wrong, as a script of plain torch for torchrun."""
+"""A finding as a script: the redistribution that goes wrong, in plain torch for torchrun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.planner.audit.report import Cause
 from strategies.planner.audit.verdict import Job
 from strategies.torch_api.script_code import averages_code, flatten_code, head, placements_code
 
-_PRINTS = "what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused."
+_OUTPUT = "what each rank holds and what it should hold; exit code 1 if they differ, or if a rank is refused."
 _SCRIPT = """{head}
 
 import datetime
@@ -56,23 +56,23 @@ except Exception as error:
     print(f"rank {{rank}} is refused: {{type(error).__name__}}: {{error}}", flush=True)
     sys.exit(1)
 print(f"rank {{rank}} got {{got.dtype}} {{got.tolist()}}", flush=True)
-{folds}asked = want[rank]
-same = (got.shape, got.dtype) == (asked.shape, asked.dtype) and {same}
-print(f"rank {{rank}} want {{asked.dtype}} {{asked.tolist()}}: {{'right' if same else 'WRONG'}}", flush=True)
+{folds}expected = want[rank]
+same = (got.shape, got.dtype) == (expected.shape, expected.dtype) and {same}
+print(f"rank {{rank}} want {{expected.dtype}} {{expected.tolist()}}: {{'right' if same else 'WRONG'}}", flush=True)
 {referee}wrong = torch.tensor([float(not same)])
 dist.all_reduce(wrong)
 dist.destroy_process_group()
 sys.exit(1 if wrong.item() else 0)
 """
 
-_USERS = """
+_PUBLIC_API = """
 
 def redistributed(piece):
     given = DTensor.from_local(piece, mesh, src, run_check=False, shape=whole.shape, stride=whole.stride())
     return given.redistribute(placements=dst).to_local()
 """
 
-_OWN = '''meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
+_INTERNAL_API = '''meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
 
 
 def redistributed(piece):
@@ -81,7 +81,7 @@ def redistributed(piece):
     return _redistribute.redistribute_local_tensor(piece, have, need)
 '''
 
-_FOLD = """every = [None] * dist.get_world_size()
+_REDUCE_PARTIALS = """every = [None] * dist.get_world_size()
 dist.all_gather_object(every, got)
 for kind, groups in {folds}:
     after = list(every)
@@ -94,40 +94,42 @@ for kind, groups in {folds}:
 got = every[rank]  # what the ranks of the partial axes hold together
 """
 
-_REFEREE = """dealt = distribute_tensor(whole, mesh, dst, src_data_rank=None).to_local()
+_DISTRIBUTE_TENSOR = """dealt = distribute_tensor(whole, mesh, dst, src_data_rank=None).to_local()
 print(f"rank {rank} has {dealt.tolist()} where distribute_tensor deals the whole tensor", flush=True)
 """
 
 
 def script(cause: Cause, name: str, *, seed: int = 0) -> str:
-    """The text of a script that shows the smallest pair of a finding, with its very values."""
+    """The text of a script that reproduces the smallest pair of a finding, with the same values."""
     pair, job = cause.pair, Job.of(cause.pair, seed)
     plain = [p if not isinstance(p, Partial) else Replicate() for p in pair.dst.placements]
     want = split(job.whole, Spec(pair.mesh, tuple(plain), pair.dst.shape, pair.dst.dtype, pair.dst.shard_order))
     partial = plain != list(pair.dst.placements)
     averaged = any(p == Partial("avg") for p in (*pair.src.placements, *pair.dst.placements))
-    own = _OWN.format(have=_spec(pair.src, "src"), need=_spec(pair.dst, "dst"))
+    own = _INTERNAL_API.format(have=_spec_code(pair.src, "src"), need=_spec_code(pair.dst, "dst"))
     return _SCRIPT.format(
-        head=head(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _PRINTS),
+        head=head(str(pair), f", {_MODES[cause.modes[0]]}: {cause.outcome.text}", pair.mesh.ranks, name, _OUTPUT),
         mesh=pair.mesh.sizes, names=pair.mesh.names,
         flatten="".join(flatten_code(names, pair.mesh.names) for names in pair.flattened),
         averages=averages_code() if averaged else "", src=pair.src, dst=pair.dst, whole=literal(job.whole),
         held=",\n    ".join(map(literal, job.pieces)), want=",\n    ".join(literal(piece.clone()) for piece in want),
         src_code=placements_code(pair.src.placements), dst_code=placements_code(pair.dst.placements),
-        work=_USERS if users(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
-        folds=_FOLD.format(folds=_folds(pair.dst)) if partial else "", same=_same(slack([*job.pieces, job.whole])),
-        referee="" if partial or pair.dst.shard_order else _REFEREE,
+        work=_PUBLIC_API if users(pair.src, pair.dst) else own, graph=cause.modes[0] == "graph",
+        folds=_REDUCE_PARTIALS.format(folds=_reduction_groups(pair.dst)) if partial else "", same=_comparison_code(slack([*job.pieces, job.whole])),
+        referee="" if partial or pair.dst.shard_order else _DISTRIBUTE_TENSOR,
     )  # fmt: skip
 
 
 _MODES = {"greedy": "as it plans by itself", "graph": "under use_min_cost_redistribution_plan"}
 
 
-def _same(room: float) -> str:
-    return f"torch.allclose(got, asked, rtol=0.0, atol={room:.3g})" if room else "torch.equal(got, asked)"
+def _comparison_code(tolerance: float) -> str:
+    return (
+        f"torch.allclose(got, expected, rtol=0.0, atol={tolerance:.3g})" if tolerance else "torch.equal(got, expected)"
+    )
 
 
-def _spec(spec: Spec, name: str) -> str:
+def _spec_code(spec: Spec, name: str) -> str:
     if not spec.shard_order:
         return f"DTensorSpec(mesh, tuple({name}), meta)"
     orders = [(dim, spec.cut_by(dim)) for dim in range(len(spec.shape)) if spec.cut_by(dim)]
@@ -135,7 +137,7 @@ def _spec(spec: Spec, name: str) -> str:
     return f"DTensorSpec(mesh, tuple({name}), meta, ({listed}), use_strided_shard_as_shard_order=False)"
 
 
-def _folds(spec: Spec) -> list[tuple[str, list[tuple[int, ...]]]]:
+def _reduction_groups(spec: Spec) -> list[tuple[str, list[tuple[int, ...]]]]:
     return [
         (placement.reduce_op, list(spec.mesh.groups(spec.mesh.names[axis])))
         for axis, placement in enumerate(spec.placements)

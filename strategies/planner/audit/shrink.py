@@ -1,6 +1,6 @@
-"""Pairs that are a little simpler than a given one: one axis less, a smaller size, a replica in place of a shard.
+"""Shrinking of pairs: one axis less, a smaller size, Replicate in place of a shard.
 
-What such a pair shows is asked elsewhere; here it need only be a pair that DTensor can be held to.
+The caller tests whether such a pair still fails; here it only has to be a pair that torch defines.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from strategies.planner.audit.rank_run import users
 from strategies.planner.steps.alpha_beta import REPLICATE
 
 MOST_ROWS = 16
-"""Every smaller size of a dim is tried up to this one: what is uneven goes wrong of 7 rows, say, and of no fewer."""
+"""Every smaller size of a dim is tried up to this one: uneven pieces may fail for 7 rows, say, and for no fewer."""
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
 def weight(pair: Pair) -> tuple[object, ...]:
-    """The less, the simpler to read; what a user can ask for comes first."""
+    """The complexity of a pair: the smaller, the simpler to read. Pairs that users can request come first."""
     both = (*pair.src.placements, *pair.dst.placements)
     moved = sum(was != now for was, now in zip(pair.src.placements, pair.dst.placements, strict=True))
     return (
@@ -40,16 +40,16 @@ def weight(pair: Pair) -> tuple[object, ...]:
 
 
 def smaller(pair: Pair, mode: str) -> Iterator[Pair]:
-    """Every simpler pair that one edit makes, the boldest edits first."""
+    """Every simpler pair that one edit yields, the largest edits first."""
     seen = {(pair.mesh, repr(pair))}
-    edits = (_axes, _plain, _placements, _shapes, _meshes, _names)
-    for found in itertools.chain(_parts(pair, mode), *(edit(pair) for edit in edits)):
+    edits = (_without_an_axis, _plainer, _simpler_placements, _smaller_shapes, _smaller_meshes, _swapped_axes)
+    for found in itertools.chain(_parts_of_plan(pair, mode), *(edit(pair) for edit in edits)):
         if found is not None and (found.mesh, repr(found)) not in seen and weight(found) < weight(pair):
             seen.add((found.mesh, repr(found)))
             yield found
 
 
-def _made(src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
+def _pair_or_none(src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | None:
     both = zip(src.placements, dst.placements, strict=True)
     turned = any(isinstance(a, Partial) and isinstance(b, Partial) and a != b for a, b in both)
     if not (told(src) and told(dst)) or src == dst or turned:
@@ -58,42 +58,42 @@ def _made(src: Spec, dst: Spec, flattened: Sequence[tuple[str, ...]]) -> Pair | 
 
 
 _BOTH, _EACH = (True, True), ((True, False), (False, True))
-"""Whether the source is changed, and whether the destination."""
+"""Whether the source is edited, and whether the destination."""
 
 
 def _edited(pair: Pair, change: Callable[[Spec], Spec], sides: tuple[bool, bool] = _BOTH) -> Pair | None:
     try:
         src, dst = (change(spec) if asked else spec for spec, asked in zip((pair.src, pair.dst), sides, strict=True))
-        return _made(src, dst, pair.flattened)
+        return _pair_or_none(src, dst, pair.flattened)
     except (LocalTensorError, IndexError, ValueError, KeyError):
         return None
 
 
-def _parts(pair: Pair, mode: str) -> Iterator[Pair | None]:
-    """Single steps of DTensor's own plan, and the plan from or up to one of them."""
+def _parts_of_plan(pair: Pair, mode: str) -> Iterator[Pair | None]:
+    """Single steps of DTensor's own plan, and the redistributions from or to an intermediate spec of it."""
     plan = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
     if isinstance(plan, Refused) or len(plan.steps) < 2:
         return
     for step in plan.steps:
-        yield _made(step.was, step.now, pair.flattened)
+        yield _pair_or_none(step.was, step.now, pair.flattened)
     for step in plan.steps:
-        yield _made(step.was, pair.dst, pair.flattened)
-        yield _made(pair.src, step.now, pair.flattened)
+        yield _pair_or_none(step.was, pair.dst, pair.flattened)
+        yield _pair_or_none(pair.src, step.now, pair.flattened)
 
 
-def _axes(pair: Pair) -> Iterator[Pair | None]:
+def _without_an_axis(pair: Pair) -> Iterator[Pair | None]:
     """One mesh axis less."""
     for axis in range(len(pair.mesh.sizes)) if len(pair.mesh.sizes) > 1 else ():
         names = [n for i, n in enumerate(pair.mesh.names) if i != axis]
         renamed = dict(zip(names, "abcdefgh", strict=False))
         mesh = Mesh.of(*(s for i, s in enumerate(pair.mesh.sizes) if i != axis))
         flattened = [tuple(renamed[n] for n in group if n in renamed) for group in pair.flattened]
-        cut = [_without(spec, axis, mesh) for spec in (pair.src, pair.dst)]
+        cut = [_remove_axis(spec, axis, mesh) for spec in (pair.src, pair.dst)]
         if cut[0] is not None and cut[1] is not None:
-            yield _made(cut[0], cut[1], flattened)
+            yield _pair_or_none(cut[0], cut[1], flattened)
 
 
-def _without(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
+def _remove_axis(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
     own = as_read(spec)
     placements = tuple(p for i, p in enumerate(own.placements) if i != axis)
     orders = tuple((dim, tuple(a - (a > axis) for a in axes if a != axis)) for dim, axes in own.shard_order)
@@ -102,7 +102,7 @@ def _without(spec: Spec, axis: int, mesh: Mesh) -> Spec | None:
 
 
 def strided(spec: Spec) -> Spec:
-    """The spec with its shard orders written as strided shards, as a user can write them."""
+    """The spec with its shard orders written as strided shards, which the public API accepts."""
     placements = list(spec.placements)
     for dim, axes in spec.shard_order:
         for axis, placement in in_order(dim, axes, spec.mesh.sizes).items():
@@ -110,8 +110,8 @@ def strided(spec: Spec) -> Spec:
     return replace(spec, placements=tuple(placements), shard_order=())
 
 
-def _plain(pair: Pair) -> Iterator[Pair | None]:
-    """No submesh, no shard order, the plainest dtype, or a shard order as a user can write it."""
+def _plainer(pair: Pair) -> Iterator[Pair | None]:
+    """No submesh, no shard order, the plainest dtype, or a shard order as strided shards."""
     if pair.flattened:
         yield replace(pair, flattened=())
     for dtype in _DTYPES:
@@ -122,15 +122,15 @@ def _plain(pair: Pair) -> Iterator[Pair | None]:
             yield _edited(pair, change, side)
 
 
-def _placements(pair: Pair) -> Iterator[Pair | None]:
-    """Another placement on one axis: a replica, a plain shard, a sum; what the other side has there."""
+def _simpler_placements(pair: Pair) -> Iterator[Pair | None]:
+    """Another placement on one axis: Replicate, a plain shard, a sum; or the placement of the other side."""
     for axis in range(len(pair.mesh.sizes)):
-        for now in (REPLICATE, *_simpler(pair.src, axis), *_simpler(pair.dst, axis)):
+        for now in (REPLICATE, *_simpler_than(pair.src, axis), *_simpler_than(pair.dst, axis)):
             for sides in (_BOTH, *_EACH):
-                yield _edited(pair, partial(_put, axis=axis, now=now), sides)
+                yield _edited(pair, partial(_with_placement, axis=axis, now=now), sides)
 
 
-def _simpler(spec: Spec, axis: int) -> list[Placement]:
+def _simpler_than(spec: Spec, axis: int) -> list[Placement]:
     held = spec.placements[axis]
     if isinstance(held, Partial):
         return [Partial("sum"), held]
@@ -138,37 +138,37 @@ def _simpler(spec: Spec, axis: int) -> list[Placement]:
     return [Shard(0), Shard(cut[0]), StridedShard(cut[0], split_factor=2)] if cut is not None else []
 
 
-def _put(spec: Spec, axis: int, now: Placement) -> Spec:
+def _with_placement(spec: Spec, axis: int, now: Placement) -> Spec:
     placements = tuple(now if i == axis else p for i, p in enumerate(spec.placements))
     orders = tuple((dim, axes) for dim, axes in spec.shard_order if axis not in axes)
     return Spec(spec.mesh, placements, spec.shape, spec.dtype, orders)
 
 
-def _shapes(pair: Pair) -> Iterator[Pair | None]:
-    """One dim less, or a smaller one, or two dims changed for each other."""
+def _smaller_shapes(pair: Pair) -> Iterator[Pair | None]:
+    """One dim less, or a smaller one, or two dims swapped."""
     shape = pair.src.shape
     for dim in range(len(shape)) if len(shape) > 1 else ():
-        yield _edited(pair, partial(_undimmed, dim=dim))
+        yield _edited(pair, partial(_remove_dim, dim=dim))
     for dim, size in enumerate(shape):
         for less in sorted({*range(min(size, MOST_ROWS)), size - 1} - {size, -1}):
             yield _edited(pair, partial(replace, shape=(*shape[:dim], less, *shape[dim + 1 :])))
     for one, other in itertools.combinations(range(len(shape)), 2):
-        yield _edited(pair, partial(_swapped, one=one, other=other))
+        yield _edited(pair, partial(_swap_dims, one=one, other=other))
 
 
-def _undimmed(spec: Spec, dim: int) -> Spec:
+def _remove_dim(spec: Spec, dim: int) -> Spec:
     if spec.cut_by(dim):
         raise ValueError("it is cut")
     moved = {d: d - (d > dim) for d in range(len(spec.shape))}
-    return _renumbered(spec, moved, tuple(s for d, s in enumerate(spec.shape) if d != dim))
+    return _renumber_dims(spec, moved, tuple(s for d, s in enumerate(spec.shape) if d != dim))
 
 
-def _swapped(spec: Spec, one: int, other: int) -> Spec:
+def _swap_dims(spec: Spec, one: int, other: int) -> Spec:
     moved = {d: d for d in range(len(spec.shape))} | {one: other, other: one}
-    return _renumbered(spec, moved, tuple(spec.shape[moved[d]] for d in range(len(spec.shape))))
+    return _renumber_dims(spec, moved, tuple(spec.shape[moved[d]] for d in range(len(spec.shape))))
 
 
-def _renumbered(spec: Spec, moved: dict[int, int], shape: tuple[int, ...]) -> Spec:
+def _renumber_dims(spec: Spec, moved: dict[int, int], shape: tuple[int, ...]) -> Spec:
     def of(p: Placement) -> Placement:
         if isinstance(p, StridedShard):
             return StridedShard(moved[p.dim], split_factor=p.split_factor)
@@ -178,33 +178,33 @@ def _renumbered(spec: Spec, moved: dict[int, int], shape: tuple[int, ...]) -> Sp
     return Spec(spec.mesh, tuple(map(of, spec.placements)), shape, spec.dtype, orders)
 
 
-def _meshes(pair: Pair) -> Iterator[Pair | None]:
-    """A smaller axis; strided shards that encode an order encode the same one there."""
+def _smaller_meshes(pair: Pair) -> Iterator[Pair | None]:
+    """A smaller axis; strided shards that encode an order are encoded again for the new size."""
     for axis, size in enumerate(pair.mesh.sizes):
         for less in range(2, size):
             mesh = Mesh.of(*(less if i == axis else s for i, s in enumerate(pair.mesh.sizes)))
-            yield _edited(pair, partial(_on, mesh=mesh))
+            yield _edited(pair, partial(_on_mesh, mesh=mesh))
 
 
-def _on(spec: Spec, mesh: Mesh) -> Spec:
+def _on_mesh(spec: Spec, mesh: Mesh) -> Spec:
     own = as_read(spec)
     moved = replace(own, mesh=mesh)
     return moved if own is spec else strided(moved)
 
 
-def _names(pair: Pair) -> Iterator[Pair | None]:
-    """Two axes changed for each other."""
+def _swapped_axes(pair: Pair) -> Iterator[Pair | None]:
+    """Two axes swapped."""
     for one, other in itertools.combinations(range(len(pair.mesh.sizes)), 2):
         place = {one: other, other: one}
         order = [place.get(axis, axis) for axis in range(len(pair.mesh.sizes))]
         mesh = Mesh.of(*(pair.mesh.sizes[axis] for axis in order))
         named = {pair.mesh.names[order[axis]]: mesh.names[axis] for axis in range(len(order))}
         flattened = [tuple(sorted(named[n] for n in names)) for names in pair.flattened]
-        src, dst = (_reseated(spec, order, mesh) for spec in (pair.src, pair.dst))
-        yield _made(src, dst, flattened)
+        src, dst = (_reorder_axes(spec, order, mesh) for spec in (pair.src, pair.dst))
+        yield _pair_or_none(src, dst, flattened)
 
 
-def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
+def _reorder_axes(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
     own = as_read(spec)
     placements = tuple(own.placements[axis] for axis in order)
     cut = {dim: own.cut_by(dim) for dim in range(len(spec.shape)) if own.cut_by(dim)}
@@ -214,5 +214,5 @@ def _reseated(spec: Spec, order: Sequence[int], mesh: Mesh) -> Spec:
 
 
 def smallest(pair: Pair, mode: str, shows: Callable[[Pair], bool], *, tries: int = 400) -> Shrunk[Pair]:
-    """The simplest pair that is reached by edits each of which still shows it."""
+    """The simplest pair reachable by edits each of which still fails."""
     return shrink(pair, shows, budget=tries, stages=[("edits", partial(smaller, mode=mode))])

@@ -1,4 +1,12 @@
-"""DTensor's own redistribution on trial: what became of a pair, what a right plan would be, and what theirs costs more."""
+"""Test of DTensor's own redistribution: the outcome of a pair, our plan for it, and the excess cost of DTensor's plan.
+
+Pairs run in batches in this process, in lockstep: one control flow for all ranks. A pair that fails in lockstep, or
+gives a wrong result, is rerun on rank threads, where a rank may raise alone.
+
+Failing pairs are confirmed on real processes. There, besides our definition, `distribute_tensor` of the whole tensor is
+consulted: where it deals other pieces than `split` does, of the source or of the destination, the outcome is
+`disputed`.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +34,10 @@ from strategies.torch_api import rank_runs
 from strategies.torch_api.mesh_and_caches import averages, mesh_on
 from strategies.torch_api.rank_runs import RankProcesses, lost, unpacked
 
-# Pairs played in this process, many at a time: DTensor's own redistribution, in one control flow for all ranks.
-#
-# A pair that does not get through in lockstep, or comes to something wrong there, is played once more on rank threads,
-# where each rank has its own control flow and may raise alone, before anybody hears of it.
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A pair with values: what each rank is given, and the tensor that this is."""
+    """A pair with values: the input piece of each rank, and the tensor that they represent."""
 
     pair: Pair
     pieces: tuple[Tensor, ...]
@@ -51,7 +54,7 @@ class Job:
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """No two alike, of both signs, none zero; of booleans, in no simple order."""
+    """Distinct nonzero values of both signs; for booleans, an irregular pattern."""
     count = torch.Size(shape).numel()
     if dtype == torch.bool:
         return (torch.arange(count) * 5 % 7 % 2 == 0).reshape(shape)
@@ -61,26 +64,26 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return real.to(dtype).reshape(shape)
 
 
-def judged(job: Job, told: Sequence[RankResult]) -> Outcome:
-    """The verdict on what every rank was told."""
-    raised = [rank for rank, one in enumerate(told) if one.error]
+def judged(job: Job, results: Sequence[RankResult]) -> Outcome:
+    """The outcome, from the results of all ranks."""
+    raised = [rank for rank, one in enumerate(results) if one.error]
     if raised:
-        first = told[raised[0]].error
-        if len(raised) == len(told):
+        first = results[raised[0]].error
+        if len(raised) == len(results):
             return Outcome("refused", first)
         return Outcome("stops", f"rank {raised[0]} raises {first}; its peers go on", tuple(raised))
-    return compared([one.piece for one in told], job.whole, job.pair.dst)
+    return compared([one.piece for one in results], job.whole, job.pair.dst)
 
 
 def play_all(jobs: Sequence[Job], mode: str) -> list[Outcome]:
-    """What DTensor makes of each, in their order, on simulated ranks."""
+    """The outcome of DTensor's redistribution for each pair in order, on simulated ranks."""
     with quiet(), averages("simulated"), planner(mode):
         works = [work_of(job, mode) for job in jobs]
         return rank_runs.simulated(works, lambda outcome: outcome.kind == "right", alone=True)
 
 
 def work_of(job: Job, mode: str) -> rank_runs.Work[Outcome]:
-    """What the ranks do for a pair, and the verdict; to be run within `planner(mode)`."""
+    """The rank functions for a pair, and its outcome; must run within `planner(mode)`."""
     pair = job.pair
 
     def flow(mesh: DeviceMesh) -> list[RankResult]:
@@ -101,50 +104,50 @@ def work_of(job: Job, mode: str) -> rank_runs.Work[Outcome]:
 
 
 BATCH = 64
-"""Pairs that are played at a time."""
+"""Pairs that run at a time."""
 GROWN = 256
 KINDS = ("right", "wrong", "stops", "refused", "alike", "undecided")
-"""`alike`: refused by DTensor, and by our planner or by torch.distributed itself, too.  `undecided`: refused, and our plan does not arrive, either."""
+"""`alike`: refused by DTensor, and by our planner or by torch.distributed itself, too. `undecided`: refused, and our
+plan fails, too."""
 
 
 BACKENDS = "does not support complex tensors"
-"""What torch.distributed says of maxima and products of complex tensors: there no plan gets anywhere."""
+"""The error of torch.distributed for maxima and products of complex tensors, for which no plan can succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """DTensor's plan beside the cheapest, of a large tensor (see `grown`): by our clock and by torch's own count, in bytes and in collectives."""
+    """DTensor's plan compared with the cheapest for a large tensor: by time, torch's own count, bytes, collectives."""
 
     time: float
-    """The price of theirs by that of ours; 1.0 is no waste, and so it is of two that cost nothing; infinite where only
-    ours costs nothing."""
+    """The price of theirs divided by that of ours; 1.0 where both are free, infinite where only ours is free."""
     torch: float
     sent: tuple[int, int]
-    """Bytes that the rank which sends most sends: theirs, ours."""
+    """Bytes that the busiest sender sends: theirs, ours."""
     collectives: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one pair under one of DTensor's planners."""
+    """The outcome of one pair under one of DTensor's planners."""
 
     pair: Pair
     mode: str
     outcome: Outcome
     theirs: Plan | Refused
     ours: Plan | None = None
-    """The cheapest plan by our clock; None if there is none."""
+    """The cheapest plan on our default topology; None if there is none."""
     waste: Waste | None = None
-    """Where both arrive."""
+    """Where both plans are right."""
 
     @property
     def found(self) -> bool:
-        """Whether something is wrong."""
+        """Whether it is a finding."""
         return self.outcome.kind in ("wrong", "stops", "refused")
 
 
 def judge(pairs: Sequence[Pair], mode: str, *, seed: int = 0) -> Iterator[Verdict]:
-    """A verdict on each, in their order, played on simulated ranks."""
+    """The verdict on each pair in order, run on simulated ranks."""
     for start in range(0, len(pairs), BATCH):
         jobs = [Job.of(pair, seed) for pair in pairs[start : start + BATCH]]
         for job, outcome in zip(jobs, play_all(jobs, mode), strict=True):
@@ -152,7 +155,7 @@ def judge(pairs: Sequence[Pair], mode: str, *, seed: int = 0) -> Iterator[Verdic
 
 
 def weighed(job: Job, mode: str, outcome: Outcome) -> Verdict:
-    """The verdict, once it is known what became of it."""
+    """The verdict for an outcome."""
     pair = job.pair
     theirs = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
     try:
@@ -176,7 +179,7 @@ def cheapest(pair: Pair, price: Price | None = None) -> Plan:
 
 
 def arrives(job: Job, ours: Plan) -> str:
-    """What is wrong where our plan is carried out; empty if nothing is."""
+    """The fault of our plan's result; empty if it is right."""
     try:
         return compared(redistribute(list(job.pieces), ours), job.whole, job.pair.dst).text
     except LocalTensorError as error:
@@ -184,7 +187,7 @@ def arrives(job: Job, ours: Plan) -> str:
 
 
 def wasted(pair: Pair, mode: str) -> Waste | None:
-    """Their plan beside ours; None if they have none, or if there is nothing to move."""
+    """The excess cost of their plan; None if they have none, or if the tensor is empty."""
     if 0 in pair.src.shape:
         return None
     theirs = for_dtensor(pair.src, pair.dst, mode, flattened=pair.flattened)
@@ -194,12 +197,12 @@ def wasted(pair: Pair, mode: str) -> Waste | None:
     least = paid(cheapest(pair, price).steps, price)
     return Waste(
         _ratio(theirs.price, ours.price), _ratio(paid(theirs.steps, price), least),
-        (theirs.sent, ours.sent), (_collectives(theirs), _collectives(ours)),
+        (theirs.sent, ours.sent), (_collective_count(theirs), _collective_count(ours)),
     )  # fmt: skip
 
 
 def grown(pair: Pair) -> Pair:
-    """The same of a tensor that is `GROWN` times as long along every dim: of small ones all plans cost alike."""
+    """The pair with a tensor `GROWN` times as long along every dim: for small ones all plans cost alike."""
     src, dst = (replace(spec, shape=tuple(size * GROWN for size in spec.shape)) for spec in (pair.src, pair.dst))
     return replace(pair, src=src, dst=dst)
 
@@ -210,35 +213,29 @@ def _ratio(theirs: int, ours: int) -> float:
     return theirs / ours
 
 
-def _collectives(plan: Plan) -> int:
+def _collective_count(plan: Plan) -> int:
     return sum(step.kind != "local" for step in plan.steps)
-
-
-# What real processes make of pairs that went wrong on simulated ranks, and whether torch's own words agree with ours.
-#
-# The referee besides our definition is `distribute_tensor` of the whole tensor: where that deals other pieces than
-# `split` does, by the source or by the destination, nobody is called wrong, or right.
 
 
 class RealRuns(RankProcesses):
     """Real processes on which pairs are confirmed."""
 
     def confirm(self, jobs: Sequence[Job], mode: str) -> list[Outcome]:
-        """What becomes of each on real processes, in their order.  Never hangs: the pool ends what does."""
+        """The outcome of each pair on real processes, in order. Never hangs: the pool ends processes that do."""
         return [self._one(job, mode) for job in jobs]
 
     def _one(self, job: Job, mode: str) -> Outcome:
         outcomes = self.run(play, [job.part(mode, piece, job.whole) for piece in job.pieces])
         fault = lost(outcomes)
-        return Outcome("stops", fault.text, fault.ranks) if fault else _heard(job, unpacked(outcomes))
+        return Outcome("stops", fault.text, fault.ranks) if fault else _checked_outcome(job, unpacked(outcomes))
 
 
-def _heard(job: Job, told: Sequence[RankResult]) -> Outcome:
-    outcome = judged(job, told)
-    referees = (job.pair.src, [one.given for one in told]), (job.pair.dst, [one.dealt for one in told])
+def _checked_outcome(job: Job, results: Sequence[RankResult]) -> Outcome:
+    outcome = judged(job, results)
+    referees = (job.pair.src, [one.given for one in results]), (job.pair.dst, [one.dealt for one in results])
     for spec, every in referees:
         pieces = [piece for piece in every if piece is not None]
-        apart = compared(pieces, job.whole, spec).text if len(pieces) == len(told) else ""
+        apart = compared(pieces, job.whole, spec).text if len(pieces) == len(results) else ""
         if apart:
             text = f"distribute_tensor itself deals {spec} otherwise: {apart}"
             return replace(outcome, kind="disputed", text=text)

@@ -1,8 +1,8 @@
-"""Plans carried out on all ranks' tensors in one control flow: on a list of them, or on a LocalTensor.
+"""Execution of plans on all ranks' tensors in one control flow: on a list of tensors, or on a LocalTensor.
 
-A list goes through the pure functions of `localtensor.collectives.reference`, group by group, each rank with its own part of
-each step: what real ranks do, without ranks.  A LocalTensor stays folded: even steps are one collective in lockstep,
-and of the others each is done once for all groups that bring the same values to the same pieces.
+On a list, each rank runs its own part of each step, and the parts meet in the pure functions of
+`localtensor.collectives.reference`, group by group. A LocalTensor keeps its stacked storage: an even step is one
+collective in lockstep; any other step runs once for all groups that have equal values and equal pieces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strategies.planner.steps.plan import Plan, Step
 
 
 class OtherDtype(Refusal, call="redistribute", argument="held"):
-    """What ranks hold is of another dtype than the tensor that a plan was made for."""
+    """The ranks hold tensors of another dtype than the one that the plan was made for."""
 
     PROBLEM = "the plan is for {src}"
     REMEDY = "Plan for the dtype that the ranks hold: what is legal, and how it is reduced, hangs on it."
@@ -44,15 +44,14 @@ def redistribute(held: LocalTensor, plan: Plan) -> LocalTensor: ...
 @overload
 def redistribute(held: Sequence[Tensor], plan: Plan) -> list[Tensor]: ...
 def redistribute(held: Any, plan: Plan) -> Any:
-    """What every rank holds after the plan, by rank number; `held` is what they hold before, and is not changed.
+    """Every rank's tensor after the plan, by rank number; `held` are the tensors before, and is not changed.
 
-    A list, one tensor for each rank, comes back as a list; a LocalTensor as a LocalTensor.  No gradient flows: what
-    comes out has no history, whatever went in.  A plan without steps gives back what it was given.  Ranks of a
-    LocalTensor that are not in the plan's mesh hold nothing afterwards.
-    Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype is not.
+    A list, one tensor for each rank, returns a list; a LocalTensor returns a LocalTensor. The result has no gradient
+    history. A plan without steps returns `held` itself. Ranks of a LocalTensor that are not in the plan's mesh hold
+    nothing afterwards. Raises `WrongPieces` if a local shape is not that of `plan.src`, and `OtherDtype` if the dtype
+    is not.
 
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> from strategies.planner.search.api import plan
     >>> src, dst = (Spec(Mesh.of(2), (parse(p),), (3,), torch.int64) for p in ("S(0)", "R"))
     >>> redistribute([torch.tensor([1, 2]), torch.tensor([3])], plan(src, dst))
@@ -62,13 +61,13 @@ def redistribute(held: Any, plan: Plan) -> Any:
         return held
     with torch.no_grad():
         if isinstance(held, LocalTensor):
-            _check([held.__localtensor_on__(rank) for rank in range(plan.src.mesh.ranks)], plan)
+            _check_pieces([held.__localtensor_on__(rank) for rank in range(plan.src.mesh.ranks)], plan)
             for step in plan.steps:
-                quick = _even(held, step)
-                held = quick if quick is not None else _once_each(held, step)
+                quick = _even_step(held, step)
+                held = quick if quick is not None else _uneven_step(held, step)
             return held
         found = [plain(x) for x in held]
-        _check(found, plan)
+        _check_pieces(found, plan)
         for step in plan.steps:
             found = in_groups(found, step)
         return found
@@ -85,7 +84,7 @@ def in_groups(held: Sequence[Tensor], step: Step) -> list[Tensor]:
 
 
 def played(works: Sequence[Work]) -> list[Tensor]:
-    """What each member's work comes to, when they meet in pure collectives."""
+    """The results of the members of a group, whose parts meet in pure collectives."""
     given: Sequence[Tensor | None] = [None] * len(works)
     while True:
         calls, done = list[Call](), list[Tensor]()
@@ -96,17 +95,17 @@ def played(works: Sequence[Work]) -> list[Tensor]:
                 done.append(end.value)
         if done:
             return done
-        given = _MEET[calls[0].kind](calls)
+        given = _COLLECTIVES[calls[0].kind](calls)
 
 
-def _met(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list[Call]], list[Tensor]]:
+def _reference_collective(collective: Callable[..., list[Tensor]], *names: str) -> Callable[[list[Call]], list[Tensor]]:
     return lambda calls: collective([call.x for call in calls], *(getattr(calls[0], name) for name in names))
 
 
-_MEET: dict[str, Callable[[list[Call]], list[Tensor]]] = {
-    "all_gather": _met(reference.all_gather_into_tensor),
-    "reduce_scatter": _met(reference.reduce_scatter_tensor, "op"),
-    "all_reduce": _met(reference.all_reduce, "op"),
+_COLLECTIVES: dict[str, Callable[[list[Call]], list[Tensor]]] = {
+    "all_gather": _reference_collective(reference.all_gather_into_tensor),
+    "reduce_scatter": _reference_collective(reference.reduce_scatter_tensor, "op"),
+    "all_reduce": _reference_collective(reference.all_reduce, "op"),
     "all_to_all": lambda calls: reference.all_to_all_single(
         [call.x for call in calls],
         input_splits=[call.sent for call in calls],
@@ -115,7 +114,7 @@ _MEET: dict[str, Callable[[list[Call]], list[Tensor]]] = {
 }
 
 
-def _check(held: Sequence[Tensor], plan: Plan) -> None:
+def _check_pieces(held: Sequence[Tensor], plan: Plan) -> None:
     want, got = local_shapes(plan.src), [tuple(x.shape) for x in held]
     if got != want:
         raise WrongPieces("redistribute", got, want)
@@ -124,11 +123,8 @@ def _check(held: Sequence[Tensor], plan: Plan) -> None:
         raise OtherDtype(others[0], plan.src)
 
 
-# -- folded
-
-
-def _even(x: LocalTensor, step: Step) -> LocalTensor | None:
-    """The step as one collective in lockstep; None where pieces are uneven, or in another order than the ranks."""
+def _even_step(x: LocalTensor, step: Step) -> LocalTensor | None:
+    """The step as one collective in lockstep; None where pieces are uneven, or ordered otherwise than the ranks."""
     was, now = (spec.placements[step.axes[0]] for spec in (step.was, step.now))
     if step.kind == "local" or x.dtype not in CARRIED:
         return None
@@ -139,22 +135,26 @@ def _even(x: LocalTensor, step: Step) -> LocalTensor | None:
             return None
         if step.kind == "all_reduce":
             return all_reduce(x, was.reduce_op, family)
-    if not (_divides(step.was, step.axes) and _divides(step.now, step.axes)):
+    if not (_has_even_pieces(step.was, step.axes) and _has_even_pieces(step.now, step.axes)):
         return None
     if isinstance(was, Partial):
-        return reduce_scatter_tensor(x, was.reduce_op, family, _dim(now))
+        return reduce_scatter_tensor(x, was.reduce_op, family, _sharded_dim(now))
     if step.kind == "all_gather":
-        return all_gather_into_tensor(x, family, _dim(was))
-    return None if _dim(was) == _dim(now) else shard_dim_alltoall(x, _dim(was), _dim(now), family)
+        return all_gather_into_tensor(x, family, _sharded_dim(was))
+    return (
+        None
+        if _sharded_dim(was) == _sharded_dim(now)
+        else shard_dim_alltoall(x, _sharded_dim(was), _sharded_dim(now), family)
+    )
 
 
-def _dim(placement: Placement) -> int:
+def _sharded_dim(placement: Placement) -> int:
     cut = cuts(placement)
     return cut[0] if cut is not None else -1
 
 
-def _divides(spec: Spec, axes: tuple[int, ...]) -> bool:
-    """Whether all ranks hold pieces of one shape, those of a group one behind the other."""
+def _has_even_pieces(spec: Spec, axes: tuple[int, ...]) -> bool:
+    """Whether all ranks hold pieces of one shape, those of a group in the order of its ranks."""
     if any(isinstance(p, StridedShard) for p in spec.placements):
         return False
     for dim, size in enumerate(spec.shape):
@@ -165,12 +165,12 @@ def _divides(spec: Spec, axes: tuple[int, ...]) -> bool:
     return True
 
 
-def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
-    """The step, once for all groups (or ranks, if they do not talk) that bring the same values to the same pieces."""
+def _uneven_step(x: LocalTensor, step: Step) -> LocalTensor:
+    """The step, once for all groups (or ranks, if it is local) that have equal values and equal pieces."""
     found: dict[int, Tensor] = {}
     done: dict[Hashable, list[Tensor]] = {}
     with plainly():
-        values = _values(x)
+        values = _values_by_row(x)
         rows = x._partition.row_of.tolist()
         for members in groups(step.was.mesh, step.axes):
             todo = table(step, members)
@@ -188,7 +188,7 @@ def _once_each(x: LocalTensor, step: Step) -> LocalTensor:
     return LocalTensor(found)
 
 
-def _values(x: LocalTensor) -> dict[int, Tensor]:
-    """The different values, by their rows."""
+def _values_by_row(x: LocalTensor) -> dict[int, Tensor]:
+    """The distinct values, by their rows of the partition."""
     held = zip(x._cells, x._partition.sizes, x._partition.starts, strict=True)
     return {start + row: plain(cell[row] if size > 1 else cell) for cell, size, start in held for row in range(size)}

@@ -1,7 +1,7 @@
-"""Plans carried out by ranks: each step one collective of torch.distributed, in the group along its axes.
+"""Execution of plans by ranks: each step is one collective of torch.distributed, in the group along its axes.
 
 The same code runs on the rank threads of `localtensor.run`, on gloo processes, and on any backend that has
-all_gather_into_tensor, reduce_scatter_tensor, all_reduce and all_to_all_single: all that it hands them is contiguous.
+all_gather_into_tensor, reduce_scatter_tensor, all_reduce and all_to_all_single; their arguments are contiguous.
 """
 
 from __future__ import annotations
@@ -25,69 +25,70 @@ from strategies.planner.execute.step import Call, Table, plain, table, work
 from strategies.planner.steps.plan import Plan
 
 Axes = tuple[int, ...]
-_ours: Any = dist
-_gather = getattr(_ours, "all_gather_single", None) or _ours.all_gather_into_tensor  # the names before 2.13
-_scatter = getattr(_ours, "reduce_scatter_single", None) or _ours.reduce_scatter_tensor
+_dist: Any = dist
+_gather = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor  # the names before 2.13
+_scatter = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 class NotPlanned(Refusal, call="redistribute_local"):
-    """A rank's tensor or groups are not those that a plan was made for."""
+    """A rank's tensor or groups are not those that the plan was made for."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisGroup:
-    """One process group: the ranks that differ along some axes alone."""
+    """One process group: the ranks that differ along some axes only."""
 
     group: Any
     members: tuple[int, ...]
-    """Their numbers in the mesh, in the group's own order."""
+    """Their numbers in the mesh, in the order of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What a rank needs to talk along the axes of a mesh."""
+    """The process groups of a rank along the axes of a mesh."""
 
     mesh: Mesh
     rank: int | None
-    """This rank's number in the mesh; None if it is not in it."""
+    """This rank's number in the mesh; None if it is not in the mesh."""
     lines: Mapping[Axes, AxisGroup]
-    """By the axes: the group that this rank is in."""
+    """By axes: the group that this rank belongs to."""
 
 
 def axes_of(plans: Iterable[Plan]) -> tuple[Axes, ...]:
-    """All axes along which these plans communicate, each set once, in an order that is the same on all ranks."""
+    """The sets of axes along which these plans communicate, each once, in the same order on all ranks."""
     steps = (step for plan in plans for step in plan.steps)
     return tuple(sorted({tuple(sorted(step.axes)) for step in steps if step.kind != "local"}))
 
 
 @contextmanager
 def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int] | None = None) -> Iterator[Groups]:
-    """Groups along these sets of axes, until the block ends; every rank of the world must come here.
+    """Process groups along these sets of axes, for the duration of the block; every rank of the world must enter it.
 
-    `on` says which ranks of the world the mesh has: a DeviceMesh, whose own groups are used along single axes, or
-    their numbers, row by row; None are the first ones.  A rank that is not among them takes part in this alone.
-    Ranks may name other ones, each those of its own mesh, as the slices of a larger DeviceMesh do; all of one shape.
+    `on` maps the mesh to ranks of the world: a DeviceMesh, whose own groups are used along single axes; a list of
+    ranks, row by row; or None for the first ranks. A rank outside the mesh only takes part in creating the groups.
+    Ranks may pass different values, each its own mesh, as for the slices of a larger DeviceMesh; all must have one
+    shape.
 
-    Raises `NotPlanned` if the DeviceMesh has another shape, or the world fewer ranks.
+    Raises `NotPlanned` if the DeviceMesh has another shape, or the world has too few ranks.
     """
-    ranks = _ranks(mesh, on)
+    ranks = _world_ranks(mesh, on)
     me = ranks.index(dist.get_rank()) if dist.get_rank() in ranks else None
-    asked = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
+    axis_sets = tuple(dict.fromkeys(tuple(sorted(one)) for one in axes))
     theirs = on if isinstance(on, DeviceMesh) and me is not None else None
-    every = _everybodys(ranks, on, asked)
+    every = _ranks_of_all_meshes(ranks, on, axis_sets)
     made: list[Any] = []
     found: dict[Axes, AxisGroup] = {}
     try:
-        for along in asked:
+        for along in axis_sets:
             mine = next((line for line in lines(mesh, along) if me in line), ())
             if len(along) == 1 and isinstance(on, DeviceMesh):
                 if theirs is not None:
-                    found[along] = AxisGroup(theirs.get_group(along[0]), _sorted(mine, ranks))
+                    found[along] = AxisGroup(theirs.get_group(along[0]), _by_world_rank(mine, ranks))
                 continue
             for one, line in itertools.product(every, lines(mesh, along)):
-                made.append(dist.new_group([one[place] for place in _sorted(line, one)]))
+                made.append(dist.new_group([one[place] for place in _by_world_rank(line, one)]))
                 if one == ranks and line == mine:
-                    found[along] = AxisGroup(made[-1], _sorted(line, one))
+                    found[along] = AxisGroup(made[-1], _by_world_rank(line, one))
         yield Groups(mesh, me, found)
     finally:
         for group in made:
@@ -95,21 +96,23 @@ def groups_along(mesh: Mesh, axes: Iterable[Axes], on: DeviceMesh | Sequence[int
                 dist.destroy_process_group(group)
 
 
-def _sorted(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
-    """The places of a group in the group's own order: torch sorts its ranks by their numbers in the world."""
+def _by_world_rank(line: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
+    """The mesh ranks of a group in the group's order: torch sorts a group by world rank."""
     return tuple(sorted(line, key=ranks.__getitem__))
 
 
-def _everybodys(ranks: list[int], on: DeviceMesh | Sequence[int] | None, asked: Sequence[Axes]) -> list[list[int]]:
-    """The ranks of every mesh that there is in the world, in one order on all ranks: all must make all groups."""
-    if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in asked)):
+def _ranks_of_all_meshes(
+    ranks: list[int], on: DeviceMesh | Sequence[int] | None, axis_sets: Sequence[Axes]
+) -> list[list[int]]:
+    """The world ranks of every mesh in the world, in the same order on all ranks: each rank must create all groups."""
+    if on is None or (isinstance(on, DeviceMesh) and all(len(along) == 1 for along in axis_sets)):
         return [ranks]
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, ranks)
-    return [list(one) for one in dict.fromkeys(map(tuple, told))]
+    ranks_by_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks_by_rank, ranks)
+    return [list(one) for one in dict.fromkeys(map(tuple, ranks_by_rank))]
 
 
-def _ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
+def _world_ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
     if isinstance(on, DeviceMesh):
         if tuple(on.mesh.shape) != mesh.sizes:
             raise NotPlanned("on", str(on), f"the plan is for {mesh}", "Pass a DeviceMesh of the same shape.")
@@ -122,29 +125,29 @@ def _ranks(mesh: Mesh, on: DeviceMesh | Sequence[int] | None) -> list[int]:
 
 
 def redistribute_local(local: Tensor, plan: Plan, groups: Groups) -> Tensor:
-    """What this rank holds after the plan; every rank of the mesh must come here with what it holds before.
+    """Redistributes this rank's tensor; every rank of the mesh must call it with its tensor before the plan.
 
-    The result is contiguous and shares no memory with `local`, which is not written to, may lie in memory as it will,
-    and may require a gradient: none flows, what comes out has no history.  A plan without steps gives `local` back.
-    A rank that is not in the mesh gets back what it brings.
+    The result is contiguous and shares no memory with `local`, which is not written to, may have any strides, and may
+    require a gradient; the result has no gradient history. A plan without steps returns `local` itself, and so does a
+    rank outside the mesh.
 
-    Raises `NotPlanned` if `local` is not this rank's piece of `plan.src`, or there is no group along the axes of a step.
+    Raises `NotPlanned` if `local` is not this rank's piece of `plan.src`, or if a step's axes have no group.
     """
     if groups.rank is None or not plan.steps:
         return local
-    _check(local, plan, groups)
+    _check_arguments(local, plan, groups)
     with torch.no_grad():
         found = plain(local)
         for number, step in enumerate(plan.steps):
             alone = step.kind == "local"
             line = None if alone else groups.lines[tuple(sorted(step.axes))]
             members = _members(groups, step.axes) if line is None else line.members
-            found = _met(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
+            found = _run_step(found, table(step, members), members.index(groups.rank), line, ours=number > 0)
     return found
 
 
-def _met(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
-    """One step: this rank's work, which meets that of the others in collectives."""
+def _run_step(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool) -> Tensor:
+    """One step: runs this rank's part, and carries out its collectives."""
     mine = work(x, todo, me, ours=ours)
     given: Any = None
     while True:
@@ -154,11 +157,11 @@ def _met(x: Tensor, todo: Table, me: int, line: AxisGroup | None, *, ours: bool)
             found: Tensor = end.value
             return found
         del given  # the work holds what it needs of it
-        given = _call(call, line.group if line is not None else None, len(todo.was))
+        given = _run_collective(call, line.group if line is not None else None, len(todo.was))
         del call
 
 
-def _call(call: Call, group: Any, ranks: int) -> Tensor:
+def _run_collective(call: Call, group: Any, ranks: int) -> Tensor:
     x = call.x
     if call.kind == "all_reduce":
         dist.all_reduce(x, _OPS[call.op], group=group)
@@ -182,11 +185,11 @@ _OPS: dict[str, Any] = {
 
 
 def _members(groups: Groups, axes: Axes) -> tuple[int, ...]:
-    """The ranks along these axes that stand where this one does."""
+    """The ranks along these axes with this rank's other coordinates."""
     return next(line for line in lines(groups.mesh, axes) if groups.rank in line)
 
 
-def _check(local: Tensor, plan: Plan, groups: Groups) -> None:
+def _check_arguments(local: Tensor, plan: Plan, groups: Groups) -> None:
     rank: int = groups.rank  # type: ignore[assignment]  # it is in the mesh
     if groups.mesh != plan.src.mesh:
         raise NotPlanned("groups", str(groups.mesh), f"the plan is for {plan.src.mesh}", "Make groups for its mesh.")

@@ -1,12 +1,11 @@
-"""Which rows of a tensor each rank holds: integers alone, from which all else about a step follows.
+"""The rows of a tensor that each rank holds, in integers, and copies between pieces.
 
-A dim that several axes cut is a stack of cuts, each of what those before it have left.  A step undoes or makes the
-last cuts of a dim, those of its own axes.  So what the ranks of one group hold together is a *block*: what each of
-them would hold if the axes of the step cut nothing; it is the same for all of them.  What one of them holds is a
-*piece* of the block, all of it along every dim but one, and so is what it is to hold.  In a block there are no other
-axes to think of.
+A dim that several axes shard is a stack of cuts, each of the rows that the cuts before it leave. A step undoes or makes
+the last cuts of a dim, those of its own axes. So the ranks of one group together hold a *block*: what each of them
+would hold if the axes of the step did not shard; it is the same for all of them. Each rank holds a *piece* of the
+block, which is all of it along every dim but one, before the step and after it. Within a block no other axes matter.
 
-Rows are written as runs: (start, length), in order, none touching the next, none empty.  A plain shard is one run.
+Rows are written as runs: (start, length), ascending, neither adjacent nor empty. A plain shard is one run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Runs, Spec, chunk, cuts
 
 Cuts = tuple[tuple[int, int, int], ...]
-"""Cuts of one dim, one after the other: its split factor, the ranks of the axis, and which of them this one is."""
+"""The cuts of one dim in order: split factor, number of ranks of the axis, and the coordinate of this rank."""
 
 
 class NotInnermost(Refusal):
@@ -40,7 +39,7 @@ class NotInnermost(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank holds of a block: these rows of this dim, all of the others."""
+    """One rank's share of a block: these rows of this dim, and all rows of the other dims."""
 
     dim: int
     runs: Runs
@@ -65,7 +64,7 @@ def rows_of(runs: Runs) -> int:
 
 @functools.lru_cache(maxsize=65536)
 def kept(size: int, cut: Cuts) -> Runs:
-    """The rows that these cuts leave of a dim of this size, one cut after the other.
+    """The rows that these cuts, applied in order, leave of a dim of this size.
 
     >>> kept(10, ((1, 2, 1),)), kept(10, ((2, 2, 1),)), kept(5, ((1, 2, 0), (1, 2, 1)))
     (((5, 5),), ((3, 2), (8, 2)), ((2, 1),))
@@ -76,33 +75,18 @@ def kept(size: int, cut: Cuts) -> Runs:
     return chunk(kept(size, tuple(before)), factor, ranks, place)
 
 
-def _add(runs: list[tuple[int, int]], start: int, length: int) -> None:
-    """One run more, which begins behind the last; the two are one if nothing is between them."""
+def _append_run(runs: list[tuple[int, int]], start: int, length: int) -> None:
+    """Appends a run that starts behind the last one, or extends the last one if they are adjacent."""
     if runs and sum(runs[-1]) == start:
         runs[-1] = (runs[-1][0], runs[-1][1] + length)
     else:
         runs.append((start, length))
 
 
-def rows(spec: Spec, rank: int) -> tuple[Runs, ...]:
-    """The rows of each dim of the whole tensor that a rank of the mesh holds.
-
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
-    >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("SS(0,2)")), (8, 3), torch.float32)
-    >>> rows(spec, 3)
-    (((5, 1), (7, 1)), ((0, 3),))
-    """
-    return tuple(kept(size, _cuts(spec, dim, rank, spec.cut_by(dim))) for dim, size in enumerate(spec.shape))
-
-
 def block(spec: Spec, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The shape of what the group of a rank holds together along these axes.
+    """The shape of the block that the group of a rank holds together along these axes.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (5, 3), torch.float32)
     >>> block(spec, (1,), 0), block(spec, (0, 1), 0), block(spec, (), 0)
     ((3, 3), (5, 3), (2, 3))
@@ -110,18 +94,16 @@ def block(spec: Spec, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     shape = []
     for dim, size in enumerate(spec.shape):
         others = tuple(axis for axis in spec.cut_by(dim) if axis not in axes)
-        shape.append(rows_of(kept(size, _cuts(spec, dim, rank, others))))
+        shape.append(rows_of(kept(size, _cuts_of_rank(spec, dim, rank, others))))
     return tuple(shape)
 
 
 def piece(spec: Spec, axes: tuple[int, ...], rank: int) -> Piece | None:
-    """What a rank holds of the block of its group along these axes; None if that is all of it.
+    """A rank's piece of the block of its group along these axes; None if it is the whole block.
 
-    Raises `NotInnermost` where another axis, of more than one rank, cuts what one of these has left.
+    Raises `NotInnermost` where another axis, of more than one rank, cuts within one of these.
 
-    >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (6, 3), torch.float32, ((0, (1, 0)),))
     >>> piece(spec, (0,), 3), piece(spec, (0, 1), 3)
     (Piece(dim=0, runs=((2, 1),)), Piece(dim=0, runs=((5, 1),)))
@@ -134,11 +116,11 @@ def piece(spec: Spec, axes: tuple[int, ...], rank: int) -> Piece | None:
     last = stack[len(stack) - sum(sizes[axis] > 1 for axis in axes) :]
     if not set(last) <= set(axes):
         raise NotInnermost(spec, axes, dim)
-    return Piece(dim, kept(block(spec, axes, rank)[dim], _cuts(spec, dim, rank, last)))
+    return Piece(dim, kept(block(spec, axes, rank)[dim], _cuts_of_rank(spec, dim, rank, last)))
 
 
-def _cuts(spec: Spec, dim: int, rank: int, axes: tuple[int, ...]) -> Cuts:
-    """How a rank's dim is cut by these axes, in this order."""
+def _cuts_of_rank(spec: Spec, dim: int, rank: int, axes: tuple[int, ...]) -> Cuts:
+    """The cuts of a dim by these axes, in this order, for one rank."""
     at = spec.mesh.coordinate(rank)
     found = []
     for axis in axes:
@@ -150,7 +132,7 @@ def _cuts(spec: Spec, dim: int, rank: int, axes: tuple[int, ...]) -> Cuts:
 
 @functools.lru_cache(maxsize=65536)
 def shared(held: Runs, wanted: Runs) -> Runs:
-    """Where, among the rows of `held`, those are that are also in `wanted`; together, in their order.
+    """The rows of `wanted`, as positions among the rows of `held`, ascending and merged.
 
     >>> shared(((0, 2), (6, 2)), ((1, 6),))
     ((1, 2),)
@@ -163,7 +145,7 @@ def shared(held: Runs, wanted: Runs) -> Runs:
         ahead = place
         while ahead < len(wanted) and wanted[ahead][0] < start + length:
             begin, end = max(start, wanted[ahead][0]), min(start + length, sum(wanted[ahead]))
-            _add(found, before + begin - start, end - begin)
+            _append_run(found, before + begin - start, end - begin)
             ahead += 1
         before += length
     return tuple(found)
@@ -171,7 +153,7 @@ def shared(held: Runs, wanted: Runs) -> Runs:
 
 @functools.lru_cache(maxsize=4096)
 def groups(mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The groups of ranks that differ along these axes alone, each in the order of its rank numbers.
+    """The groups of ranks that differ along these axes only, each in ascending order.
 
     >>> groups(Mesh.of(2, 2, 2), (0, 2))
     ((0, 1, 4, 5), (2, 3, 6, 7))
@@ -185,7 +167,7 @@ def groups(mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What goes from one rank to another: a tensor of this shape, which is these rows of one dim of something larger."""
+    """The data that one rank sends to another: a tensor of this shape, which is these rows of a larger one."""
 
     shape: tuple[int, ...]
     dim: int
@@ -197,9 +179,10 @@ class Transfer:
 
 
 def parts(shape: tuple[int, ...], held: Piece | None, pieces: Sequence[Piece]) -> tuple[Transfer, ...]:
-    """Where in one rank's piece of a block of this shape those rows lie that are also in each of these pieces.
+    """For each of these pieces, the part of one rank's piece `held` of a block of this shape that lies in it.
 
-    As what it sends, to those whose pieces they are to be; and as what it gets, from those whose pieces they were.
+    These are the parts to send, if `pieces` are the pieces after a step, and the parts received, if they are those
+    before.
 
     >>> mine, theirs = Piece(0, ((2, 2),)), Piece(1, ((0, 3),))
     >>> parts((4, 5), mine, [theirs])
@@ -225,7 +208,7 @@ def resized(shape: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
 
 
 def in_order(shape: tuple[int, ...], found: Sequence[Transfer]) -> bool:
-    """Whether these parts, one behind the other, are just what lies in memory of a contiguous tensor of this shape.
+    """Whether these parts, one behind the other, are the memory of a contiguous tensor of this shape.
 
     >>> in_order((4, 5), parts((4, 5), None, [Piece(0, ((0, 3),)), Piece(0, ((3, 1),))]))
     True
@@ -248,12 +231,12 @@ def in_order(shape: tuple[int, ...], found: Sequence[Transfer]) -> bool:
 # nor lie along dim 0.  Where they lie so already, nothing is copied.
 
 Comb = tuple[int, int, int, int]
-"""Runs of one length at one distance: (start, length, distance, how many)."""
+"""Runs of equal length at equal distances: (start, length, distance, count)."""
 
 
 @functools.lru_cache(maxsize=65536)
 def combs(runs: Runs) -> tuple[Comb, ...]:
-    """The same rows in fewer words: a strided shard is one comb, or two, however many blocks it has.
+    """The same rows in a shorter form: a strided shard is one or two combs, however many blocks it has.
 
     >>> combs(((0, 2), (4, 2), (8, 2), (12, 1)))
     ((0, 2, 4, 3), (12, 1, 1, 1))
@@ -270,8 +253,8 @@ def combs(runs: Runs) -> tuple[Comb, ...]:
     return tuple(found)
 
 
-def _pairs(whole: Tensor, cut: Tensor, dim: int, runs: Runs) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same rows as views of the whole and of what is cut out of it, one pair for each comb."""
+def _row_views(whole: Tensor, cut: Tensor, dim: int, runs: Runs) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same rows as views of the whole and of the cut-out tensor, one pair for each comb."""
     place = 0
     for start, length, distance, count in combs(runs):
         span = whole.narrow(dim, start, distance * (count - 1) + length)
@@ -281,19 +264,19 @@ def _pairs(whole: Tensor, cut: Tensor, dim: int, runs: Runs) -> Iterator[tuple[T
 
 
 def cut_out(x: Tensor, dim: int, runs: Runs, into: Tensor) -> None:
-    """Writes these rows of x there."""
-    for rows, place in _pairs(x, into, dim, runs):
+    """Copies these rows of x to `into`."""
+    for rows, place in _row_views(x, into, dim, runs):
         place.copy_(rows)
 
 
 def put_in(x: Tensor, dim: int, runs: Runs, into: Tensor) -> None:
-    """Writes x to these rows there."""
-    for place, rows in _pairs(into, x, dim, runs):
+    """Copies x to these rows of `into`."""
+    for place, rows in _row_views(into, x, dim, runs):
         place.copy_(rows)
 
 
 def take(x: Tensor, dim: int, runs: Runs) -> Tensor:
-    """These rows of x: fresh and contiguous.
+    """A contiguous copy of these rows of x.
 
     >>> take(torch.arange(6), 0, ((0, 1), (3, 1), (5, 1)))
     tensor([0, 3, 5])
@@ -306,7 +289,7 @@ def take(x: Tensor, dim: int, runs: Runs) -> Tensor:
 
 
 def flat(x: Tensor) -> Tensor:
-    """x as one dense row: x itself, if it is contiguous.  A single element may have any stride until it is flat.
+    """x as one dense dim: x itself if it is contiguous. The stride is 1, even for a single element.
 
     >>> flat(torch.zeros(1, 2)[:, 1]).stride()
     (1,)
@@ -315,9 +298,9 @@ def flat(x: Tensor) -> Tensor:
 
 
 def packed(x: Tensor, found: Sequence[Transfer], rows: int | None = None) -> Tensor:
-    """These parts of x one behind the other, flat; in slots of so many rows, of zeros where a part has fewer.
+    """These parts of x one behind the other, flat; with `rows`, each in a slot of so many rows, padded with zeros.
 
-    x itself, if it is contiguous and its parts lie so.
+    Returns x itself if it is contiguous and has just this memory.
 
     >>> packed(torch.arange(4).view(2, 2), [Transfer((2, 1), 1, ((1, 1),)), Transfer((2, 1), 1, ((0, 1),))])
     tensor([1, 3, 0, 2])
@@ -325,47 +308,47 @@ def packed(x: Tensor, found: Sequence[Transfer], rows: int | None = None) -> Ten
     even = all(part.rows == rows for part in found) if rows is not None else True
     if even and x.is_contiguous() and in_order(tuple(x.shape), found):
         return flat(x)
-    total = sum(math.prod(_slot(part, rows)) for part in found)
+    total = sum(math.prod(_slot_shape(part, rows)) for part in found)
     wire = x.new_empty(total) if even else x.new_zeros(total)
-    for part, slot in zip(found, _cut(wire, found, rows), strict=True):
+    for part, slot in zip(found, _slots(wire, found, rows), strict=True):
         cut_out(x, part.dim, part.runs, slot)
     return wire
 
 
 def unpacked(wire: Tensor, found: Sequence[Transfer], shape: tuple[int, ...], rows: int | None = None) -> Tensor:
-    """The tensor of this shape whose parts these are, contiguous; the inverse of `packed`.
+    """The contiguous tensor of this shape with these parts; the inverse of `packed`.
 
-    `wire` itself, if it is just that.
+    Returns a view of `wire` if it has just this memory.
     """
     if wire.numel() == math.prod(shape) and in_order(shape, found):
         return wire.view(shape)
     out = wire.new_empty(shape)
-    for part, slot in zip(found, _cut(wire, found, rows), strict=True):
+    for part, slot in zip(found, _slots(wire, found, rows), strict=True):
         put_in(slot, part.dim, part.runs, out)
     return out
 
 
 def sizes(found: Sequence[Transfer]) -> list[int]:
-    """How many elements each part has."""
+    """The number of elements of each part."""
     return [math.prod(part.shape) for part in found]
 
 
-def _slot(part: Transfer, rows: int | None) -> tuple[int, ...]:
+def _slot_shape(part: Transfer, rows: int | None) -> tuple[int, ...]:
     return part.shape if rows is None else resized(part.shape, part.dim, rows)
 
 
-def _cut(wire: Tensor, found: Sequence[Transfer], rows: int | None) -> Iterator[Tensor]:
-    """For each part its rows in its slot, shaped."""
+def _slots(wire: Tensor, found: Sequence[Transfer], rows: int | None) -> Iterator[Tensor]:
+    """For each part a view of its rows in its slot."""
     start = 0
     for part in found:
-        shape = _slot(part, rows)
+        shape = _slot_shape(part, rows)
         size = math.prod(shape)
         yield wire[start : start + size].view(shape).narrow(part.dim, 0, part.rows)
         start += size
 
 
 def padded(x: Tensor, dim: int, rows: int) -> Tensor:
-    """x with so many rows, flat and contiguous; zeros are added.  x itself if it is that already."""
+    """x flat and contiguous, padded with zeros to so many rows. No copy if it is that already."""
     if x.shape[dim] == rows:
         return flat(x)
     found = x.new_zeros(resized(tuple(x.shape), dim, rows))
@@ -374,7 +357,7 @@ def padded(x: Tensor, dim: int, rows: int) -> Tensor:
 
 
 def neutral(kind: str, dtype: torch.dtype) -> float | int | bool | complex:
-    """What changes no value under this reduction; of floats, -0.0 and not 0.0, since -0.0 + 0.0 is 0.0.
+    """The neutral element of a reduction; for sums of floats -0.0 rather than 0.0, since -0.0 + 0.0 is 0.0.
 
     >>> neutral("sum", torch.float32), neutral("max", torch.int8), neutral("min", torch.bool), neutral("product", torch.int64)
     (-0.0, -128, True, 1)

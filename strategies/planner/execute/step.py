@@ -1,10 +1,10 @@
-"""One rank's part in one step, as a generator: what it brings to each collective, and what it makes of what it gets.
+"""One rank's part in one step, as a generator that yields collectives and receives their results.
 
-The same generator runs against torch.distributed (`plan_ranks`) and against pure functions on all ranks' tensors
-(`plan_lockstep`).  It knows nothing of groups: it yields a `Call`, and is sent the tensor that the call leaves.
+The same generator runs on torch.distributed (`process_groups`) and on pure functions of all ranks' tensors
+(`lockstep`). It does not know the groups: it yields a `Call` and is sent the tensor that results.
 
-What a collective cannot do as the definition says (`steps.reduces`) is exchanged, and reduced by each rank itself.
-An average is a sum that is divided afterwards, as gloo has none.
+Values that collectives do not reduce as defined (`legal_steps.reduces`) are exchanged, and each rank reduces its own
+part. An average is a sum that is divided afterwards, since gloo has no averages.
 """
 
 from __future__ import annotations
@@ -44,77 +44,79 @@ from strategies.planner.steps.plan import Step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A collective of the group: what this rank brings, flat and contiguous, and how it is to be split or reduced."""
+    """A collective of the group: the tensor of this rank, flat and contiguous, and how it is split or reduced."""
 
     kind: str
     """all_gather, reduce_scatter, all_reduce or all_to_all."""
     x: Tensor
     op: str = "sum"
     sent: tuple[int, ...] = ()
-    """Elements to each member, of an all_to_all; and from each."""
+    """Elements sent to each member in an all_to_all; `got` are those received from each."""
     got: tuple[int, ...] = ()
+    """-"""
 
 
 Work = Generator[Call, Tensor, Tensor]
-"""Yields calls, is sent what they leave, and returns the new local tensor, which shares no memory with the old one."""
+"""Yields collectives, receives their results, returns the new local tensor, which shares no memory with the old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the members of one group have to do with each other in one step, in integers."""
+    """The data flow of one step within one group, in integers."""
 
     kind: str
     shape: tuple[int, ...]
-    """Of the block that they hold together."""
+    """Of the block that the members hold together."""
     was: tuple[Piece | None, ...]
-    """What each member holds of it; None is all."""
+    """Each member's piece of it before; None for the whole block. `now` are the pieces after."""
     now: tuple[Piece | None, ...]
+    """-"""
     pending: str
-    """The reduction that was pending along these axes, or is to be; empty if none."""
+    """The reduction that is pending along these axes before or after the step; empty if none."""
     divisor: int
-    """What a sum is divided by: the ranks along those of the axes that average."""
+    """The divisor of a sum: the number of ranks along those of the axes that average."""
 
 
 @functools.lru_cache(maxsize=16384)
 def table(step: Step, members: tuple[int, ...]) -> Table:
-    """The table of one group; `members` are its ranks, by their numbers in the mesh, in the group's order.
+    """The data flow of one group; `members` are its ranks in the mesh, in the group's order.
 
-    Raises `NotInnermost` where the step is none.
+    Raises `NotInnermost` for a step that is not legal.
     """
     was, now = (tuple(piece(spec, step.axes, rank) for rank in members) for spec in (step.was, step.now))
-    before = [_pending(step.was, axis) for axis in step.axes]
+    before = [_pending_reduction(step.was, axis) for axis in step.axes]
     divisor = math.prod(step.was.mesh.sizes[axis] for axis, op in zip(step.axes, before, strict=True) if op == "avg")
     kind = "local" if len(members) == 1 else step.kind
-    pending = max(before) or _pending(step.now, step.axes[0])  # a sum of averages is a sum that is divided
+    pending = max(before) or _pending_reduction(step.now, step.axes[0])  # a sum of averages is a sum that is divided
     return Table(kind, block(step.was, step.axes, members[0]), was, now, pending, divisor)
 
 
-def _pending(spec: Spec, axis: int) -> str:
+def _pending_reduction(spec: Spec, axis: int) -> str:
     held = spec.placements[axis]
     return held.reduce_op if isinstance(held, Partial) else ""
 
 
 def plain(x: Tensor) -> Tensor:
-    """x without history, conjugated and negated by its values: what is only marked so cannot travel as it lies."""
+    """x detached, with lazy conjugation and negation applied: a collective would ignore these flags."""
     return x.detach().resolve_conj().resolve_neg()
 
 
 def work(x: Tensor, todo: Table, me: int, *, ours: bool = False) -> Work:
-    """The part of member `me` in a step.  Nothing is written to x, unless it is `ours`: contiguous, and used no more."""
-    return _WORK[todo.kind](x, todo, me, ours)
+    """The part of member `me` in a step. x is written to only if it is `ours`: contiguous, and not used elsewhere."""
+    return _PARTS[todo.kind](x, todo, me, ours)
 
 
 def _all_gather(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    found = parts(todo.shape, None, _pieces(todo.was))
+    found = parts(todo.shape, None, _without_none(todo.was))
     rows = max(part.rows for part in found)
-    wire = yield from _moved("all_gather", padded(x, found[0].dim, rows))
+    wire = yield from _move_values("all_gather", padded(x, found[0].dim, rows))
     return unpacked(wire, found, todo.shape, rows)
 
 
 def _all_to_all(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    was, now = _pieces(todo.was), _pieces(todo.now)
+    was, now = _without_none(todo.was), _without_none(todo.now)
     out, back = parts(todo.shape, was[me], now), parts(todo.shape, now[me], was)
-    wire = yield from _moved("all_to_all", packed(x, out), sizes(out), sizes(back))
+    wire = yield from _move_values("all_to_all", packed(x, out), sizes(out), sizes(back))
     return unpacked(wire, back, resized(todo.shape, now[me].dim, now[me].rows))
 
 
@@ -123,39 +125,39 @@ def _all_reduce(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
         every = -(-x.numel() // len(todo.was))
         ends = [min(every * place, x.numel()) for place in range(len(todo.was) + 1)]
         sent = [end - start for start, end in itertools.pairwise(ends)]
-        mine = yield from _exchanged(flat(x), sent, todo, me)
+        mine = yield from _exchange_and_reduce(flat(x), sent, todo, me)
         mine = padded(mine, 0, every)
-        wire = yield from _moved("all_gather", mine)
+        wire = yield from _move_values("all_gather", mine)
         del mine
         return wire[: x.numel()].clone().view(x.shape) if wire.numel() > x.numel() else wire.view(x.shape)
     total = x if ours else _copy(x)
-    total = yield Call("all_reduce", _on_wire(total.view(-1)), op=_op(todo.pending, x.dtype))
-    return _off_wire(total, x.dtype, todo).view(x.shape)
+    total = yield Call("all_reduce", _to_wire(total.view(-1)), op=_wire_reduction(todo.pending, x.dtype))
+    return _from_wire(total, x.dtype, todo).view(x.shape)
 
 
 def _reduce_scatter(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
-    now = _pieces(todo.now)
+    now = _without_none(todo.now)
     out, mine = parts(todo.shape, None, now), now[me]
     if not reduces(todo.pending, x.dtype):
-        found = yield from _exchanged(packed(x, out), sizes(out), todo, me)
+        found = yield from _exchange_and_reduce(packed(x, out), sizes(out), todo, me)
         return found.view(out[me].shape)
     rows = max(part.rows for part in out)
-    wire = yield Call("reduce_scatter", _on_wire(packed(x, out, rows)), op=_op(todo.pending, x.dtype))
-    wire = _off_wire(wire, x.dtype, todo)
+    wire = yield Call("reduce_scatter", _to_wire(packed(x, out, rows)), op=_wire_reduction(todo.pending, x.dtype))
+    wire = _from_wire(wire, x.dtype, todo)
     if mine.rows == rows:
         return wire.view(out[me].shape)
     return take(wire.view(resized(todo.shape, mine.dim, rows)), mine.dim, whole(mine.rows))
 
 
-def _exchanged(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
-    """What all members' tensors fold into, of it the part that is this rank's: exchanged first, then reduced here."""
+def _exchange_and_reduce(wire: Tensor, sent: list[int], todo: Table, me: int) -> Work:
+    """The reduction of all members' tensors, of it the part of this rank: exchanged first, then reduced here."""
     count = len(sent)
-    got = yield from _moved("all_to_all", wire, sent, [sent[me]] * count)
+    got = yield from _move_values("all_to_all", wire, sent, [sent[me]] * count)
     return fold(got.view(count, -1), todo.pending)
 
 
-def _moved(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
-    """A collective that moves values and changes none; as bytes, where collectives do not carry the dtype."""
+def _move_values(kind: str, wire: Tensor, sent: Sequence[int] = (), got: Sequence[int] = ()) -> Work:
+    """A collective that moves values without changing them; as bytes, where collectives do not carry the dtype."""
     if wire.dtype in CARRIED:
         return (yield Call(kind, wire, sent=tuple(sent), got=tuple(got)))
     size = wire.dtype.itemsize
@@ -181,43 +183,40 @@ def _local(x: Tensor, todo: Table, me: int, ours: bool) -> Work:
     return torch.full_like(x, neutral(todo.pending, x.dtype), memory_format=torch.contiguous_format)
 
 
-_WORK = {
+_PARTS = {
     "local": _local, "all_gather": _all_gather, "all_to_all": _all_to_all, "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
 }  # fmt: skip
 
 
 def together(held: Sequence[Tensor], todo: Table) -> list[Tensor]:
-    """What the members hold after a step in which they talk, in one go: the block is put together, and cut.
+    """The results of all members of a step that communicates, computed at once: the block is assembled, then cut.
 
-    Without a collective, so that it takes a few ops for each member, and not for each pair of them.  Whoever holds all
-    of the block holds one object.
+    It needs a few ops for each member, and not for each pair of members. Members that hold the whole block share one
+    tensor.
     """
     if todo.was[0] is None:
-        block = _folded(held, todo)
+        block = _reduced_block(held, todo)
     else:
         block = held[0].new_empty(todo.shape)
-        for x, was in zip(held, _pieces(todo.was), strict=True):
+        for x, was in zip(held, _without_none(todo.was), strict=True):
             put_in(x, was.dim, was.runs, block)
     return [block if now is None else take(block, now.dim, now.runs) for now in todo.now]
 
 
-def _folded(held: Sequence[Tensor], todo: Table) -> Tensor:
+def _reduced_block(held: Sequence[Tensor], todo: Table) -> Tensor:
     if not reduces(todo.pending, held[0].dtype):
         return fold(torch.stack(list(held)), todo.pending)
-    total = reduced([_on_wire(x) for x in held], _op(todo.pending, held[0].dtype))
-    return _off_wire(total, held[0].dtype, todo)
+    total = reduced([_to_wire(x) for x in held], _wire_reduction(todo.pending, held[0].dtype))
+    return _from_wire(total, held[0].dtype, todo)
 
 
-# -- what travels, and how it is reduced
-
-
-def _pieces(found: Sequence[Piece | None]) -> list[Piece]:
+def _without_none(found: Sequence[Piece | None]) -> list[Piece]:
     return [one for one in found if one is not None]
 
 
-def _op(kind: str, dtype: torch.dtype) -> str:
-    """What a collective is asked for: booleans travel as bytes, and an average as a sum."""
+def _wire_reduction(kind: str, dtype: torch.dtype) -> str:
+    """The reduction of the collective: booleans travel as bytes, and an average as a sum."""
     if dtype == torch.bool:
         return "min" if kind in ("min", "product") else "max"
     return "sum" if kind == "avg" else kind
@@ -227,11 +226,11 @@ def _copy(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _on_wire(x: Tensor) -> Tensor:
+def _to_wire(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else x
 
 
-def _off_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
+def _from_wire(x: Tensor, dtype: torch.dtype, todo: Table) -> Tensor:
     if dtype == torch.bool:
         return x.view(torch.bool)
     if todo.divisor > 1:  # a complex number divided by a real one, in torch, is not always what its two parts would be

@@ -1,19 +1,19 @@
-"""Any cost of redistribution put to one test: whether it is a metric, as far as a cost can be one.
+"""A test whether a cost of redistribution is a metric, apart from symmetry.
 
-A cost `d` of the way from one spec to another is right about the ways that there are only if, for all specs,
+A cost `d` from one spec to another is consistent with the possible paths only if, for all specs,
 
-* `d(a, a) == 0`, and `d(a, b) >= 0`: to do nothing costs nothing, and nobody is paid to communicate;
-* `d(a, c) <= d(a, b) + d(b, c)`: the triangle inequality.  Who breaks it charges more for a way than for a longer one.
+* `d(a, a) == 0` and `d(a, b) >= 0`: doing nothing is free, and no communication is paid for;
+* `d(a, c) <= d(a, b) + d(b, c)`, the triangle inequality: a direct path costs no more than a detour.
 
-`d(a, b) == d(b, a)` is not asked: from R to a shard is a copy, and the way back is an all-gather.  A cost is a
-quasi-metric.  And `d(a, b)` may be 0 for what is nothing to that cost, such as a copy to one that counts bytes sent.
+Symmetry is not required: from R to a shard is a copy, and the way back is an all-gather. So a cost is a quasi-metric.
+`d(a, b)` may be 0 for different specs if the cost ignores what lies between them, as bytes sent ignore a copy.
 
-The price of the cheapest plan is such a cost by construction: it is a distance in a graph whose edges are the legal
-steps and whose lengths are prices that are never negative; a way by b is a way.  That needs every layout that lies on a
-way to or from any b to be open to every plan: see `strategies.planner.steps.legal_steps.targets`.  Strided shards of others are not open, so
-a price must not charge less for these than for plain shards, as torch's own does (`strategies.planner.steps.prices`).  With a
-memory limit it holds as well, with infinity for what no plan within it reaches: the limit is on each step, so that two
-plans within it are one.
+The price of the cheapest plan is a quasi-metric by construction: it is the distance in a graph with the legal steps as
+edges and nonnegative prices as lengths. That requires that every layout on a path to or from any b is available to
+every plan: see `strategies.planner.steps.legal_steps.targets`. Strided shards other than those of the destination are
+not, so a price must not charge less for these than for plain shards, as torch's own does
+(`strategies.planner.steps.prices`). It also holds under a memory limit, with infinity where no plan stays within it:
+the limit applies to each step, so two plans within it concatenate to one.
 """
 
 from __future__ import annotations
@@ -34,22 +34,20 @@ from torch.distributed.tensor.placement_types import Placement
 
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh, Spec, short
-from strategies.planner.metric_check.report import Checked, Detour, Odd, sides
+from strategies.planner.metric_check.report import Checked, Detour, Odd
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import changes, targets
-from strategies.planner.steps.plan import PICO, Move, axes_text
+from strategies.planner.steps.plan import PICO, Move, axes_text, placements_text
 from strategies.planner.steps.prices import move_of
 
-# A price of single steps on trial: whether plans can be searched by it, and what the cheapest of them cost then.
-
 LARGER = (2, 1000, 1_000_000)
-"""How many times more bytes a move is asked with: the same move must not cost less."""
+"""The factors by which the bytes of a move are scaled: the same move must not cost less."""
 FALLS = "the same step with fewer bytes costs more"
 
 
 @dataclass(frozen=True, slots=True)
 class Plugged:
-    """A user's function as a price: whole numbers as they are, seconds as picoseconds, rounded up."""
+    """A user's function as a price: integers as they are, seconds as picoseconds, rounded up."""
 
     name: str
     grows: bool
@@ -63,7 +61,7 @@ class Plugged:
 
 @dataclass(frozen=True, slots=True)
 class PriceProbe:
-    """What a price of steps answered."""
+    """The answers of a price of single steps: its faults, and whether plans can be searched by it."""
 
     ask: Callable[[Move], float]
     odd: tuple[Odd, ...]
@@ -79,32 +77,32 @@ class PriceProbe:
         return all(odd.what == FALLS for odd in self.odd)
 
     def price(self, name: str) -> Plugged:
-        """As a price for the planner, which keeps the plans of each of these for itself: `ask` equals itself alone."""
+        """As a price for the planner. The plan cache does not mix it with others: `ask` equals only itself."""
         return Plugged(name, not self.odd, self.seconds, self.ask)
 
 
-def trials(price: Callable[[Move], float], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
+def trials(price: Callable[[Move], object], specs: Sequence[Spec], ask: Callable[..., float]) -> PriceProbe:
     """The answers for every step between these specs, with their own bytes and with more."""
     odd: list[Odd] = []
     seconds = False
-    for move in _moves(specs):
+    for move in _all_moves(specs):
         larger = [replace(move, nbytes=times * move.nbytes, even=times * move.even) for times in LARGER]
         answers = [ask(price, each) for each in (move, *larger)]
         along = axes_text(specs[0], move.axes)
         where = f"{along}: {move.kind} {move.was} -> {move.now} of {move.nbytes} bytes"
         seconds = seconds or any(isinstance(got, float) for got in answers)
-        odd += _odd_answers(where, answers, ask(price, move))
+        odd += _step_faults(where, answers, ask(price, move))
     return PriceProbe(lambda move: ask(price, move), tuple(odd), seconds)
 
 
 def distances(specs: Sequence[Spec], price: Plugged) -> list[list[float]]:
-    """What the cheapest plan from each spec to each other costs."""
+    """The price of the cheapest plan from each spec to each other."""
     found = [[plan(src, dst, price).price for dst in specs] for src in specs]
     return [[cost / PICO if price.seconds else cost for cost in row] for row in found]
 
 
-def _moves(specs: Sequence[Spec]) -> Iterator[Move]:
-    """Every move from one of these specs to another, each once, in an order that is always the same."""
+def _all_moves(specs: Sequence[Spec]) -> Iterator[Move]:
+    """Every move from one of these specs to another, each once, always in the same order."""
     seen: dict[Move, None] = {}
     for spec in specs:
         for offered in dict.fromkeys(targets(spec, dst) for dst in specs):
@@ -113,7 +111,7 @@ def _moves(specs: Sequence[Spec]) -> Iterator[Move]:
     return iter(seen)
 
 
-def _odd_answers(where: str, answers: list[float], again: float) -> Iterator[Odd]:
+def _step_faults(where: str, answers: list[float], again: float) -> Iterator[Odd]:
     first = answers[0]
     for got in answers:
         if math.isnan(got):
@@ -126,38 +124,38 @@ def _odd_answers(where: str, answers: list[float], again: float) -> Iterator[Odd
             yield Odd("a price is never negative", where, got)
             return
     if again != first:
-        yield Odd("asked again, it answers something else", where, again)
+        yield Odd("a second call returns something else", where, again)
     if answers != sorted(answers):
         yield Odd(FALLS, where, first)
 
 
 PairCost = Callable[[Spec, Spec], float]
-"""Seconds from one spec to another; infinite where there is no way."""
+"""Seconds from one spec to another; infinite where there is no path."""
 StepPrice = Callable[[Move], float]
-"""What one step costs: seconds as a float, or anything in whole numbers."""
+"""The price of one step: seconds as a float, or an integer in any unit."""
 NEAR = 1e-9
-"""Sums of floats may differ by this part of themselves."""
+"""The relative tolerance for sums of floats."""
 LARGEST = 1e30
-"""Beyond which a finite answer is no cost, and would leave the range of floats on the way."""
+"""The largest finite cost that is accepted; larger ones might overflow in sums."""
 MOST = 128
-"""Specs; their triples are two millions."""
+"""The most specs; their triples are two million."""
 KEPT = 100
-"""Broken triples that are told, the worst first; those where an infinite cost is to blame say least and come last."""
+"""Violations that are kept, the worst first; those with an infinite direct cost come last, as they say least."""
 
 
 class BadCost(Refusal, call="localtensor cost check"):
-    """A cost function that cannot be asked."""
+    """A cost function that cannot be called, or has no valid result."""
 
 
 def check(
     cost: PairCost | StepPrice, mesh: Mesh, shape: Sequence[int] = (8, 8), dtype: torch.dtype = torch.float32,
     placements: Sequence[Placement] | None = None, *, orders: bool = False, name: str = "", unit: str = "",
 ) -> Checked:  # fmt: skip
-    """What a cost answers for all triples of all specs that have these placements: R, a shard of each dim, P(sum).
+    """The result of a cost function for all triples of all specs with these placements: R, a shard of each dim, P(sum).
 
-    A function of two specs is asked for each pair.  A function of one `Move` is asked what steps cost, and if it
-    answers as prices do, the cheapest plans by it are searched.  `orders` adds specs whose dims are cut in another
-    order.  Raises `BadCost` for what is no such function, raises, or returns no number.
+    A function of two specs is called for each pair. A function of one `Move` is called for single steps and, if its
+    answers are valid prices, the cheapest plans by it are searched. `orders` adds specs whose dims are sharded in other
+    orders. Raises `BadCost` for an invalid function, one that raises, or one that returns no number.
 
     >>> def cost(src: Spec, dst: Spec) -> float:  # by size alone: to shrink costs nothing, to grow costs too much
     ...     return max(0.0, float(ways(dst) - ways(src))) ** 2
@@ -172,23 +170,23 @@ def check(
     """
     name = name or str(getattr(cost, "__name__", "") or getattr(cost, "name", type(cost).__name__))
     specs = specs_of(mesh, tuple(shape), dtype, placements, orders)
-    ask = _asker(name)
-    if _asked_with(cost, name) == 2:
+    ask = _number_caller(name)
+    if _parameter_count(cost, name) == 2:
         pair = cast(PairCost, cost)
         table = [[ask(pair, src, dst) for dst in specs] for src in specs]
         again = [[ask(pair, src, dst) for dst in specs] for src in specs]
-        return _checked(name, unit or "s", specs, table, _odd_pairs(specs, table, again))
+        return _triangle_report(name, unit or "s", specs, table, _pair_faults(specs, table, again))
     tried = trials(cast(StepPrice, cost), specs, ask)
     unit = unit or tried.unit
     if not tried.searchable:
         return Checked(name, unit, specs, 0, 0, 0, (), tried.odd, 0)
-    return _checked(name, unit, specs, distances(specs, tried.price(name)), tried.odd)
+    return _triangle_report(name, unit, specs, distances(specs, tried.price(name)), tried.odd)
 
 
 def specs_of(
     mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, placements: Sequence[Placement] | None, orders: bool = False
 ) -> tuple[Spec, ...]:
-    """All specs of one tensor on a mesh with these placements.  Raises `BadCost` where they are too many."""
+    """All specs of one tensor on a mesh with these placements. Raises `BadCost` where they are too many."""
     if placements is None:
         placements = (Replicate(), *map(Shard, range(len(shape))), Partial())
     count = len(placements) ** len(mesh.sizes)
@@ -199,18 +197,18 @@ def specs_of(
     plain = [Spec(mesh, each, shape, dtype) for each in itertools.product(placements, repeat=len(mesh.sizes))]
     if not orders:
         return tuple(plain)
-    return tuple(spec for one in plain for spec in _reordered(one))
+    return tuple(spec for one in plain for spec in _shard_orders(one))
 
 
-def _reordered(spec: Spec) -> list[Spec]:
+def _shard_orders(spec: Spec) -> list[Spec]:
     dims = [dim for dim in range(len(spec.shape)) if len(spec.cut_by(dim)) > 1]
     ways = itertools.product(*(itertools.permutations(spec.cut_by(dim)) for dim in dims))
-    return [
-        Spec(spec.mesh, spec.placements, spec.shape, spec.dtype, tuple(zip(dims, way, strict=True))) for way in ways
-    ]
+    return [replace(spec, shard_order=tuple(zip(dims, orders, strict=True))) for orders in ways]
 
 
-def _checked(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]) -> Checked:
+def _triangle_report(
+    name: str, unit: str, specs: tuple[Spec, ...], table: list[list[float]], odd: tuple[Odd, ...]
+) -> Checked:
     detours = []
     for i, row in enumerate(table):
         for j, first in enumerate(row):
@@ -226,11 +224,11 @@ def _checked(name: str, unit: str, specs: tuple[Spec, ...], table: list[list[flo
     return Checked(name, unit, specs, len(specs) ** 3, len(worst), walls, tuple(shown), odd, free)
 
 
-def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]) -> tuple[Odd, ...]:
+def _pair_faults(specs: Sequence[Spec], table: list[list[float]], again: list[list[float]]) -> tuple[Odd, ...]:
     found = []
     for i, src in enumerate(specs):
         for k, dst in enumerate(specs):
-            got, later, where = table[i][k], again[i][k], f"{sides(src)} -> {sides(dst)}"
+            got, later, where = table[i][k], again[i][k], f"{placements_text(src)} -> {placements_text(dst)}"
             if math.isnan(got):
                 found.append(Odd("this is no number", where, got))
             elif got < 0:
@@ -238,30 +236,30 @@ def _odd_pairs(specs: Sequence[Spec], table: list[list[float]], again: list[list
             elif i == k and got != 0:
                 found.append(Odd("there is nothing to do", where, got))
             if got != later and not (math.isnan(got) and math.isnan(later)):
-                found.append(Odd("asked again, it answers something else", where, later))
+                found.append(Odd("a second call returns something else", where, later))
     return tuple(found)
 
 
-def _asked_with(cost: object, name: str) -> int:
-    """How many positional parameters must be given: 2 for pairs, 1 for steps."""
+def _parameter_count(cost: object, name: str) -> int:
+    """The number of required positional parameters: 2 for a cost of pairs, 1 for a price of steps."""
     remedy = "Write def cost(src, dst), which returns seconds, or def price(move)."
     if not callable(cost) or isinstance(cost, type):
         raise BadCost("cost", name, "it is no function", remedy)
     try:
         parameters = inspect.signature(cost).parameters.values()
     except (TypeError, ValueError):
-        raise BadCost("cost", name, "nobody can see which parameters it has", remedy) from None
+        raise BadCost("cost", name, "its parameters cannot be inspected", remedy) from None
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]
     named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if len(needed) not in (1, 2) or named:
-        told = ", ".join([p.name for p in needed] + named) or "nothing"
-        raise BadCost("cost", name, f"it asks for {told}, and not for two specs or one move", remedy)
+        listed = ", ".join([p.name for p in needed] + named) or "nothing"
+        raise BadCost("cost", name, f"it takes {listed}, and not two specs or one move", remedy)
     return len(needed)
 
 
-def _asker(name: str) -> Callable[..., float]:
-    """A call of the user's function that gives a number or raises `BadCost`."""
+def _number_caller(name: str) -> Callable[..., float]:
+    """A call of the user's function that returns a number or raises `BadCost`."""
 
     def ask(cost: Callable[..., Any], *arguments: Any) -> float:
         where = " -> ".join(map(str, arguments))
@@ -269,10 +267,10 @@ def _asker(name: str) -> Callable[..., float]:
             got = cost(*arguments)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
+        except BaseException as error:  # why: the user's function may raise anything, SystemExit included
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"it raises {type(error).__name__}: {str(error).partition(chr(10))[0]} ({frame.filename}, line {frame.lineno})"
-            raise BadCost("cost", name, f"{what} for {where}", "Mend that first.") from error
+            raise BadCost("cost", name, f"{what} for {where}", "Fix that first.") from error
         if isinstance(got, bool) or not isinstance(got, numbers.Real):
             remedy = "Return an int or a float."
             raise BadCost("cost", name, f"it returns {got!r:.60} for {where}, which is no number", remedy)

@@ -1,4 +1,4 @@
-"""What the property test of a cost function found, as values and as text."""
+"""The result of the metric check of a cost function, as values and as text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from localtensor.layout import Spec, shape_text
-from strategies.planner.steps.plan import PICO, bytes_text, placed
-
-UNITS = ("s", "ps", "bytes", "")
-"""Seconds, picoseconds, bytes, or whatever the function means."""
+from strategies.planner.steps.plan import PICO, bytes_text, placements_text
 
 
 @dataclass(frozen=True, slots=True)
 class Detour:
-    """Three specs of which the way by the second costs less than the way without it."""
+    """A violation of the triangle inequality: the path by the second spec costs less than the direct one."""
 
     src: Spec
     via: Spec
@@ -31,12 +28,12 @@ class Detour:
 
     def text(self, unit: str) -> str:
         direct, around = amount(self.direct, unit), amount(self.first + self.second, unit)
-        return f"{sides(self.src)} -> {sides(self.dst)} costs {direct}; by way of {sides(self.via)} {around}"
+        return f"{placements_text(self.src)} -> {placements_text(self.dst)} costs {direct}; by way of {placements_text(self.via)} {around}"
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """One answer that no cost gives."""
+    """One answer that no cost may give."""
 
     what: str
     where: str
@@ -49,31 +46,32 @@ class Odd:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a cost function answered, all triples of these specs looked at.
+    """The result for all triples of these specs.
 
-    Nothing of this says that a cost is symmetric: it is none.  R to S(0) is a copy, and the way back is an all-gather.
+    A cost need not be symmetric: R to S(0) is a copy, and the way back is an all-gather.
     """
 
     cost: str
     unit: str
+    """`s`, `ps`, `bytes`, or empty for any other."""
     specs: tuple[Spec, ...]
     triples: int
-    """0 where the answers were such that no plan could be searched by them."""
+    """0 if the answers were such that no plan could be searched by them."""
     broken: int
-    """Triples whose third side is longer than the two others together."""
+    """Triples that violate the triangle inequality."""
     walls: int
-    """Of these, those whose third side is infinite: the function says that there is no way, and finds one."""
+    """Of these, those with an infinite direct cost, though there is a path."""
     worst: tuple[Detour, ...]
     odd: tuple[Odd, ...]
     free: int
-    """Pairs of specs that differ and cost nothing: no fault, if what they take is nothing to this cost."""
+    """Pairs of different specs that cost nothing: no fault, if the cost ignores what lies between them."""
 
     @property
     def holds(self) -> bool:
         return self.broken == 0 and not self.odd
 
     def lines(self, most: int = 5) -> list[str]:
-        """The report, the worst first, so many of each kind."""
+        """The report, the worst first, at most so many of each kind."""
         one = self.specs[0]
         about = f"{len(self.specs)} specs of {shape_text(one.shape, one.dtype)} on {one.mesh}"
         if not self.triples:
@@ -91,11 +89,11 @@ class Checked:
         return [*found, "It is a metric on these, but for symmetry." if self.holds else "It is no metric."]
 
     def as_json(self, most: int = 5) -> dict[str, Any]:
-        """All of it as JSON; infinite and undefined numbers as text."""
+        """The result as JSON; infinite and undefined numbers as text."""
         one = self.specs[0]
         worst = [
             {
-                "src": sides(d.src), "via": sides(d.via), "dst": sides(d.dst), "direct": number(d.direct),
+                "src": placements_text(d.src), "via": placements_text(d.via), "dst": placements_text(d.dst), "direct": number(d.direct),
                 "around": number(d.first + d.second),
             }
             for d in self.worst[:most]
@@ -107,11 +105,6 @@ class Checked:
             "odd": [{"what": o.what, "where": o.where, "got": number(o.got)} for o in self.odd[:most]],
             "odd_count": len(self.odd), "free": self.free, "holds": self.holds,
         }  # fmt: skip
-
-
-def sides(spec: Spec) -> str:
-    """`R,S(0)`."""
-    return ",".join(placed(spec, axis) for axis in range(len(spec.placements)))
 
 
 def amount(value: float, unit: str) -> str:
@@ -128,7 +121,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def number(value: float) -> float | str:
-    """A number as JSON has it.
+    """A number as JSON represents it.
 
     >>> number(1.5), number(math.inf), number(math.nan)
     (1.5, 'inf', 'nan')

@@ -1,4 +1,7 @@
-"""The picture of a plan as text: a grid of ranks for each stage, and in each the tensor, with what the rank holds."""
+"""The picture of a plan as text: for each stage a grid of ranks, each with the tensor and the part that it holds.
+
+Two dims of the tensor are drawn, preferably sharded ones. Of a long mesh axis only some ranks are drawn.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,32 @@ from torch.distributed.tensor import Partial
 
 from localtensor.layout import Runs, Spec, cuts_of, held_at, short
 
-# What each rank holds, before and after each step of a plan, as boxes: a grid of ranks, in each the whole tensor.
-#
-# Two dims of the tensor are drawn: those that are cut, if there are some.  Of a long axis only some ranks are.
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The tensor as it lies after a step; the first stage of a plan has no step."""
+    """The layout after a step; the first stage of a plan has no step."""
 
     spec: Spec
     step: str = ""
     axes: tuple[int, ...] = ()
-    """The axes whose ranks talk to each other in that step; none if it is one that each rank makes by itself."""
+    """The axes whose ranks communicate in that step; empty for a local step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One rank's share: for each of the dims that are drawn the rows that it holds."""
+    """One rank's share: its rows of each of the two drawn dims."""
 
     down: Runs
     across: Runs
     part: bool
-    """Whether it holds a part of a value, that is yet to be reduced."""
+    """Whether it is a partial value, still to be reduced."""
 
 
 def layout_text(spec: Spec) -> str:
     """The placements with the names of their axes.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> layout_text(Spec(Mesh.of(dp=2), (parse("S(0)"),), (8,), torch.float32))
     'dp:S(0)'
     """
@@ -48,7 +46,7 @@ def layout_text(spec: Spec) -> str:
 
 
 def places(size: int, most: int) -> list[int | None]:
-    """The places of an axis that are drawn: the first ones and the last; None stands for those left out.
+    """The indices along an axis that are drawn: the first ones and the last; None for those left out.
 
     >>> places(3, 4), places(16, 4)
     ([0, 1, 2], [0, 1, None, 15])
@@ -57,7 +55,7 @@ def places(size: int, most: int) -> list[int | None]:
 
 
 def lines_of(sizes: Sequence[int], most: int) -> list[tuple[int, ...] | None]:
-    """The places on several axes at once, that are drawn below each other; None stands for those left out.
+    """The coordinates on several axes that are drawn below each other; None for those left out.
 
     >>> lines_of((2, 2), 8), lines_of((), 4), lines_of((100,), 3)
     ([(0, 0), (0, 1), (1, 0), (1, 1)], [()], [(0,), None, (99,)])
@@ -70,7 +68,7 @@ def lines_of(sizes: Sequence[int], most: int) -> list[tuple[int, ...] | None]:
 
 
 def label(names: Sequence[str], sizes: Sequence[int], place: Sequence[int] | None, most: int) -> str:
-    """Where a rank stands on some axes; by number alone if the names take more letters than that anywhere.
+    """A rank's coordinates on some axes, with the names of the axes unless the longest label exceeds `most` characters.
 
     >>> label(("dp", "tp"), (2, 16), (1, 3), 10), label(("dp", "tp"), (2, 101), (1, 3), 10), label((), (), None, 10)
     ('dp 1 tp 3', '1 3', '')
@@ -81,39 +79,38 @@ def label(names: Sequence[str], sizes: Sequence[int], place: Sequence[int] | Non
 
 
 def dims_drawn(stages: Sequence[Stage]) -> tuple[int, ...]:
-    """At most two dims: those that most stages cut, and then the first ones; in their order."""
+    """At most two dims, ascending: those sharded in most stages, and then the first ones."""
     spec = stages[0].spec
     often = {dim: sum(bool(cuts_of(stage.spec)[dim]) for stage in stages) for dim in range(len(spec.shape))}
     return tuple(sorted(sorted(often, key=lambda dim: (-often[dim], dim))[:2]))
 
 
 def box(spec: Spec, where: Sequence[int], dims: Sequence[int]) -> Box:
-    """What the rank at this place holds."""
-    held = [_held(spec, where, dim) for dim in dims]
+    """The share of the rank with these coordinates."""
+    held = [_rows_held(spec, where, dim) for dim in dims]
     part = any(isinstance(placement, Partial) for placement in spec.placements)
     down, across = (((0, 1),), *held) if len(held) == 1 else held or [((0, 1),), ((0, 1),)]
     return Box(down, across, part)
 
 
 def extents(spec: Spec, dims: Sequence[int]) -> tuple[int, int]:
-    """How long the two dims are that are drawn: 1 for one that the tensor has not."""
+    """The sizes of the two drawn dims: 1 for one that the tensor does not have."""
     sizes = [spec.shape[dim] for dim in dims]
     return (1, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1]) if sizes else (1, 1)
 
 
 def share_text(spec: Spec) -> str:
-    """What the first rank of all holds, in words; no rank holds more.
+    """The share of the first rank in words; no rank holds more.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> share_text(Spec(Mesh.of(dp=3), (parse("S(0)"),), (8, 4), torch.float32))
     'at most 3 x 4 on a rank'
     >>> share_text(Spec(Mesh.of(dp=2), (parse("P(sum)"),), (8,), torch.float32))
     'parts of 8 on a rank, P(sum) over dp'
     """
     first = (0,) * len(spec.mesh.sizes)
-    counts = [sum(length for _, length in _held(spec, first, dim)) for dim in range(len(spec.shape))]
+    counts = [sum(length for _, length in _rows_held(spec, first, dim)) for dim in range(len(spec.shape))]
     cut = [math.prod(spec.mesh.sizes[axis] for axis, _ in axes) for axes in cuts_of(spec)]
     even = all(size % ranks == 0 for size, ranks in zip(spec.shape, cut, strict=True))
     size = " x ".join(map(str, counts)) or "a number"
@@ -125,30 +122,29 @@ def share_text(spec: Spec) -> str:
 
 
 def undrawn(spec: Spec, dims: Sequence[int]) -> str:
-    """Which dims are cut and not drawn; empty if none."""
+    """Which dims are sharded but not drawn; empty if none."""
     others = [f"dim {dim}" for dim in range(len(spec.shape)) if dim not in dims and cuts_of(spec)[dim]]
     return f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'} cut, too, and not drawn" if others else ""
 
 
-def _held(spec: Spec, where: Sequence[int], dim: int) -> Runs:
+def _rows_held(spec: Spec, where: Sequence[int], dim: int) -> Runs:
     return held_at(spec.shape[dim], cuts_of(spec)[dim], spec.mesh.sizes, where)
 
 
 WIDTH = 60
 CELLS = (4, 8)
-"""How many cells a tensor is drawn with at most, down and across."""
+"""The most cells that a tensor is drawn with, down and across."""
 LINES = 4
-"""How many rows of ranks are drawn at most."""
+"""The most rows of ranks that are drawn."""
 SIGNS, ASCII = ("█", "▒", "·", "┊"), ("#", "%", ".", "~")
-"""For a value, a part of one, what the rank does not have, and ranks that are left out."""
+"""For a value, a partial value, what the rank does not hold, and ranks left out."""
 
 
 def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] = SIGNS) -> str:
-    """All stages below each other, and what the signs mean.  No line is wider than `width`, but for words.
+    """All stages below each other, and a legend. No line but text is wider than `width`.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import Spec, parse
+    >>> from localtensor.layout import Mesh, parse
     >>> made = [Spec(Mesh.of(dp=2), (parse(p),), (2, 6), torch.float32) for p in ("S(0)", "S(1)")]
     >>> print(drawn([Stage(made[0]), Stage(made[1], "dp: all-to-all S(0) -> S(1)")], signs=ASCII))
     dp:S(0)   1 x 6 on a rank
@@ -165,7 +161,7 @@ def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] =
     # a value   % a part of one, to be reduced   . not here
     """
     dims = dims_drawn(stages)
-    blocks = ["\n".join(_stage(stage, dims, width, signs)) for stage in stages]
+    blocks = ["\n".join(_stage_lines(stage, dims, width, signs)) for stage in stages]
     value, part, none, out = signs
     known = f"{value} a value   {part} a part of one, to be reduced   {none} not here"
     if any(out in block for block in blocks):
@@ -173,7 +169,7 @@ def drawn(stages: Sequence[Stage], *, width: int = WIDTH, signs: Sequence[str] =
     return "\n\n".join([*blocks, known])
 
 
-def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) -> list[str]:
+def _stage_lines(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) -> list[str]:
     spec, names, sizes = stage.spec, stage.spec.mesh.names, stage.spec.mesh.sizes
     notes = [layout_text(spec), share_text(spec), undrawn(spec, dims)]
     lines = [stage.step] if stage.step else []
@@ -183,35 +179,35 @@ def _stage(stage: Stage, dims: Sequence[int], width: int, signs: Sequence[str]) 
     labels = [label(names[:-1], sizes[:-1], line, width // 2 - 2) for line in leading]
     indent = max(map(len, labels)) + 2
     long, broad = extents(spec, dims)
-    down, across = _count(long, CELLS[0]), _count(broad, CELLS[1])
-    room = (width - indent - 5) // 2
-    wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), room)))
+    down, across = _cell_count(long, CELLS[0]), _cell_count(broad, CELLS[1])
+    space = (width - indent - 5) // 2
+    wide = max(across, len(label(names[-1:], sizes[-1:], (sizes[-1] - 1,), space)))
     columns = places(sizes[-1], max(2, (width - indent + 2) // (wide + 2)))
-    above = [signs[3] if at is None else label(names[-1:], sizes[-1:], (at,), room).ljust(wide) for at in columns]
+    above = [signs[3] if at is None else label(names[-1:], sizes[-1:], (at,), space).ljust(wide) for at in columns]
     lines.append(" " * indent + "  ".join(above).rstrip())
     for line, words in zip(leading, labels, strict=True):
         if line is None:
             lines.append(" " * indent + signs[3])
             continue
         shares = [None if at is None else box(spec, (*line, at), dims) for at in columns]
-        cells = [None if one is None else _cells(one, (down, long), (across, broad), signs) for one in shares]
+        cells = [None if one is None else _cell_lines(one, (down, long), (across, broad), signs) for one in shares]
         for row in range(down):
             shown = "  ".join(signs[3] if cell is None else cell[row].ljust(wide) for cell in cells).rstrip()
             lines.append((words if row == 0 else "").ljust(indent) + shown)
     return lines
 
 
-def _cells(share: Box, down: tuple[int, int], across: tuple[int, int], signs: Sequence[str]) -> list[str]:
-    """The lines of a box; for each direction so many cells, for so many rows of the tensor."""
-    rows, columns = _marked(share.down, *down), _marked(share.across, *across)
+def _cell_lines(share: Box, down: tuple[int, int], across: tuple[int, int], signs: Sequence[str]) -> list[str]:
+    """The lines of a box. `down` and `across` are each a number of cells and the size of the dim."""
+    rows, columns = _marked_cells(share.down, *down), _marked_cells(share.across, *across)
     held = signs[1] if share.part else signs[0]
     return ["".join(held if row and column else signs[2] for column in columns) for row in rows]
 
 
-def _count(size: int, most: int) -> int:
-    """How many cells a dim has: as many as it has rows, or so few that each has as many rows, or the most.
+def _cell_count(size: int, most: int) -> int:
+    """The number of cells of a dim: its size, or the largest number above half of `most` that divides it, or `most`.
 
-    >>> [_count(size, 8) for size in (0, 5, 12, 13, 4096)]
+    >>> [_cell_count(size, 8) for size in (0, 5, 12, 13, 4096)]
     [1, 5, 6, 8, 8]
     """
     return (
@@ -221,10 +217,10 @@ def _count(size: int, most: int) -> int:
     )
 
 
-def _marked(runs: Runs, cells: int, size: int) -> list[bool]:
-    """Which of so many equal cells have some of these rows in them.
+def _marked_cells(runs: Runs, cells: int, size: int) -> list[bool]:
+    """Which of so many equal cells hold some of these rows.
 
-    >>> _marked(((0, 2), (6, 2)), 4, 8)
+    >>> _marked_cells(((0, 2), (6, 2)), 4, 8)
     [True, False, False, True]
     """
     found = [False] * cells

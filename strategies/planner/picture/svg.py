@@ -1,4 +1,4 @@
-"""The picture of a plan as SVG: for light and dark backgrounds, with no script, and nothing fetched."""
+"""The picture of a plan as SVG: for light and dark backgrounds, without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from strategies.planner.picture.ascii import (
 )
 
 SIDE, GAP, LABEL, LEFT, LINE = 56, 14, 13, 16, 18
-"""Pixels: of a rank's box, between two, of small print, at the left, and from one line of words to the next."""
+"""In pixels: the side of a rank's box, the gap between boxes, a small label, the left margin, a line of text."""
 LETTER = 7.3
-"""How wide a letter of the words is, at most."""
+"""The largest width of a letter in pixels."""
 ROW, COLUMN = 40, int((SIDE + GAP) / LETTER)
-"""How many letters stand beside a row of ranks at most, and above a column."""
+"""The most letters beside a row of ranks, and above a column."""
 MOST = (6, 8)
-"""How many ranks are drawn below each other, and side by side."""
+"""The most ranks that are drawn below each other, and side by side."""
 FINEST = 64
-"""Into how many cells a dim is divided that is cut into more runs."""
+"""The number of cells of a dim that is held in more runs."""
 STYLE = """
 .ltp { color-scheme: light dark; background: #ffffff; font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .ltp text { fill: #1b1f24; font-size: 12px; }
@@ -53,45 +53,44 @@ STYLE = """
 
 
 def svg(stages: Sequence[Stage], title: str = "") -> str:
-    """One panel for each stage, below each other.  Dashed frames are groups of ranks that talk in the step that follows.
+    """One panel for each stage, below each other. Dashed frames are the groups that communicate in the following step.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import Spec, parse
+    >>> from localtensor.layout import Mesh, Spec, parse
     >>> svg([Stage(Spec(Mesh.of(dp=2), (parse("S(0)"),), (2, 6), torch.float32))])[:30]
     '<svg xmlns="http://www.w3.org/'
     """
-    return ET.tostring(_drawn(stages, title), encoding="unicode")
+    return ET.tostring(_svg_element(stages, title), encoding="unicode")
 
 
 def page(stages: Sequence[Stage], title: str, words: str) -> str:
-    """A page with the picture, and the plan in words below it."""
+    """An HTML page with the picture, and the plan in words below it."""
     root = ET.Element("html", {"lang": "en"})
     head = ET.SubElement(root, "head")
     ET.SubElement(head, "meta", {"charset": "utf-8"})
     ET.SubElement(head, "meta", {"name": "viewport", "content": "width=device-width"})
-    ET.SubElement(head, "title").text = _clean(title)
+    ET.SubElement(head, "title").text = _xml_safe(title)
     ET.SubElement(head, "style").text = ":root { color-scheme: light dark } svg { max-width: 100%; height: auto }"
     body = ET.SubElement(root, "body")
-    body.append(_drawn(stages, title))
+    body.append(_svg_element(stages, title))
     ET.SubElement(body, "pre").text = words
     return "<!doctype html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
 
 
-def _drawn(stages: Sequence[Stage], title: str) -> ET.Element:
+def _svg_element(stages: Sequence[Stage], title: str) -> ET.Element:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "class": "ltp", "role": "img"})
-    ET.SubElement(root, "title").text = _clean(title or "What each rank holds, step by step")
+    ET.SubElement(root, "title").text = _xml_safe(title or "What each rank holds, step by step")
     ET.SubElement(root, "style").text = STYLE
     _stripes(root)
     dims = dims_drawn(stages)
     right, top = 0.0, 6.0
     if title:
-        right, top = _words(root, LEFT, top, title, "step"), top + LINE + 4
+        right, top = _text(root, LEFT, top, title, "step"), top + LINE + 4
     for place, stage in enumerate(stages):
         after = stages[place + 1].axes if place + 1 < len(stages) else ()
         reached, top = _panel(root, stage, after, dims, top)
         right = max(right, reached)
-    right = max(right, _key(root, top))
+    right = max(right, _legend(root, top))
     size = (round(right + LEFT), round(top + LINE + 8))
     root.set("viewBox", f"0 0 {size[0]} {size[1]}")
     root.set("width", str(size[0]))
@@ -102,32 +101,32 @@ def _drawn(stages: Sequence[Stage], title: str) -> ET.Element:
 def _panel(
     root: ET.Element, stage: Stage, after: Sequence[int], dims: Sequence[int], top: float
 ) -> tuple[float, float]:
-    """Draws one stage; how far it reaches to the right, and down."""
+    """Draws one stage; returns its right and lower ends."""
     spec, names, sizes = stage.spec, stage.spec.mesh.names, stage.spec.mesh.sizes
     right = 0.0
     if stage.step:
-        right, top = _words(root, LEFT, top, f"\u2193 {stage.step}", "step"), top + LINE
+        right, top = _text(root, LEFT, top, f"\u2193 {stage.step}", "step"), top + LINE
     words = "   ".join(word for word in (layout_text(spec), share_text(spec), undrawn(spec, dims)) if word)
-    right, top = max(right, _words(root, LEFT, top, words, "")), top + LINE
+    right, top = max(right, _text(root, LEFT, top, words, "")), top + LINE
     lines, columns = lines_of(sizes[:-1], MOST[0]), places(sizes[-1], MOST[1])
     labels = [label(names[:-1], sizes[:-1], line, ROW) for line in lines]
     left = LEFT + max(map(len, labels)) * LETTER + 6
-    lefts, tops = _spread(columns, left), _spread(lines, top + LINE + 3)
+    lefts, tops = _offsets(columns, left), _offsets(lines, top + LINE + 3)
     ends = (lefts[-1] + SIDE, tops[-1] + SIDE)
     for at, x in zip(columns, lefts, strict=True):
-        _words(root, x, top, "\u22ef" if at is None else label(names[-1:], sizes[-1:], (at,), COLUMN), "small")
+        _text(root, x, top, "\u22ef" if at is None else label(names[-1:], sizes[-1:], (at,), COLUMN), "small")
     for line, words, y in zip(lines, labels, tops, strict=True):
-        _words(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else words, "small")
+        _text(root, LEFT, y + SIDE / 2 - LABEL / 2 if line else y - 4, "\u22ee" if line is None else words, "small")
         for at, x in zip(columns, lefts, strict=True):
             if line is not None and at is not None:
                 _rank(root, box(spec, (*line, at), dims), x, y, extents(spec, dims))
-    _talk(root, after, len(sizes), [y for y, line in zip(tops, lines, strict=True) if line is not None],
+    _group_frames(root, after, len(sizes), [y for y, line in zip(tops, lines, strict=True) if line is not None],
           [x for x, at in zip(lefts, columns, strict=True) if at is not None])  # fmt: skip
     return max(right, ends[0]), ends[1] + GAP + 6
 
 
-def _spread(shown: Sequence[object], start: float) -> list[float]:
-    """Where each box begins; what stands for ranks left out takes less room."""
+def _offsets(shown: Sequence[object], start: float) -> list[float]:
+    """The start of each box; ranks left out take less space."""
     found = []
     for one in shown:
         found.append(start)
@@ -136,15 +135,15 @@ def _spread(shown: Sequence[object], start: float) -> list[float]:
 
 
 def _rank(root: ET.Element, share: Box, x: float, y: float, size: tuple[int, int]) -> None:
-    """A rank's box: the whole tensor, and on it what the rank holds."""
+    """A rank's box: the whole tensor, and on it the share of the rank."""
     _rect(root, "whole", x, y, SIDE, SIDE)
-    for start, length in _scaled(share.down, size[0]):
-        for other, wide in _scaled(share.across, size[1]):
+    for start, length in _pixel_runs(share.down, size[0]):
+        for other, wide in _pixel_runs(share.across, size[1]):
             _rect(root, "part" if share.part else "value", x + other, y + start, wide, length)
 
 
-def _scaled(runs: Runs, size: int) -> list[tuple[float, float]]:
-    """The runs in pixels of a box; those of a dim in more runs than can be seen as cells of which some is held."""
+def _pixel_runs(runs: Runs, size: int) -> list[tuple[float, float]]:
+    """The runs in pixels of a box; in cells where there are more runs than can be seen."""
     if len(runs) > FINEST:
         cells = sorted(
             {cell for start, length in runs for cell in (start * FINEST // size, (start + length - 1) * FINEST // size)}
@@ -153,8 +152,10 @@ def _scaled(runs: Runs, size: int) -> list[tuple[float, float]]:
     return [(start * SIDE / size, max(1.0, length * SIDE / size)) for start, length in runs]
 
 
-def _talk(root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[float], lefts: Sequence[float]) -> None:
-    """Frames around the ranks that talk to each other, where these stand in a row, in a column, or are all."""
+def _group_frames(
+    root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[float], lefts: Sequence[float]
+) -> None:
+    """Frames around the ranks that communicate, where they form a row, a column, or the whole mesh."""
     rows, columns = [(y, y + SIDE) for y in tops], [(x, x + SIDE) for x in lefts]
     if not after or (axes > 2 and tuple(after) != (axes - 1,)):
         return
@@ -167,14 +168,14 @@ def _talk(root: ET.Element, after: Sequence[int], axes: int, tops: Sequence[floa
             _rect(root, "talk", x - 4, y - 4, across - x + 8, down - y + 8).set("rx", "5")
 
 
-def _key(root: ET.Element, top: float) -> float:
-    """What the colours mean; where it ends."""
+def _legend(root: ET.Element, top: float) -> float:
+    """The legend of the colours; returns its right end."""
     x = float(LEFT)
     for kind, words in (("value", "a value"), ("part", "a part of one, to be reduced"), ("whole", "not here")):
         _rect(root, kind, x, top, 12, 12)
-        x = _words(root, x + 18, top - 2, words, "small") + 12
+        x = _text(root, x + 18, top - 2, words, "small") + 12
     _rect(root, "talk", x, top, 12, 12)
-    return _words(root, x + 18, top - 2, "who talks next", "small")
+    return _text(root, x + 18, top - 2, "communicates next", "small")
 
 
 def _stripes(root: ET.Element) -> None:
@@ -191,16 +192,16 @@ def _rect(root: ET.Element, kind: str, x: float, y: float, wide: float, high: fl
     return ET.SubElement(root, "rect", {"class": kind, **place})
 
 
-def _words(root: ET.Element, x: float, top: float, words: str, kind: str) -> float:
-    """Where they end."""
+def _text(root: ET.Element, x: float, top: float, words: str, kind: str) -> float:
+    """Writes text; returns its right end."""
     if not words:
         return x
     place = {"class": kind} if kind else {}
     text = ET.SubElement(root, "text", {**place, "x": f"{x:.1f}", "y": f"{top + 12:.1f}", "xml:space": "preserve"})
-    text.text = _clean(words)
+    text.text = _xml_safe(words)
     return x + len(words) * LETTER
 
 
-def _clean(words: str) -> str:
-    """Without the signs that XML has no place for."""
+def _xml_safe(words: str) -> str:
+    """The text without characters that XML cannot hold."""
     return "".join(sign if sign.isprintable() else "?" for sign in words)

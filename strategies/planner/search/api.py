@@ -1,14 +1,14 @@
-"""The cheapest plan from one spec to another: a shortest path over the specs that legal steps connect.
+"""The cheapest redistribution plan from one spec to another: a shortest path over the specs that legal steps connect.
 
-The search is in four rooms: a layout as an integer (`planner_table`), the steps from it (`planner_edges`), a bound of what
-is still to be paid (`planner_bound`), and A* (`planner_search`).  What it finds is remembered (`planner_known`).  So a call
-goes from `plan` to `Known.get`, which knows the plan or calls `_searched`; from there to `Known.table`, which knows the
-integers or makes them; to `Search.cheapest`; and with what that found to `_plan`, which writes it as steps between specs.
+`plan` first looks in the `PlanCache` (`plan_cache`). On a miss, `_search` encodes layouts as integers
+(`state_table`), enumerates the legal steps and an admissible heuristic (`edges`), and runs A* (`astar`). `_plan_of` turns
+the path found into steps between specs.
 
-A plan is searched between layouts, of which a spec is but one way to write them: strided shards that encode a shard
-order are read as that order, and what lies on an axis of one rank is nothing.  So the first step starts from a spec
-that lies as `src` does on every rank, and the last one ends at one that lies as `dst` does.  Layouts that lie alike only
-because of few rows stay apart: if some pairs were one and others not, prices would be no metric.
+The search runs between layouts; a spec is one way of writing a layout. Strided shards that encode a shard order are
+read as that order, and placements on axes of one rank are ignored. So the first step starts from a spec that is
+equivalent to `src` on every rank, and the last step ends at one that is equivalent to `dst`. Layouts that coincide only
+because the tensor has few rows stay distinct: merging some of them and not others would make the price violate the
+triangle inequality.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from strategies.planner.steps.prices import memory as in_use
 
 __all__ = ["NoPlan", "clear", "plan", "searched"]
 KNOWN = Known()
-"""The plans that were asked for, for all threads of this process."""
+"""The plans computed so far, shared by all threads of this process."""
 
 
 def plan(
@@ -46,18 +46,18 @@ def plan(
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
 ) -> Plan:
-    """The cheapest steps from one spec to another of the same tensor on the same mesh; of those the fewest.
+    """The cheapest steps from one spec to another of one tensor on one mesh; of equally cheap plans the shortest.
 
-    Always the same ones, in any thread and process: what is left of ties is settled by the layouts' numbers.  It is
-    remembered until `clear`, by all that it depends on; a price that has no equals, by the object.
-    `memory` is the most bytes that a rank may have in use; `flattened` names sets of axes that have a group of all
-    their ranks.  Raises `NoPlan`, `BadPrice` for a price that is no whole number, and `BadMesh` for an axis that is
-    not there.  Two specs that lie alike only because there are few rows, as of `f32[1]` cut by `a` and then `b`, or by `b`
-    and then `a`, are two all the same, and steps lead from one to the other.
+    The result is deterministic across threads and processes: remaining ties are broken by the layouts' numbers. It is
+    cached until `clear`, keyed by everything it depends on; a price without value equality is keyed by identity.
+
+    `memory` limits the bytes that a rank may have in use; `flattened` names sets of axes that have one process group of
+    all their ranks. Raises `NoPlan`; `BadPrice` for a price that is no whole number; `BadMesh` for an unknown axis. Two
+    specs that coincide only because there are few rows, such as `f32[1]` sharded by `a` and then `b`, or by `b` and
+    then `a`, are different specs, and the plan has steps.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> src, dst = (Spec(Mesh.of(dp=4), (parse(p),), (1024, 1024), torch.float32) for p in ("S(0)", "S(1)"))
     >>> print(plan(src, dst))
     dp: all-to-all S(0) -> S(1)  786.4 kB  77.9 us
@@ -66,12 +66,12 @@ def plan(
         known = KNOWN.same.get((id(src), id(dst), id(price), id(topology), memory))
         if known is not None:
             return known[0]  # type: ignore[no-any-return]  # what is held beside it are the owners of these ids
-    _check(src, dst)
-    return KNOWN.get(_searched, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
+    _check_specs(src, dst)
+    return KNOWN.get(_search, src, dst, price, topology, memory, tuple([tuple(names) for names in flattened]))
 
 
 def clear() -> None:
-    """No plan is remembered."""
+    """Empties the plan cache."""
     KNOWN.clear()
 
 
@@ -85,46 +85,43 @@ def searched(
     flattened: Sequence[Sequence[str]] = (),
     make: Callable[..., Table] = Table,
 ) -> Plan:
-    """As `plan`, from nothing, and not remembered; `make` is where its table comes from."""
-    _check(src, dst)
-    return _searched(src, dst, price, topology, memory, flattened, make)
+    """As `plan`, without the plan cache; `make` returns the state table to search on."""
+    _check_specs(src, dst)
+    return _search(src, dst, price, topology, memory, flattened, make)
 
 
-def _searched(
+def _search(
     src: Spec, dst: Spec, price: Price | None, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]],
     make: Callable[..., Table] = KNOWN.table,
 ) -> Plan:  # fmt: skip
     price = Time(topology) if price is None else price
-    was, now = _plain(src), _plain(dst)
-    axes = [_group(src, names) for names in flattened]
+    was, now = _read_as_order(src), _read_as_order(dst)
+    axes = [_flattened_axes(src, names) for names in flattened]
     table = make(was, targets(was, now), axes, price)
     start, goal = table.state(was), table.state(now)
     found = Search(table, start, goal, memory).cheapest()
     if found is not None:
-        return _plan(src, dst, was, now, table, found, topology)
+        return _plan_of(src, dst, was, now, table, found, topology)
     need = Search(table, start, goal).leanest()
     lean = Search(table, start, goal, need).cheapest() if need < FAR else None
     shown = f"{src} -> {dst}"
     if lean is None:
         raise NoPlan("src, dst", shown, "no legal steps lead there", "Plan to R first, and from there.")
-    leanest = _plan(src, dst, was, now, table, lean, topology)
+    leanest = _plan_of(src, dst, was, now, table, lean, topology)
     steps = "; ".join(map(str, leanest.steps))
     problem = f"no plan stays within {bytes_text(memory or 0)}, and the leanest needs {bytes_text(need)} ({steps})"
     raise NoPlan("memory", shown, problem, f"Allow {need} bytes, or more.", leanest)
 
 
-def _plain(spec: Spec) -> Spec:
-    """The spec with strided shards written as the shard order that they are, if they are one for this shape."""
+def _read_as_order(spec: Spec) -> Spec:
+    """The spec with strided shards written as the shard order that they encode, if they encode one for this shape."""
     try:
         return ordered(spec)
     except OtherRows:
         return spec
 
 
-# -- what was found, as a plan
-
-
-def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
+def _plan_of(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Found, topology: Topology) -> Plan:
     steps, whole, last = [], table.count == len(src.placements), found.states[-1]
     turned = any(type(one) is not type(other) for one, other in zip(src.placements, was.placements, strict=True))
     before = table.piece(found.states[0])
@@ -132,54 +129,51 @@ def _plan(src: Spec, dst: Spec, was: Spec, goal: Spec, table: Table, found: Foun
         after = table.piece(there)
         cutting = sum([1 << i for i in range(table.count) if table.dims[table.field(state, i)[0]] >= 0])
         move = table.move(sort, cutting, sort.nbytes(before, after))
-        now = (goal if there == last else table.spec(there)) if whole else _beside(was, table, there, sort)
+        now = (goal if there == last else table.spec(there)) if whole else _spec_after(was, table, there, sort)
         steps.append(Step(move, was, now, sent(move), topology.seconds(move), in_use(move, before, after)))
         was, before = now, after
     name = name_of(table.price)
-    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _why(found, table, turned), found.looked)
+    return Plan(src, dst, tuple(steps), found.cost >> STEPS, name, _explanation(found, table, turned), found.expanded)
 
 
-def _beside(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
-    """The spec after a step, where axes of one rank stay as they are."""
+def _spec_after(was: Spec, table: Table, there: int, sort: Sort) -> Spec:
+    """The spec after a step that leaves axes of one rank unchanged."""
     fields = [(*table.field(there, i), i) for i in sort.group]
     in_turn = [table.axes[i] for _, _, i in sorted(fields, key=lambda field: field[1])]
     return changed(was, in_turn, table.placements[fields[0][0]])
 
 
-def _why(found: Found, table: Table, turned: bool) -> str:
-    """A true sentence on how it was found; `turned` where strided shards of the source were read as an order."""
+def _explanation(found: Found, table: Table, turned: bool) -> str:
+    """How the plan was found, in words; `turned` if strided shards of the source were read as a shard order."""
     if not found.sorts:
-        return "both lie alike on every rank"
-    looked = f"{found.looked} layouts looked at"
-    if found.met:
-        looked += f", {found.met} more ruled out"
+        return "both are equal on every rank"
+    looked = f"{found.expanded} layouts looked at"
+    if found.pruned:
+        looked += f", {found.pruned} more ruled out"
     whose = "of all ways in the order that its strided shards are" if turned else "of all ways"
-    if found.other >= FAR:
+    if found.other_cost >= FAR:
         return f"the cheapest {whose}, and the only first step; {looked}"
-    least = _cost_text(max(found.other, found.cost) >> STEPS, table.price)
+    least = _cost_text(max(found.other_cost, found.cost) >> STEPS, table.price)
     return f"the cheapest {whose}: with another first step {least} or more; {looked}"
 
 
 def _cost_text(cost: int, price: Price) -> str:
-    """A price in its own unit: time for those that count picoseconds, bytes, or the bare number of a stranger's."""
+    """A price in its own unit: time if it counts picoseconds, bytes, or the bare number of a user's own price."""
     if isinstance(price, Time | TorchPrice):
         return time_text(cost / PICO)
     return bytes_text(cost) if isinstance(price, Sent) else f"{cost:,}"
 
 
-# -- what is refused
-
-
-def _group(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
-    """The axes that are flattened into one group.  Raises `NoPlan` for one that is named twice."""
+def _flattened_axes(src: Spec, names: Sequence[str]) -> tuple[int, ...]:
+    """The axes of a flattened group. Raises `NoPlan` for an axis named twice."""
     if len(set(names)) != len(names):
         problem = "an axis is named twice, and has one group only"
         raise NoPlan("flattened", repr(tuple(names)), problem, "Name each axis of a group once.")
     return tuple(src.mesh.axis(name) for name in names)
 
 
-def _check(src: Spec, dst: Spec) -> None:
-    """Raises `NoPlan` for two specs between which there is no plan, or which mean nothing."""
+def _check_specs(src: Spec, dst: Spec) -> None:
+    """Raises `NoPlan` for two specs between which there can be no plan, or that are undefined."""
     if (src.mesh, src.shape, src.dtype) != (dst.mesh, dst.shape, dst.dtype):
         problem = "they are not of one tensor on one mesh"
         raise NoPlan("src, dst", f"{src} -> {dst}", problem, "Give both the same of these.")
@@ -192,46 +186,44 @@ def _check(src: Spec, dst: Spec) -> None:
 
 
 def _check_placements(name: str, spec: Spec) -> bool:
-    """Whether any are partial."""
-    pending: list[Partial] = []
+    """Whether any placement is partial. Raises `NoPlan` for placements that are undefined."""
+    partials: list[Partial] = []
     for placement in spec.placements:
         kind = type(placement)
         if kind is Partial:
             if not is_plain(placement) or not agreed(placement.reduce_op, spec.dtype):  # type: ignore[attr-defined]
-                problem = f"{short(placement)} means nothing that all agree on for {spec.dtype}"
+                problem = f"{short(placement)} is undefined for {spec.dtype}"
                 raise NoPlan(name, str(spec), problem, "Reduce it before, or use another dtype.")
-            pending.append(placement)  # type: ignore[arg-type]
+            partials.append(placement)  # type: ignore[arg-type]
         elif kind is not Shard and kind is not Replicate and kind is not StridedShard:
-            problem = f"what {short(placement)} stands for is known to its own class only"
+            problem = f"{short(placement)} is of a class that the planner does not know"
             raise NoPlan(name, str(spec), problem, "Use R, S, SS or a plain Partial.")
-    for one, other in itertools.combinations(pending, 2):
+    for one, other in itertools.combinations(partials, 2):
         if not commute(one, other, spec.dtype):
             problem = f"{short(one)} and {short(other)} do not commute: which is reduced first would matter"
             raise NoPlan(name, str(spec), problem, "Reduce one of them first.")
-    return bool(pending)
+    return bool(partials)
 
-
-# What else could be done: the ways worth telling beside the cheapest, each the best in something else.
 
 CHEAPEST, SOONEST, LIGHTEST, LEANEST, SHORTEST, OTHER = (
     "the cheapest", "least time", "fewest bytes", "least memory", "fewest steps", "another beginning",
 )  # fmt: skip
 OUTWEIGHS = 10**30
-"""By how much the first price of `Then` counts more: no plan costs as much by the price that breaks ties."""
+"""The weight of the first price in `Then`: larger than the price of any plan by the tie-breaking price."""
 TRIES = 32
-"""How many first steps are tried at most."""
+"""The largest number of alternative first steps that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A plan, and in what it is the best."""
+    """A plan, and the criteria by which it is the best one."""
 
     names: tuple[str, ...]
     plan: Plan
-    """Its `price` is what it costs by the price that was asked for, whatever it was searched by."""
+    """Its `price` is by the price the user chose, whatever price it was searched by."""
 
     def ratio(self, best: int) -> float:
-        """How many times dearer than the best; 1 where both cost nothing.
+        """The price divided by the best price; 1 where both are free, infinite where only the best is free.
 
         >>> from strategies.planner.text.parser import read
         >>> dear = plan(*read("f32[8] @ dp=2: S(0) -> R"))
@@ -243,7 +235,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The number of steps."""
+    """A price that counts steps."""
 
     name: str = "steps"
     grows: bool = True
@@ -254,7 +246,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Then:
-    """One price, and among equals what another says."""
+    """One price, with ties broken by another."""
 
     first: Price
     tie: Price
@@ -276,9 +268,9 @@ def ways(
     memory: int | None = None,
     flattened: Sequence[Sequence[str]] = (),
 ) -> tuple[Way, ...]:
-    """The best plan and others of the same ends, each once, the cheapest first; all within the memory.
+    """The best plan and its alternatives, each once, the cheapest first; all within the memory limit.
 
-    `best` is what `plan` gives for these arguments.
+    `best` is the result of `plan` for the same arguments.
 
     >>> from strategies.planner.text.parser import read
     >>> best = plan(*read("f32[64,64] @ dp=2,tp=2: S(0),P(sum) -> R,S(0)"))
@@ -292,7 +284,7 @@ def ways(
         return (Way((CHEAPEST,), best),)
     price = price or Time(topology)
     found: dict[tuple[str, ...], tuple[list[str], Plan]] = {}
-    for name, one, measure in _all(best, price, topology, memory, flattened):
+    for name, one, measure in _candidates(best, price, topology, memory, flattened):
         own = replace(one, price=priced(one, price), by=price.name)
         known = [other for _, other in found.values() if other.price <= own.price and measure(other) <= measure(own)]
         names, _ = found.setdefault(steps_of((known or [own])[0]), ([], own))
@@ -302,19 +294,19 @@ def ways(
 
 
 def steps_of(plan: Plan) -> tuple[str, ...]:
-    """What tells a plan from another: its collectives, and the layout after each."""
+    """What identifies a plan: its collectives, and the layout after each."""
     return tuple(f"{step.kind} {step.axes} {step.now}" for step in plan.steps)
 
 
 def priced(plan: Plan, price: Price) -> int:
-    """What a plan costs by another price than its own."""
+    """The cost of a plan by a price other than its own."""
     return sum(price(step.move) for step in plan.steps)
 
 
-def _all(
+def _candidates(
     best: Plan, price: Price, topology: Topology, memory: int | None, flattened: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, Plan, Callable[[Plan], int]]]:
-    """Each name with the best plan of that kind, and how it is measured: the least is the best."""
+    """The best plan by each criterion: its name, the plan, and the measure that it minimizes."""
 
     def by(price: Price, src: Spec = best.src, memory: int | None = memory) -> Plan:
         return plan(src, best.dst, price, topology=topology, memory=memory, flattened=flattened)
@@ -333,12 +325,12 @@ def _all(
         for change in changes(began, targets(began, best.dst), axes)
     ]
     allowed = [step for step in firsts if memory is None or step.memory <= memory]
-    if (other_first := _begun_otherwise(best, price, allowed, lambda now: by(price, now))) is not None:
+    if (other_first := _with_other_first_step(best, price, allowed, lambda now: by(price, now))) is not None:
         yield OTHER, other_first, lambda one: one.steps[0].now == best.steps[0].now
 
 
 def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
-    """The plan that has least in use at once: it is told where nothing at all is allowed."""
+    """The plan with the lowest peak memory, taken from the `NoPlan` that a limit of 0 bytes raises."""
     try:
         found = within(0)
     except NoPlan as error:
@@ -346,8 +338,10 @@ def _leanest(best: Plan, within: Callable[[int], Plan]) -> Plan:
     return found if found.memory < best.memory else best
 
 
-def _begun_otherwise(best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]) -> Plan | None:
-    """The cheapest plan with another first step than the best one, which does not come back to where it began."""
+def _with_other_first_step(
+    best: Plan, price: Price, firsts: list[Step], onwards: Callable[[Spec], Plan]
+) -> Plan | None:
+    """The cheapest plan with another first step than the best plan's, which does not return to its start."""
     found: Plan | None = None
     firsts.sort(key=lambda step: price(step.move))
     for step in firsts[:TRIES]:

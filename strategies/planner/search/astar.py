@@ -1,4 +1,4 @@
-"""The cheapest way from one layout to another: A* over the integers of a `Table`, led by a `Bound`."""
+"""A* search for the cheapest path between two layouts, over the integers of a `Table`, guided by a `Bound`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from strategies.planner.search.state_table import Sort, Table
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cheapest way."""
+    """The cheapest path."""
 
     states: tuple[int, ...]
     """The layouts from the source to the destination."""
     sorts: tuple[Sort, ...]
     """The steps between them."""
     cost: int
-    looked: int
-    """How many layouts were looked at."""
-    met: int
-    """How many were found beside those: the bound says that no cheaper way leads through them."""
-    other: int
-    """No way that begins with another step costs less than this."""
+    expanded: int
+    """The number of layouts expanded."""
+    pruned: int
+    """The number of layouts reached but not expanded: the heuristic rules out a cheaper path through them."""
+    other_cost: int
+    """A lower bound on the cost of any path with another first step."""
 
 
 class Search:
-    """From `src` to `dst`, both integers of the table, by steps that need no more than `limit` bytes."""
+    """A search from `src` to `dst`, both integers of the table, by steps that need no more than `limit` bytes."""
 
     def __init__(self, table: Table, src: int, dst: int, limit: int | None = None) -> None:
         self.table, self.src, self.dst = table, src, dst
@@ -35,7 +35,7 @@ class Search:
         self.edges = Edges(table, self.bound, limit).of
 
     def cheapest(self) -> Found | None:
-        """The same in every process: equal costs are settled by the layouts' numbers.  None if there is no way."""
+        """The cheapest path, or None. Ties are broken by the layouts' numbers, so it is the same in every process."""
         bound, grows, values = self.bound, self.table.grows, self.values(self.src)
         at = bound.at
         best, came = {self.src: 0}, dict[int, tuple[int, Sort]]()
@@ -66,7 +66,7 @@ class Search:
         return None
 
     def leanest(self) -> int:
-        """The least memory with which there is a way: that of the step which needs most, on the way where it is least."""
+        """The least memory limit with which a path exists: the smallest possible maximum over the steps of a path."""
         best, done = {self.src: 0}, set()
         queue = [(0, self.src, self.values(self.src))]
         while queue:
@@ -84,7 +84,7 @@ class Search:
         return FAR
 
     def _found(
-        self, came: dict[int, tuple[int, Sort]], cost: int, looked: int, met: int, edges: list[Edge]
+        self, came: dict[int, tuple[int, Sort]], cost: int, expanded: int, reached: int, edges: list[Edge]
     ) -> Found:  # fmt: skip
         states, sorts = [self.dst], []
         while states[-1] != self.src:
@@ -93,18 +93,20 @@ class Search:
             sorts.append(sort)
         first, at = states[-2] if sorts else self.src, self.bound.at
         others = [more + at(its) for there, its, more, _ in edges if there != first]
-        return Found(tuple(states[::-1]), tuple(sorts[::-1]), cost, looked, met - looked, min(others, default=FAR))
+        return Found(
+            tuple(states[::-1]), tuple(sorts[::-1]), cost, expanded, reached - expanded, min(others, default=FAR)
+        )
 
     def values(self, state: int) -> int:
-        """The values of a layout, for the bound."""
+        """The abstract values of a layout, as the heuristic reads them."""
         table, found, beneath = self.table, 0, dict[tuple[int, int], int]()
         fields = [(*table.field(state, i), i) for i in range(table.count)]
-        for p, turn, i in sorted(fields, key=_turn):
+        for p, turn, i in sorted(fields, key=_position):
             value = self.bound.value(i, p, turn, beneath.get((table.dims[p], turn - 1), DONE))
             beneath[table.dims[p], turn] = value
             found += value << self.bound.width * i
         return found
 
 
-def _turn(field: tuple[int, int, int]) -> int:
+def _position(field: tuple[int, int, int]) -> int:
     return field[1]

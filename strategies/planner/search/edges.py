@@ -1,4 +1,34 @@
-"""The legal steps from a layout and their costs, in integers: what `steps.changes` and `pricing.step_of` say, but fast."""
+"""The legal steps from a layout with their costs, in integers, and an admissible heuristic for A*.
+
+The steps are those of `legal_steps.changes`, the costs those of `prices.step_of`, computed incrementally.
+
+The heuristic of a layout is a lower bound on the price of any plan from it to the destination. It is the exact price of
+a relaxed problem that ignores the order in which the axes shard a dim. In the relaxed problem an axis has one of these
+values:
+
+| value | meaning |
+|-------|---------|
+| DONE  | as in the destination; if it shards, the axes that shard before it are as in the destination, too |
+| WHOLE | replicated |
+| PART  | partial |
+| a bit | shards a dim: each dim that is sharded in the destination has a bit, all other dims share one |
+
+An axis goes from one value to another along the table of legal steps. A step of the relaxed problem costs what it costs
+to move the fewest bytes that a layout with the same sharding axes can have: even pieces, `bytes / ranks` of the axes.
+
+Every layout has values, and every legal step between layouts is a step of the relaxed problem between their values:
+
+* It changes the values of its own axes only: the last cut is undone first, so an axis beneath another cut keeps its
+  position, and so does every axis beneath it.
+* An axis that shards becomes DONE, or leaves DONE, only while its dim is sharded by just the axes that come before it
+  in the destination. So the relaxed problem also requires those to be DONE, the ones after it not to be DONE, and no
+  axis to have the bit of that dim. (Steps of several axes at once are exempt.)
+* It costs no less than there: the largest piece is never smaller than the even one, and the price grows with the bytes.
+
+So the heuristic never exceeds the price of a plan, and no step lowers it by more than the step costs: A* finds a
+cheapest plan and expands no layout twice. The relaxed problem is solved backwards from the destination, no farther than
+the search needs: values not reached yet are farther away than all values that are reached.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +41,23 @@ from collections.abc import Iterator, Sequence
 from strategies.planner.search.state_table import PAIRS, Sort, Table
 from strategies.planner.steps.prices import memory
 
-# A price that no plan from a layout to the destination can be below, for each layout: the bound of the search.
-#
-# It is the exact price of an easier problem, in which nobody knows the turns in which the axes cut.  There an axis is:
-#
-# | value     | an axis that                                                                                    |
-# |-----------|-------------------------------------------------------------------------------------------------|
-# | DONE      | is as in the destination; if it cuts, then what has cut before it is as in the destination, too |
-# | WHOLE     | is replicated                                                                                   |
-# | PART      | has a partial value                                                                             |
-# | a bit     | cuts a dim: each dim that is cut in the destination has a bit, all the others have one together |
-#
-# and goes from one value to another along the table of legal steps.  A step of the easier problem costs what it costs to
-# move the fewest bytes that a layout can have in which the same axes cut: all pieces even, `bytes / ranks` of the axes.
-#
-# Each layout has its values, and each legal step between layouts is a step of the easier problem, from values to values:
-#
-# * It changes the values of its own axes alone: what is cut last is undone first, so an axis that another has cut after
-# keeps its turn, and so does what is beneath it.
-# * An axis that cuts becomes DONE, or is DONE and leaves, only while its dim is cut by those alone that cut it before in
-# the destination.  So the easier problem, too, asks that those are DONE, that those after it are not, and that
-# no axis has the bit of that dim.  (Several axes at once are not asked.)
-# * It costs no less than there: the largest piece is never below the even one, and the price grows with the bytes.
-#
-# So the bound is never above the price of a plan, and no step lowers it by more than it costs: A* finds a cheapest plan,
-# and looks at no layout twice.
-#
-# The easier problem is solved from the destination backwards, and no farther than the search has come: of what is not
-# reached yet it is known that it is farther than all that is.
-
 DONE, WHOLE, PART, CUT = 0, 1, 2, 4
 CUTTING = ("S", "SS")
 FAR = 1 << 200
-"""Farther than any layout from which there is a way."""
+"""A cost above that of any path."""
 Way = tuple[int, int, Sort, dict[int, int]]
-"""A step backwards: what it adds to the values, the axes that cut before or after but not both, and its known costs."""
+"""A backward step: what it adds to the values, the axes that start or stop sharding, its kind, its known costs."""
 Ways = tuple[list[Way], list[Way]]
-"""The steps of one axis to one value: those that do not make it DONE or come from there, and all."""
+"""The steps of one axis to one value: those that neither make it DONE nor leave DONE, and all of them."""
 Can = tuple[int, str, bool]
-"""What an axis may be: a value, with a letter, and whether that is the placement which it has in the destination."""
+"""An option for an axis: a value, a placement letter, and whether that is its placement in the destination."""
 
 
 class Bound:
-    """`at(values)` is a bound for all layouts with these values, as a cost of `Table.cost`; `solve` makes it a good one."""
+    """The admissible heuristic: `at(values)` is a lower bound on `Table.cost` for all layouts with these values.
+
+    `solve` computes the exact bound.
+    """
 
     def __init__(self, table: Table, dst: int) -> None:
         self._table = table
@@ -68,44 +72,44 @@ class Bound:
         self._best = {0: 0}
         self._reached = 0
         self._queue: list[tuple[int, int, int, int]] = []
-        self._alone: list[tuple[int, dict[int, int]]] = []
-        self._turns: list[tuple[int, int, int, dict[int, Ways], tuple[Can, ...]]] = []
+        self._axis_bounds: list[tuple[int, dict[int, int]]] = []
+        self._per_axis: list[tuple[int, int, int, dict[int, Ways], tuple[Can, ...]]] = []
         self._groups: list[tuple[int, dict[int, list[Way]]]] = []
 
     def at(self, values: int) -> int:
         known = self._known.get(values)
-        return known if known is not None else self._reached - self._come(values) if self._reached else 0
+        return known if known is not None else self._reached - self._source_bound(values) if self._reached else 0
 
-    def _come(self, values: int) -> int:
-        """No way from the source to these values costs less: the sum of what each axis costs by itself."""
+    def _source_bound(self, values: int) -> int:
+        """A lower bound on the cost from the source to these values: the sum over the axes, each taken alone."""
         mask, total = self.mask, 0
-        for shift, costs in self._alone:
+        for shift, costs in self._axis_bounds:
             total += costs[values >> shift & mask]
         return total
 
     def value(self, i: int, p: int, turn: int, beneath: int) -> int:
-        """The value of an axis with this placement; `beneath` is that of the axis that cut just before."""
+        """The value of an axis with this placement; `beneath` is the value of the axis that shards just before it."""
         if self.goal[i] == (p, turn) and beneath == DONE:
             return DONE
         return self._values[p]
 
     def solve(self, values: int, enough: int = FAR) -> int:
-        """The bound of these values, exactly or above `enough`; so is then that of all that is nearer."""
+        """The bound of these values: exact, or anything above `enough`. All nearer values are then solved, too."""
         if values in self._known:
             return self._known[values]
-        if not self._turns:
-            self._begin(values)
-        known, best, queue, mask, come = self._known, self._best, self._queue, self.mask, self._come
-        enough, alone = enough + come(values), bool(self._alone)
+        if not self._per_axis:
+            self._start_backwards(values)
+        known, best, queue, mask, source_bound = self._known, self._best, self._queue, self.mask, self._source_bound
+        enough, axiswise = enough + source_bound(values), bool(self._axis_bounds)
         while queue and values not in known and self._reached <= enough:
             total, cost, here, cutting = heapq.heappop(queue)
             if here in known:
                 continue
             known[here], self._reached = cost, total
             near = [ways.get(here & of, ()) for of, ways in self._groups]
-            for i, (shift, clear, above, ways, _) in enumerate(self._turns):
+            for i, (shift, clear, above, ways, _) in enumerate(self._per_axis):
                 value = here >> shift & mask
-                found = ways.get(value) or self._ways_to(i, value)
+                found = ways.get(value) or self._steps_into(i, value)
                 near.append(found[not here & clear and (not above or here & above != 0)])
             for added, flipped, sort, costs in itertools.chain.from_iterable(near):
                 there = here + added
@@ -117,24 +121,28 @@ class Bound:
                     more += cost
                     if more < best.get(there, FAR):
                         best[there] = more
-                        heapq.heappush(queue, (more + come(there) if alone else more, more, there, cutting ^ flipped))
+                        heapq.heappush(
+                            queue, (more + source_bound(there) if axiswise else more, more, there, cutting ^ flipped)
+                        )
         return self.at(values) if queue else known.get(values, FAR)
 
-    def _begin(self, values: int) -> None:
-        """Ready to go backwards from the destination to these values."""
-        self._turns = [(self.width * i, *self._turn(i), {}, self._may_be(i)) for i in range(self._table.count)]
-        self._groups = self._groups_of()
+    def _start_backwards(self, values: int) -> None:
+        """Prepares the backward search from the destination to these values."""
+        self._per_axis = [
+            (self.width * i, *self._order_masks(i), {}, self._options_of(i)) for i in range(self._table.count)
+        ]
+        self._groups = self._group_steps()
         self._queue = [(0, 0, 0, sum(1 << i for i, (p, _) in enumerate(self.goal) if self._table.dims[p] >= 0))]
         if self._table.count > 2 and not self._groups:
-            self._alone = [(self.width * i, self._alone_of(i, values)) for i in range(self._table.count)]
+            self._axis_bounds = [(self.width * i, self._axis_costs(i, values)) for i in range(self._table.count)]
 
-    def _alone_of(self, i: int, values: int) -> dict[int, int]:
-        """What it costs an axis at least to get from its value to each, while all others cut."""
+    def _axis_costs(self, i: int, values: int) -> dict[int, int]:
+        """The least cost for one axis to get from its source value to each value, while all other axes shard."""
         table, mine = self._table, 1 << i
         others = (1 << table.count) - 1 ^ mine
-        edges, all_of = [], {value for value, _, _ in self._turns[i][4]}
+        edges, all_of = [], {value for value, _, _ in self._per_axis[i][4]}
         for now in all_of:
-            for added, flipped, sort, _ in self._ways_to(i, now)[1]:
+            for added, flipped, sort, _ in self._steps_into(i, now)[1]:
                 after = others | (mine if sort.now in CUTTING else 0)
                 cost = table.cost(sort, after ^ flipped, table.even[after ^ flipped], table.even[after])
                 edges.append((now + (added >> self.width * i), now, cost))
@@ -145,10 +153,10 @@ class Bound:
                 costs[now] = min(costs[now], costs[was] + cost)
         return costs
 
-    # -- the easier problem
-
-    def _turn(self, i: int) -> tuple[int, int]:
-        """The bits that are 0, and those that are not all 0, while an axis may become DONE, or leave that."""
+    def _order_masks(self, i: int) -> tuple[int, int]:
+        """Masks of the values while an axis may become or leave DONE: bits that must be 0, bits of which one must be
+        set.
+        """
         p, turn = self.goal[i]
         dim, clear, above = self._table.dims[p], 0, 0
         for other, (q, place) in enumerate(self.goal):
@@ -158,8 +166,8 @@ class Bound:
                 above |= self.mask << self.width * other if place == turn + 1 and self._table.dims[q] == dim else 0
         return clear, above
 
-    def _may_be(self, i: int) -> tuple[Can, ...]:
-        """What an axis may be."""
+    def _options_of(self, i: int) -> tuple[Can, ...]:
+        """The options for an axis."""
         table, goal = self._table, self.goal[i][0]
         found = dict.fromkeys([(DONE, table.letters[goal], True)])
         for p in (*table.offered, table.held[i]):
@@ -167,35 +175,35 @@ class Bound:
                 found[self._values[p], table.letters[p], p == goal] = None
         return tuple(found)
 
-    def _ways_to(self, i: int, now: int) -> Ways:
+    def _steps_into(self, i: int, now: int) -> Ways:
         """The steps of one axis to this value."""
-        shift, _, _, known, may = self._turns[i]
+        shift, _, _, known, may = self._per_axis[i]
         table, made = self._table, self._table.singles[i]
         every: list[Way] = []
         for added, flipped, pair in _steps_to(may, now):
             sort = made.get(pair) or table.sort((i,), pair)
-            every.append((added << shift, flipped << i, sort, sort.easy))
+            every.append((added << shift, flipped << i, sort, sort.relaxed_costs))
         found = known[now] = ([way for way in every if way[0] + (now << shift)] if now else [], every)
         return found
 
-    def _groups_of(self) -> list[tuple[int, dict[int, list[Way]]]]:
+    def _group_steps(self) -> list[tuple[int, dict[int, list[Way]]]]:
         """The steps of several axes at once: the bits of their values, and the steps by the values after them."""
         found = []
         for group in self._table.groups:
-            ends = [(letter, self._held(group, letter, -1)) for letter in ("R", "P", "X")]
-            ends += [("S", self._held(group, "S", dim)) for dim in range(len(self._table.shape))]
+            ends = [(letter, self._group_values(group, letter, -1)) for letter in ("R", "P", "X")]
+            ends += [("S", self._group_values(group, "S", dim)) for dim in range(len(self._table.shape))]
             ways: dict[int, dict[tuple[int, str], Way]] = {}
             for (old, before), (new, after) in itertools.product(ends[1:], (ends[0], *ends[3:])):
                 sort = self._table.sort(group, f"{old}>{new}")
                 flipped = sum(1 << i for i in group) if (old == "S") != (new == "S") else 0
                 for was, now in itertools.product(before, after):
-                    ways.setdefault(now, {})[was - now, f"{old}>{new}"] = (was - now, flipped, sort, sort.easy)
+                    ways.setdefault(now, {})[was - now, f"{old}>{new}"] = (was - now, flipped, sort, sort.relaxed_costs)
             mask = sum(self.mask << self.width * i for i in group)
             found.append((mask, {now: list(by.values()) for now, by in ways.items()}))
         return found
 
-    def _held(self, group: tuple[int, ...], letter: str, dim: int) -> list[int]:
-        """The values that these axes may have while all have this letter, and cut this dim, if they cut."""
+    def _group_values(self, group: tuple[int, ...], letter: str, dim: int) -> list[int]:
+        """The values that these axes can have while all have this letter and shard this dim, if they shard."""
         table, options = self._table, []
         other = {"R": WHOLE, "P": PART, "X": PART, "S": self._slots[dim] if dim >= 0 else 0}[letter]
         for i in group:
@@ -207,7 +215,9 @@ class Bound:
 
 @functools.lru_cache(maxsize=1024)
 def _steps_to(may: tuple[Can, ...], now: int) -> tuple[tuple[int, int, str], ...]:
-    """The steps of an axis to a value, if it may be all of these: what that adds, 1 if it begins or ends to cut, its pair."""
+    """The steps of an axis to a value: the difference of the values, 1 if it starts or stops sharding, its letter
+    pair.
+    """
     found = []
     for (was, old, here), (value, new, there) in itertools.product(may, may):
         pair = f"{old}>{new}"
@@ -217,11 +227,13 @@ def _steps_to(may: tuple[Can, ...], now: int) -> tuple[tuple[int, int, str], ...
 
 
 Edge = tuple[int, int, int, Sort]
-"""A step: the layout after it, its values for the bound, its cost, and its sort."""
+"""A step: the layout after it, its values for the heuristic, its cost, and its kind."""
 
 
 class Layout:
-    """A layout taken apart: for each axis its field and placement, for each dim its axes in turn and what each leaves."""
+    """A decoded layout: for each axis its field and placement, for each dim its axes in order and the sizes they
+    leave.
+    """
 
     __slots__ = ("cutting", "fields", "held", "lengths", "order")
 
@@ -251,9 +263,9 @@ class Layout:
 
 
 class Edges:
-    """`of(state, values)` is every legal step from a layout, always in the same order.
+    """`of(state, values)` lists every legal step from a layout, always in the same order.
 
-    With a `limit` those that need more bytes in use are none.
+    With a `limit`, steps that need more bytes in use are left out.
     """
 
     def __init__(self, table: Table, bound: Bound, limit: int | None = None) -> None:
@@ -279,7 +291,7 @@ class Edges:
                     j != i and other in table.clashes[q] for j, other in enumerate(here.held)
                 ):
                     continue
-                if sort.late or self._limit is not None:
+                if sort.priced_after or self._limit is not None:
                     now = small.copy()
                     if d >= 0:
                         now[d] = here.lengths[d][-2]
@@ -291,7 +303,7 @@ class Edges:
                     cost = table.cost(sort, here.cutting, before, after)
                     found.append((base + ((q << table.turns | turn) << table.shifts[i]), its, cost, sort))
         for group in table.groups:
-            found.extend(self._flat(here, group, state, values))
+            found.extend(self._flattened_steps(here, group, state, values))
         return found
 
     def _steps_of(self, i: int, p: int) -> list[tuple[int, Sort]]:
@@ -299,10 +311,8 @@ class Edges:
         found = self._steps[i, p] = [(q, known.get(pair) or table.sort((i,), pair)) for q, pair in table.follows[p]]
         return found
 
-    # -- several axes at once
-
-    def _flat(self, here: Layout, group: tuple[int, ...], state: int, values: int) -> Iterator[Edge]:
-        """The steps along these axes at once: as `steps.changes` has them."""
+    def _flattened_steps(self, here: Layout, group: tuple[int, ...], state: int, values: int) -> Iterator[Edge]:
+        """The steps along these axes at once, as `legal_steps.changes` lists them."""
         table = self._table
         letters = {table.letters[here.held[i]] for i in group}
         d = table.dims[here.held[group[0]]]
@@ -314,17 +324,17 @@ class Edges:
             new = table.letters[q]
             if new == "R":
                 sort = table.sort(group, f"{old}>R")
-                yield from self._together(here, group, sort, q, state, values)
+                yield from self._flattened_step(here, group, sort, q, state, values)
             elif new == "S":
                 sort = table.sort(group, f"{old}>S")
                 for order in itertools.permutations(group):
                     if table.dims[q] != d or order != stack:
-                        yield from self._together(here, order, sort, q, state, values)
+                        yield from self._flattened_step(here, order, sort, q, state, values)
 
-    def _together(
+    def _flattened_step(
         self, here: Layout, order: Sequence[int], sort: Sort, q: int, state: int, values: int
     ) -> Iterator[Edge]:  # fmt: skip
-        """One step along several axes, which cut, if they do, in this order."""
+        """One step along several axes, which shard, if they do, in this order."""
         table = self._table
         width, mask = self._bound.width, self._bound.mask
         d, e = table.dims[here.held[order[0]]], table.dims[q]
@@ -347,5 +357,5 @@ class Edges:
 
 
 def need(table: Table, sort: Sort, before: int, after: int) -> int:
-    """The memory of a step between layouts whose largest pieces have so many bytes."""
+    """The peak memory of a step between layouts with largest pieces of so many bytes."""
     return memory(table.move(sort, 0, sort.nbytes(before, after)), before, after)

@@ -1,15 +1,15 @@
-"""Plans that were asked for before, and the refusal where there is none.
+"""The cache of plans, and of the state tables that searches start from.
 
-A plan is known by all that it depends on: both specs with their exact classes, turns and axis names, the price, the
-topology, the memory that is allowed, and the flattened axes.  A price or topology that is a frozen dataclass is known
-by its class and its fields; any other by the object, since a name may be anybody's.  In front of that stands a
-table by identity: who asks for the same objects again is answered at once.
+A plan is keyed by everything it depends on: both specs with their exact classes, shard orders and axis names, the
+price, the topology, the memory limit, and the flattened axes. A price or topology that is a frozen dataclass is keyed
+by its class and its fields; any other by identity, since names need not be unique. A table by identity stands in front,
+so that a call with the same objects returns at once.
 
-The tables of integers that a search begins with are kept, too, for the next search for the same tensor on the same
-mesh: they hold prices of steps and no answers.  Not for a price that is known by the object alone: it may change.
+The state tables of a search are kept for later searches of the same tensor on the same mesh: they hold prices of steps
+and no plans. They are not kept for a price that is keyed by identity: such a price may change.
 
-All of it is an object's, which `localtensor._util.ambient` can find: it is bounded, cleared with the other caches, and any
-number of threads may use it, since what two of them put in one place at the same time is the same.
+All state belongs to an object that `localtensor._util.ambient` knows. It is bounded, it is cleared with the other
+caches, and any number of threads may use it: concurrent writers of one entry write equal values.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from strategies.planner.steps.plan import Plan, Price
 from strategies.planner.steps.prices import Topology
 
 LIMIT, TABLES = 4096, 64
-"""So many plans are known by identity, and so many tables; then these are forgotten, which costs time only."""
+"""The most plans keyed by identity, and the most tables. Beyond that they are dropped, which costs time only."""
 
 
 class NoPlan(LocalTensorError):
-    """There is no way from one spec to another, or none within the memory that is allowed; then there is a `leanest`."""
+    """There is no path, or none within the memory limit; then `leanest` is the plan that needs least memory."""
 
     def __init__(self, argument: str, values: str, problem: str, remedy: str, leanest: Plan | None = None) -> None:
         super().__init__(refusal("plan", argument, values, problem, remedy))
@@ -42,13 +42,13 @@ class NoPlan(LocalTensorError):
 
 
 class Known:
-    """What was planned; one object may be used by any number of threads."""
+    """The plan cache; any number of threads may use one object."""
 
     __slots__ = ("__weakref__", "_cache", "_tables", "same")
 
     def __init__(self, sync: Sync = THREADS) -> None:
         self._cache: SingleFlightCache[Plan] = SingleFlightCache(name="plans", sync=sync)
-        # Both are replaced by `clear`, so that who asked before does not fill the new ones.
+        # `clear` replaces both, so that a call already in progress does not fill the new ones.
         self.same: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._tables: dict[Hashable, Table] = {}
         ambient.add_cache(self)
@@ -57,7 +57,9 @@ class Known:
         self, search: Callable[..., Plan], src: Spec, dst: Spec, price: Price | None, topology: Topology,
         memory: int | None, flattened: tuple[tuple[str, ...], ...],
     ) -> Plan:  # fmt: skip
-        """The plan, by the values of all that it depends on; what `search` raises is raised, and not kept."""
+        """The plan, keyed by the values of everything it depends on. Errors of `search` propagate and are not
+        cached.
+        """
         same = self.same
         key = (
             src.mesh, spec_token(src), dst.mesh, spec_token(dst), by_value(price), by_value(topology),
@@ -72,7 +74,7 @@ class Known:
         return found
 
     def table(self, src: Spec, offered: Sequence[Placement], axes: Sequence[Sequence[int]], price: Price) -> Table:
-        """The table for searches from specs like this one."""
+        """The state table for searches from specs like this one."""
         by = by_value(price)
         if isinstance(by, Same):
             return Table(src, offered, axes, price)
@@ -87,20 +89,20 @@ class Known:
         return found
 
     def clear(self) -> None:
-        """Nothing is known; what is being searched is not kept."""
+        """Drops all plans and tables; a search in progress is not cached."""
         self._cache.clear()
         self.same, self._tables = {}, {}
 
     def after_fork(self) -> None:
-        """Nothing is lost to those who are gone: what they were searching is `SingleFlightCache`'s matter, and the rest is values."""
+        """Nothing to repair in a forked child: `SingleFlightCache` handles its searches in progress, and the rest is values."""
 
     def stats(self) -> Stats:
-        """Those of the plans by value; who was answered by identity is not counted."""
+        """Statistics of the lookups by value; lookups by identity are not counted."""
         return self._cache.stats()
 
 
 def by_value(thing: object) -> Hashable:
-    """A frozen dataclass with its class, or the very object.
+    """A key for an object: a frozen dataclass by class and value, any other object by identity.
 
     >>> from strategies.planner.steps.prices import Sent, sent
     >>> by_value(Sent()) == by_value(Sent()), by_value(sent) == by_value(sent), by_value(sent) == by_value(len)

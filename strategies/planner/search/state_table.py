@@ -1,7 +1,8 @@
-"""One search as tables of integers: what an axis may be, what may follow what, and what each step costs.
+"""The tables of one search, in integers: the placements of an axis, the legal transitions, the cost of each step.
 
-A layout is one integer.  Each axis has a field of it: which placement it has and, if it cuts a dim, its turn in the
-stack of cuts of that dim (see `strategies.planner.steps.legal_steps`).  Axes of one rank have no field: they neither cut nor add up.
+A layout is one integer with a field for each axis: its placement and, if it shards a dim, its position in that dim's
+stack of cuts (see `strategies.planner.steps.legal_steps`). Axes of one rank have no field: they neither shard nor
+reduce.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ PAIRS |= {
 """Each legal step along one axis by a pair of letters: its kind, both for a price, and whether parts are exchanged.
 `X` is a P whose parts are exchanged where it is reduced."""
 STEPS = 20
-"""A cost is a price and, in this many bits below it, a number of steps: of equally cheap plans the shortest is least."""
+"""The low bits of a cost, which count the steps: of equally cheap plans the shortest has the least cost."""
 Facts = tuple[str, int, int, str]
-"""All that tells one placement from another: its letter, the dim that it cuts, its split factor, its reduction."""
+"""What identifies a placement: its letter, the dim that it shards, its split factor, its reduction."""
 
 
 class BadPrice(Refusal, call="plan", argument="price"):
-    """A price that is no whole number, or less than nothing."""
+    """A price that is negative or no whole number."""
 
-    PROBLEM = "it asks {got!r} for {move}, and a price is a whole number of 0 or more"
+    PROBLEM = "it returns {got!r} for {move}, and a price is a whole number of 0 or more"
     REMEDY = "Round it up, to picoseconds or bytes."
 
 
@@ -45,9 +46,8 @@ REPLICATED: Facts = "R", -1, 0, ""
 
 
 def facts(placement: Placement) -> Facts:
-    """The facts of a placement that is defined: torch holds some classes equal to each other.
+    """The key of a placement. Placements are not used as keys themselves: torch compares some of its classes as equal.
 
-    >>> from torch.distributed.tensor import Partial
     >>> facts(Shard(1)), facts(Partial("max"))
     (('S', 1, 1, ''), ('P', -1, 0, 'max'))
     """
@@ -62,7 +62,7 @@ def facts(placement: Placement) -> Facts:
 
 
 def placement_of(one: Facts) -> Placement:
-    """The placement of these facts."""
+    """The placement with this key."""
     letter, dim, factor, reduction = one
     if letter == "SS":
         return StridedShard(dim, split_factor=factor)
@@ -70,21 +70,21 @@ def placement_of(one: Facts) -> Placement:
 
 
 class Sort:
-    """A sort of step: its kind, its axes, their letters before and after, and its costs as far as they are known."""
+    """A kind of step along some axes: the collective, the letters before and after, and its costs so far computed."""
 
     __slots__ = (
         "axes",
         "costs",
-        "easy",
         "exchanged",
+        "factor",
         "group",
         "kind",
-        "late",
+        "multiple",
         "now",
-        "quote",
+        "price_of_bytes",
+        "priced_after",
         "ranks",
-        "times",
-        "unit",
+        "relaxed_costs",
         "was",
     )
 
@@ -92,24 +92,24 @@ class Sort:
         self.group, self.axes, self.ranks = group, axes, ranks
         self.kind, self.was, self.now, self.exchanged = PAIRS[pair]
         scatters = self.kind == "reduce_scatter"
-        self.late = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
-        self.times = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
-        self.unit = ranks * itemsize if self.exchanged and not scatters else 0  # in equal parts
+        self.priced_after = scatters or self.kind == "local"  # the bytes that count are those of a piece afterwards
+        self.factor = ranks if scatters or self.kind == "all_gather" else 1  # and those of all ranks
+        self.multiple = ranks * itemsize if self.exchanged and not scatters else 0  # in equal parts
         self.costs: dict[int, int] = {}
-        self.easy: dict[int, int] = {}
+        self.relaxed_costs: dict[int, int] = {}
         """Those of the bound: with even pieces, by the axes that cut afterwards."""
-        self.quote: Callable[[int], int] | None = None
+        self.price_of_bytes: Callable[[int], int] | None = None
         """The price by the bytes, where nothing else matters."""
 
     def nbytes(self, before: int, after: int) -> int:
-        """The bytes that count, of the largest pieces before and after."""
-        if self.unit:
-            return in_parts(before, self.unit)
-        return (after if self.late else before) * self.times
+        """The bytes that are priced, given the largest pieces before and after."""
+        if self.multiple:
+            return in_parts(before, self.multiple)
+        return (after if self.priced_after else before) * self.factor
 
 
 class Frame:
-    """What a table holds whatever the sizes of mesh and tensor are, and the price: which placements, what follows what."""
+    """The part of a table that is independent of sizes and price: the placements, and the transitions between them."""
 
     def __init__(self, offered: tuple[Facts, ...], held: tuple[Facts, ...], dtype: torch.dtype) -> None:
         known = dict.fromkeys((*offered, *held))
@@ -125,7 +125,7 @@ class Frame:
         self.follows = tuple([self._follows(p, dtype) for p in range(len(known))])
 
     def _follows(self, p: int, dtype: torch.dtype) -> tuple[tuple[int, str], ...]:
-        """What an axis may become from a placement if nothing stands in its way, and by which pair of letters."""
+        """The placements an axis may change to from placement `p`, each with its pair of letters."""
         found = []
         for q in self.offered:
             pair = f"{self.letters[p]}>{self.letters[q]}"
@@ -138,7 +138,7 @@ class Frame:
         return tuple(found)
 
     def _clashes(self, dtype: torch.dtype) -> tuple[frozenset[int], ...]:
-        """For each placement those that no other axis may have beside it, while that becomes partial."""
+        """For each placement, those that no other axis may hold while an axis becomes partial in this way."""
         partial = [p for p, reduction in enumerate(self.reductions) if reduction]
         found = [frozenset[int]()] * len(self.placements)
         for p in partial:
@@ -148,18 +148,19 @@ class Frame:
 
 
 frame_of = functools.lru_cache(maxsize=1024)(Frame)
-"""The frame of these facts, which nobody writes to: values that follow from values, and no state."""
+"""The frame for these arguments: immutable and shared."""
 
 
 class Table:
-    """The layouts that a search may look at: all those of `offered`, and of its source."""
+    """The layouts that a search may visit: all those built of `offered` and of the source's placements."""
 
     def __init__(
         self, src: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]], price: Price
     ) -> None:  # fmt: skip
         self.src, self.price, self.shape = src, price, src.shape
         self.grows = bool(getattr(price, "grows", False))
-        # Who overrides the price of a class has not promised that its short way is the same.
+        # A subclass that overrides the price of its base has not overridden `along`, so only the class's own `along`
+        # counts.
         self.along = price.along if "along" in vars(type(price)) else None  # type: ignore[attr-defined]
         sizes = src.mesh.sizes
         self.axes = tuple([axis for axis, size in enumerate(sizes) if size > 1])
@@ -191,8 +192,6 @@ class Table:
         sets = [tuple(sorted(place[axis] for axis in axes if axis in place)) for axes in flattened]
         return tuple(dict.fromkeys(group for group in sets if len(group) > 1))
 
-    # -- layouts
-
     def state(self, spec: Spec) -> int:
         """The integer of a layout."""
         found, turns = 0, [0] * len(self.shape)
@@ -220,12 +219,12 @@ class Table:
         return Spec(self.src.mesh, tuple(placements), self.shape, self.src.dtype, others)
 
     def field(self, state: int, i: int) -> tuple[int, int]:
-        """The placement and the turn of an axis, by their numbers here."""
+        """The placement number and the position of an axis."""
         field = state >> self.shifts[i] & self.mask
         return field >> self.turns, field & (1 << self.turns) - 1
 
     def piece(self, state: int) -> int:
-        """The bytes of the largest piece of a layout: that of the rank which is first on every axis."""
+        """The bytes of the largest piece of a layout: that of the rank with coordinate 0 on every axis."""
         lengths, fields = list(self.shape), [(*self.field(state, i), i) for i in range(self.count)]
         for turn in range(self.count):
             for p, its, i in fields:
@@ -233,18 +232,14 @@ class Table:
                     lengths[self.dims[p]] = self.cut(lengths[self.dims[p]], self.factors[p], self.sizes[i])
         return math.prod(lengths) * self.itemsize
 
-    # -- steps
-
     def cut(self, length: int, factor: int, ranks: int) -> int:
-        """What the first of so many ranks has of one dim."""
+        """The size that the first of `ranks` ranks keeps of one dim."""
         if factor == 1:
             return -(-length // ranks)
         return sum([chunk[0][1] for chunk in strided_bounds(length, factor, ranks)])
 
-    # -- prices
-
     def sort(self, group: tuple[int, ...], pair: str) -> Sort:
-        """The one sort of step of these axes, from one letter to another, with its costs."""
+        """The one kind of step along these axes for a letter pair, with its costs."""
         found = self._sorts.get((group, pair))
         if found is None:
             axes, ranks = tuple([self.axes[i] for i in group]), math.prod([self.sizes[i] for i in group])
@@ -254,37 +249,39 @@ class Table:
                 known = self._costs.get(key)
                 if known is None:
                     known = self._costs[key] = {}, self.along(found.kind, axes, ranks, found.exchanged)
-                found.costs, found.quote = known
+                found.costs, found.price_of_bytes = known
             if len(group) == 1:
                 self.singles[group[0]][pair] = found
         return found
 
     def cost(self, sort: Sort, cutting: int, before: int, after: int) -> int:
-        """What a step costs where these axes cut before it, and the largest pieces have so many bytes before and after.
+        """The cost of a step; the axes `cutting` shard before it, `before` and `after` are bytes of the largest pieces.
 
         Raises `BadPrice`.
         """
-        nbytes = sort.nbytes(before, after) if sort.unit else (after if sort.late else before) * sort.times
-        if sort.quote is not None:
+        nbytes = sort.nbytes(before, after) if sort.multiple else (after if sort.priced_after else before) * sort.factor
+        if sort.price_of_bytes is not None:
             found = sort.costs.get(nbytes)
             if found is None:
-                found = sort.costs[nbytes] = (sort.quote(nbytes) << STEPS) + 1
+                found = sort.costs[nbytes] = (sort.price_of_bytes(nbytes) << STEPS) + 1
             return found
         key = nbytes << self.count | cutting
         found = sort.costs.get(key)
         if found is None:
             move = self.move(sort, cutting, nbytes)
             got = self.price(move)
-            found = sort.costs[key] = ((got if type(got) is int and got >= 0 else self._whole(got, move)) << STEPS) + 1
+            found = sort.costs[key] = (
+                (got if type(got) is int and got >= 0 else self._checked_price(got, move)) << STEPS
+            ) + 1
         return found
 
     def move(self, sort: Sort, cutting: int, nbytes: int) -> Move:
-        """The move that `pricing.move_of` would make."""
+        """The move that `prices.move_of` would build."""
         even = self.nbytes / self.cutting[cutting]
         return Move(sort.kind, sort.axes, sort.ranks, nbytes, even, sort.was, sort.now, sort.exchanged)
 
-    def _whole(self, got: object, move: Move) -> int:
-        """A price of another type that is a whole number."""
+    def _checked_price(self, got: object, move: Move) -> int:
+        """Another integer type as an int. Raises `BadPrice` for anything else."""
         try:
             cost = operator.index(got)  # type: ignore[arg-type]  # what is no number is refused here
         except TypeError:
@@ -295,5 +292,5 @@ class Table:
 
 
 def name_of(price: Price) -> str:
-    """The name of a price, or of a function that has none."""
+    """The name of a price, or of a function that has no `name`."""
     return str(getattr(price, "name", "") or getattr(price, "__name__", type(price).__name__))

@@ -1,8 +1,8 @@
-"""What it costs to move a tensor from the placements that it has to those that are wanted, in seconds of a model.
+"""The latency-bandwidth (alpha-beta) cost model of collectives, and the axis-by-axis redistribution priced by it.
 
-The model is latency and bandwidth: a message of m bytes takes `latency + m * per_byte`.  A collective of p ranks takes,
-as Thakur, Rabenseifner and Gropp give it ("Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1),
-2005; the arithmetic of reductions left out, and lg p rounded up):
+A message of m bytes takes `latency + m * per_byte`. A collective of p ranks takes, following Thakur, Rabenseifner and
+Gropp ("Optimization of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005; without the arithmetic of
+reductions, and with lg p rounded up):
 
 | collective       | m is what a rank                   | seconds                                                    |
 |------------------|------------------------------------|------------------------------------------------------------|
@@ -10,9 +10,9 @@ as Thakur, Rabenseifner and Gropp give it ("Optimization of Collective Communica
 | reduce_scatter   | has before                         | lg p * latency + (p-1)/p * m * per_byte (halving)          |
 | all_reduce       | has before and afterwards          | twice that of reduce_scatter (Rabenseifner)                |
 | all_to_all       | has before                         | (p-1) * latency + (p-1)/p * m * per_byte (pairwise)        |
-| local            | cuts off or fills up by itself     | 0                                                          |
+| local            | slices or pads by itself           | 0                                                          |
 
-The constants are those of a 100 Gbit/s link: they order the choices, and are no forecast for a cluster.
+The default constants are those of a 100 Gbit/s link: they rank the options and do not predict times on a cluster.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ REPLICATE = Replicate()
 
 
 class BadNetwork(Refusal, call="Network", values="{value!r}"):
-    """A link that no message could take."""
+    """A latency or a time per byte out of range."""
 
     PROBLEM = "this is no number of seconds from 0 to 1000"
     REMEDY = "Give seconds: 5e-6 for a message, 8e-11 for a byte of it at 12.5 GB/s."
 
 
 TRIPS = MappingProxyType({"local": 0, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "all_reduce": 2})
-"""How often what is sent goes around."""
+"""The number of times that the data travels around the ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Seconds for a message, and for each byte of it; the same along every axis.  Raises `BadNetwork`.
+    """A link: seconds for a message, and for each byte of it. Raises `BadNetwork`.
 
     >>> f"{Network().seconds('all_reduce', 4, 1_000_000):.6f}"
     '0.000140'
@@ -61,7 +61,9 @@ class Network:
                 raise BadNetwork(name, value)
 
     def seconds(self, kind: str, ranks: int, nbytes: float) -> float:
-        """One collective of `ranks` ranks; `nbytes` is the m of the table above.  A KeyError for another kind."""
+        """The time of one collective of `ranks` ranks; `nbytes` is the m of the table. Raises KeyError for another
+        kind.
+        """
         trips = TRIPS[kind]
         messages = ranks - 1 if kind == "all_to_all" else math.ceil(math.log2(ranks))
         return trips * (messages * self.latency + (ranks - 1) / ranks * nbytes * self.per_byte)
@@ -72,9 +74,10 @@ NETWORK = Network()
 
 @dataclass(frozen=True, slots=True)
 class AxisStep:
-    """One tensor goes from one placement to another along one axis, by one collective or `local`ly.
+    """One tensor goes from one placement to another along one axis, by one collective or by a local operation.
 
-    It knows neither the tensor nor the mesh; a `strategies.planner.steps.plan.Step`, of a plan, knows both.
+    It refers to neither tensor nor mesh; a `strategies.planner.steps.plan.Step`, which belongs to a plan, refers to
+    both.
     """
 
     axis: int
@@ -91,7 +94,7 @@ class AxisStep:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor as it lies while it is moved, axis by axis from the left."""
+    """The shape, dtype and placements of a tensor while it is moved, axis by axis from the left."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -99,9 +102,9 @@ class Held:
 
 
 def commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
-    """Whether two partials of one tensor on two axes may be reduced in either order.
+    """Whether two partial placements of one tensor on two axes may be reduced in either order.
 
-    Each with itself; and sums with averages, of dtypes that divide: an average of integers is rounded, or is none.
+    Equal ones do; so do sum and avg for dtypes that divide: an average of integers is rounded, or undefined.
 
     >>> commute(Partial("sum"), Partial("max"), torch.float32), commute(Partial("sum"), Partial("avg"), torch.float32)
     (False, True)
@@ -116,22 +119,23 @@ def commute(one: Placement, other: Placement, dtype: torch.dtype) -> bool:
 def move_axis(
     held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network = NETWORK
 ) -> tuple[Held, tuple[AxisStep, ...]]:
-    """The tensor with the placement that is wanted on this axis, and the steps that it takes.
+    """The tensor with placement `want` on this axis, and the steps that this takes.
 
-    Axes before it are as they are wanted; inner axes that stand in the way, since they cut the same dim or hold a
-    reduction that must be done first, are replicated before.
+    The axes before it already have their final placements. Inner axes that block the step, since they shard the same
+    dim or hold a reduction that must come first, are replicated before.
     """
     if held.placements[axis] == want:
         return held, ()
     steps: list[AxisStep] = []
     for inner in range(len(sizes) - 1, axis, -1):
-        if _in_the_way(held, axis, want, inner):
+        if _blocks(held, axis, want, inner):
             held, before = move_axis(held, inner, REPLICATE, sizes, network)
             steps += before
-    return _move(held, axis, want, sizes, network, steps), tuple(steps)
+    return _step_or_two(held, axis, want, sizes, network, steps), tuple(steps)
 
 
-def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
+def _blocks(held: Held, axis: int, want: Placement, inner: int) -> bool:
+    """Whether axis `inner` must be replicated before `axis` can take placement `want`."""
     other, was = held.placements[inner], held.placements[axis]
     cut = cuts(other)
     if cut is not None:
@@ -139,14 +143,16 @@ def _in_the_way(held: Held, axis: int, want: Placement, inner: int) -> bool:
     return not (commute(other, was, held.dtype) and commute(other, want, held.dtype))
 
 
-def _move(
+def _step_or_two(
     held: Held, axis: int, want: Placement, sizes: Sequence[int], network: Network, steps: list[AxisStep]
 ) -> Held:
-    """One step, or two by way of a replica where no collective goes there at once."""
+    """One step, or two by way of Replicate where no collective goes there directly."""
     was = held.placements[axis]
-    kind = _kind(was, want)
+    kind = _collective(was, want)
     if not kind:
-        return _move(_move(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps)
+        return _step_or_two(
+            _step_or_two(held, axis, REPLICATE, sizes, network, steps), axis, want, sizes, network, steps
+        )
     nbytes = held_bytes(held, sizes, but=axis) if kind != "local" else 0
     if kind == "all_to_all":
         nbytes = -(-nbytes // sizes[axis])
@@ -154,8 +160,8 @@ def _move(
     return Held(held.shape, held.dtype, (*held.placements[:axis], want, *held.placements[axis + 1 :]))
 
 
-def _kind(was: Placement, want: Placement) -> str:
-    """The collective that does it at once; empty if none does."""
+def _collective(was: Placement, want: Placement) -> str:
+    """The collective of a single step; empty if there is none."""
     if isinstance(was, Replicate):
         return "local"
     if isinstance(want, Replicate):
@@ -168,7 +174,7 @@ def _kind(was: Placement, want: Placement) -> str:
 
 
 def held_bytes(held: Held, sizes: Sequence[int], but: int = -1) -> int:
-    """The bytes of the largest piece, of rank 0, as if axis `but` cut nothing."""
+    """The bytes of the largest piece, that of rank 0, as if axis `but` did not shard."""
     shape = list(held.shape)
     for axis, placement in enumerate(held.placements):
         cut = cuts(placement)

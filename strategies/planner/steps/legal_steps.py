@@ -1,7 +1,8 @@
-"""Which steps there are between specs of one tensor, and why others are none: one table, `LEGAL`, and what it needs.
+"""The table of legal steps between specs of one tensor (`LEGAL`), with the reasons why the others are illegal.
 
-A dim that several axes cut is a stack of cuts: each cuts what those before it have left.  So only the last cut of a dim,
-the innermost, can be undone or moved, and a new cut is always the last.  This holds for uneven and for strided cuts, too.
+A dim that several axes shard is a stack of cuts: each axis cuts what the axes before it leave. So only the last cut of
+a dim, the innermost, can be undone or moved, and a new cut is always the last. This holds for uneven and for strided
+shards, too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from strategies.planner.steps.alpha_beta import REPLICATE, commute
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """From one kind of placement to another, along one axis: by which collective, or why not."""
+    """The step from one kind of placement to another along one axis: its collective, or why there is none."""
 
     was: str
     now: str
@@ -34,25 +35,23 @@ LEGAL: tuple[Row, ...] = (
     Row("R", "S", "local", "each rank keeps its rows"),
     Row("R", "SS", "local", "each rank keeps its rows"),
     Row("R", "P", "local", "one rank keeps the value, the others hold what changes nothing"),
-    Row("S", "R", "all_gather", "each rank gets everybody's rows; an empty shard takes part all the same"),
-    Row("SS", "R", "all_gather", "each rank gets everybody's rows, and puts them in their order"),
+    Row("S", "R", "all_gather", "each rank gets all rows; a rank with an empty shard takes part, too"),
+    Row("SS", "R", "all_gather", "each rank gets all rows, and puts them in order"),
     Row("S", "S", "all_to_all", "of what it has, each rank sends every other its piece along the other dim"),
     Row("S", "SS", "all_to_all", "each rank sends every other the rows that are to be its own"),
     Row("SS", "S", "all_to_all", "each rank sends every other the rows that are to be its own"),
     Row("SS", "SS", "all_to_all", "each rank sends every other the rows that are to be its own"),
     Row("S", "P", "local", "each rank puts its rows among values that change nothing"),
     Row("SS", "P", "local", "each rank puts its rows among values that change nothing"),
-    Row("P", "R", "all_reduce", "the parts are reduced, and everybody gets the value"),
-    Row("P", "S", "reduce_scatter", "the parts are reduced, and everybody gets its rows"),
-    Row("P", "SS", "reduce_scatter", "the parts are reduced, and everybody gets its rows"),
+    Row("P", "R", "all_reduce", "the parts are reduced, and each rank gets the value"),
+    Row("P", "S", "reduce_scatter", "the parts are reduced, and each rank gets its rows"),
+    Row("P", "SS", "reduce_scatter", "the parts are reduced, and each rank gets its rows"),
     Row("P", "P", "", "no kind of Partial turns into another: the parts of a sum are not those of a maximum"),
 )
-"""What one step along one axis may do.  R to R is no step.  Along several axes at once, which must be flattened into one
-group: all-reduce, all-gather, reduce-scatter and all-to-all, where every one of the axes does the same."""
+"""The steps along one axis; R to R is no step. Along several axes at once, which must be flattened into one group:
+all-reduce, all-gather, reduce-scatter and all-to-all, where all these axes have the same placement."""
 
-_ROWS = {(row.was, row.now): row for row in LEGAL}
-FLAT = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-"""What may be done along several axes at once."""
+_RULES = {(row.was, row.now): row for row in LEGAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Change:
 
 
 def letter(placement: Placement) -> str:
-    """`R`, `S`, `SS` or `P`: the column of the table.
+    """`R`, `S`, `SS` or `P`: the kind of a placement in the table.
 
     >>> letter(Shard(1)), letter(Partial("max"))
     ('S', 'P')
@@ -78,9 +77,9 @@ def letter(placement: Placement) -> str:
 
 
 def refusal_of(was: Spec, axis: int, now: Placement) -> str:
-    """Why this is no step along one axis; empty if it is one.
+    """The reason why this is no step along one axis; empty if it is one.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout import Mesh
     >>> nested = Spec(Mesh.of(2, 2), (Shard(0), Shard(0)), (8,), torch.float32)
     >>> refusal_of(nested, 0, REPLICATE)
     'b cuts what a has left of dim 0: what is cut last is undone first'
@@ -89,23 +88,23 @@ def refusal_of(was: Spec, axis: int, now: Placement) -> str:
     """
     held = was.placements[axis]
     if held == now and cuts(held) == cuts(now):
-        return "it is there"
-    row = _ROWS[letter(held), letter(now)]
+        return "the axis already has this placement"
+    row = _RULES[letter(held), letter(now)]
     if not row.kind:
         return row.reason
     cut, names = cuts(held), was.mesh.names
-    if cut is not None and (inner := _cuts_last(was, cut[0], axis)) != axis:
+    if cut is not None and (inner := _innermost(was, cut[0], axis)) != axis:
         return f"{names[inner]} cuts what {names[axis]} has left of dim {cut[0]}: what is cut last is undone first"
-    return _no_parts(was, axis, now) if isinstance(now, Partial) else ""
+    return _why_not_partial(was, axis, now) if isinstance(now, Partial) else ""
 
 
-def _cuts_last(spec: Spec, dim: int, axis: int) -> int:
-    """The axis that cuts the dim last; this one if those after it have one rank each, and so leave all that there is."""
+def _innermost(spec: Spec, dim: int, axis: int) -> int:
+    """The axis that cuts the dim last; `axis` itself if those after it have one rank each, which leaves all rows."""
     return [other for other in spec.cut_by(dim) if other == axis or spec.mesh.sizes[other] > 1][-1]
 
 
 def unmade(reduction: str, dtype: torch.dtype, cut: bool) -> str:
-    """Why partial values of this reduction cannot be made of what there is; `cut` if that is what a cut has left.
+    """The reason why no partial values of this reduction can be made of a value; `cut` if the value is a shard.
 
     >>> unmade("sum", torch.float32, True), unmade("max", torch.complex64, False)
     ('', 'P(max) means nothing for torch.complex64')
@@ -120,10 +119,11 @@ def unmade(reduction: str, dtype: torch.dtype, cut: bool) -> str:
 
 
 def reduces(reduction: str, dtype: torch.dtype) -> bool:
-    """Whether collectives reduce this as the definition does; else parts are exchanged, and reduced by each rank.
+    """Whether collectives reduce this as defined; if not, parts are exchanged, and each rank reduces them itself.
 
-    They do not: the minimum and maximum of floats, of which gloo drops a NaN or not by the order of the ranks; the
-    product of complex numbers, which neither gloo nor NCCL has; and what gloo does not carry, as integers of two bytes.
+    They do not for: the minimum and maximum of floats, where gloo propagates a NaN or not by the order of the ranks;
+    the product of complex numbers, which neither gloo nor NCCL has; and dtypes that gloo does not carry, such as
+    two-byte integers.
 
     >>> reduces("sum", torch.bfloat16), reduces("max", torch.bfloat16), reduces("sum", torch.int16)
     (True, False, False)
@@ -133,8 +133,8 @@ def reduces(reduction: str, dtype: torch.dtype) -> bool:
     return not (reduction == "product" and dtype.is_complex)
 
 
-def _no_parts(was: Spec, axis: int, now: Partial) -> str:
-    """Why no partial values can be made here."""
+def _why_not_partial(was: Spec, axis: int, now: Partial) -> str:
+    """The reason why axis `axis` cannot become partial here; empty if it can."""
     if reason := unmade(now.reduce_op, was.dtype, cuts(was.placements[axis]) is not None):
         return reason
     others = [p for i, p in enumerate(was.placements) if i != axis and isinstance(p, Partial)]
@@ -144,7 +144,7 @@ def _no_parts(was: Spec, axis: int, now: Partial) -> str:
 
 
 def changed(was: Spec, axes: Sequence[int], now: Placement) -> Spec:
-    """The spec with this placement on these axes, which cut, if they do, last and in this order."""
+    """The spec with this placement on these axes, which cut last, in this order, if they shard."""
     placements = list(was.placements)
     for axis in axes:
         placements[axis] = now
@@ -157,51 +157,51 @@ def changed(was: Spec, axes: Sequence[int], now: Placement) -> Spec:
 
 
 def targets(src: Spec, dst: Spec) -> tuple[Placement, ...]:
-    """What an axis may be on the way: R, a shard of any dim, strided shards of the destination, and partial values.
+    """The placements that a plan may use: R, a shard of any dim, strided shards of the destination, and partial values.
 
-    A shard that stands in the way may step aside without a word, as a partial value, and come back by a
-    reduce-scatter: cheaper than to be gathered.  So each plan is offered one kind of Partial at least that collectives
-    reduce, and those of both ends, which may have to commute with it; else a way by a third spec could be cheaper than
-    the cheapest.
+    A shard that blocks a step may become a partial value for free, and return by a reduce-scatter, which is cheaper
+    than to be gathered. So every plan may use at least one kind of Partial that collectives reduce, and the kinds of
+    both ends, which may have to commute with it. Otherwise a path by a third spec could be cheaper than the cheapest
+    plan.
 
-    >>> from localtensor.layout.spec import Mesh
+    >>> from localtensor.layout import Mesh
     >>> was, now = (Spec(Mesh.of(2), (p,), (8,), torch.float32) for p in (Shard(0), REPLICATE))
     >>> [short(p) for p in targets(was, now)]
     ['R', 'S(0)', 'P(sum)']
     """
-    others = [p for p in dst.placements if not _common(p) and isinstance(p, Partial | StridedShard)]
-    others += [p for p in src.placements if not _common(p) and isinstance(p, Partial) and is_plain(p)]
+    others = [p for p in dst.placements if not _always_offered(p) and isinstance(p, Partial | StridedShard)]
+    others += [p for p in src.placements if not _always_offered(p) and isinstance(p, Partial) and is_plain(p)]
     kinds = [p.reduce_op for p in others if isinstance(p, Partial)]
     if not any(kind != "avg" and reduces(kind, src.dtype) for kind in kinds):
         others += [Partial("sum")] if agreed("sum", src.dtype) else []
     return (REPLICATE, *map(Shard, range(len(src.shape))), *dict.fromkeys(others))
 
 
-def _common(placement: Placement) -> bool:
-    """Whether it is offered anyhow; by its very type, which is asked fast."""
+def _always_offered(placement: Placement) -> bool:
+    """Whether `targets` offers it in any case. Compares exact types, which is fast."""
     return type(placement) is Shard or type(placement) is Replicate
 
 
 def changes(was: Spec, offered: Sequence[Placement], flattened: Sequence[Sequence[int]] = ()) -> Iterator[Change]:
-    """Every legal step from a spec, in an order that is always the same.
+    """Every legal step from a spec, always in the same order.
 
-    `flattened` names the sets of axes for which there is one group of all their ranks.
+    `flattened` lists the sets of axes for which there is one group of all their ranks.
     """
     for axis in range(len(was.placements)):
         for now in offered:
             if not refusal_of(was, axis, now):
-                kind = _ROWS[letter(was.placements[axis]), letter(now)].kind
+                kind = _RULES[letter(was.placements[axis]), letter(now)].kind
                 alone = was.mesh.sizes[axis] == 1
                 yield Change("local" if alone else kind, (axis,), changed(was, (axis,), now))
     for axes in flattened:
-        yield from _flat(was, tuple(sorted(axes)), offered)
+        yield from _flattened_changes(was, tuple(sorted(axes)), offered)
 
 
-def _flat(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[Change]:
-    """Steps along several axes at once."""
+def _flattened_changes(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Iterator[Change]:
+    """The legal steps along several axes at once."""
     held = [was.placements[axis] for axis in axes]
     if all(isinstance(p, Partial) for p in held):
-        yield from _flat_moves(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())
+        yield from _flattened_changes_to(was, axes, offered, ("all_reduce", "reduce_scatter"), None, ())
         return
     dims = {p.dim for p in held if type(p) is Shard}
     if len(dims) != 1 or any(type(p) is not Shard for p in held):
@@ -209,13 +209,13 @@ def _flat(was: Spec, axes: tuple[int, ...], offered: Sequence[Placement]) -> Ite
     dim, sizes = dims.pop(), was.mesh.sizes
     stack = tuple(axis for axis in was.cut_by(dim) if sizes[axis] > 1 or axis in axes)[-len(axes) :]
     if set(stack) == set(axes):
-        yield from _flat_moves(was, axes, offered, ("all_gather", "all_to_all"), dim, stack)
+        yield from _flattened_changes_to(was, axes, offered, ("all_gather", "all_to_all"), dim, stack)
 
 
-def _flat_moves(
+def _flattened_changes_to(
     was: Spec, axes: tuple[int, ...], offered: Sequence[Placement], kinds: tuple[str, str], dim: int | None, stack: tuple[int, ...]
 ) -> Iterator[Change]:  # fmt: skip
-    """To R by the first kind, and to shards by the second, in every order but that in which they are."""
+    """The steps to R by the first kind, and to shards by the second, in every order but the present one."""
     for now in offered:
         if isinstance(now, Replicate):
             yield Change(kinds[0], axes, changed(was, axes, now))
@@ -226,5 +226,5 @@ def _flat_moves(
 
 
 def size_of(sizes: Sequence[int], axes: Sequence[int]) -> int:
-    """How many ranks there are along these axes together, of a mesh of these sizes."""
+    """The number of ranks along these axes together, on a mesh of these sizes."""
     return math.prod(sizes[axis] for axis in axes)

@@ -1,16 +1,16 @@
-"""A plan as a value: the collectives that take a tensor from one spec to another, what each costs, and why these.
+"""A plan as a value: the collectives that take a tensor from one spec to another, their costs, and how they were found.
 
-| collective       | what a rank has                            | m of the cost table (`strategies.planner.steps.alpha_beta`)            |
-|------------------|--------------------------------------------|----------------------------------------------------|
-| all_gather       | its piece, afterwards everybody's          | ranks times the largest piece                      |
-| reduce_scatter   | a partial value, afterwards its piece      | ranks times the largest piece                      |
-| all_reduce       | a partial value, afterwards the value      | what it has                                        |
-| all_to_all       | its piece, afterwards another              | what the rank that has most has before             |
-| local            | what it has, afterwards some of it, or more | what the rank that has most has afterwards        |
+| collective       | what a rank has                            | m of the cost table (`strategies.planner.steps.alpha_beta`) |
+|------------------|--------------------------------------------|-------------------------------------------------------------|
+| all_gather       | its piece, afterwards all pieces           | ranks times the largest piece                               |
+| reduce_scatter   | a partial value, afterwards its piece      | ranks times the largest piece                               |
+| all_reduce       | a partial value, afterwards the value      | what it has                                                 |
+| all_to_all       | its piece, afterwards another              | the largest piece before                                    |
+| local            | its piece, afterwards less or more         | the largest piece afterwards                                |
 
-Pieces that are uneven are sent as if each were as large as the largest, but by all_to_all, which knows sizes.
-What collectives do not reduce (`strategies.planner.steps.legal_steps.reduces`) is exchanged: a reduce_scatter is an all_to_all then, and an
-all_reduce an all_to_all and an all_gather, of what a rank has in as many equal parts as there are ranks.
+Uneven pieces are padded to the largest, except by all_to_all, which takes sizes. Values that collectives do not reduce
+(`strategies.planner.steps.legal_steps.reduces`) are exchanged: a reduce_scatter is then an all_to_all, and an
+all_reduce an all_to_all and an all_gather, of a rank's data in as many equal parts as there are ranks.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ from localtensor.layout import Spec, short
 from strategies.planner.picture.ascii import Stage, layout_text
 from strategies.planner.picture.svg import svg
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "local")
-"""What one step may be.  A step along axes of one rank is `local`: nobody is there to talk to."""
 PICO = 1_000_000_000_000
-"""Prices are whole picoseconds, or bytes: integers add up alike in any order, so that a price is exactly a metric."""
+"""Prices are whole picoseconds or bytes: integer sums do not depend on their order, so a price is exactly a metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a price is asked for: one collective, before anybody knows which plan it will stand in."""
+    """The argument of a price: one collective, independent of the plan that it is part of."""
 
     kind: str
+    """all_gather, reduce_scatter, all_reduce, all_to_all, or local, as is any step along axes of one rank."""
     axes: tuple[int, ...]
-    """The mesh axes whose ranks talk to each other; more than one where they are flattened into one group."""
+    """The mesh axes whose ranks communicate; more than one where they are flattened into one group."""
     ranks: int
-    """How many talk to each other: the product of the sizes of these axes."""
+    """The number of ranks that communicate: the product of the sizes of these axes."""
     nbytes: int
     """The m of the table above, in bytes."""
     even: float
-    """The bytes of a rank's piece before, as if all dims were cut evenly: the only size that torch's own cost knows."""
+    """The bytes of a rank's piece before, as if all dims were sharded evenly: the only size in torch's own cost."""
     was: str = ""
+    """-"""
     now: str = ""
     """The placement along these axes before and after: `R`, `S`, `SS` or `P`."""
     exchanged: bool = False
-    """Whether no collective reduces this as it should: then parts are exchanged, and each rank reduces its own."""
+    """Whether no collective reduces this as defined: then parts are exchanged, and each rank reduces its own."""
 
 
 class Price(Protocol):
-    """What a step costs: a whole number, never negative.  A plan costs the sum of its steps."""
+    """The cost of a step: a whole number, never negative. A plan costs the sum of its steps."""
 
     @property
     def name(self) -> str:
-        """What a plan says that it was searched by, and a refusal whose price it was; plans are not kept by it."""
+        """The name that plans and errors show; not a key of the plan cache."""
 
     @property
     def grows(self) -> bool:
-        """Whether a move of more bytes never costs less: then the search may leave out what it need not look at."""
+        """Whether more bytes never cost less: if so, the search can prune."""
 
     def __call__(self, move: Move) -> int:
-        """The price of a move: picoseconds, or bytes."""
+        """The price of a move: picoseconds, bytes, or a unit of the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One collective, or a change that each rank makes by itself, on the whole tensor of a plan."""
+    """One collective or local operation of a plan, on the whole tensor."""
 
     move: Move
     was: Spec
     now: Spec
     sent: int
-    """Bytes that the rank which sends most sends."""
+    """Bytes that the busiest sender sends."""
     seconds: float
-    """By the clock of the plan's topology, whatever the plan was searched by."""
+    """By the plan's topology, whatever price the plan was searched by."""
     memory: int
-    """Bytes that a rank has in use at most while the step runs: what it holds, what it makes, and buffers."""
+    """The peak memory of a rank during the step, in bytes: its input, its output, and buffers."""
 
     @property
     def kind(self) -> str:
@@ -86,33 +86,38 @@ class Step:
     def axes(self) -> tuple[int, ...]:
         return self.move.axes
 
+    @property
+    def columns(self) -> tuple[str, str, str, str, str, str]:
+        """As text: axes, collective, placements before and after, bytes sent (empty for a local step), time."""
+        was, now = placements_text(self.was, self.axes), placements_text(self.now, self.axes)
+        sent = "" if self.kind == "local" else bytes_text(self.sent)
+        return axes_text(self.was, self.axes), self.kind.replace("_", "-"), was, now, sent, time_text(self.seconds)
+
     def __str__(self) -> str:
         """`dp: all-gather S(0) -> R  12.0 MB  38 us`."""
-        where = axes_text(self.was, self.axes)
-        was, now = (",".join(placed(spec, axis) for axis in self.axes) for spec in (self.was, self.now))
-        cost = "" if self.kind == "local" else f"  {bytes_text(self.sent)}"
-        return f"{where}: {self.kind.replace('_', '-')} {was} -> {now}{cost}  {time_text(self.seconds)}"
+        where, kind, was, now, sent, seconds = self.columns
+        return f"{where}: {kind} {was} -> {now}{sent and f'  {sent}'}  {seconds}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps from one spec to another; none if they are the same."""
+    """The steps from one spec to another; none if the specs are equivalent."""
 
     src: Spec
     dst: Spec
     steps: tuple[Step, ...]
     price: int
-    """What was made least, in the unit of the price: see `by`."""
+    """The total that was minimized, in the unit of the price `by`."""
     by: str
-    """The name of the price that was made least."""
+    """The name of the price that was minimized."""
     why: str
     """How it was found, in a sentence."""
     states: int
-    """How many layouts the search looked at."""
+    """The number of layouts that the search expanded."""
 
     @property
     def sent(self) -> int:
-        """Bytes that a rank sends, step by step the one that sends most."""
+        """Bytes that a rank sends: the sum over the steps of the busiest sender's."""
         return sum(step.sent for step in self.steps)
 
     @property
@@ -121,22 +126,21 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Bytes in use on a rank at most, its piece before and after included; 0 for a plan without steps."""
+        """Peak memory of a rank in bytes, its piece before and after included; 0 for a plan without steps."""
         return max((step.memory for step in self.steps), default=0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """For a picture: where the tensor lies first, and after each step."""
+        """The layouts to draw: the first one, and the one after each step."""
         after = (Stage(step.now, str(step), () if step.kind == "local" else step.axes) for step in self.steps)
         return (Stage(self.src), *after)
 
     @property
     def total(self) -> str:
-        """All steps together in a line: how many, what a rank sends, how long, and what it has in use at most.
+        """A summary line: the number of steps, the bytes that a rank sends, the time, and the peak memory.
 
         >>> import torch
-        >>> from localtensor.layout.spec import Mesh
-        >>> from localtensor.layout.spec import parse
+        >>> from localtensor.layout import Mesh, parse
         >>> spec = Spec(Mesh.of(2), (parse("R"),), (8,), torch.float32)
         >>> Plan(spec, spec, (), 0, "time", "", 1).total
         'total: nothing to do'
@@ -151,15 +155,14 @@ class Plan:
         return "\n".join(map(str, self.steps)) or "nothing to do"
 
     def _repr_svg_(self) -> str:
-        """What a notebook shows."""
+        """The picture that a notebook shows."""
         return svg(self.stages, f"{self.src} -> {layout_text(self.dst)}")
 
 
 def placed(spec: Spec, axis: int) -> str:
-    """The placement on an axis, with its turn where the dim is not cut from left to right.
+    """The placement on an axis, with its position in the shard order where the dim is not sharded from left to right.
 
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import Mesh, parse
     >>> import torch
     >>> spec = Spec(Mesh.of(2, 2), (parse("S(0)"), parse("S(0)")), (8,), torch.float32, ((0, (1, 0)),))
     >>> placed(spec, 0), placed(spec, 1)
@@ -169,8 +172,13 @@ def placed(spec: Spec, axis: int) -> str:
     return short(spec.placements[axis]) + turns.get(axis, "")
 
 
+def placements_text(spec: Spec, axes: Sequence[int] | None = None) -> str:
+    """The placements on these axes, or on all: `R,S(0)`."""
+    return ",".join(placed(spec, axis) for axis in (range(len(spec.placements)) if axes is None else axes))
+
+
 def bytes_text(count: float) -> str:
-    """A thousand bytes are a kB; three or four digits are told.
+    """Bytes in units of powers of 1000, with three or four digits.
 
     >>> [bytes_text(count) for count in (0, 999, 999_960, 12_000_000, 3e15, 2**70)]
     ['0 B', '999 B', '1.0 MB', '12.0 MB', '3.0 PB', '1,180.6 EB']
@@ -184,7 +192,7 @@ def bytes_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Three digits of microseconds, or one decimal of what is longer.
+    """Microseconds with three digits, or a longer time with one decimal.
 
     >>> [time_text(seconds) for seconds in (0, 38e-6, 0.0021, 0.99999, 90, 86_400)]
     ['0 us', '38 us', '2.1 ms', '1.0 s', '90.0 s', '24.0 h']

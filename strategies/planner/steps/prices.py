@@ -1,6 +1,36 @@
-"""What a step costs, as the search asks: by the clock of a topology, by the bytes that are sent, or as torch counts.
+"""The prices of steps: time on a topology, bytes sent, or torch's own cost.
 
-Prices are integers: `plans.PICO` says why.
+Prices are integers; `plan.PICO` says why. `TorchPrice` is torch's cost of a redistribution, so that a plan can be the
+cheapest by torch's own count. Its constants are those of `torch.distributed.tensor._collective_utils` (read on 2.13):
+rings, 87.7 GiB/s and 0.6 us a hop along axes whose groups stay within a host, 0.22 of that bandwidth and 2.7 us a hop
+along others, 6.6 us of base latency. The only size that it uses is `Move.even`. It is computed here bit for bit as in
+torch, but needs neither mesh nor group; `tests/strategies/planner/steps/test_prices_torch_price.py` compares it with
+torch and names the parts.
+
+| step                        | microseconds by torch; b is the bytes of a rank's piece before, p the ranks                 |
+|-----------------------------|---------------------------------------------------------------------------------------------|
+| S -> R                      | 6.6 + (p-1) * hop + (p-1)/p * (b * p) / bandwidth                                           |
+| P -> S                      | 6.6 + (p-1) * hop + (p-1)/p * b / bandwidth                                                 |
+| P -> R                      | 6.6 + 2(p-1) * hop + 2(p-1)/p * b / bandwidth                                               |
+| S -> another S              | that of P -> S and 1 more, since torch has no formula for it                                |
+| R -> S, R -> P              | 0                                                                                           |
+| SS -> R                     | 0 where `is_shard` of a strided shard is False (2.13), else that of S -> R                  |
+
+torch does not take the following steps; their prices are ours:
+
+| step                        | price                                                                                       |
+|-----------------------------|---------------------------------------------------------------------------------------------|
+| S -> P, SS -> P             | 1 more than S -> R -> P: torch forbids it, so no cheapest plan may contain it (see below)   |
+| S -> SS, SS -> S, SS -> SS  | that of S -> another S                                                                      |
+| P -> SS                     | that of P -> S                                                                              |
+| R -> SS                     | 0 (torch's planner takes it, too)                                                           |
+| several axes, flattened     | that of one axis with so many ranks and with the slowest link among them                    |
+
+A price must be an integer, so it cannot be infinite. That of S -> P is finite and higher than that of the detour, so a
+cheapest plan never contains it, and torch can price each step of a plan without strided shards and flattened axes.
+
+Where torch gathers strided shards for free, the price of the cheapest plan is no metric over them: a plan may use the
+strided shards of its destination only, and a detour by another one costs less than the cheapest plan.
 """
 
 from __future__ import annotations
@@ -12,18 +42,18 @@ from dataclasses import dataclass
 from torch.distributed.tensor import Partial
 
 from localtensor.layout import Mesh, Spec, StridedShard, cuts, local_shape
-from strategies.planner.steps.alpha_beta import NETWORK, Network
+from strategies.planner.steps.alpha_beta import NETWORK, TRIPS, Network
 from strategies.planner.steps.legal_steps import letter, reduces
 from strategies.planner.steps.plan import PICO, Move, Step
 
 REDUCING = ("all_reduce", "reduce_scatter")
 MEMORY = Network(latency=1e-6, per_byte=1e-12)
-"""Launching a copy, and copying a byte: a step without communication is not for nothing."""
+"""Launching a copy, and copying a byte: a step without communication is not free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A link for each axis of a mesh, and what a rank's own memory takes.
+    """A link for each axis of a mesh, and the speed of a rank's own memory.
 
     Along several axes at once the slowest of their links counts.
 
@@ -56,7 +86,7 @@ TOPOLOGY = Topology()
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Picoseconds by the clock of a topology, rounded up."""
+    """Picoseconds on a topology, rounded up."""
 
     topology: Topology = TOPOLOGY
     grows: bool = True
@@ -69,7 +99,7 @@ class Time:
         return math.ceil(self.topology.seconds(move) * PICO)
 
     def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
-        """The price of all such moves by their bytes, of which nothing else matters: as `__call__` has it, but faster.
+        """The price of all such moves as a function of their bytes: equal to `__call__`, but faster.
 
         >>> Time().along("all_gather", (0,), 4, False)(1000) == Time()(Move("all_gather", (0,), 4, 1000, 250.0))
         True
@@ -85,7 +115,7 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes that a rank sends."""
+    """Bytes that the busiest sender sends."""
 
     name: str = "bytes"
     grows: bool = True
@@ -94,24 +124,22 @@ class Sent:
         return sent(move)
 
     def along(self, kind: str, axes: tuple[int, ...], ranks: int, exchanged: bool) -> Callable[[int], int]:
-        """As of `Time`."""
+        """As `Time.along`."""
         return lambda nbytes: sent(Move(kind, axes, ranks, nbytes, 0.0, exchanged=exchanged))
 
 
 def sent(move: Move) -> int:
-    """Bytes that the rank which sends most sends in a move, by the algorithms of `strategies.planner.steps.alpha_beta`, rounded up."""
+    """Bytes that the busiest sender sends in a move, by the algorithms of `alpha_beta`, rounded up."""
     if move.kind == "local" or move.ranks == 1:
         return 0
-    trips = 2 if move.kind == "all_reduce" else 1
-    return trips * -(-move.nbytes * (move.ranks - 1) // move.ranks)
+    return TRIPS[move.kind] * -(-move.nbytes * (move.ranks - 1) // move.ranks)
 
 
 def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
-    """The move that takes one spec to the other: the slow and plain way to it.
+    """The move from one spec to the other: the reference for the moves that `search.state_table` builds.
 
     >>> import torch
-    >>> from localtensor.layout.spec import Mesh
-    >>> from localtensor.layout.spec import parse
+    >>> from localtensor.layout import parse
     >>> was, now = (Spec(Mesh.of(4), (parse(p),), (6,), torch.float32) for p in ("S(0)", "R"))
     >>> move_of("all_gather", (0,), was, now).nbytes  # four times two rows
     32
@@ -131,7 +159,7 @@ def move_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec) -> Move:
 
 
 def in_parts(nbytes: int, unit: int) -> int:
-    """So many bytes in equal parts, of which all together are this unit or several.
+    """A number of bytes rounded up to a multiple of `unit`.
 
     >>> in_parts(20, 4 * 3), in_parts(24, 4 * 3)
     (24, 24)
@@ -140,13 +168,13 @@ def in_parts(nbytes: int, unit: int) -> int:
 
 
 def step_of(kind: str, axes: tuple[int, ...], was: Spec, now: Spec, topology: Topology = TOPOLOGY) -> Step:
-    """The step that takes one spec to the other, priced."""
+    """The priced step from one spec to the other."""
     move = move_of(kind, axes, was, now)
     return Step(move, was, now, sent(move), topology.seconds(move), memory(move, largest(was), largest(now)))
 
 
 def largest(spec: Spec) -> int:
-    """The bytes of the largest piece of a spec: that of the rank which is first on every axis."""
+    """The bytes of the largest piece of a spec: that of the rank with coordinate 0 on every axis."""
     shape = spec.shape
     for axis in spec.sequence:
         shape = local_shape(shape, spec.placements[axis], spec.mesh.sizes[axis], 0)
@@ -154,9 +182,9 @@ def largest(spec: Spec) -> int:
 
 
 def memory(move: Move, before: int, after: int) -> int:
-    """Bytes that a rank has in use at most while a move runs, if buffers are made wherever they may be needed.
+    """The peak memory of a rank during a move in bytes, counting a buffer wherever one may be needed.
 
-    Before and after are the bytes of the largest pieces.  What is exchanged is all there until it is reduced.
+    `before` and `after` are the bytes of the largest pieces. Exchanged parts are all held until they are reduced.
     """
     if move.exchanged:
         return 2 * before + move.nbytes + move.nbytes // move.ranks
@@ -167,51 +195,19 @@ def memory(move: Move, before: int, after: int) -> int:
     return (2 if move.kind == "all_to_all" else 1) * (before + after)
 
 
-# torch's own cost of a redistribution, as a price: a plan can be the cheapest by torch's own count.
-#
-# The facts are those of `torch.distributed.tensor._collective_utils` (read on 2.13): rings, 87.7 GiB/s and 0.6 us a hop
-# along axes whose groups stay within a host, 0.22 of that and 2.7 us along others, 6.6 us to begin with.  Of sizes it
-# knows one alone, `Move.even`.  This is a copy of what it computes, digit for digit, and needs neither mesh nor group;
-# `tests/strategies/planner/steps/test_prices_torch_price.py` holds it against torch itself, and names the parts.
-#
-# | step                        | microseconds by torch; b is the bytes of a rank's piece before, p the ranks               |
-# |-----------------------------|---------------------------------------------------------------------------------------------|
-# | S -> R                      | 6.6 + (p-1) * hop + (p-1)/p * (b * p) / bandwidth                                           |
-# | P -> S                      | 6.6 + (p-1) * hop + (p-1)/p * b / bandwidth                                                 |
-# | P -> R                      | 6.6 + 2(p-1) * hop + 2(p-1)/p * b / bandwidth                                               |
-# | S -> another S              | that of P -> S and 1 more, since torch has no formula for it                                |
-# | R -> S, R -> P              | 0                                                                                           |
-# | SS -> R                     | 0 where `is_shard` of a strided shard is False (2.13), else that of S -> R                  |
-#
-# These steps torch does not take, and what is said of them here is ours:
-#
-# | step                        | price                                                                                       |
-# |-----------------------------|---------------------------------------------------------------------------------------------|
-# | S -> P, SS -> P             | 1 more than S -> R -> P: torch forbids it, so no plan shall lead there (see below)          |
-# | S -> SS, SS -> S, SS -> SS  | that of S -> another S                                                                      |
-# | P -> SS                     | that of P -> S                                                                              |
-# | R -> SS                     | 0 (torch's planner takes it, too)                                                           |
-# | several axes, flattened     | that of one axis with so many ranks and with the slowest link among them                    |
-#
-# An infinite price would be no integer and no price.  That of S -> P is finite and dearer than the way around it, so a
-# cheapest plan never takes it, and torch can price each step of a plan that has no strided shards and nothing flattened.
-#
-# Where torch gathers strided shards for nothing, the price of the cheapest plan is no distance over them: a plan is
-# offered the strided shards of its destination alone, and a detour by another one costs less than the cheapest way.
-
 BEGIN, HOP, BANDWIDTH = 6.6, 0.6, 87.7
-"""Microseconds to begin and for a hop, GiB/s: within a host."""
+"""Base latency and latency of a hop in microseconds, bandwidth in GiB/s: within a host."""
 HOP_OUTSIDE, SLOWER = 2.7, 0.22
 PENALTY = 1.0
 """Microseconds that torch adds where it has no formula."""
 PER_HOST = 8
 GIB = 1024
-"""Three times: torch divides step by step, and so it must be here."""
+"""Divided by three times: torch divides step by step, and the rounding must be the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchPrice:
-    """Picoseconds by torch's own count, on a mesh of these sizes with so many devices in each host.
+    """Picoseconds by torch's own cost, on a mesh of these sizes with so many devices in each host.
 
     >>> gather = Move("all_gather", (0,), 4, 4 * 2**20, 2**20, "S", "R")
     >>> TorchPrice((4,))(gather)  # 6.6 us, three hops, and 3 MiB at 87.7 GiB/s
@@ -221,7 +217,7 @@ class TorchPrice:
     sizes: tuple[int, ...]
     per_host: int = PER_HOST
     strided: bool = StridedShard(0, split_factor=1).is_shard()
-    """Whether torch takes a strided shard for a shard: where it does not, gathering one is free."""
+    """Whether torch treats a strided shard as a shard: where it does not, gathering one is free."""
     grows: bool = True
 
     @classmethod
@@ -236,7 +232,7 @@ class TorchPrice:
         return round(self.microseconds(move) * 1e6)
 
     def microseconds(self, move: Move) -> float:
-        """What torch would return, but for the steps that it does not take."""
+        """torch's cost, extended by the steps that torch does not take."""
         was, now = move.was[:1], move.now[:1]
         piece = move.even / GIB / GIB / GIB
         if was == "R" or (move.was == "SS" and now == "R" and not self.strided):
@@ -254,5 +250,5 @@ class TorchPrice:
         return latency + (gib * hops / move.ranks) / (BANDWIDTH * SLOWER if outside else BANDWIDTH) * 1e6
 
     def outside(self, axis: int) -> bool:
-        """Whether groups along this axis reach over several hosts, as torch has it: hosts fill up from the last axis."""
+        """Whether groups along this axis span several hosts; hosts are filled along the last axis first."""
         return math.prod(self.sizes[axis:]) > self.per_host

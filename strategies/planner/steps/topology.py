@@ -1,16 +1,16 @@
-"""What links a cluster has, from a file or from two numbers, and which of them the ranks along a mesh axis use.
+"""The links of a cluster, from a JSON file or from two numbers, and which of them the ranks along a mesh axis use.
 
-A file is JSON; `docs/topology.json` is one:
+`docs/topology.json` is an example of a file:
 
-| key              | what it says                                                                                     |
+| key              | meaning                                                                                          |
 |------------------|--------------------------------------------------------------------------------------------------|
-| `ranks_per_node` | how many ranks share a node: the first so many of the mesh, the next so many, and so on          |
+| `ranks_per_node` | how many ranks share a node: consecutive blocks of so many ranks of the mesh                     |
 | `inner`          | the link between ranks of one node: `latency_us` of a message, and `gigabytes_per_second`        |
 | `outer`          | the link between ranks of several nodes                                                          |
-| `axes`           | links by the name of a mesh axis, where the two do not fit; need not be there                    |
-| `memory`         | a rank's own memory: what a copy takes; need not be there                                        |
+| `axes`           | optional: links by the name of a mesh axis, which replace these two                              |
+| `memory`         | optional: a rank's own memory, as used by copies                                                 |
 
-A gigabyte is 10**9 bytes; the gigabytes per second are those that one rank sends.
+A gigabyte is 10**9 bytes; the bandwidth is what one rank sends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 import math
 import reprlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from localtensor.errors import Refusal
 from localtensor.layout import Mesh
@@ -31,11 +32,11 @@ from strategies.planner.steps.alpha_beta import NETWORK, Network
 from strategies.planner.steps.prices import MEMORY, Topology
 
 PER_NODE = 8
-"""Ranks of a node, where nothing says how many."""
+"""The default number of ranks per node."""
 LONGEST = 1_000_000
-"""Bytes of a file."""
+"""The largest file in bytes."""
 SLOWEST, FASTEST, LATEST = 1e-6, 1e6, 1e9
-"""Gigabytes per second, and microseconds: beyond these there is no such link."""
+"""The accepted range: gigabytes per second, and microseconds."""
 REQUIRED, OPTIONAL, LINK = (
     ("ranks_per_node", "inner", "outer"),
     ("axes", "memory"),
@@ -63,14 +64,14 @@ class Cluster:
     memory: Network = MEMORY
 
     def on(self, mesh: Mesh) -> Topology:
-        """A link for each axis.  Raises `BadTopology` where `axes` names one that the mesh has not."""
+        """A link for each axis. Raises `BadTopology` if `axes` names an axis that the mesh does not have."""
         own = dict(self.axes)
         for name in own:
-            _known("axes", name, mesh.names)
+            _check_name("axes", name, mesh.names)
         return Topology(tuple(own.get(name) or self._link(mesh, name) for name in mesh.names), self.memory)
 
     def _link(self, mesh: Mesh, name: str) -> Network:
-        """Groups along an axis fill blocks of ranks, of which none may stand on two nodes."""
+        """The link of an axis. Its groups fill blocks of ranks; the inner link applies if no block spans two nodes."""
         axis = mesh.axis(name)
         block = math.prod(mesh.sizes[axis:])
         within = mesh.sizes[axis] == 1 or mesh.ranks <= self.ranks_per_node or self.ranks_per_node % block == 0
@@ -78,14 +79,14 @@ class Cluster:
 
 
 def parse(text: str) -> Cluster:
-    """What `--topology` says: a file, or the gigabytes per second within and between nodes of eight ranks.
+    """The cluster of `--topology`: a file, or the gigabytes per second within and between nodes of eight ranks.
 
     Raises `BadTopology`.
 
     >>> parse("300,25").on(Mesh.of(dp=2, tp=8)).links[0]
     Network(latency=5e-06, per_byte=4e-11)
     """
-    numbers = [_number(part) for part in text.split(",")]
+    numbers = [_number_or_none(part) for part in text.split(",")]
     if len(numbers) != 2 or None in numbers:
         return read(Path(text))
     inner, outer = (_per_byte(f"{which} GB/s", speed) for which, speed in zip(("inner", "outer"), numbers, strict=True))
@@ -93,107 +94,100 @@ def parse(text: str) -> Cluster:
 
 
 def read(path: Path) -> Cluster:
-    """The cluster that a file describes.  Raises `BadTopology`, which says what is wrong, and where in the file."""
+    """The cluster that a file describes. Raises `BadTopology` with the position of the fault."""
+
+    def bad_file(problem: str, remedy: str = "Name the file of a topology.") -> BadTopology:
+        return BadTopology(_shown(str(path), 1000), "file", problem, remedy)
+
     try:
         raw = read_bytes(path, LONGEST + 1)
-    except (OSError, ValueError) as trouble:  # why: a path with a NUL byte is a ValueError
-        why = getattr(trouble, "strerror", None) or str(trouble)
-        raise BadTopology(
-            _name(str(path), 1000), "file", f"it cannot be read ({why})", "Name a file of JSON, or write 300,25."
-        ) from None
+    except (OSError, ValueError) as error:  # a path with a NUL byte is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise bad_file(f"it cannot be read ({reason})", "Name a file of JSON, or write 300,25.") from None
     if len(raw) > LONGEST:
-        raise BadTopology(
-            _name(str(path), 1000), "file", f"it is longer than {LONGEST} bytes", "Name the file of a topology."
-        )
+        raise bad_file(f"it is longer than {LONGEST} bytes")
     try:
-        told = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_once)
+        data = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_without_duplicates)
     except RecursionError:
-        raise BadTopology(
-            _name(str(path), 1000), "file", "it is nested too deep", "Name the file of a topology."
-        ) from None
-    except (ValueError, UnicodeDecodeError) as trouble:
-        why = str(trouble).partition("\n")[0]
-        raise BadTopology(
-            _name(str(path), 1000), "file", f"it is no JSON ({why})", "Mend it; docs/topology.json is one."
-        ) from None
-    return cluster_of(told)
+        raise bad_file("it is nested too deep") from None
+    except ValueError as error:
+        reason = str(error).partition("\n")[0]
+        raise bad_file(f"it is no JSON ({reason})", "Correct it; docs/topology.json is an example.") from None
+    return cluster_of(data)
 
 
-def cluster_of(told: Any) -> Cluster:
-    """The cluster that decoded JSON describes.  Raises `BadTopology`.
+def cluster_of(data: Any) -> Cluster:
+    """The cluster that decoded JSON describes. Raises `BadTopology`.
 
     >>> link = {"latency_us": 5, "gigabytes_per_second": 25}
     >>> cluster_of({"ranks_per_node": 8, "inner": link, "outer": link}).outer
     Network(latency=5e-06, per_byte=4e-11)
     """
-    _object("the whole", told, REQUIRED, (*REQUIRED, *OPTIONAL))
-    per_node = told["ranks_per_node"]
+    _check_object("the whole", data, REQUIRED, (*REQUIRED, *OPTIONAL))
+    per_node = data["ranks_per_node"]
     if type(per_node) is not int or per_node < 1:
-        raise BadTopology(
-            "ranks_per_node", reprlib.repr(per_node), "it is no whole number of ranks", "Write 8, or what a node has."
-        )
-    axes = told.get("axes", {})
+        problem = "it is no whole number of ranks"
+        raise BadTopology("ranks_per_node", reprlib.repr(per_node), problem, "Write 8, or what a node has.")
+    axes = data.get("axes", {})
     if not isinstance(axes, dict):
         raise BadTopology("axes", reprlib.repr(axes), "it is no object", 'Write a link by name: "axes": {"dp": {...}}.')
-    links = tuple((name, _link(f"axes.{_name(name)}", link)) for name, link in axes.items())
-    memory = _link("memory", told["memory"]) if "memory" in told else MEMORY
-    return Cluster(per_node, _link("inner", told["inner"]), _link("outer", told["outer"]), links, memory)
+    links = tuple((name, _link(f"axes.{_shown(name)}", link)) for name, link in axes.items())
+    memory = _link("memory", data["memory"]) if "memory" in data else MEMORY
+    return Cluster(per_node, _link("inner", data["inner"]), _link("outer", data["outer"]), links, memory)
 
 
-def _link(where: str, told: Any) -> Network:
-    _object(where, told, LINK, LINK)
-    latency = told["latency_us"]
-    if not _in(latency, 0, LATEST):
+def _link(where: str, data: Any) -> Network:
+    _check_object(where, data, LINK, LINK)
+    latency = data["latency_us"]
+    if not _in_range(latency, 0, LATEST):
         problem = f"a latency is a number of microseconds from 0 to {LATEST:g}"
         raise BadTopology(f"{where}.latency_us", reprlib.repr(latency), problem, "Write 5.")
-    return Network(latency / 1e6, _per_byte(f"{where}.gigabytes_per_second", told["gigabytes_per_second"]))
+    return Network(latency / 1e6, _per_byte(f"{where}.gigabytes_per_second", data["gigabytes_per_second"]))
 
 
-def _per_byte(where: str, speed: Any) -> float:
-    if not _in(speed, SLOWEST, FASTEST):
+def _per_byte(where: str, speed: object) -> float:
+    if not _in_range(speed, SLOWEST, FASTEST):
         problem = f"a bandwidth is a number of gigabytes per second from {SLOWEST:g} to {FASTEST:g}"
         raise BadTopology(where, reprlib.repr(speed), problem, "Write 25, which is a link of 200 Gbit/s.")
     return 1 / (float(speed) * 1e9)
 
 
-def _in(value: Any, least: float, most: float) -> bool:
-    return type(value) in (int, float) and bool(least <= value <= most)
+def _in_range(value: object, least: float, most: float) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
-def _object(where: str, told: Any, required: Sequence[str], known: Sequence[str]) -> None:
-    if not isinstance(told, dict):
-        raise BadTopology(where, reprlib.repr(told), "it is no object", f"Write one with {', '.join(required)}.")
-    for key in told:
-        _known(where, key, known)
+def _check_object(where: str, data: Any, required: Sequence[str], known: Sequence[str]) -> None:
+    if not isinstance(data, dict):
+        raise BadTopology(where, reprlib.repr(data), "it is no object", f"Write one with {', '.join(required)}.")
+    for key in data:
+        _check_name(where, key, known)
     for key in required:
-        if key not in told:
-            raise BadTopology(
-                where, reprlib.repr(told), f"{key} is missing", "Add it; docs/topology.json is a whole one."
-            )
+        if key not in data:
+            remedy = "Add it; docs/topology.json is a complete example."
+            raise BadTopology(where, reprlib.repr(data), f"{key} is missing", remedy)
 
 
-def _known(where: str, name: str, known: Sequence[str]) -> None:
+def _check_name(where: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
         near = get_close_matches(name, known, n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Use {', '.join(known)}."
-        raise BadTopology(where, _name(name), "there is no such name", remedy)
+        raise BadTopology(where, _shown(name), "there is no such name", remedy)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    told = dict(pairs)
-    for name in told:
-        if sum(key == name for key, _ in pairs) > 1:
-            raise ValueError(f"{name} is said twice")
-    return told
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for name, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"{name} occurs twice")
+    return dict(pairs)
 
 
-def _number(text: str) -> float | None:
+def _number_or_none(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _name(text: str, most: int = 60) -> str:
-    """A name from a file may be any characters, half ones too, and of any length."""
+def _shown(text: str, most: int = 60) -> str:
+    """A printable form of a name in a file, which may hold any characters, lone surrogates too, and have any length."""
     return text if text.isprintable() and len(text) <= most else reprlib.repr(text)

@@ -1,4 +1,4 @@
-"""What `localtensor plan` is asked, read from its options: specs, a price, a topology, a limit."""
+"""The options of `localtensor plan` as values: specs, a price, a topology, a memory limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
 
 from localtensor.errors import Refusal
 from localtensor.layout import Spec
@@ -23,14 +22,14 @@ from strategies.torch_api.user_modules import imported
 
 BYS = ("time", "bytes", "torch")
 DEAREST = 10**30
-"""What a step may cost at most: more than that, a million times over, is no sum that the search keeps apart."""
+"""The largest price of a step: the search could not keep sums of a million larger ones apart."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgtp]?)(i?)b?", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _LINK = re.compile(r" *([0-9.eE+-]+) *, *([0-9.eE+-]+) *")
 
 
 class BadPlanOption(Refusal):
-    """An option of `localtensor plan` that cannot be followed."""
+    """An invalid option of `localtensor plan`."""
 
     def __init__(self, option: str, value: str, problem: str, remedy: str, call: str = "plan") -> None:
         super().__init__(call, option, value, problem, remedy)
@@ -38,20 +37,20 @@ class BadPlanOption(Refusal):
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The question, ready to be planned."""
+    """A request for a plan."""
 
     src: Spec
     dst: Spec
     by: str
     price: Price
     unit: str
-    """`ps`, `bytes`, or nothing for whole numbers of a user's own."""
+    """`ps`, `bytes`, or empty for integers of a user's own price."""
     topology: Topology
     memory: int | None
     flattened: tuple[tuple[str, ...], ...]
 
     def price_text(self, price: int) -> str:
-        """A price of `unit`, as a person reads it."""
+        """A price of `unit` in readable form."""
         if self.unit == "ps":
             return time_text(price / PICO)
         return bytes_text(price) if self.unit == "bytes" else f"{price:,}"
@@ -61,21 +60,21 @@ def asked(
     text: str, *, by: str = "time", topology: str | None = None, inner: str | None = None, outer: str | None = None,
     per_node: int | None = None, memory: str | None = None, flattened: Sequence[str] = (), folder: str = "",
 ) -> PlanOptions:  # fmt: skip
-    """The options as values.  Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
+    """The options as values. Raises `BadPlanText`, `BadTopology` or `BadPlanOption`.
 
     >>> asked("f32[8] @ dp=2: S(0) -> R", memory="2GB").memory
     2000000000
     """
     src, dst = read(text)
     limit = size_of(memory) if memory is not None else None
-    sets = tuple(_set(names, src.mesh.names) for names in flattened)
+    sets = tuple(_flattened_names(names, src.mesh.names) for names in flattened)
     links = _topology(src, topology, inner, outer, per_node)
     price, unit = _price(by, src, dst, links, sets, folder)
     return PlanOptions(src, dst, by, price, unit, links, limit, sets)
 
 
 def size_of(text: str) -> int:
-    """Bytes.  Raises `BadPlanOption`.
+    """The bytes of a size with an optional unit. Raises `BadPlanOption`.
 
     >>> size_of("2GB"), size_of("1.5 KiB"), size_of("100")
     (2000000000, 1536, 100)
@@ -86,8 +85,8 @@ def size_of(text: str) -> int:
     return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWER[found[2].lower()])
 
 
-def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Axes that are flattened into one group."""
+def _flattened_names(names: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The names of axes that are flattened into one group."""
     given = tuple(name.strip() for name in names.split(","))
     for name in given:
         if name not in known:
@@ -96,9 +95,8 @@ def _set(names: str, known: Sequence[str]) -> tuple[str, ...]:
             raise BadPlanOption("--flattened", ascii(names[:80]), f"no axis is called {name[:40]!a}", remedy)
     if len(set(given)) != len(given) or len(given) < 2:
         problem = "a group of several axes has two different ones at least"
-        remedy = (
-            f"Write --flattened {','.join(known[:2])}." if len(known) > 1 else "Leave it out on a mesh of one axis."
-        )
+        example = f"Write --flattened {','.join(known[:2])}."
+        remedy = example if len(known) > 1 else "Leave it out on a mesh of one axis."
         raise BadPlanOption("--flattened", ascii(names[:80]), problem, remedy)
     return given
 
@@ -110,26 +108,22 @@ def _topology(
         others = (("--inner", inner), ("--outer", outer), ("--per-node", per_node))
         also = [option for option, value in others if value is not None]
         if also:
-            problem = f"it says all links and nodes, and {' and '.join(also)} would, too"
+            problem = f"it already describes all links and nodes, as {' and '.join(also)} would"
             raise BadPlanOption("--topology", ascii(topology[:80]), problem, "Give the one or the others.")
         return parse(topology).on(spec.mesh)
     if inner is None and outer is None:
         if per_node is not None:
-            problem = "without links within and between nodes it says nothing"
+            problem = "it has no effect without links within and between nodes"
             raise BadPlanOption("--per-node", str(per_node), problem, "Add --inner 3,300 --outer 5,25.")
         return TOPOLOGY
     if inner is None or outer is None:
         missing = "--inner" if inner is None else "--outer"
         raise BadPlanOption(missing, "left out", "one link was given, and not the other", f"Add {missing} 5,25.")
-    told = {
-        "ranks_per_node": PER_NODE if per_node is None else per_node,
-        "inner": _link("--inner", inner),
-        "outer": _link("--outer", outer),
-    }
-    return cluster_of(told).on(spec.mesh)
+    links = {"inner": _link_json("--inner", inner), "outer": _link_json("--outer", outer)}
+    return cluster_of({"ranks_per_node": PER_NODE if per_node is None else per_node, **links}).on(spec.mesh)
 
 
-def _link(option: str, text: str) -> dict[str, float]:
+def _link_json(option: str, text: str) -> dict[str, float]:
     found = _LINK.fullmatch(text)
     try:
         latency, speed = map(float, found.groups()) if found else (math.nan, math.nan)
@@ -155,28 +149,26 @@ def _price(
         near = get_close_matches(by, BYS, 1)
         remedy = f"Did you mean {near[0]}?" if near else "Write time, bytes, torch, or MODULE:FUNCTION."
         raise BadPlanOption("--by", ascii(by[:80]), "there is no such price", remedy)
-    tried = _tried(by, _loaded(by, module, function, folder), (src, dst))
+    tried = _probed(by, _user_function(by, module, function, folder), (src, dst))
     return tried.price(by), "ps" if tried.seconds else ""
 
 
-def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> PriceProbe:
-    def ask(cost: Callable[..., Any], *arguments: Any) -> float:
+def _probed(by: str, cost: Callable[[Move], object], specs: Sequence[Spec]) -> PriceProbe:
+    def ask(cost: Callable[[Move], object], move: Move) -> float:
         try:
-            got = cost(*arguments)
+            got = cost(move)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # why: it is the user's function, and may raise anything, SystemExit too
-            first = traceback.format_exception_only(error)[0].partition("\n")[0]  # whose own words may fail
-            said = f"it raises {first[:140]}"
-            raise BadPlanOption(
-                "--by", by, said, "Mend that first; it is given one strategies.planner.steps.plan.Move."
-            ) from error
-        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _exact(got) <= DEAREST:
-            problem = f"it returns {_short(got)} for {arguments[0].kind} of {arguments[0].nbytes:,} bytes"
+        except BaseException as error:  # why: the user's function may raise anything, SystemExit included
+            first = traceback.format_exception_only(error)[0].partition("\n")[0]  # str(error) may itself raise
+            remedy = "Fix that first; it is called with one strategies.planner.steps.plan.Move."
+            raise BadPlanOption("--by", by, f"it raises {first[:140]}", remedy) from error
+        if isinstance(got, bool) or not isinstance(got, numbers.Real) or not 0 <= _python_number(got) <= DEAREST:
+            problem = f"it returns {_short_text(got)} for {move.kind} of {move.nbytes:,} bytes"
             raise BadPlanOption("--by", by, problem, f"Return seconds, or a whole number, from 0 to {DEAREST:.0e}.")
-        return _exact(got)
+        return _python_number(got)
 
-    tried = trials(lambda move: ask(cost, move), specs, lambda price, *arguments: price(*arguments))
+    tried = trials(cost, specs, ask)
     if not tried.searchable:
         odd = tried.odd[0]
         problem = f"no plan can be searched by it, since {odd.what}: {odd.got:g} for {odd.where}"
@@ -184,19 +176,19 @@ def _tried(by: str, cost: Callable[[Move], Any], specs: Sequence[Spec]) -> Price
     return tried
 
 
-def _exact(got: numbers.Real) -> int | float:
-    """A number of Python's own; a whole one is never rounded, nor too large."""
+def _python_number(got: numbers.Real) -> int | float:
+    """The number as an int or a float; an integer is never rounded and may have any size."""
     return int(got) if isinstance(got, numbers.Integral) else float(got)
 
 
-def _short(value: object) -> str:
-    """A value in an error: a number may be of any length."""
+def _short_text(value: object) -> str:
+    """The value in an error message, shortened: an integer may have any length."""
     if isinstance(value, int) and abs(value) > DEAREST:
         return f"{'more' if value > 0 else 'less'} than {DEAREST if value > 0 else -DEAREST:.0e}"
     return ascii(value)[:60]
 
 
-def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move], Any]:
+def _user_function(by: str, module: str, function: str, folder: str) -> Callable[[Move], object]:
     found = getattr(imported(module, folder, partial(BadPlanOption, "--by")), function, None)
     if not callable(found):
         problem = f"{module} has no function of that name"
@@ -205,18 +197,13 @@ def _loaded(by: str, module: str, function: str, folder: str) -> Callable[[Move]
 
 
 def sizes_of(option: str, text: str, call: str) -> tuple[int, ...]:
-    """Whole numbers between commas.  Raises `BadPlanOption`.
+    """Comma-separated integers. Raises `BadPlanOption`.
 
     >>> sizes_of("--mesh", "2,2", "localtensor cost check")
     (2, 2)
     """
     parts = [part.strip() for part in text.split(",")] if text.strip() else []
     if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
-        raise BadPlanOption(
-            option,
-            ascii(text[:40]),
-            "these are no sizes",
-            f"Write {option} {'8,8' if option == '--shape' else '2,2'}.",
-            call,
-        )
+        example = "8,8" if option == "--shape" else "2,2"
+        raise BadPlanOption(option, ascii(text[:40]), "these are no sizes", f"Write {option} {example}.", call)
     return tuple(map(int, parts))

@@ -1,13 +1,13 @@
 """A redistribution as one line of text: `f32[4096,4096] @ dp=8,tp=16: S(0),P(sum) -> R,S(1)`.
 
-| part                  | written                                                                                 |
-|-----------------------|-----------------------------------------------------------------------------------------|
-| dtype and shape       | `f32[4096,4096]`, `bool[]`                                                              |
-| mesh                  | `dp=8,tp=16`, or sizes alone, `8,16`: the axes are then called a, b ...                 |
+| part                  | syntax                                                                                   |
+|-----------------------|------------------------------------------------------------------------------------------|
+| dtype and shape       | `f32[4096,4096]`, `bool[]`                                                               |
+| mesh                  | `dp=8,tp=16`, or only sizes, `8,16`: the axes are then called a, b ...                   |
 | placements            | one for each axis in order, `S(0),P(sum)`, or by name in any order, `tp:P(sum), dp:S(0)` |
-| order in a shared dim | turns, for all axes that cut it: `S(0)[1],S(0)[0]` is cut by the second axis first      |
+| order in a shared dim | positions, for all axes that shard it: `S(0)[1],S(0)[0]` is sharded by the second axis first |
 
-The print of a `Spec` may stand on the right; and on the left, too, where the mesh is given as a value.
+The `str` of a `Spec` is accepted on the right; and also on the left, if the mesh is passed as a value.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
+from difflib import get_close_matches
 
 import torch
 from torch.distributed.tensor import Partial
@@ -24,18 +25,18 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.errors import Refusal
 from localtensor.layout import KINDS, Mesh, Spec, agreed, cuts, parse, shape_text, short
 from strategies.planner.steps.alpha_beta import commute
-from strategies.planner.steps.plan import placed
+from strategies.planner.steps.plan import placements_text
 from strategies.planner.text import suggestions
 from strategies.planner.text.suggestions import Bad, Piece
 
 LONGEST = 2_000
-"""Characters."""
+"""In characters."""
 MOST_AXES, MOST_RANKS, MOST_DIMS, MOST_BLOCKS = 8, 1 << 20, 64, 4_096
 """Axes and ranks of a mesh, dims of a tensor, blocks of a strided shard."""
 MOST_BYTES = (1 << 63) - 1
-"""Of a tensor: what torch counts in."""
+"""The largest tensor whose bytes torch can count."""
 EXAMPLE = "f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)"
-_LIKE = f"Write as in {EXAMPLE!r}."
+_SEE_EXAMPLE = f"Write as in {EXAMPLE!r}."
 _NAMES = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128", "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -44,20 +45,20 @@ _NAMES = (
 DTYPES: dict[str, torch.dtype] = {
     shape_text((), getattr(torch, name)).removesuffix("[]"): getattr(torch, name) for name in _NAMES
 }
-"""By the name that a spec prints; nothing writes to it."""
+"""By the name that a spec prints; never written to."""
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TURN = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
+_POSITION = re.compile(r"(.*?) *\[ *([0-9]+) *\]")
 _COUNT = re.compile(r"[0-9]+")
 
 
 class BadPlanText(Refusal, call="plan"):
-    """A text that is no redistribution.  Says which piece is at fault and, if one was found, a right text near it."""
+    """A text that is no redistribution. The message names the invalid part and, if one was found, a valid text."""
 
 
 def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
-    """The two specs that a text names.  Raises `BadPlanText`, and nothing else, whatever the text.
+    """The two specs that a text describes. Raises `BadPlanText`, and nothing else, for any text.
 
-    Where `mesh` is given the text need not name one; if it does, then the same.
+    If `mesh` is given, the text may leave the mesh out, or has to name the same.
 
     >>> read("f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)")
     (f32[8,4] @ dp:S(0), tp:P(sum), f32[8,4] @ dp:R, tp:S(1))
@@ -74,38 +75,45 @@ def read(text: str, mesh: Mesh | None = None) -> tuple[Spec, Spec]:
 
 
 def text_of(src: Spec, dst: Spec) -> str:
-    """The text that reads as these two specs, which are of one tensor on one mesh.
+    """The text that parses to these two specs, which are of one tensor on one mesh.
 
     >>> text_of(*read("f32[8,4] @ dp=2,tp=2: tp:P(sum), dp:S(0) -> R,S(1)"))
     'f32[8,4] @ dp=2,tp=2: S(0),P(sum) -> R,S(1)'
     """
     mesh = ",".join(f"{name}={size}" for name, size in zip(src.mesh.names, src.mesh.sizes, strict=True))
-    was, now = (",".join(placed(spec, axis) for axis in range(len(spec.placements))) for spec in (src, dst))
-    return f"{shape_text(src.shape, src.dtype)} @ {mesh}: {was} -> {now}"
+    return f"{shape_text(src.shape, src.dtype)} @ {mesh}: {placements_text(src)} -> {placements_text(dst)}"
 
 
 def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
     whole = Piece.of(text)
     if len(text) > LONGEST:
-        raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _LIKE)
+        raise Bad("text", whole, f"it has {len(text):,} characters, and {LONGEST:,} are the most", _SEE_EXAMPLE)
     for at, sign in enumerate(text):
         if not " " <= sign <= "~":
-            raise Bad("text", Piece(text, at, at + 1), "this sign has no meaning", _LIKE, *suggestions.ascii_for(sign))
+            raise Bad(
+                "text",
+                Piece(text, at, at + 1),
+                "this character has no meaning",
+                _SEE_EXAMPLE,
+                *suggestions.ascii_for(sign),
+            )
     left, right = whole.cut("->")
     if right is None:
-        raise Bad("text", whole, "there is no -> in it", _LIKE, *suggestions.arrow_for(text))
+        raise Bad("text", whole, "there is no -> in it", _SEE_EXAMPLE, *suggestions.arrow_for(text))
     if "->" in right.text:
-        raise Bad("to", right, "there is a second -> in it", _LIKE, right.cut("->")[0].text)
+        raise Bad("to", right, "there is a second -> in it", _SEE_EXAMPLE, right.cut("->")[0].text)
     head, rest = left.cut("@")
     if rest is None:
-        raise Bad("text", left, "there is no @ between the tensor and its mesh", _LIKE, suggestions.at_after(left.text))
+        raise Bad(
+            "text", left, "there is no @ between the tensor and its mesh", _SEE_EXAMPLE, suggestions.at_after(left.text)
+        )
     dtype, shape = _tensor(head)
     mesh, was = _mesh(rest, mesh)
     again, now = right.cut("@")
     if now is None:
         now = again
     elif _tensor(again) != (dtype, shape):
-        raise Bad("to", again, f"the tensor on the left is {head.text}", _LIKE, head.text)
+        raise Bad("to", again, f"the tensor on the left is {head.text}", _SEE_EXAMPLE, head.text)
     else:
         now = _mesh(now, mesh)[1]
     return _spec("from", was, mesh, shape, dtype), _spec("to", now, mesh, shape, dtype)
@@ -114,17 +122,17 @@ def _read(text: str, mesh: Mesh | None) -> tuple[Spec, Spec]:
 def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
     name, rest = piece.cut("[")
     if rest is None or not rest.text.endswith("]"):
-        raise Bad("shape", piece, "this is no dtype and shape", _LIKE, *suggestions.shapes_near(piece.text))
+        raise Bad("shape", piece, "this is no dtype and shape", _SEE_EXAMPLE, *suggestions.shapes_near(piece.text))
     if name.text not in DTYPES:
         remedy = f"The dtypes are {', '.join(DTYPES)}."
-        raise Bad("dtype", name, "no dtype is called so", remedy, *suggestions.dtypes_near(name.text, DTYPES))
+        raise Bad("dtype", name, "there is no such dtype", remedy, *suggestions.dtypes_near(name.text, DTYPES))
     dtype = DTYPES[name.text]
     sizes = Piece(piece.whole, rest.start, rest.end - 1).trimmed()
     if sizes.text.endswith(","):
-        raise Bad("shape", sizes, "a size is missing after the last comma", _LIKE, sizes.text.rstrip(", "))
+        raise Bad("shape", sizes, "a size is missing after the last comma", _SEE_EXAMPLE, sizes.text.rstrip(", "))
     shape = tuple(_count("shape", size, "a size", 0) for size in sizes.split())
     if len(shape) > MOST_DIMS:
-        raise Bad("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _LIKE)
+        raise Bad("shape", sizes, f"{len(shape)} dims are more than torch has, which is {MOST_DIMS}", _SEE_EXAMPLE)
     if math.prod(max(1, size) for size in shape) * dtype.itemsize > MOST_BYTES:
         raise Bad("shape", sizes, "torch counts bytes in 63 bits, and these are more", "Make a dim smaller.")
     return dtype, shape
@@ -133,10 +141,10 @@ def _tensor(piece: Piece) -> tuple[torch.dtype, tuple[int, ...]]:
 def _count(argument: str, piece: Piece, what: str, least: int) -> int:
     if not _COUNT.fullmatch(piece.text):
         problem = f"{what} is a whole number of {least} or more"
-        raise Bad(argument, piece, problem, _LIKE, *suggestions.counts_near(piece.text))
+        raise Bad(argument, piece, problem, _SEE_EXAMPLE, *suggestions.counts_near(piece.text))
     count = int(piece.text)
     if count < least:
-        raise Bad(argument, piece, f"{what} is {least} or more", _LIKE, str(least))
+        raise Bad(argument, piece, f"{what} is {least} or more", _SEE_EXAMPLE, str(least))
     return count
 
 
@@ -151,13 +159,15 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
         problem = "the axes of the mesh have no sizes"
         raise Bad("mesh", piece, problem, "Write them before the placements, as in 'dp=2,tp=4: S(0),R'.")
     if rest is None:
-        raise Bad("mesh", piece, "there is no : between the mesh and the placements", _LIKE, *_colon(piece))
+        raise Bad(
+            "mesh", piece, "there is no : between the mesh and the placements", _SEE_EXAMPLE, *_colon_after_mesh(piece)
+        )
     if len(parts) > MOST_AXES:
         raise Bad("mesh", head, f"{len(parts)} axes are more than {MOST_AXES}", "Plan for fewer axes.")
     if not any(size for _, size in named):
         mesh = Mesh.of(*(_count("mesh", part, "the size of an axis", 1) for part in parts))
     else:
-        mesh = _named(named)
+        mesh = _named_mesh(named)
     if mesh.ranks > MOST_RANKS:
         raise Bad("mesh", head, f"{mesh.ranks:,} ranks are more than {MOST_RANKS:,}", "Make an axis smaller.")
     if given is not None and mesh != given:
@@ -165,37 +175,37 @@ def _mesh(piece: Piece, given: Mesh | None) -> tuple[Mesh, Piece]:
     return mesh, rest
 
 
-def _colon(piece: Piece) -> list[str]:
-    """The same with a colon after the last size."""
+def _colon_after_mesh(piece: Piece) -> list[str]:
+    """The same text with a colon after the last size."""
     return [re.sub(r"(=? *[0-9]+) +(?=[RSP])", r"\1: ", piece.text, count=1)]
 
 
-def _named(named: list[tuple[Piece, Piece | None]]) -> Mesh:
+def _named_mesh(named: list[tuple[Piece, Piece | None]]) -> Mesh:
     sizes: dict[str, int] = {}
     for name, size in named:
         if not _AXIS.fullmatch(name.text):
-            raise Bad("mesh", name, "an axis is called by letters, digits and _, a letter first", _LIKE)
+            raise Bad("mesh", name, "an axis is called by letters, digits and _, a letter first", _SEE_EXAMPLE)
         if size is None:
             raise Bad("mesh", name, "this axis has no size", f"Write {name.text}=2, if it has two ranks.")
         if name.text in sizes:
-            raise Bad("mesh", name, "two axes are called so", "Give each axis a name of its own.", name.text + "2")
+            raise Bad("mesh", name, "two axes have this name", "Give each axis a name of its own.", name.text + "2")
         sizes[name.text] = _count("mesh", size, "the size of an axis", 1)
     return Mesh(tuple(sizes.values()), tuple(sizes))
 
 
 def _spec(side: str, piece: Piece, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
-    pieces = _in_order(side, piece, mesh)
-    turned = [_turned(side, one) for one in pieces]
+    pieces = _by_axis(side, piece, mesh)
+    turned = [_split_position(side, one) for one in pieces]
     placements = [_placement(side, one, shape, dtype) for one, _ in turned]
     for (one, a), (other, b) in itertools.combinations(zip(pieces, placements, strict=True), 2):
         if not commute(a, b, dtype):
             problem = f"{short(a)} and {short(b)} do not commute: which is reduced first would matter"
             raise Bad(side, other, problem, "Reduce one of them first.", one.text, "R")
-    return Spec(mesh, tuple(placements), shape, dtype, _order(side, pieces, turned, placements))
+    return Spec(mesh, tuple(placements), shape, dtype, _shard_order(side, pieces, turned, placements))
 
 
-def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
-    """The placement of each axis in the mesh's order, by name or not."""
+def _by_axis(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
+    """The placement of each axis in the order of the mesh, whether or not they are given by name."""
     parts, count = piece.split(), len(mesh.names)
     named = [part.cut(":") for part in parts]
     if len(parts) != count:
@@ -209,22 +219,20 @@ def _in_order(side: str, piece: Piece, mesh: Mesh) -> list[Piece]:
     free = [name for name in mesh.names if name not in {name.text for name, _ in named}]
     for part, (name, placement) in zip(parts, named, strict=True):
         if placement is None:
-            problem = "this one does not say its axis, and others do"
-            raise Bad(
-                side, part, problem, "Name the axis of each, or of none.", *(f"{one}:{part.text}" for one in free)
-            )
+            problem, meant = "this one does not name its axis, and others do", [f"{one}:{part.text}" for one in free]
+            raise Bad(side, part, problem, "Name the axis of each, or of none.", *meant)
         if name.text not in mesh.names:
-            problem = f"no axis is called so, but {', '.join(mesh.names)}"
-            raise Bad(side, name, problem, _LIKE, *suggestions.names_near(name.text, mesh.names, free))
+            problem = f"there is no such axis, but {', '.join(mesh.names)}"
+            raise Bad(side, name, problem, _SEE_EXAMPLE, *get_close_matches(name.text, mesh.names, 1), *free)
         if name.text in found:
             raise Bad(side, name, "this axis has two placements", "Give each axis one.", *free)
         found[name.text] = placement
     return [found[name] for name in mesh.names]
 
 
-def _turned(side: str, piece: Piece) -> tuple[Piece, int | None]:
-    """The placement without its turn, and the turn."""
-    found = _TURN.fullmatch(piece.text)
+def _split_position(side: str, piece: Piece) -> tuple[Piece, int | None]:
+    """The placement without its position, and the position."""
+    found = _POSITION.fullmatch(piece.text)
     if not found:
         return piece, None
     return Piece(piece.whole, piece.start, piece.start + len(found[1])), int(found[2])
@@ -241,14 +249,12 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
         raise Bad(side, piece, problem, remedy, *meant)
     if piece.text.startswith("P(") and piece.text[2:-1] not in KINDS:
         remedy = f"The reductions are {', '.join(KINDS)}."
-        raise Bad(side, piece, "no reduction is called so", remedy, *meant)
+        raise Bad(side, piece, "there is no such reduction", remedy, *meant)
     placement = parse(piece.text)
     cut = cuts(placement)
     if cut is not None and cut[0] >= dims:
         have = f"dims 0 to {dims - 1}" if dims > 1 else "dim 0 only" if dims else "no dims"
-        raise Bad(
-            side, piece, f"the tensor has {have}", "Name one of those dims.", *([f"S({dims - 1})"] if dims else ["R"])
-        )
+        raise Bad(side, piece, f"the tensor has {have}", "Name one of those dims.", f"S({dims - 1})" if dims else "R")
     if cut is not None and not 1 <= cut[1] <= MOST_BLOCKS:
         problem = f"a strided shard cuts its dim into 1 to {MOST_BLOCKS:,} blocks"
         raise Bad(side, piece, problem, "Write S(0) for one block.", f"S({cut[0]})")
@@ -259,10 +265,10 @@ def _placement(side: str, piece: Piece, shape: tuple[int, ...], dtype: torch.dty
     return placement
 
 
-def _order(
+def _shard_order(
     side: str, pieces: list[Piece], turned: list[tuple[Piece, int | None]], placements: list[Placement]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The shard order that the turns say."""
+    """The shard order that the positions describe."""
     by_dim: dict[int, list[int]] = defaultdict(list)
     for axis, placement in enumerate(placements):
         cut = cuts(placement)
@@ -279,18 +285,18 @@ def _order(
         for axis, turn in zip(axes, turns, strict=True):
             if turn is None or turn >= len(axes) or turns.count(turn) > 1:
                 fault = "has none" if turn is None else "has one too high" if turn >= len(axes) else "shares one"
-                problem = f"{_turns_of(dim, len(axes))}, and this one {fault}"
-                raise Bad(side, pieces[axis], problem, _LIKE, *_turns(turns, turned[axis][0]))
+                problem = f"{_positions_text(dim, len(axes))}, and this one {fault}"
+                raise Bad(side, pieces[axis], problem, _SEE_EXAMPLE, *_free_positions(turns, turned[axis][0]))
         found.append((dim, tuple(axes[turns.index(turn)] for turn in range(len(axes)))))
     return tuple(found)
 
 
-def _turns_of(dim: int, count: int) -> str:
+def _positions_text(dim: int, count: int) -> str:
     if count == 1:
         return f"one axis cuts dim {dim}, and its turn is [0]"
     return f"{count} axes cut dim {dim}, and their turns are [0] to [{count - 1}]"
 
 
-def _turns(turns: list[int | None], piece: Piece) -> list[str]:
-    """The same shard with each turn that nobody has, or with none."""
+def _free_positions(turns: list[int | None], piece: Piece) -> list[str]:
+    """The same shard with each position that is free, or with none."""
     return [*(f"{piece.text}[{turn}]" for turn in range(len(turns)) if turn not in turns), piece.text]

@@ -1,40 +1,39 @@
-"""How a plan, the other ways and DTensor's own read: in columns, and as JSON."""
+"""A plan, its alternatives and DTensor's plans: in columns for people, as JSON, and as Python code."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from rich.text import Text
 
 from strategies.planner.audit.compare import Theirs
 from strategies.planner.picture.ascii import layout_text
 from strategies.planner.search.api import Way, priced, steps_of
-from strategies.planner.steps.plan import PICO, Plan, Step, axes_text, bytes_text, placed, time_text
+from strategies.planner.steps.plan import PICO, Plan, Step, bytes_text, time_text
 from strategies.planner.steps.prices import TOPOLOGY, TorchPrice
 from strategies.planner.text.options import BYS, BadPlanOption, PlanOptions
 from strategies.planner.text.parser import text_of
 
 MOST = 8
-"""How many steps are told in a line."""
+"""The number of steps shown in a line."""
 _TITLES = {"greedy": "DTensor, greedy", "graph": "DTensor, graph-based"}
 
 
 def as_text(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
-    """The plan, a line for each step; then the table of ways, each with its steps below it."""
+    """The plan, a line for each step; then the table of alternatives, each with its steps below it."""
     best = ways[0].plan
     shown = Text().append(f"{text_of(asked.src, asked.dst)}\n\n", style="bold")
     shown.append_text(in_columns(best))
     if best.steps and (len(ways) > 1 or theirs):
-        shown.append("\n\n").append_text(_ways(asked, ways, theirs))
+        shown.append("\n\n").append_text(_alternatives_table(asked, ways, theirs))
     elif theirs:
-        shown.append("\n").append("\n".join(f"{_TITLES[one.mode]}: {_said(one, best)}" for one in theirs))
+        shown.append("\n").append("\n".join(f"{_TITLES[one.mode]}: {_dtensor_text(one, best)}" for one in theirs))
     return shown
 
 
 def in_columns(plan: Plan) -> Text:
-    """The steps in columns, the total, and why.
+    """The steps in columns, the total, and how the plan was found.
 
     >>> from strategies.planner.text.parser import read
     >>> from strategies.planner.search.api import plan
@@ -45,7 +44,7 @@ def in_columns(plan: Plan) -> Text:
     """
     shown = Text()
     if plan.steps:
-        rows = [_row(step) for step in plan.steps]
+        rows = [step.columns for step in plan.steps]
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for where, kind, was, now, sent, took in rows:
             shown.append("  ").append(f"{where}:".ljust(wide[0] + 2), style="cyan").append(
@@ -58,22 +57,16 @@ def in_columns(plan: Plan) -> Text:
     return shown
 
 
-def _row(step: Step) -> tuple[str, str, str, str, str, str]:
-    was, now = (",".join(placed(spec, axis) for axis in step.axes) for spec in (step.was, step.now))
-    sent = "" if step.kind == "local" else bytes_text(step.sent)
-    return axes_text(step.was, step.axes), step.kind.replace("_", "-"), was, now, sent, time_text(step.seconds)
-
-
 def in_a_line(plan: Plan) -> str:
     """The steps side by side, without their costs; of very many the first ones."""
-    rows = [_row(step)[:4] for step in plan.steps]
-    told = rows if len(rows) <= MOST else rows[: MOST - 2]
-    more = f"; and {len(rows) - len(told)} more" if told != rows else ""
-    return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in told) + more or "nothing to do"
+    rows = [step.columns[:4] for step in plan.steps]
+    shown = rows if len(rows) <= MOST else rows[: MOST - 2]
+    more = f"; and {len(rows) - len(shown)} more" if shown != rows else ""
+    return "; ".join(f"{where}: {kind} {was} -> {now}" for where, kind, was, now in shown) + more or "nothing to do"
 
 
-def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
-    """A line of figures for each way, and its steps; those of DTensor last."""
+def _alternatives_table(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> Text:
+    """A line of figures for each alternative, and its steps; DTensor's plans last."""
     best, torch, own = ways[0].plan, TorchPrice.of(asked.src.mesh), asked.by not in BYS
     heads = ["ratio", *(["price"] if own else []), "time", "sent", "in use", "torch's cost"]
     rows: list[tuple[list[str], str, str, str]] = []
@@ -89,15 +82,15 @@ def _ways(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> 
         add(", ".join(way.names), way, in_a_line(way.plan) if number else "", "" if number else "bold")
     for one in theirs:
         if one.plan is None:
-            rows.append(([], f"{_TITLES[one.mode]} {_said(one, best)}", "", ""))
+            rows.append(([], f"{_TITLES[one.mode]} {_dtensor_text(one, best)}", "", ""))
         else:
             over = "; this is over --memory" if asked.memory is not None and one.plan.memory > asked.memory else ""
-            add(_TITLES[one.mode], Way((), one.plan), _said(one, best) + over, "red" if one.wrong else "")
-    return _table(heads, rows)
+            add(_TITLES[one.mode], Way((), one.plan), _dtensor_text(one, best) + over, "red" if one.wrong else "")
+    return _figures_table(heads, rows)
 
 
-def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) -> Text:
-    """Figures in columns, each line with a name; and below it the words that belong to it."""
+def _figures_table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) -> Text:
+    """Figures in columns, each line with a name, and details below it."""
     lines = [heads, *(figures for figures, *_ in rows if figures)]
     wide = [max(len(line[column]) for line in lines) for column in range(len(heads))]
 
@@ -112,21 +105,21 @@ def _table(heads: list[str], rows: Sequence[tuple[list[str], str, str, str]]) ->
     return shown
 
 
-def _said(one: Theirs, best: Plan) -> str:
-    """What DTensor does, in words."""
+def _dtensor_text(one: Theirs, best: Plan) -> str:
+    """DTensor's plan in words."""
     if one.plan is None:
         return f"refuses: {one.refused}" if one.refused else f"was {one.skipped}"
     steps = "the same steps" if steps_of(one.plan) == steps_of(best) and best.steps else in_a_line(one.plan)
-    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu(one.gathered, best)}" if one.gathered else ""
+    cpu = f"; on cpu it gathers instead of each all-to-all, {_cpu_text(one.gathered, best)}" if one.gathered else ""
     return f"{steps}{cpu}; wrong: {one.wrong}" if one.wrong else f"{steps}{cpu}"
 
 
-def _cpu(plan: Plan, best: Plan) -> str:
+def _cpu_text(plan: Plan, best: Plan) -> str:
     return f"{ratio_text(Way((), plan).ratio(best.price))} and {bytes_text(plan.sent)}"
 
 
 def ratio_text(ratio: float) -> str:
-    """How many times dearer.
+    """A price ratio.
 
     >>> ratio_text(1.0), ratio_text(12.345), ratio_text(float("inf"))
     ('1.00x', '12.35x', 'more')
@@ -135,22 +128,22 @@ def ratio_text(ratio: float) -> str:
 
 
 def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -> str:
-    """One object, on which programs may rely: keys stay, new ones may join them.
+    """One JSON object with a stable format: existing keys stay, new ones may be added.
 
-    | key            | what it says                                                                                |
+    | key            | meaning                                                                                     |
     |----------------|---------------------------------------------------------------------------------------------|
-    | `text`         | the question, as `localtensor plan` reads it                                                |
-    | `by`, `unit`   | what was made least; `ps`, `bytes`, or "" for whole numbers of a user's own                 |
+    | `text`         | the request, in the syntax of `localtensor plan`                                            |
+    | `by`, `unit`   | the price that was minimized; `ps`, `bytes`, or "" for integers of a user's own price       |
     | `memory_limit` | bytes, or null                                                                              |
     | `flattened`    | lists of axes that have one group                                                           |
     | `plan`         | the cheapest: see below                                                                     |
-    | `why`          | how it was found, in words for people                                                       |
-    | `alternatives` | plans with `names` and `ratio` (to the cheapest; null where that costs nothing); it is first |
+    | `why`          | how it was found, in words                                                                  |
+    | `alternatives` | plans with `names` and `ratio` (to the cheapest; null where that is free), the cheapest first |
     | `dtensor`      | by planner, `greedy` and `graph`: `refused`, `not_asked`, or a plan with `ratio`, `wrong` and `on_cpu` |
 
-    A plan has `price` (a whole number of `unit`), `seconds`, `sent` and `memory` (bytes of a rank), `torch_us` (torch's own
-    cost), and `steps`: `kind`, `axes`, `was`, `now`, `sent`, `seconds`, `memory`.  `wrong` is "" for a right plan;
-    `on_cpu` is the plan with its all-to-alls gathered and cut, as DTensor does there, or null if it has none.
+    A plan has `price` (an integer in `unit`), `seconds`, `sent` and `memory` (bytes of a rank), `torch_us` (torch's own
+    cost), and `steps`: `kind`, `axes`, `was`, `now`, `sent`, `seconds`, `memory`. `wrong` is "" for a right plan;
+    `on_cpu` is the plan with its all-to-alls gathered and sliced, as DTensor does there, or null if it has none.
     """
     best = ways[0].plan
     torch = TorchPrice.of(asked.src.mesh)
@@ -162,43 +155,45 @@ def as_json(asked: PlanOptions, ways: Sequence[Way], theirs: Sequence[Theirs]) -
         "flattened": [list(names) for names in asked.flattened],
         "plan": _plan_json(best, torch),
         "why": best.why,
-        "alternatives": [{"names": list(w.names), "ratio": _ratio(w, best), **_plan_json(w.plan, torch)} for w in ways],
-        "dtensor": {one.mode: _theirs_json(one, best, torch) for one in theirs},
+        "alternatives": [{"names": list(w.names), "ratio": _ratio_json(w, best), **_plan_json(w.plan, torch)} for w in ways],
+        "dtensor": {one.mode: _dtensor_json(one, best, torch) for one in theirs},
     }, indent=1) + "\n"  # fmt: skip
 
 
-def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, Any]:
+def _plan_json(plan: Plan, torch: TorchPrice) -> dict[str, object]:
     return {
         "price": plan.price, "seconds": plan.seconds, "sent": plan.sent, "memory": plan.memory,
         "torch_us": priced(plan, torch) / 1e6, "steps": [_step_json(step) for step in plan.steps],
     }  # fmt: skip
 
 
-def _step_json(step: Step) -> dict[str, Any]:
+def _step_json(step: Step) -> dict[str, object]:
     return {
         "kind": step.kind, "axes": [step.was.mesh.names[axis] for axis in step.axes], "was": layout_text(step.was),
         "now": layout_text(step.now), "sent": step.sent, "seconds": step.seconds, "memory": step.memory,
     }  # fmt: skip
 
 
-def _theirs_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, Any]:
+def _dtensor_json(one: Theirs, best: Plan, torch: TorchPrice) -> dict[str, object]:
     if one.plan is None:
         return {"refused": one.refused} if one.refused else {"not_asked": one.skipped}
-    cpu = one.gathered and {"ratio": _ratio(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
-    return {"ratio": _ratio(Way((), one.plan), best), "wrong": one.wrong, "on_cpu": cpu, **_plan_json(one.plan, torch)}
+    cpu = one.gathered and {"ratio": _ratio_json(Way((), one.gathered), best), **_plan_json(one.gathered, torch)}
+    return {
+        "ratio": _ratio_json(Way((), one.plan), best),
+        "wrong": one.wrong,
+        "on_cpu": cpu,
+        **_plan_json(one.plan, torch),
+    }
 
 
-def _ratio(way: Way, best: Plan) -> float | None:
-    """None where the best costs nothing, and this does not."""
+def _ratio_json(way: Way, best: Plan) -> float | None:
+    """None where the best is free, and this is not."""
     ratio = way.ratio(best.price)
     return None if ratio == float("inf") else ratio
 
 
-# Python that makes the same plan as a command line did.
-
-
 def code_of(asked: PlanOptions) -> str:
-    """A few lines to paste.  Raises `BadPlanOption` for a price of a user's own, which is no value that can be written.
+    """Python code that computes the same plan. Raises `BadPlanOption` for a user's own price, which has no literal.
 
     >>> from strategies.planner.text.options import asked
     >>> print(code_of(asked("f32[8] @ dp=2: S(0) -> R", by="bytes", memory="1kB")))

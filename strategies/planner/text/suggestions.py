@@ -1,22 +1,20 @@
-"""What somebody may have meant who wrote a redistribution wrongly: guesses, of which only those are told that read well."""
+"""Suggestions for an invalid redistribution text: candidates for its invalid part, of which valid ones are shown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from localtensor.layout import KINDS
-
-# Pieces of a text that know where they stand in it, so that one of them can be named, and another put in its place.
 
 LONGEST_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some characters of a text.
+    """A part of a text that knows its position, so that an error can quote it and a suggestion can replace it.
 
     >>> [piece.text for piece in Piece("R, SS(0,2)", 0, 10).split()]
     ['R', 'SS(0,2)']
@@ -36,7 +34,7 @@ class Piece:
 
     @property
     def shown(self) -> str:
-        """As it is quoted in an error: one short line of ASCII."""
+        """The quotation in an error: one short line of ASCII."""
         text = self.text
         return ascii(text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "...")
 
@@ -46,14 +44,14 @@ class Piece:
         return Piece(self.whole, start, max(start, self.start + len(text.rstrip())))
 
     def cut(self, sign: str) -> tuple[Piece, Piece | None]:
-        """What is before the first such sign, and what is after it; None if there is none."""
+        """The text before the first such sign, and the text after it; None if the sign does not occur."""
         at = self.whole.find(sign, self.start, self.end)
         if at < 0:
             return self.trimmed(), None
         return Piece(self.whole, self.start, at).trimmed(), Piece(self.whole, at + len(sign), self.end).trimmed()
 
     def split(self) -> list[Piece]:
-        """The parts between commas that stand in no brackets; none of an empty piece."""
+        """The parts between commas outside of brackets; none for an empty text."""
         parts, start, depth = [], self.start, 0
         for at in range(self.start, self.end):
             sign = self.whole[at]
@@ -66,7 +64,7 @@ class Piece:
 
 
 class Bad(Exception):
-    """A piece that cannot be read, and what might be meant: texts to put in its place, the likeliest first."""
+    """A part that cannot be parsed, and replacements for it, the likeliest first."""
 
     def __init__(self, argument: str, piece: Piece, problem: str, remedy: str, *meant: str) -> None:
         super().__init__(argument, piece, problem, remedy, meant)
@@ -74,14 +72,14 @@ class Bad(Exception):
 
 
 TRIES = 200
-"""How many texts are read at most in search of one that is right."""
+"""The most texts that are parsed in search of a valid one."""
 _DTYPES = {
     "half": "f16", "bfloat": "bf16", "bfloat16": "bf16", "float": "f32", "double": "f64", "byte": "u8", "short": "i16",
     "int": "i32", "long": "i64", "boolean": "bool", "b8": "bool", "complex": "c64", "cfloat": "c64", "cdouble": "c128",
     "complex64": "c64", "complex128": "c128", "fp8": "float8_e4m3fn", "f8": "float8_e4m3fn", "float8": "float8_e4m3fn",
 }  # fmt: skip
 _BITS = re.compile(r"(?:fp|float|int|uint|f|i|u)(?:8|16|32|64)")
-_PLAIN = {"add": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "": "sum"}
+_REDUCTIONS = {"add": "sum", "mean": "avg", "average": "avg", "prod": "product", "mul": "product", "": "sum"}
 _ASCII = {
     "\u2192": "->", "\u27f6": "->", "\u21d2": "->", "\u2212": "-", "\u2013": "-", "\uff1a": ":", "\uff0c": ",",
     "\u201c": "", "\u201d": "", "\u00a0": " ", "\t": " ", "\n": " ", "\r": " ",
@@ -92,9 +90,9 @@ _PARTIAL = re.compile(r"(?:partial|p)[^a-z]*([a-z]*)\W*")
 
 
 def repaired(text: str, bad: Bad, read: Callable[[str], object]) -> str:
-    """The text with what may be meant in the place of each piece that cannot be read; empty if none of these reads.
+    """The text with replacements for each part that cannot be parsed; empty if none of these texts is valid.
 
-    `read` raises `Bad` for a text that is not right.
+    `read` raises `Bad` for an invalid text.
     """
     left = TRIES
 
@@ -118,7 +116,7 @@ def repaired(text: str, bad: Bad, read: Callable[[str], object]) -> str:
 
 
 def dtypes_near(written: str, known: Iterable[str]) -> list[str]:
-    """Dtypes that are called alike elsewhere, or that are spelt alike.
+    """Dtypes of the same name elsewhere, or of similar spelling.
 
     >>> dtypes_near("torch.float32", ("f32", "f64")), dtypes_near("f65", ("f32", "f64", "i8"))
     (['f32'], ['f64'])
@@ -132,7 +130,7 @@ def dtypes_near(written: str, known: Iterable[str]) -> list[str]:
 
 
 def placements_near(written: str, dims: int) -> list[str]:
-    """Placements that torch's print, another letter case or a negative dim may stand for.
+    """Placements that torch's own notation, another letter case or a negative dim may stand for.
 
     >>> placements_near("Shard(dim=-1)", 2), placements_near("replicate", 2), placements_near("Partial(mean)", 2)
     (['S(1)'], ['R'], ['P(avg)'])
@@ -148,23 +146,18 @@ def placements_near(written: str, dims: int) -> list[str]:
     if name.rstrip("()") in ("s", "shard"):
         return ["S(0)"]
     if found := _PARTIAL.fullmatch(name):
-        return [f"P({kind})" for kind in (_PLAIN.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
+        return [f"P({kind})" for kind in (_REDUCTIONS.get(found[1], found[1]), *get_close_matches(found[1], KINDS, 1))]
     begun = re.match(r"R|S\([0-9]+\)|SS\([0-9]+, ?[0-9]+\)|P\([a-z]+\)", written)
     return [begun[0]] if begun else []
 
 
-def names_near(written: str, known: Sequence[str], free: Sequence[str]) -> list[str]:
-    """An axis that is called alike, or those that have no placement yet."""
-    return [*get_close_matches(written, known, 1), *free]
-
-
 def ascii_for(sign: str) -> list[str]:
-    """What is meant by an arrow or a dash that a word processor has put there; else it goes."""
+    """The ASCII form of an arrow or a dash typed by a word processor; else nothing."""
     return [_ASCII.get(sign, "")]
 
 
 def arrow_for(text: str) -> list[str]:
-    """The text with an arrow, where another sign or word stands for it."""
+    """The text with an arrow in place of another sign or word."""
     found = [
         re.sub(sign, " -> ", text, count=1)
         for sign in (" *=> *", " *--+> *", " to ", " *(?<![-=])> *", " *- *(?=[RSP])")
@@ -173,7 +166,7 @@ def arrow_for(text: str) -> list[str]:
 
 
 def counts_near(written: str) -> list[str]:
-    """The number without its sign, and without what stands between its digits.
+    """The number without its sign, and without separators between its digits.
 
     >>> counts_near("-4"), counts_near("4_096"), counts_near("2 tp=4"), counts_near("four")
     (['4'], ['4096'], ['2,tp=4'], [])
@@ -185,7 +178,7 @@ def counts_near(written: str) -> list[str]:
 
 
 def shapes_near(written: str) -> list[str]:
-    """Other brackets, or the one that is missing.
+    """The shape with square brackets, or with the missing one.
 
     >>> shapes_near("f32(4,4)"), shapes_near("f32[4,4")
     (['f32[4,4]'], ['f32[4,4]'])
@@ -195,7 +188,7 @@ def shapes_near(written: str) -> list[str]:
 
 
 def at_after(written: str) -> str:
-    """An @ after the shape.
+    """The text with an @ after the shape.
 
     >>> at_after("f32[8] dp=2: R")
     'f32[8] @ dp=2: R'

@@ -53,7 +53,7 @@ def test_an_error_of_ours_is_3(capsys):
     (OSError(28, "No space left on device"), "No space left on device"),
 ])  # fmt: skip
 def test_a_machine_without_room_is_a_sentence(error, what, capsys):
-    said = f"localtensor: the machine has no room for this: {what}; this says nothing about any rule.\n"
+    said = f"localtensor: the machine has run out of a resource: {what}; this says nothing about any rule.\n"
     assert left(raises(error), capsys) == (3, said)
 
 

@@ -93,9 +93,9 @@ def test_a_worker_that_somebody_kills_is_replaced(when, monkeypatch):
     with WorkerPool(1) as crew:
         (pid,) = (a.value for a in crew.run(pid_of, [0], limit=60))
         os.kill(pid, signal.SIGKILL)
-        crew._hands[0].process.join()
+        crew._workers[0].process.join()
         if when == "work is on its way":  # it died a moment after somebody looked
-            monkeypatch.setattr(crew._hands[0].process, "is_alive", lambda: True)
+            monkeypatch.setattr(crew._workers[0].process, "is_alive", lambda: True)
         first, second = crew.run(work, [1, 2], limit=60)
     assert (first, second) == (Done(2) if when == "it is idle" else Lost("the process died with SIGKILL", -1), Done(4))
 
@@ -140,7 +140,7 @@ from tests.strategies.base.test_worker_pool import pid_of
 
 with WorkerPool(2) as crew:
     list(crew.run(pid_of, [0, 0], limit=30))
-    print(*[worker.process.pid for worker in crew._hands], flush=True)
+    print(*[worker.process.pid for worker in crew._workers], flush=True)
     os.kill(os.getpid(), 9)
 """
 

@@ -89,7 +89,7 @@ def test_the_limit_is_from_one_note_to_the_next(child):
 
 def test_what_eats_memory_is_ended(child, monkeypatch):
     assert ran(child, 1) == [Done(2)]  # it has started
-    monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(child._hands[0].process.pid) + (64 << 20))
+    monkeypatch.setattr(worker_pool, "MEMORY", worker_pool.own_memory(child._workers[0].process.pid) + (64 << 20))
     (lost,) = ran(child, 256 << 20, what=hoard)
     assert lost.why == f"it used more than {worker_pool.MEMORY >> 20} MiB" and lost.noted == 1
 
@@ -112,14 +112,14 @@ def test_the_path_is_where_modules_are_found_and_nobody_is_left_behind(tmp_path)
     (tmp_path / "beside_the_test.py").write_text("VALUE = 7\n")
     with Sealed([str(tmp_path)]) as child:
         assert ran(child, 0, what=imported) == [Done(7)]
-        pid = child._hands[0].process.pid
+        pid = child._workers[0].process.pid
     assert not alive([pid])
 
 
 def test_a_child_that_somebody_killed_between_two_tasks_costs_nothing(child):
     assert ran(child, 1) == [Done(2)]
-    child._hands[0].process.kill()
-    child._hands[0].process.wait()
+    child._workers[0].process.kill()
+    child._workers[0].process.wait()
     assert ran(child, 1, 2) == [Done(2), Done(4)]
 
 

@@ -28,12 +28,12 @@ from localtensor.layout.reductions import agreed
 from localtensor.layout.spec import Spec, StridedShard
 from strategies.planner.execute.lockstep import redistribute
 from strategies.planner.execute.process_groups import Axes, Groups, axes_of, groups_along, redistribute_local
-from strategies.planner.execute.random_specs import Drawn, drawn
 from strategies.planner.search.api import plan
 from strategies.planner.steps.alpha_beta import commute
 from strategies.planner.steps.legal_steps import changes
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import step_of
+from tests.strategies.planner.execute.random_specs import Drawn, drawn
 from tests.strategies.planner.execute.random_values import held_of, same, wrong
 
 

@@ -127,7 +127,7 @@ def price(tmp_path, monkeypatch):
     ("command_mute", "raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})", "it raises command_mute.Mute: <"),
     ("command_dear", "return 10**5000", "it returns more than 1e+30 for all_gather of 64 bytes."),
     ("command_far", "return 1e300", "it returns 1e+300 for all_gather of 64 bytes."),
-    ("command_moody", "return next(ANSWERS)", "since asked again, it answers something else: "),
+    ("command_moody", "return next(ANSWERS)", "since a second call returns something else: "),
 ], ids=lambda words: words[:13])  # fmt: skip
 def test_a_price_with_a_fault_is_one_sentence(capsys, price, name, body, problem):
     by = price(name, f"import itertools\nANSWERS = itertools.count()\ndef price(move):\n    {body}\n")

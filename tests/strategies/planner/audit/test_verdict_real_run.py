@@ -8,7 +8,7 @@ from localtensor.processes.pool import Pool
 from strategies.planner.audit.rank_run import RankResult
 from strategies.planner.audit.report import Cause
 from strategies.planner.audit.script import script
-from strategies.planner.audit.verdict import Job, RealRuns, _heard, play_all
+from strategies.planner.audit.verdict import Job, RealRuns, _checked_outcome, play_all
 from strategies.torch_api.rank_runs import lost
 from tests.strategies.script_runner import run_script
 from tests.tools.plans.plan_pairs import pair
@@ -55,15 +55,16 @@ def test_where_torch_deals_otherwise_nobody_is_called_wrong():
     job = Job.of(PAIRS[2])
     pieces = [torch.zeros(5, 2), torch.zeros(5, 1)]
     wrong = [RankResult("", piece.double()) for piece in pieces]
-    assert _heard(job, wrong).kind == "wrong"
-    assert _heard(job, [RankResult("", one.piece, one.piece) for one in wrong]).kind == "disputed"
+    assert _checked_outcome(job, wrong).kind == "wrong"
+    assert _checked_outcome(job, [RankResult("", one.piece, one.piece) for one in wrong]).kind == "disputed"
     parts = job.whole.split([2, 1], 1)
     assert (
-        _heard(job, [RankResult("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind == "wrong"
+        _checked_outcome(job, [RankResult("", one.piece, part) for one, part in zip(wrong, parts, strict=True)]).kind
+        == "wrong"
     )
-    assert _heard(job, [RankResult("", part) for part in parts]).kind == "right"
+    assert _checked_outcome(job, [RankResult("", part) for part in parts]).kind == "right"
     assert (
-        _heard(job, [RankResult("", part, one.piece) for one, part in zip(wrong, parts, strict=True)]).kind
+        _checked_outcome(job, [RankResult("", part, one.piece) for one, part in zip(wrong, parts, strict=True)]).kind
         == "disputed"
     )
 
@@ -74,7 +75,7 @@ def test_where_torch_deals_the_source_otherwise_nobody_is_called_wrong():
     wrong = [piece + 1 for piece in columns]
     for given, kind in ((rows, "wrong"), (rows[::-1], "disputed")):
         told = [RankResult("", *three) for three in zip(wrong, columns, given, strict=True)]
-        assert _heard(job, told).kind == kind
+        assert _checked_outcome(job, told).kind == kind
 
 
 def test_what_became_of_ranks_that_do_not_come_back_is_told():

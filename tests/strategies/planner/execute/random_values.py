@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from localtensor.layout.reductions import parts
 from localtensor.layout.shards import assemble, by_rank, in_sequence, local_shapes, split, split_axis, spread
 from localtensor.layout.spec import Spec
-from strategies.planner.execute.random_specs import Drawn
+from tests.strategies.planner.execute.random_specs import Drawn
 
 _SPECIAL = (math.nan, math.inf, -math.inf, -0.0)
 

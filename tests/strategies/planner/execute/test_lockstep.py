@@ -10,11 +10,11 @@ from localtensor.layout.shards import assemble, split
 from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute import rows
 from strategies.planner.execute.lockstep import OtherDtype, redistribute
-from strategies.planner.execute.random_specs import Drawn
 from strategies.planner.search.api import plan
 from strategies.planner.steps.legal_steps import changes
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import step_of
+from tests.strategies.planner.execute.random_specs import Drawn
 from tests.strategies.planner.execute.random_values import held_of, same, wrong
 from tests.tools.plans.trials import every_step, in_lists, in_lockstep, trials
 
@@ -97,8 +97,8 @@ def test_what_is_conjugated_by_a_mark_alone_is_conjugated_in_the_end(src, dst, f
 
 @pytest.mark.parametrize(("src", "dst"), [("S(0)", "S(1)"), ("S(0)", "R"), ("P(sum)", "S(0)"), ("P(max)", "SS(0,2)")])
 def test_an_uneven_step_copies_twice_the_pieces_for_twice_the_ranks(src, dst, monkeypatch):
-    copied, pairs = [], rows._pairs
-    monkeypatch.setattr(rows, "_pairs", lambda *args: copied.append(args) or pairs(*args))
+    copied, pairs = [], rows._row_views
+    monkeypatch.setattr(rows, "_row_views", lambda *args: copied.append(args) or pairs(*args))
     for ranks in (32, 64):
         copied.clear()
         shape = (ranks + 1, ranks + 3)

@@ -10,10 +10,10 @@ from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, split
 from localtensor.layout.spec import Spec, parse
 from strategies.planner.execute.process_groups import NotPlanned, axes_of, groups_along, redistribute_local
-from strategies.planner.execute.random_specs import Drawn
 from strategies.planner.search.api import plan
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import step_of
+from tests.strategies.planner.execute.random_specs import Drawn
 from tests.strategies.planner.execute.random_values import held_of, same
 from tests.tools.plans.plan_memory import InUse
 from tests.tools.plans.trials import Trial, by_ranks, trials

@@ -6,7 +6,6 @@ import torch
 from localtensor.layout.reductions import agreed
 from localtensor.layout.reductions import fold_partials as fold
 from localtensor.layout.spec import KINDS
-from strategies.planner.execute.random_specs import DTYPES
 from strategies.planner.execute.rows import (
     Piece,
     combs,
@@ -20,6 +19,7 @@ from strategies.planner.execute.rows import (
     take,
     unpacked,
 )
+from tests.strategies.planner.execute.random_specs import DTYPES
 
 SPECIAL = [3.0, float("nan"), float("inf"), float("-inf"), -0.0]
 

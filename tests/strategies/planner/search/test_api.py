@@ -47,9 +47,9 @@ def spec(text, shape=(64, 32), sizes=(), dtype=torch.float32, order=()):
     (spec("S(0)"), spec("R", sizes=(3,)), "they are not of one tensor on one mesh. Give both the same"),
     (spec("S(0)"), spec("R", dtype=torch.int64), "they are not of one tensor on one mesh. Give both the same"),
     (spec("P(max)", dtype=torch.complex64), spec("R", dtype=torch.complex64),
-     "P(max) means nothing that all agree on for torch.complex64. Reduce it before"),
+     "P(max) is undefined for torch.complex64. Reduce it before"),
     (spec("R", dtype=torch.int64), spec("P(avg)", dtype=torch.int64),
-     "P(avg) means nothing that all agree on for torch.int64. Reduce it before"),
+     "P(avg) is undefined for torch.int64. Reduce it before"),
 ])  # fmt: skip
 def test_a_change_that_means_nothing_is_refused_in_a_sentence(src, dst, sentence):
     with pytest.raises(NoPlan) as error:
@@ -66,7 +66,9 @@ class Other(Partial):
 def test_a_placement_that_only_its_own_class_understands_is_refused(placement):
     src, dst = (replace(spec("R"), placements=(p,)) for p in (placement, parse("R")))
     for pair in ((src, dst), (dst, src)):
-        with pytest.raises(NoPlan, match=r"known to its own class only\. Use R, S, SS or a plain Partial"):
+        with pytest.raises(
+            NoPlan, match=r"is of a class that the planner does not know\. Use R, S, SS or a plain Partial"
+        ):
             plan(*pair)
 
 
@@ -74,7 +76,7 @@ def test_partials_of_torch_that_mean_more_are_refused():
     from torch.distributed.tensor._ops._math_ops import _NormPartial
 
     src = replace(spec("R"), placements=(_NormPartial(2),))
-    with pytest.raises(NoPlan, match=r"P\(norm\) stands for is known to its own class only"):
+    with pytest.raises(NoPlan, match=r"P\(norm\) is of a class that the planner does not know"):
         plan(src, spec("R"))
 
 
@@ -160,7 +162,7 @@ def test_strided_shards_that_are_no_order_for_this_shape_are_planned_as_they_are
 
 def test_an_axis_of_one_rank_needs_no_step_and_is_in_nobodys_way():
     src, dst = (spec(text, sizes=(1, 4)) for text in ("R S(0)", "S(0) S(0)"))
-    assert plan(src, dst).steps == plan(dst, src).steps == () and plan(src, dst).why == "both lie alike on every rank"
+    assert plan(src, dst).steps == plan(dst, src).steps == () and plan(src, dst).why == "both are equal on every rank"
     [step] = plan(spec("S(0) S(0)", sizes=(4, 1)), spec("R S(0)", sizes=(4, 1))).steps
     assert (step.kind, step.axes) == ("all_gather", (0,))
 

@@ -130,7 +130,9 @@ class Odd:
 def test_a_price_that_is_no_whole_number_is_refused(got):
     src, dst = (Spec(Mesh.of(2), (parse(p),), (8,), torch.float32) for p in ("S(0)", "R"))
     table = table_of(src, dst, (), Odd(got))
-    with pytest.raises(BadPrice, match=r"^plan: price: odd: it asks .*, and a price is a whole number of 0 or more\."):
+    with pytest.raises(
+        BadPrice, match=r"^plan: price: odd: it returns .*, and a price is a whole number of 0 or more\."
+    ):
         Search(table, table.state(src), table.state(dst)).cheapest()
 
 

@@ -5,12 +5,12 @@ import torch
 
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.spec import Spec, parse, short
-from strategies.planner.execute.random_specs import Drawn
 from strategies.planner.search.state_table import Table
 from strategies.planner.steps.alpha_beta import REPLICATE
 from strategies.planner.steps.legal_steps import changes, reduces, refusal_of, targets, unmade
 from strategies.planner.steps.plan import Plan
 from strategies.planner.steps.prices import Time, step_of
+from tests.strategies.planner.execute.random_specs import Drawn
 from tests.tools.plans.trials import Trial, in_lists, in_lockstep
 
 

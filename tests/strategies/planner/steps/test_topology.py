@@ -134,7 +134,9 @@ def test_what_is_wrong_in_a_file_is_one_sentence_that_says_where(place, value, s
 
 @pytest.mark.parametrize("missing", ["ranks_per_node", "inner", "outer"])
 def test_what_is_missing_is_named(missing):
-    with pytest.raises(BadTopology, match=rf": {missing} is missing\. Add it; docs/topology\.json is a whole one\.$"):
+    with pytest.raises(
+        BadTopology, match=rf": {missing} is missing\. Add it; docs/topology\.json is a complete example\.$"
+    ):
         cluster_of({key: value for key, value in TOLD.items() if key != missing})
 
 
@@ -145,7 +147,7 @@ def test_what_is_missing_is_named(missing):
     (b"[" * 100_000, "it is nested too deep"),
     (b" " * 1_000_001, "it is longer than 1000000 bytes"),
     (b"9" * 5000, "it is no JSON (Exceeds the limit"),
-    (b'{"inner": 1, "inner": 2}', "it is no JSON (inner is said twice)"),
+    (b'{"inner": 1, "inner": 2}', "it is no JSON (inner occurs twice)"),
 ])  # fmt: skip
 def test_a_file_that_is_no_description_at_all_is_refused(text, said, tmp_path):
     file = tmp_path / "t.json"

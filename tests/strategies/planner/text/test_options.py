@@ -68,8 +68,8 @@ def test_options_that_do_not_fit_are_named():
     assert "Write --inner 5,25." in refused(inner="3", outer="5,25")
     assert "Write --inner 5,25." in refused(inner="e,.", outer="5,25")
     assert "without links" in refused(per_node=4)
-    assert "--inner would, too. Give the one or the others." in refused(topology="300,25", inner="3,300")
-    assert "--outer and --per-node would, too." in refused(topology="300,25", outer="3,300", per_node=8)
+    assert "as --inner would. Give the one or the others." in refused(topology="300,25", inner="3,300")
+    assert "as --outer and --per-node would." in refused(topology="300,25", outer="3,300", per_node=8)
     assert "without links" in refused(per_node=8) and "--inner: ''" in refused(inner="", outer="5,25")
     with pytest.raises(BadTopology, match="ranks_per_node: 0"):
         asked(TEXT, inner="3,300", outer="5,25", per_node=0)

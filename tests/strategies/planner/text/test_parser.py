@@ -98,13 +98,13 @@ def test_a_slip_is_refused_or_read_and_what_is_advised_reads(pair, data):
 
 FINE = "{dtype}[{shape}] @ {mesh}: {src} -> {dst}"
 WRONG = [
-    ({"dtype": "f33"}, "dtype: 'f33': no dtype is called so", "f32[8,4] @ dp=2,tp=2: R,R -> R,R"),
+    ({"dtype": "f33"}, "dtype: 'f33': there is no such dtype", "f32[8,4] @ dp=2,tp=2: R,R -> R,R"),
     ({"dtype": "torch.bfloat16"}, "dtype: 'torch.bfloat16'", "bf16[8,4] @ dp=2,tp=2: R,R -> R,R"),
     ({"shape": "8,-4"}, "shape: '-4': a size is a whole number of 0 or more", "f32[8,4] @ dp=2,tp=2: R,R -> R,R"),
     ({"shape": "8,"}, "shape: '8,': a size is missing", "f32[8] @ dp=2,tp=2: R,R -> R,R"),
     ({"shape": "9" * 20}, "torch counts bytes in 63 bits", ""),
     ({"mesh": "dp=2,tp=0"}, "mesh: '0': the size of an axis is 1 or more", "f32[8,4] @ dp=2,tp=1: R,R -> R,R"),
-    ({"mesh": "dp=2,dp=2"}, "mesh: 'dp': two axes are called so", "f32[8,4] @ dp=2,dp2=2: R,R -> R,R"),
+    ({"mesh": "dp=2,dp=2"}, "mesh: 'dp': two axes have this name", "f32[8,4] @ dp=2,dp2=2: R,R -> R,R"),
     ({"mesh": "dp=2,tp=9999999"}, "ranks are more than 1,048,576", ""),
     ({"mesh": "dp=2,tp"}, "mesh: 'tp': this axis has no size. Write tp=2", ""),
     ({"mesh": "dp,tp"}, "the axes of the mesh have no sizes", ""),
@@ -116,10 +116,10 @@ WRONG = [
     ({"dst": "R,S(-1)"}, "to: 'S(-1)': a dim is counted from the left, from 0", "f32[8,4] @ dp=2,tp=2: R,R -> R,S(1)"),
     ({"dst": "R,Shard(dim=1)"}, "to: 'Shard(dim=1)': this is no placement", "f32[8,4] @ dp=2,tp=2: R,R -> R,S(1)"),
     ({"src": "Partial(mean),R"}, "from: 'Partial(mean)'", "f32[8,4] @ dp=2,tp=2: P(avg),R -> R,R"),
-    ({"src": "P(summ),R"}, "from: 'P(summ)': no reduction is called so", "f32[8,4] @ dp=2,tp=2: P(sum),R -> R,R"),
-    ({"src": "dp:R, tq:R"}, "from: 'tq': no axis is called so, but dp, tp", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
+    ({"src": "P(summ),R"}, "from: 'P(summ)': there is no such reduction", "f32[8,4] @ dp=2,tp=2: P(sum),R -> R,R"),
+    ({"src": "dp:R, tq:R"}, "from: 'tq': there is no such axis, but dp, tp", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
     ({"src": "dp:R, dp:R"}, "from: 'dp': this axis has two placements", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
-    ({"src": "dp:R, R"}, "from: 'R': this one does not say its axis", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
+    ({"src": "dp:R, R"}, "from: 'R': this one does not name its axis", "f32[8,4] @ dp=2,tp=2: dp:R, tp:R -> R,R"),
     ({"src": "S(0)[0],S(0)[0]"}, "and this one shares one", "f32[8,4] @ dp=2,tp=2: S(0)[1],S(0)[0] -> R,R"),
     ({"src": "S(0)[1],S(0)[2]"}, "from: 'S(0)[2]': 2 axes cut dim 0", "f32[8,4] @ dp=2,tp=2: S(0)[1],S(0)[0] -> R,R"),
     ({"src": "S(0)[1],S(0)"}, "from: 'S(0)': 2 axes cut dim 0", "f32[8,4] @ dp=2,tp=2: S(0)[1],S(0)[0] -> R,R"),
@@ -131,8 +131,8 @@ WRONG = [
     ({"src": "P(sum),P(max)"}, "P(sum) and P(max) do not commute", "f32[8,4] @ dp=2,tp=2: P(sum),P(sum) -> R,R"),
     ({"dst": "R,R please"}, "to: 'R please': this is no placement", "f32[8,4] @ dp=2,tp=2: R,R -> R,R"),
     ({"dst": "f32[8] @ dp:R, tp:R"}, "to: 'f32[8]': the tensor on the left is f32[8,4]", ""),
-    ({"dst": "R,R\n"}, "text: '\\n': this sign has no meaning", ""),
-    ({"dst": "R,S(\u0661)"}, "text: '\\u0661': this sign has no meaning", ""),
+    ({"dst": "R,R\n"}, "text: '\\n': this character has no meaning", ""),
+    ({"dst": "R,S(\u0661)"}, "text: '\\u0661': this character has no meaning", ""),
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from torch.distributed.tensor import Partial
 from localtensor.layout.mesh import Mesh
 from localtensor.layout.shards import assemble, local_shapes, split
 from localtensor.layout.spec import Spec, parse
-from strategies.planner.execute.random_specs import Drawn, draw
+from tests.strategies.planner.execute.random_specs import Drawn, draw
 from tests.strategies.planner.execute.random_values import held_of, same, wrong
 
 

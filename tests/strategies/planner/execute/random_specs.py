@@ -1,8 +1,8 @@
-"""Redistributions at random: from where to where, of which tensor, on which mesh; values alone, no tensors.
+"""Random redistributions: source, destination, tensor and mesh as values, without tensors.
 
-What is drawn is the same for a seed and a number in any process, on any platform: Python's own generator, seeded by a
-text, promises that.  Rare things come often: sizes that do not divide, are shorter than the mesh, 1 or 0; several
-axes on one dim, in any order; strided shards; pending reductions of every kind that the dtype has.
+The result is the same for a seed and a number in any process, on any platform: Python guarantees this for its own
+generator, seeded by a string. Rare cases are frequent: sizes that do not divide, are smaller than the mesh, 1 or 0;
+several axes on one dim, in any order; strided shards; partial values of every kind that the dtype has.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ DTYPES = (
     torch.uint8, torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 _AXES = (1, 1, 2, 2, 2, 3, 3, 3)
-"""How many mesh axes there are; four in one draw of fifty."""
+"""The number of mesh axes; it is four in one of fifty cases."""
 _DIMS = (0, 1, 1, 1, 2, 2, 2, 3)
 _SIZES = (0, 1, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9)
 _ELEMENTS = 512
-"""No tensor has more."""
+"""The largest number of elements of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One redistribution, and the world in which it happens."""
+    """One redistribution, and the world it runs in."""
 
     seed: int
     number: int
     src: Spec
     dst: Spec
     flattened: tuple[tuple[str, ...], ...] = ()
-    """Sets of mesh axes of which there is one group of all their ranks."""
+    """Sets of mesh axes for which there is one group of all their ranks."""
     outside: int = 0
-    """How many ranks of the world are not in the mesh; they have the highest numbers."""
+    """The number of ranks of the world that are not in the mesh; they have the highest numbers."""
 
     @property
     def replay(self) -> str:
-        """What draws this one again."""
+        """Seed and number, which reproduce this one."""
         return f"{self.seed}/{self.number}"
 
     @property
@@ -60,7 +60,7 @@ class Drawn:
 
 
 def draw(seed: int, count: int, *, first: int = 0, ranks: int = 24, axes: int = 4) -> Iterator[Drawn]:
-    """So many redistributions, from number `first` on, on meshes of at most so many ranks and axes.
+    """`count` redistributions, from number `first` on, on meshes of at most `ranks` ranks and `axes` axes.
 
     >>> [str(one) for one in draw(0, 1)] == [str(one) for one in draw(0, 1)]
     True
@@ -70,7 +70,7 @@ def draw(seed: int, count: int, *, first: int = 0, ranks: int = 24, axes: int = 
 
 
 def drawn(seed: int, number: int, *, ranks: int = 24, axes: int = 4) -> Drawn:
-    """The redistribution of this number, which no other number has a part in."""
+    """The redistribution with this number; it does not depend on the others."""
     rng = random.Random(f"redistribution {seed}/{number}")
     mesh = _mesh(rng, ranks, axes)
     dtype = rng.choice(DTYPES)
@@ -96,7 +96,7 @@ def _mesh(rng: random.Random, ranks: int, axes: int) -> Mesh:
 
 
 def _shape(rng: random.Random, mesh: Mesh) -> tuple[int, ...]:
-    """Sizes of all kinds, and such as divide evenly, or only just do not."""
+    """Sizes of all kinds, with frequent ones that divide evenly, or just miss it."""
     count, shape = 4 if rng.random() < 0.05 else rng.choice(_DIMS), list[int]()
     for _ in range(count):
         some = math.prod(rng.sample(mesh.sizes, rng.randint(1, len(mesh.sizes))))
@@ -106,7 +106,7 @@ def _shape(rng: random.Random, mesh: Mesh) -> tuple[int, ...]:
 
 
 def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
-    """The kinds of Partial that one layout may have: one, or sums and averages."""
+    """The kinds of Partial of one layout: a single one, or sums and averages."""
     offered = [kind for kind in KINDS if agreed(kind, dtype)]
     mixed = commute(Partial("sum"), Partial("avg"), dtype) and rng.random() < 0.35
     return ("sum", "avg") if mixed else (rng.choice(offered),)
@@ -115,7 +115,7 @@ def _kinds(rng: random.Random, dtype: torch.dtype) -> tuple[str, ...]:
 def _spec(
     rng: random.Random, mesh: Mesh, shape: tuple[int, ...], dtype: torch.dtype, kinds: Sequence[str], src: Spec | None
 ) -> Spec:
-    """A layout; no axis of it has another kind of Partial than in `src`, nor one that no step makes."""
+    """A layout. No axis changes its kind of Partial from `src`, or becomes partial where no step can do this."""
     nested = rng.randrange(len(shape)) if shape and rng.random() < 0.4 else None
     placements: list[Placement] = []
     for axis in range(len(mesh.sizes)):
@@ -139,7 +139,7 @@ def _placement(rng: random.Random, shape: tuple[int, ...], kinds: Sequence[str],
 
 
 def _order(rng: random.Random, spec: Spec) -> ShardOrder:
-    """For a dim that several axes cut, now and then another order than from left to right."""
+    """A shard order, in some cases other than from left to right, for a dim that several axes shard."""
     found = []
     for dim in sorted({cut[0] for cut in map(cuts, spec.placements) if cut is not None}):
         axes = list(spec.cut_by(dim))
