@@ -65,7 +65,7 @@ def test_what_is_found_is_told_with_its_interleaving_and_a_script(tmp_path, caps
     ("propagate", "same_key", "propagator_programs", "propagator_programs.WITHIN"),
 ])  # fmt: skip
 def test_a_script_names_the_program_that_failed_and_what_was_traced(target, name, module, within):
-    [finding] = races_command._part(target, ExploredProgram(name, "One key", 7, 0.1, FAILURE, "lines")).findings
+    [finding] = races_command._summary(target, ExploredProgram(name, "One key", 7, 0.1, FAILURE, "lines")).findings
     assert f"explore.made({module}.{name}, 'lines', {within})" in finding.script
 
 
