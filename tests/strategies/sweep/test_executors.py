@@ -212,7 +212,7 @@ def test_a_name_that_is_none_is_refused_in_one_sentence(name, problem, remedy, h
 @pytest.mark.parametrize(("body", "problem", "remedy"), [
     ("return None", "it returns NoneType, which is no executor", "Return a concurrent.futures.Executor."),
     ("return '/home'", "it returns str, which is no executor", "Return a concurrent.futures.Executor."),
-    ("raise OSError('no\\nroom')", "calling it raises OSError: no room", "Mend that first."),
+    ("raise OSError('no\\nroom')", "calling it raises OSError: no room", "Fix that first."),
 ])  # fmt: skip
 def test_a_function_that_gives_no_executor_is_refused_in_one_sentence(body, problem, remedy, here):
     (here / "my_engine.py").write_text(f"def made():\n    {body}\n")

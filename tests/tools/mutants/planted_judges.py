@@ -97,9 +97,9 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/sweep/session.py",
-        "skip=docket.skip | _left_out(docket, answer), until=0.0",
-        "skip=frozenset(_left_out(docket, answer)), until=0.0",
-        "the second killer of a docket makes the first be tried again",
+        "skip=task.skip | _steps_to_skip(task, answer), until=0.0",
+        "skip=frozenset(_steps_to_skip(task, answer)), until=0.0",
+        "the second killer of a task makes the first be tried again",
     ),
     Planted(
         "strategies/programs/run/verdict.py",
@@ -127,8 +127,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/sweep/aggregate.py",
-        "for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges}):",
-        "for ranks in sorted({s.instance.ranks for charges in todo.values() for s in charges})[:1]:",
+        "for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates}):",
+        "for ranks in sorted({s.instance.ranks for candidates in todo.values() for s in candidates})[:1]:",
         "cases on more ranks than the fewest are never tried",
     ),
     Planted(
