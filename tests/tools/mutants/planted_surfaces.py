@@ -185,8 +185,8 @@ OUTPUTS = (
     ),
     Planted(
         "strategies/gate/formats/json_output.py",
-        '"new": [_key(key) for key in judged.new],',
-        '"new": [_key(key) for key in judged.keys],',
+        '"new": [asdict(key) for key in reviewed.new],',
+        '"new": [asdict(key) for key in reviewed.keys],',
         "what was accepted is told to programs as new",
     ),
     Planted(
