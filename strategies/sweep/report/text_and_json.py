@@ -118,7 +118,7 @@ def show(report: Report, console: Console, *, pictures: int = 3) -> None:
         if finding.repro:
             console.print(Text(f"run it: torchrun --nproc-per-node {finding.ranks} {finding.repro}"))
     _rows(console, "Suspect, not confirmed", [f for f in report.findings if f.verdict is Verdict.SUSPECT])
-    _rows(console, "Missing: holds, and nobody claims it", [f for f in report.findings if f.verdict is Verdict.MISSING])
+    _rows(console, "Missing: valid, and not registered", [f for f in report.findings if f.verdict is Verdict.MISSING])
     for crash in report.crashed[:_MOST_CRASHES]:
         console.print(Text.assemble(("crashed", "magenta"), f" {crash.op}: {crash.sample}: {crash.error}"))
     if len(report.crashed) > _MOST_CRASHES:

@@ -73,19 +73,19 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/overload.py",
-        "if docket.step(number, i) not in docket.skip]",
-        "if number not in docket.skip]",
+        "if task.step(number, i) not in task.skip]",
+        "if number not in task.skip]",
         "a step that killed its worker is taken again",
     ),
     Planted(
         "strategies/validation/overload.py",
-        "keep(hearing.suspects.setdefault(name, []), Candidate(instance), CHARGES)",
-        "hearing.suspects[name] = [Candidate(instance)]",
+        "keep(result.suspects.setdefault(name, []), Candidate(instance), CHARGES)",
+        "result.suspects[name] = [Candidate(instance)]",
         "of several cases of one rule the last is kept, not the smallest",
     ),
     Planted(
         "strategies/validation/finding.py",
-        "if len(kept) == most and suspect.weight >= kept[-1].weight:",
+        "if len(kept) == most and candidate.weight >= kept[-1].weight:",
         "if len(kept) == most:",
         "a smaller case that comes later is not kept",
     ),
@@ -231,7 +231,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "strategies/validation/claim_sources.py",
-        "return answers if len(answers) == ask.ranks else []",
+        "return answers if len(answers) == query.ranks else []",
         "return answers",
         "a claim that holds on some ranks only is judged with too few calls",
     ),
