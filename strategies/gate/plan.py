@@ -27,7 +27,7 @@ from strategies.gate.changes.select import select
 from strategies.gate.changes.version_view import OUTSIDE, digests
 from strategies.gate.decision import Coverage
 from strategies.gate.options import GateOptions
-from strategies.gate.verdict_cache import VerdictCache, remembered
+from strategies.gate.verdict_cache import VerdictCache
 from strategies.inputs.selection import matching
 from strategies.model.settings import Settings, meshes
 from strategies.model.verdict import Counts, Report, Unit, mesh_kind, read_unit
@@ -181,10 +181,7 @@ class Work:
 
     def _unknown_entries(self, baseline: Baseline) -> list[str]:
         """A note on entries of unknown overloads: of another module, or of a rule that was removed."""
-        ops = (
-            sorted({entry.key.op for entry in baseline.entries} - self.looked_at) if self.looked_at is not None else []
-        )
-        if not ops:
+        if self.looked_at is None or not (ops := sorted({entry.key.op for entry in baseline.entries} - self.looked_at)):
             return []
         first = f"{ops[0]} and {len(ops) - 1} more" if len(ops) > 1 else ops[0]
         return [f"{baseline.path} has entries of overloads that are not among those judged here: {first}"]
@@ -196,10 +193,9 @@ def work(options: GateOptions, plan: GatePlan, progress: Progress) -> Work:
     top = top_of(Path(settings.folder))
     if options.changed is not None and not plan.choices:
         report = Report(torch.__version__.split("+")[0], settings.seed, settings.ranks, settings.confirm, Counts())
-        unchanged = f"nothing had to be judged ({counted(len(plan.unchanged), 'overload')} unchanged)"
-        return Work(
-            report, Coverage(), top, notes=(f"no rule changed since {options.changed}: {unchanged}",), idle=True
-        )
+        note = f"no rule changed since {options.changed}: "
+        note += f"nothing had to be judged ({counted(len(plan.unchanged), 'overload')} unchanged)"
+        return Work(report, Coverage(), top, notes=(note,), idle=True)
     done, cached, notes = _run_or_recall(plan, _cache(options, plan), progress)
     untried = (*done.untried, *_unreached(plan, done))
     wrong = {*done.report.ignored, *(f.rule.op for f in done.report.findings)}
@@ -240,7 +236,7 @@ def _run_or_recall(
     """The run, the overloads whose verdicts are from the cache, and notes on writing the cache."""
     settings, registered = plan.settings, plan.registered
     ops = list(_ops(plan)) if registered else cache.ops() if cache else None
-    known = remembered(cache, ops) if cache and ops else {}
+    known = {op: own for op in ops if (own := cache.lines(op)) is not None} if cache and ops else {}
     lines = [line for own in known.values() for line in own]
     if ops and set(known) == set(ops):
         ignored = registered.only(settings.only or registered.ignored).ignored if registered else ()

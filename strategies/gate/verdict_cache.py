@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -132,9 +132,3 @@ def by_overload(lines: Sequence[Line], whole: Collection[str]) -> dict[str, list
         if line.get("same_as") and home.get(line["same_as"]) != op:
             tied.add(op)
     return {op: own for op, own in sorted(made.items()) if op in whole and op not in tied}
-
-
-def remembered(cache: VerdictCache, ops: Iterable[str]) -> Mapping[str, list[Line]]:
-    """The cached lines of these overloads, as far as they are in the cache."""
-    found = ((op, cache.lines(op)) for op in ops)
-    return {op: lines for op, lines in found if lines is not None}

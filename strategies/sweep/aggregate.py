@@ -64,7 +64,8 @@ def report(begin: Line, lines: Sequence[Line], seconds: Sequence[tuple[str, floa
     done = {r.unit for r in results}
     return Report(
         begin["torch"], begin["seed"], tuple(begin["ranks"]), begin["confirm"],
-        _counts(results, found, clean, untestable, crashed), tuple(_sorted(found)), tuple(crashed),
+        _counts(results, found, clean, untestable, crashed),
+        tuple(sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))), tuple(crashed),
         tuple(sorted(untestable.items())), tuple(sorted(refused.items())), tuple(begin["ignored"]), tuple(seconds),
         sum(unit not in done for unit in plan(begin)),
     )  # fmt: skip
@@ -133,10 +134,6 @@ def _counts(
         instances=sum(r.tried for r in results), combinations=sum(r.combinations for r in results),
         by_metadata=len({n for r in results for n in r.by_metadata if n in clean}),
     )  # fmt: skip
-
-
-def _sorted(found: Iterable[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda f: (_ORDER.get(f.verdict, 9), f.name))
 
 
 MERGES = "localtensor merge"
@@ -276,9 +273,8 @@ class Session:
     def _unsound(self, candidate: Candidate, outcome: Confirmation) -> Finding:
         found = of_suspect(candidate, Verdict.UNSOUND, outcome.wrong)
         evidence = candidate.instance.evidence
-        confirmed = replace(
-            found, confirmed_on=self._backend, got=outcome.got or evidence.got, want=outcome.want or evidence.want
-        )
+        got, want = outcome.got or evidence.got, outcome.want or evidence.want
+        confirmed = replace(found, confirmed_on=self._backend, got=got, want=want)
         if candidate.program is not None:
             return _shown(candidate.program, confirmed, outcome, self._module)
         case = case_of(candidate.instance, self._seed)

@@ -254,9 +254,8 @@ class Probe:
         kinds = [k for k in searched if agreed(k, want.dtype)]
         folded = torch.stack([want, *(fold(stack, k) for k in kinds)])
         same = close(stack, want, slack).flatten().all()
-        lost = torch.tensor(
-            [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)], dtype=torch.float64
-        )
+        errors = [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
+        lost = torch.tensor(errors, dtype=torch.float64)
         room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
         right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
         if not rounds(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
@@ -351,9 +350,7 @@ def try_claims(
     Claims that only DTensor's own dispatch can judge are SUSPECT, with the reason.
     """
     probes = [Probe(sample, truth, ranks, seed=seed)]
-    probes += [
-        Probe(sample, values_truth, ranks, seed=seed, variant=name) for name, values_truth in (variants or {}).items()
-    ]
+    probes += [Probe(sample, oracle, ranks, seed=seed, variant=name) for name, oracle in (variants or {}).items()]
     return [_instance(probes, claim) for claim in claims]
 
 

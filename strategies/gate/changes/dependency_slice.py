@@ -94,10 +94,8 @@ class Slicer:
         line = [token if isinstance(token, str) else self._target_text(token, node, whence) for token, whence in tokens]
         changers = self.index.changers(unit)
         line += [self._number((changer, node[1] and not self._full(changer)), origin) for changer in changers]
-        part = SliceStatement(
-            unit, origin, unit in self.roots.units, self._named(form.head, node), self._named(form.body, node)
-        )
-        return part, " ".join(line)
+        head, body = self._named(form.head, node), self._named(form.body, node)
+        return SliceStatement(unit, origin, unit in self.roots.units, head, body), " ".join(line)
 
     def _target_text(self, reference: Reference, node: Node, origin: str) -> str:
         if self._opaque(reference, node):

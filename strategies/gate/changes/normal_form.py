@@ -220,9 +220,8 @@ class Former:
         if chain and self._is_outer(chain[0]):
             found = self.names.mean(self.module, chain)
             return [m for m in found if not m.unknown or among(chain[0], self.scopes.module)]
-        return [
-            m for target in self.links.get("".join(chain[:1]), ()) for m in self.names.behind(target, tuple(chain[1:]))
-        ]
+        targets, rest = self.links.get("".join(chain[:1]), ()), tuple(chain[1:])
+        return [meaning for target in targets for meaning in self.names.behind(target, rest)]
 
     def _mean(self, meanings: list[Meaning], *, called: bool) -> None:
         for meaning in meanings:

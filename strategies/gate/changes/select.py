@@ -203,9 +203,8 @@ class _Comparison:
     def _used_submodule(self, seen: Seen) -> str:
         """A changed submodule that a name from outside of the project is imported from; "" if there is none."""
         names = {*seen.slice.outside, *(self.now.libraries() if seen.foreign else ())}
-        modules = [
-            sys.modules.get(above) for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)
-        ]
+        every = {above for name in names for above in itertools.accumulate(name.split("."), "{}.{}".format)}
+        modules = [sys.modules.get(name) for name in every]
         files = [Path(file).resolve() for module in modules if (file := getattr(module, "__file__", None))]
         tops = {path: self.project.top / path for path in self.submodules}
         return next((path for path, top in tops.items() if any(file.is_relative_to(top) for file in files)), "")

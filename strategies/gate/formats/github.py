@@ -51,9 +51,8 @@ def _lines(result: GateResult) -> Iterator[str]:
         f"{counts.overloads} overloads on torch {plain(result.report.torch)} in {result.seconds:.1f} s."
     )
     yield from (f"\n> **Trouble:** {plain(trouble)}" for trouble in result.trouble)
-    yield from _table(
-        "New: these fail the gate", ("rule", "new for", "ranks", "call", "what happens", "loud?"), _new(result)
-    )
+    heads = ("rule", "new for", "ranks", "call", "what happens", "loud?")
+    yield from _table("New: these fail the gate", heads, _new(result))
     gone = [_item(e.key, e.reason) for e in result.gone]
     yield from _listed("Gone: remove these from the baseline with `localtensor gate --update`", gone)
     expired = [f"{_item(e.key, e.reason)} (until {e.expires})" for e in result.expired]

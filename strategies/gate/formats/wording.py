@@ -33,10 +33,8 @@ def where(keys: Sequence[Key]) -> str:
     >>> where([Key("my.op.default", "R -> R", "real", "1 axis"), Key("my.op.default", "ignored", "any", "any")])
     'real on 1 axis, any dtypes on any mesh'
     """
-    named = (
-        (key.dtypes if key.dtypes != ANY else "any dtypes", key.mesh if key.mesh != ANY else "any mesh") for key in keys
-    )
-    return ", ".join(" on ".join(words) for words in named)
+    dtypes, meshes = {ANY: "any dtypes"}, {ANY: "any mesh"}
+    return ", ".join(f"{dtypes.get(key.dtypes, key.dtypes)} on {meshes.get(key.mesh, key.mesh)}" for key in keys)
 
 
 def stale(entry: Entry) -> str:

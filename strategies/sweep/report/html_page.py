@@ -25,7 +25,10 @@ _CLASS = {"c": "complex", "f": "real", "bf": "real", "i": "integer", "u": "integ
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A finding as the page shows it: its anchor, the attributes that filters match, its picture, its script."""
+    """A finding as the page shows it: its anchor, the attributes that filters match, its picture, its script.
+
+    `loudness` is "silent" or "loud" for a confirmed finding, else "".
+    """
 
     finding: Finding
     anchor: str
@@ -46,19 +49,13 @@ def shown(finding: Finding) -> Shown:
     mesh = finding.mesh or (finding.ranks,)
     dtypes = tuple(dict.fromkeys(dtypes for dtypes, _ in finding.kinds)) or (class_of(finding.sample),)
     file = file_name(finding) if finding.script else ""
+    loudness = "silent" if silent(finding) else "loud"
     return Shown(
-        finding, anchor(finding.name), call_text(finding), _loudness(finding),
+        finding, anchor(finding.name), call_text(finding), loudness if finding.verdict is Verdict.UNSOUND else "",
         "alone" if not finding.title else "meshes" if len(mesh) > 1 else "pairs",
         " × ".join(map(str, mesh)), dtypes, tuple(dict.fromkeys(kind for _, kind in finding.kinds)) or (mesh_kind(mesh),),
         columns_of(finding.rule), parts(finding.picture, finding.reason), finding.script.replace("{name}", file), file,
     )  # fmt: skip
-
-
-def _loudness(finding: Finding) -> str:
-    """Whether it is silently wrong or raises ("loud"); known only of what real processes did."""
-    if finding.verdict is not Verdict.UNSOUND:
-        return ""
-    return "silent" if silent(finding) else "loud"
 
 
 def anchor(name: str) -> str:

@@ -320,9 +320,8 @@ def _searched(
                 return found
         if judged:
             return found
-    raise NothingTested(
-        call, f"{overload.name}: {read}", excuse, "Give calls= that the op takes and the rule speaks of."
-    )
+    remedy = "Give calls= that the op takes and the rule speaks of."
+    raise NothingTested(call, f"{overload.name}: {read}", excuse, remedy)
 
 
 def _judge(case: RuleCase, where: Callable[..., bool] | None) -> tuple[Ran, bool]:
@@ -373,9 +372,8 @@ def _is_wanted(where: Callable[..., bool], call: Call) -> bool:
 def _check(call: str, ranks: Any, splits: Any, max_examples: Any) -> None:
     counts = tuple(ranks) if isinstance(ranks, Sequence) else ()
     if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 2 for n in counts):
-        raise NotARule(
-            call, "ranks", repr(ranks), "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3, 4)."
-        )
+        problem, remedy = "these are no counts of 2 ranks or more", "Give some, as ranks=(2, 3, 4)."
+        raise NotARule(call, "ranks", repr(ranks), problem, remedy)
     if not isinstance(splits, Sequence) or not splits:
         raise NotARule(call, "splits", repr(splits), "there is no seed in it", "Give some, as splits=range(100).")
     if isinstance(max_examples, bool) or not isinstance(max_examples, int) or max_examples < 1:

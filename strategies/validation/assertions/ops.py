@@ -185,7 +185,7 @@ def is_list(shape: Any) -> bool:
 
 
 def takes_tensor(argument: Any) -> str:
-    """ "one" or "many" for an argument of one tensor or of a list of tensors; "" for any other."""
+    """The tensors that an argument takes: "one", "many" for a list, or "" for none."""
     kind = str(argument.type)
     return "" if "Tensor" not in kind else "many" if "List" in kind or "[]" in kind else "one"
 

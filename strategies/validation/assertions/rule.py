@@ -111,9 +111,8 @@ def _placement(item: Any) -> Placement | None:
         return None
     found = parse(item) if isinstance(item, str) else item
     if not is_defined(found) or (shard_dim(found) or 0) < 0:
-        raise BadPlacement(
-            "assert_rule", str(found), "only R, S(dim), SS(dim,factor) and the five P mean anything here"
-        )
+        problem = "only R, S(dim), SS(dim,factor) and the five P mean anything here"
+        raise BadPlacement("assert_rule", str(found), problem)
     return found
 
 

@@ -132,7 +132,9 @@ def samples_of(op: str, seed: int) -> list[Sample]:
 
 
 def _captured(info: object, dtype: str, which: str, op: str, seed: int) -> Iterable[Sample]:
-    wanted = lambda func: str(func) == op  # noqa: E731
+    def wanted(func: object) -> bool:
+        return str(func) == op
+
     return opinfo_samples.capture(info, SAMPLE_DTYPES[dtype], which, device="cpu", seed=seed, wanted=wanted)[0]
 
 
