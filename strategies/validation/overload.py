@@ -70,7 +70,7 @@ class Recorder:
     """Records the results of a task, one for each unit that is wanted."""
 
     def __init__(self, task: Task) -> None:
-        self.docket = task
+        self.task = task
         self._results = {unit: TaskResult(unit) for unit in task.units()}
         self._sample_counts = Counter(map(class_of, task.samples))
         self._turns = {dtypes: Turns() for dtypes in CLASSES}
@@ -78,12 +78,12 @@ class Recorder:
             next(iter(self._results.values())).skipped[task.why] += 1
 
     def hearing(self, sample: Sample, mesh: tuple[int, ...]) -> TaskResult:
-        unit = Unit(self.docket.op, self.docket.trial, class_of(sample), mesh)
+        unit = Unit(self.task.op, self.task.trial, class_of(sample), mesh)
         return self._results.setdefault(unit, TaskResult(unit))
 
     def meshes(self, number: int) -> list[int]:
         """The meshes on which this sample is wanted and has not killed a worker, by number."""
-        task, dtypes = self.docket, class_of(self.docket.samples[number])
+        task, dtypes = self.task, class_of(self.task.samples[number])
         if task.truth_step(number) in task.skip:
             return []
         units = [Unit(task.op, task.trial, dtypes, mesh) for mesh in task.meshes]
@@ -101,13 +101,13 @@ class Recorder:
     def skipped(self, number: int, why: str) -> None:
         """Record that the sample is tried on none of its meshes."""
         for i in self.meshes(number):
-            self.hearing(self.docket.samples[number], self.docket.meshes[i]).skipped[why] += 1
+            self.hearing(self.task.samples[number], self.task.meshes[i]).skipped[why] += 1
 
     def crash(self, number: int, error: Exception) -> None:
         """Record an error of ours on this sample; to be called in its `except` clause."""
-        sample = self.docket.samples[number]
-        crash = Crash(self.docket.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
-        self.hearing(sample, self.docket.meshes[self.meshes(number)[0]]).crashed.append(crash)
+        sample = self.task.samples[number]
+        crash = Crash(self.task.op, describe(sample), f"{type(error).__name__}: {error}", traceback.format_exc())
+        self.hearing(sample, self.task.meshes[self.meshes(number)[0]]).crashed.append(crash)
 
     def all(self) -> list[TaskResult]:
         return [self._results[unit] for unit in sorted(self._results)]
@@ -123,7 +123,7 @@ def _noted(every: Iterable[Variation], step: int, note: Note) -> Iterator[Variat
 
 def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
     """The sample and other calls made from it, each with its oracle and the name of its form."""
-    sample, seed = recorder.docket.samples[number], recorder.docket.seed
+    sample, seed = recorder.task.samples[number], recorder.task.seed
     try:
         truth = tell(sample, seed=seed)
     except REFUSALS as error:
@@ -138,7 +138,7 @@ def _variations(number: int, recorder: Recorder) -> Iterable[Variation]:
 
 def _try(variation: Variation, number: int, recorder: Recorder, note: Note) -> dict[int, Seen]:
     """Test its claims on each mesh and record the results.  Returns the result of the search by number of ranks."""
-    task, (sample, truth, name) = recorder.docket, variation
+    task, (sample, truth, name) = recorder.task, variation
     own = task.samples[number]
     seen: dict[int, Seen] = {}
     question = dtensor.Question(sample, 1, truth.raw)
