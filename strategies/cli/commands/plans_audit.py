@@ -8,11 +8,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from strategies.base.atomic_files import write_whole
 from strategies.base.progress import Bar, bar
-from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, WRONG, complain, gently, wrote
-from strategies.cli.failures import fail
+from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, WRONG, gently, wrote
 from strategies.cli.options import SAMPLES, ValidateOptions, plan_sizes
+from strategies.cli.outcome import deliver_text
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.report import AuditResult, Cause, as_json, as_text, causes, confirmed, rows, wasted
 from strategies.planner.audit.script import script
@@ -41,19 +40,11 @@ def run(options: ValidateOptions) -> int:
         return INTERRUPTED
     tried = _result(options, verdicts, found)
     code = exit_code(tried)
-    problem = wrote(f"{as_text(tried)}\n{_repeat(options)}\n")
-    if problem:
-        complain(f"localtensor: {problem}")
-    try:
-        if options.json:
-            write_whole(options.json, as_json(tried, code))
-        if options.repro:
-            _write_scripts(options.repro, tried.causes)
-    except OSError as trouble:
-        where = trouble.filename or options.json or options.repro
-        above = "nor could the report be shown" if problem else "the report above is whole"
-        return fail(f"localtensor: {where}: {trouble.strerror}; {above}", NOTHING)
-    return (code or NOTHING) if problem else code
+    files = [(options.json, as_json(tried, code))] if options.json else []
+    for number, one in enumerate(tried.causes if options.repro else (), 1):
+        name = f"plan_{number}.py"
+        files.append(((options.repro or Path()) / name, script(one, name)))
+    return deliver_text(f"{as_text(tried)}\n{_repeat(options)}\n", files, code)
 
 
 def exit_code(tried: AuditResult) -> int:
@@ -101,9 +92,3 @@ def _repeat(options: ValidateOptions) -> str:
     meshes = "".join(f" --mesh {text}" for text in options.mesh or MESHES)
     how = f"--samples {options.samples or SAMPLES} --seed {options.seed} --planner {options.planner} --confirm {options.confirm}"
     return f"Repeat: localtensor validate --plans{meshes} {how}"
-
-
-def _write_scripts(folder: Path, found: Sequence[Cause]) -> None:
-    for number, one in enumerate(found, 1):
-        name = f"plan_{number}.py"
-        write_whole(folder / name, script(one, name))

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from strategies.base.atomic_files import write_whole
 from strategies.base.progress import Bar, bar
-from strategies.base.signals import CLEAN, NOTHING, WRONG, complain, say, wrote
-from strategies.cli.failures import fail
+from strategies.base.signals import CLEAN, NOTHING, WRONG, say
 from strategies.cli.options import RacesOptions
+from strategies.cli.outcome import deliver_text
 from strategies.propagation.races import explore
 from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
 from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script
@@ -31,22 +30,10 @@ def run(options: RacesOptions) -> int:
         parts = (_run_scripts if options.target == "dtensor" else _explore)(options, shown)
     code = exit_code(parts)
     about = f"Python {platform.python_version()}, seed {options.seed}" + _torch_version(options)
-    problem = wrote(explore.as_text(options.target, about, parts, _repeat(options)) + "\n")
-    if problem:
-        complain(f"localtensor: {problem}")
+    files = [(options.json, explore.as_json(options.target, about, parts, code))] if options.json else []
+    files += _scripts(options.repro, parts) if options.repro else []
     say("; what was to be written is written whole, or not at all")
-    written = options.json is None
-    try:
-        if options.json:
-            write_whole(options.json, explore.as_json(options.target, about, parts, code))
-            written = True
-        if options.repro:
-            _write_scripts(options.repro, parts)
-    except OSError as trouble:
-        where = trouble.filename or (options.repro if written else options.json)  # a full disk names no file
-        above = "nor could the report be shown" if problem else "the report above is whole"
-        return fail(f"localtensor: {where}: {trouble.strerror}; {above}", NOTHING)
-    return (code or NOTHING) if problem else code
+    return deliver_text(explore.as_text(options.target, about, parts, _repeat(options)) + "\n", files, code)
 
 
 def exit_code(parts: list[ProgramSummary]) -> int:
@@ -127,7 +114,5 @@ def _repeat(options: RacesOptions) -> str:
     return f"Repeat: localtensor races --target {options.target} --seed {options.seed}{settings} --repro FOLDER writes a script for each"
 
 
-def _write_scripts(folder: Path, parts: list[ProgramSummary]) -> None:
-    for part in parts:
-        if part.findings:
-            write_whole(folder / f"races_{part.name}.py", part.findings[0].script)
+def _scripts(folder: Path, parts: list[ProgramSummary]) -> list[tuple[Path, str]]:
+    return [(folder / f"races_{part.name}.py", part.findings[0].script) for part in parts if part.findings]

@@ -8,8 +8,8 @@ from localtensor.errors import refusal
 from strategies.base import atomic_files, journal
 from strategies.base.signals import SHORT, complain
 from strategies.cli.commands.validate import deliver
-from strategies.cli.failures import fail
 from strategies.cli.options import MergeOptions, ReportOptions
+from strategies.cli.outcome import fail
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_page import page
