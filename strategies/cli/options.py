@@ -89,10 +89,10 @@ class DiscoverOptions:
     def __post_init__(self) -> None:
         call = "localtensor discover"
         if many(self.workers) < 1:
-            raise BadOption(call, "--workers", self.workers, "somebody must do the work", "Pass --workers 1 or more.")
+            raise BadOption(call, "--workers", self.workers, "there must be a worker", "Pass --workers 1 or more.")
         for n in self.ranks:
             if not 2 <= n <= 64:
-                raise BadOption(call, "--ranks", n, "a rule speaks of at least 2 ranks", "Pass --ranks 2 to 64.")
+                raise BadOption(call, "--ranks", n, "a rule needs at least 2 ranks", "Pass --ranks 2 to 64.")
         if not 0 <= self.seed < 2**63:
             raise BadOption(call, "--seed", self.seed, "torch's generators do not take it", "Pass 0 to 2**63 - 1.")
 

@@ -196,33 +196,33 @@ def _parsed(path: Path, text: str) -> Any:
         raise BadBaseline(path, "it is no baseline of localtensor", "Name another file by --baseline.") from None
 
 
-def _entry(path: Path, number: int, told: Any) -> Entry:
+def _entry(path: Path, number: int, body: Any) -> Entry:
     """The entry.  Raises `BadBaseline`, which names it by its number and, as far as it can be read, by its key."""
 
     def bad(problem: str, remedy: str) -> BadBaseline:
-        named = [str(told.get(name, "?")) for name in ("op", "rule")] if isinstance(told, dict) else []
+        named = [str(body.get(name, "?")) for name in ("op", "rule")] if isinstance(body, dict) else []
         shown = f" ({': '.join(named):.90})" if named else ""
         return BadBaseline(path, f"entry {number}{shown} {problem}", remedy)
 
-    if not isinstance(told, dict):
+    if not isinstance(body, dict):
         raise bad("is no object", "Write op, rule, dtypes, mesh and reason.")
     for name in _NAMES:
-        if not isinstance(told.get(name), str) or not told[name].strip():
+        if not isinstance(body.get(name), str) or not body[name].strip():
             raise bad(f"has no {name}", f"Say its {name}.")
-        if not is_text(told[name]):
+        if not is_text(body[name]):
             raise bad(f"has half a character in its {name}", "Write it anew.")
-    if more := set(told) - {*_NAMES, "expires"}:
+    if more := set(body) - {*_NAMES, "expires"}:
         raise bad(f"has {min(more)!r:.60}, which means nothing here", f"Write {', '.join(_NAMES)} or expires.")
-    if told["dtypes"] not in (*CLASSES, ANY):
-        raise bad(f"has dtypes {told['dtypes']!r:.40}", f"Choose of {', '.join((*CLASSES, ANY))}.")
-    if not _MESH.fullmatch(told["mesh"]):
-        raise bad(f"has mesh {told['mesh']!r:.40}", "Write '1 axis', '2 axes' and so on, or 'any'.")
+    if body["dtypes"] not in (*CLASSES, ANY):
+        raise bad(f"has dtypes {body['dtypes']!r:.40}", f"Choose of {', '.join((*CLASSES, ANY))}.")
+    if not _MESH.fullmatch(body["mesh"]):
+        raise bad(f"has mesh {body['mesh']!r:.40}", "Write '1 axis', '2 axes' and so on, or 'any'.")
     expires = None
-    if "expires" in told:
-        expires = date(told["expires"]) if isinstance(told["expires"], str) else None
+    if "expires" in body:
+        expires = date(body["expires"]) if isinstance(body["expires"], str) else None
         if expires is None:
-            raise bad(f"expires on {told['expires']!r:.40}, which is no date", "Write YYYY-MM-DD.")
-    return Entry(Key(told["op"], told["rule"], told["dtypes"], told["mesh"]), told["reason"], expires)
+            raise bad(f"expires on {body['expires']!r:.40}, which is no date", "Write YYYY-MM-DD.")
+    return Entry(Key(body["op"], body["rule"], body["dtypes"], body["mesh"]), body["reason"], expires)
 
 
 def is_text(text: str) -> bool:

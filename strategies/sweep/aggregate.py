@@ -27,12 +27,12 @@ from strategies.validation.finding import Candidate, Settled, TaskResult, case_o
 
 
 def first_line(
-    asked: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
+    settings_line: Line, ops: Iterable[str], trials: Iterable[tuple[str, tuple[int, ...]]], ignored: Iterable[str]
 ) -> Line:
     """A journal's first line: the settings, the overloads, the kinds of test with their meshes, and the registrations
     that torch ignores."""
     kinds = [[kind, list(mesh)] for kind, mesh in trials]
-    return {**asked, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
+    return {**settings_line, "ops": list(ops), "trials": kinds, "ignored": list(ignored)}
 
 
 def plan(begin: Line) -> tuple[Unit, ...]:

@@ -14,7 +14,7 @@ from strategies.model.verdict import Verdict
 from strategies.torch_api.population import FAMILIES, Member
 
 DECIDED = frozenset({Verdict.SOUND.value, Verdict.UNSOUND.value})
-"""The verdicts that are proved; an unconfirmed suspicion is not."""
+"""The verdicts that are proved; an unconfirmed suspect is not."""
 UNTRIED = "no sample was found, and no reason was given"
 UNDECIDED = "tried, and nothing that DTensor claims could be judged"
 

@@ -179,10 +179,10 @@ class _Validation:
             if rules and settings.patterns:
                 rules = rules.only(matching(settings.patterns, (*rules.ops, *rules.ignored)))
         self.home = (settings.rules, settings.folder) if rules else ("", "")
-        self.asked = settings.asked() | ({"rules_text": user_modules.text_of(settings.rules)} if rules else {})
-        self.run = digest([sorted((k, v) for k, v in self.asked.items() if k != "shard")])
+        self.settings_line = settings.asked() | ({"rules_text": user_modules.text_of(settings.rules)} if rules else {})
+        self.run = digest([sorted((k, v) for k, v in self.settings_line.items() if k != "shard")])
         if self.journal.begun is not None:
-            self.journal.begin(self.asked)  # raises if the journal is of another run
+            self.journal.begin(self.settings_line)  # raises if the journal is of another run
         with self._workers() as workers:
             with self._timed("samples"):
                 shelf = self._captured_samples(workers, rules)
@@ -226,7 +226,7 @@ class _Validation:
                 return kept
         found = capture(workers, self.settings, rules, self.progress)
         ignored = rules.ignored if rules else ()
-        self.journal.begin(aggregate.first_line(self.asked, found.shelf, self.settings.trials(), ignored))
+        self.journal.begin(aggregate.first_line(self.settings_line, found.shelf, self.settings.trials(), ignored))
         if next(of_kind(self.journal.lines, "captured"), None) is None:
             crashed = [[c.op, c.sample, c.error, c.trace] for c in found.crashed]
             refused = dict(sorted(found.refused.items()))

@@ -231,7 +231,7 @@ def _candidate_data(candidate: Candidate, skipped: Counter[str]) -> dict[str, An
     try:
         return as_data(candidate)
     except codec.NotData as error:
-        skipped[f"a suspicion cannot be kept in a journal: {error}"] += 1
+        skipped[f"a candidate cannot be kept in a journal: {error}"] += 1
         return None
 
 

@@ -256,8 +256,8 @@ class Probe:
         same = close(stack, want, slack).flatten().all()
         errors = [rounding(held, coarse) if k in ROUNDED else 0.0 for k in (ROUNDED[0], *kinds)]
         lost = torch.tensor(errors, dtype=torch.float64)
-        room = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
-        right = close(folded, want, room).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
+        allowed = slack + lost.to(slack).view(-1, *(1 for _ in want.shape))
+        right = close(folded, want, allowed).unsqueeze(-1).flatten(1).all(1).tolist()[1:]
         if not rounds(want) and want.dtype != torch.bool and torch.equal(stack.sum(0), want * self.ranks):
             kinds, right = [*kinds, "avg"], [*right, True]
         partials: list[Placement] = [Partial(k) for k, holds in zip(kinds, right, strict=True) if holds]

@@ -115,10 +115,10 @@ def _trusted(text: str) -> Markup:
 def _facts(begin: Line, report: Report) -> list[tuple[str, str]]:
     """The settings of the run, by heading."""
     every = len(aggregate.plan(begin))
-    asked = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
+    requested = ", ".join(begin["patterns"]) or ("every registered overload" if begin["everything"] else begin["rules"])
     meshes = sorted({"×".join(map(str, mesh)) for _, mesh in begin["trials"]})
     facts = [
-        ("torch", report.torch), ("asked for", asked), ("rules of", begin["rules"]), ("seed", str(report.seed)),
+        ("torch", report.torch), ("asked for", requested), ("rules of", begin["rules"]), ("seed", str(report.seed)),
         ("ranks", ", ".join(map(str, report.ranks))), ("meshes", ", ".join(meshes)),
         ("trials", ", ".join(sorted({kind for kind, _ in begin["trials"]}))), ("dtypes", ", ".join(begin["dtypes"])),
         ("device", begin["device"]), ("confirmed on", report.confirm if report.confirm != "none" else "nothing"),

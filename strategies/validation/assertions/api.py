@@ -320,7 +320,7 @@ def _searched(
                 return found
         if judged:
             return found
-    remedy = "Give calls= that the op takes and the rule speaks of."
+    remedy = "Give calls= that the op takes and the rule fits."
     raise NothingTested(call, f"{overload.name}: {read}", excuse, remedy)
 
 

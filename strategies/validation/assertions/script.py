@@ -172,14 +172,14 @@ def wrong_rule(case: RuleCase, ran: Ran, imports: str, judged: int = 1) -> Wrong
     """The error for that case: the call, each rank's pieces and result, and three ways to repeat it."""
     rule, wrong = AssertedRule.read(case.rule), ran.wrong or Difference("it is right")
     remedy = "Correct the rule or the op, or ask it of fewer calls (where=, calls=, uneven=False)."
-    said = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
+    sentence = refusal("assert_rule", "rule", f"{case.op}: {rule}", f"on {case.ranks} ranks, {wrong.problem}", remedy)
     example = f"@example(case={case!r})"
     splits = f", splits=({case.split},)" if any(isinstance(p, Partial) for p in rule.inputs) else ""
     listed = f"calls=[({text_of(tuple(case.args))}, {text_of(dict(case.kwargs))})], ranks=({case.ranks},){splits}"
     repeat = f"assert_rule({case.op!r}, {str(rule)!r}, {listed})"
     text = script(case, ran, NAME, imports)
     lines = [
-        said, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
+        sentence, "", f"  the call  {case.op}({', '.join(ran.sample.arguments(rule.inputs))}) on {case.ranks} ranks"
         + (f", the smallest of {judged} tried" if judged > 1 else ""),
         *_held(ran, rule), *_results(wrong), "",
         "  again, above a test with @given(case=rule_cases(...)), or as one line:", f"    {example}", f"    {repeat}", "",

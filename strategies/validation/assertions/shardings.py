@@ -213,21 +213,21 @@ def differs(
     found = misshapen(pieces, want, local_shapes(spec), i)
     if found:
         return found
-    room = slack if slack is not None else torch.zeros(())
+    allowed = slack if slack is not None else torch.zeros(())
     parts = any(isinstance(p, Partial) for p in placed)
     if parts:
-        room = room + rounding(pieces)
+        allowed = allowed + rounding(pieces)
     if (parts or split) and rounds(want):  # inf - inf, 0 * inf, and x / 0 of parts of both signs
         tame = want.isfinite()
         for piece in pieces if parts else ():
             tame = tame & ~piece.isinf()
-        room = torch.where(tame, room, torch.inf)
+        allowed = torch.where(tame, allowed, torch.inf)
     wholes: list[tuple[int | None, Tensor]] = [(None, assemble(pieces, spec))]
     if all(isinstance(p, Replicate) for p in placed):
         wholes = [(rank, piece) for rank, piece in enumerate(pieces)]  # a list of another type than enumerate's
     for who, got in wholes:
-        if not agrees(got, want, room):
-            return Difference("", i, who, got, want, Apart.of(got, want, room))
+        if not agrees(got, want, allowed):
+            return Difference("", i, who, got, want, Apart.of(got, want, allowed))
     return None
 
 

@@ -143,8 +143,8 @@ def letters(tensors):
     return "".join("b" if k == torch.bool else "f" if k.is_floating_point or k.is_complex else "i" for k in kinds)
 
 
-def asked(known):
-    """When DTensor may answer from memory: only if every argument that is no tensor is the same."""
+def schema_info(known):
+    """The key of DTensor's cache: every argument that is no tensor."""
     own = [(i, a) for i, a in enumerate(OP._schema.arguments) if "Tensor" not in str(a.type)]
     first = min([i for i, a in own if not a.kwarg_only], default=100)
     words = {a.name for _, a in own if a.kwarg_only} | set((known and known.static_kwargkey) or ())
@@ -154,7 +154,7 @@ def asked(known):
 
 
 def install():
-    """Adds the rules to whatever DTensor asks first about this op."""
+    """Adds the rules to the registry that DTensor asks first for this op."""
     propagator = DTensor._op_dispatcher.sharding_propagator
     single = getattr(propagator, "op_single_dim_strategy_funcs", {})
     if OP in single:
@@ -166,13 +166,13 @@ def install():
         register_sharding(OP)(rules)
         if theirs:
             propagator.op_strategy_funcs[OP] = added_to_strategy(theirs, propagator.op_strategy_funcs[OP])
-    infos[OP] = asked(infos.get(OP))
+    infos[OP] = schema_info(infos.get(OP))
     for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache", "_clear_fast_path_sharding_prop_cache"):
         getattr(debug, name, lambda: None)()
 
 
 def added_to_lines(known):
-    """A single-dim strategy that says its own lines, and ours after them."""
+    """A single-dim strategy of its own lines, and ours after them."""
     function = known.func if is_dataclass(known) else known
 
     def both(op, args, kwargs):
@@ -182,7 +182,7 @@ def added_to_lines(known):
 
 
 def added_to_strategy(theirs, ours):
-    """An op strategy that offers its own ways, and ours after them."""
+    """An op strategy of its own choices, and ours after them."""
 
     def both(schema):
         known, more = theirs(schema), ours(schema)
@@ -194,7 +194,7 @@ def added_to_strategy(theirs, ours):
 
 
 def decomposed(propagator):
-    """The decomposition that DTensor would otherwise ask, if it has one for this op."""
+    """The decomposition that DTensor would otherwise use, if it has one for this op."""
     strategy = getattr(propagator, "decomp_strategy", None)
     if strategy is None or not strategy.has_decomp(OP):
         return None
