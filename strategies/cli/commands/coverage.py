@@ -66,11 +66,11 @@ def run(options: CoverageOptions) -> int:
     return CLEAN if any(one.samples for one in tried.values()) else NOTHING
 
 
-def _sweep(options: CoverageOptions) -> tuple[Line, list[Line]]:
+def _sweep(options: CoverageOptions) -> tuple[Line, tuple[Line, ...]]:
     settings = Settings(everything=True, ranks=(2, 3), seed=options.seed, workers=many(options.workers))
     with bar(_error_console(), options.quiet) as progress, open_journal(None, resume=False) as journal:
         put_on_trial(settings, journal, progress)
-        return journal.begun or {}, journal.lines
+        return journal.begun or {}, tuple(journal.lines)
 
 
 def _error_console() -> Console:
