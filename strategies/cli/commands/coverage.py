@@ -18,8 +18,8 @@ from strategies.base.journal import STRANGE, BadJournal, Line, of_kind, open_jou
 from strategies.base.progress import Progress, bar
 from strategies.base.signals import many, printed, undisturbed
 from strategies.base.worker_pool import WorkerPool
+from strategies.cli.commands import fail
 from strategies.cli.options import CoverageOptions
-from strategies.cli.outcome import fail
 from strategies.inputs import opinfo_samples
 from strategies.model.settings import Settings
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, WRONG, Verdict

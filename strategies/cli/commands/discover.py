@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from localtensor.errors import LocalTensorError
 from strategies.base import worker_pool
 from strategies.base.signals import complain, many, undisturbed, wrote
+from strategies.cli.commands import fail
 from strategies.cli.options import DiscoverOptions
-from strategies.cli.outcome import fail
 from strategies.model.verdict import CLEAN, NOTHING, USAGE
 from strategies.validation.discovery.codegen import NotEmitted, emit
 from strategies.validation.discovery.discover import CALL, Discovery, discover, overloads

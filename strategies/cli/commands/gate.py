@@ -20,7 +20,7 @@ from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.options import BadOption
 from strategies.base.progress import bar
 from strategies.base.signals import printed, say, undisturbed
-from strategies.cli.outcome import fail
+from strategies.cli.commands import fail
 from strategies.gate import baseline, decision, plan
 from strategies.gate.baseline import BadBaseline, Baseline, GateResult
 from strategies.gate.formats import github, wording

@@ -27,8 +27,8 @@ from localtensor.errors import LocalTensorError
 from localtensor.layout import Mesh, Spec
 from strategies.base.atomic_files import unwritable, write_whole
 from strategies.base.signals import CLEAN, NOTHING, USAGE, WRONG, complain, wrote
+from strategies.cli.commands import fail
 from strategies.cli.options import CostOptions, PlanOptions
-from strategies.cli.outcome import fail
 from strategies.planner.audit.compare import Theirs
 from strategies.planner.audit.compare import theirs as dtensor_plans
 from strategies.planner.metric_check.check import BadCost, check

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, INTERRUPTED, NOTHING, WRONG, gently, wrote
+from strategies.cli.commands import deliver_text
 from strategies.cli.options import SAMPLES, ValidateOptions, plan_sizes
-from strategies.cli.outcome import deliver_text
 from strategies.planner.audit.pairs import MODES, draw_pairs
 from strategies.planner.audit.report import AuditResult, Cause, as_json, as_text, causes, confirmed, rows, wasted
 from strategies.planner.audit.script import script

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from strategies.base.progress import Bar, bar
 from strategies.base.signals import CLEAN, NOTHING, WRONG, say
+from strategies.cli.commands import deliver_text
 from strategies.cli.options import RacesOptions
-from strategies.cli.outcome import deliver_text
 from strategies.propagation.races import explore
 from strategies.propagation.races.linearizability import ExploredProgram, Finding, ProgramSummary
 from strategies.propagation.races.subprocesses import GRACE, SCRIPTS, run_script, script

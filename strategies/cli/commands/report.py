@@ -7,9 +7,9 @@ from pathlib import Path
 from localtensor.errors import refusal
 from strategies.base import atomic_files, journal
 from strategies.base.signals import SHORT, complain
+from strategies.cli.commands import fail
 from strategies.cli.commands.validate import deliver
 from strategies.cli.options import MergeOptions, ReportOptions
-from strategies.cli.outcome import fail
 from strategies.model.verdict import CLEAN, NOTHING, USAGE, Report
 from strategies.sweep import aggregate
 from strategies.sweep.report.html_page import page

@@ -11,8 +11,8 @@ from strategies.base.atomic_files import write_whole
 from strategies.base.journal import BadJournal, DiskFull
 from strategies.base.progress import bar
 from strategies.base.signals import complain, many, printed, say, undisturbed
+from strategies.cli.commands import fail
 from strategies.cli.options import ValidateOptions
-from strategies.cli.outcome import fail
 from strategies.model.settings import DEFAULT_DTYPES, BadSetting, Settings, UnknownOp, meshes, shard
 from strategies.model.verdict import NOTHING, USAGE, Report
 from strategies.sweep.report import text_and_json

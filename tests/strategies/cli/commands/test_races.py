@@ -11,7 +11,7 @@ import pytest
 from localtensor.concurrency.results import Failure
 from strategies.base.options import BadOption
 from strategies.base.signals import CLEAN, NOTHING, WRONG
-from strategies.cli import outcome
+from strategies.cli import commands
 from strategies.cli.commands import races as races_command
 from strategies.cli.commands.races import exit_code, run
 from strategies.cli.options import RacesOptions
@@ -98,7 +98,7 @@ def test_a_full_disk_names_no_file_so_the_command_does(capsys, monkeypatch, sett
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(races, "explore_all", lambda *_, **__: [ExploredProgram("asks", "One key", 7, 0.1, FAILURE)])
-    monkeypatch.setattr(outcome, "write_whole", full)
+    monkeypatch.setattr(commands, "write_whole", full)
     assert run(RacesOptions("once", **settings)) == NOTHING
     assert f"localtensor: {named}: No space left on device; the report above is whole" in capsys.readouterr().err
 
